@@ -1,0 +1,40 @@
+# Every verb of the repository; `make help` lists them.
+SEED ?= 0
+FORAGE := .venvs/common/bin/forage
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint format proto lock bench clean
+
+help: ## list the verbs
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: ## install one environment per service (.venvs/), when needed
+	@scripts/setup.sh
+
+demo: setup ## train the tiny policy to search, live, in about ten minutes (SEED=0)
+	@$(FORAGE) demo --seed $(SEED)
+
+test: setup ## every test, each in its service's environment
+	@scripts/test.sh
+
+test-fast: setup ## the tests that start no engine and no stack
+	@scripts/test.sh -m 'not slow'
+
+lint: setup ## ruff, mypy, buf lint, generated stubs current
+	@scripts/lint.sh
+
+format: setup ## format the Python code
+	@.venvs/common/bin/ruff check --fix-only --quiet . ; .venvs/common/bin/ruff format --quiet .
+
+proto: setup ## generate forage_common/v1 from proto/
+	@scripts/proto.sh
+
+lock: setup ## pin requirements.in of every service into requirements.lock
+	@scripts/lock.sh
+
+bench: $(patsubst benchmarks/%,bench-%,$(wildcard benchmarks/[a-z]*)) ## every benchmark
+
+bench-%: setup ## one benchmark: a table, then one line of JSON
+	@benchmarks/$*/run
+
+clean: ## remove environments, caches, built data and runs
+	rm -rf .venvs .cache data runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Generates forage_common/v1 from proto/. `--check` fails when what is committed is not current.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$PWD/.venvs/common/bin
+out=services/common/forage_common/v1
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+mkdir -p "$tmp/forage_common"
+cp -r proto/forage/v1 "$tmp/forage_common/v1"
+sed -i 's#import "forage/v1/#import "forage_common/v1/#' "$tmp"/forage_common/v1/*.proto
+PATH=$bin:$PATH "$bin/python" -m grpc_tools.protoc -I "$tmp" --python_out="$tmp" --grpc_python_out="$tmp" \
+  --mypy_out=quiet:"$tmp" --mypy_grpc_out=quiet:"$tmp" "$tmp"/forage_common/v1/*.proto
+rm "$tmp"/forage_common/v1/*.proto
+echo '"""Generated from proto/forage/v1 by `make proto`; do not edit."""' > "$tmp/forage_common/v1/__init__.py"
+if [ "${1:-}" = --check ]; then
+  diff -r -x __pycache__ "$tmp/forage_common/v1" "$out" >/dev/null || { echo "generated stubs are not current: run 'make proto' and commit" >&2; exit 1; }
+else
+  rm -rf "$out" && cp -r "$tmp/forage_common/v1" "$out"
+fi

