@@ -1,4 +1,4 @@
-"""Calls to other services: a deadline over all attempts, exponential back-off with jitter, and a count of what failed."""
+"""Calls to other services: a deadline over all attempts, back-off with jitter, and a count of what failed."""
 
 from __future__ import annotations
 

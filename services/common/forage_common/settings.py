@@ -77,7 +77,9 @@ class RetrieverSettings(Section):
     mode: RetrievalMode = RetrievalMode.HYBRID
     topk: int = Field(3, ge=1, description="passages a query, where the request does not say")
     faiss_factory: str = Field("Flat", description="FAISS index factory string of the dense index")
-    cache_dir: Path = Field(Path(".cache/retriever"), description="built indexes, by digest of what they were built from")
+    cache_dir: Path = Field(
+        Path(".cache/retriever"), description="built indexes, by digest of what they were built from"
+    )
     threads: int = Field(1, ge=1)
 
 
@@ -227,7 +229,9 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(file.read_text()) or {}
     except OSError as error:
-        raise SettingsError(f"settings file {file} cannot be read ({error.strerror}): give an existing YAML file") from None
+        raise SettingsError(
+            f"settings file {file} cannot be read ({error.strerror}): give an existing YAML file"
+        ) from None
     except yaml.YAMLError as error:
         raise SettingsError(f"settings file {file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):

@@ -188,7 +188,10 @@ class StreamClient:
             FencedError: a trainer with a higher epoch has published.
         """
         found = int(
-            cast(int, self._call(self._publish, keys=[self.key("policy")], args=[policy.epoch, policy.SerializeToString()]))
+            cast(
+                int,
+                self._call(self._publish, keys=[self.key("policy")], args=[policy.epoch, policy.SerializeToString()]),
+            )
         )
         if found >= 0:
             raise FencedError(f"epoch {policy.epoch} is over: a trainer with epoch {found} has taken over this run")
@@ -219,7 +222,13 @@ class StreamClient:
         while len(entries) < count:
             want = min(_RECLAIM_SCAN, count - len(entries))
             reply = self._call(
-                self._redis.xautoclaim, stream, GROUP, consumer, int(idle_s * 1000), start_id=cursor, count=want
+                self._redis.xautoclaim,
+                stream,
+                GROUP,
+                consumer,
+                int(idle_s * 1000),
+                start_id=cursor,
+                count=want,
             )
             cursor, rows = cast(tuple[bytes, list[Any]], reply)[:2]
             entries += self._decode(stream, kind, rows)
@@ -234,7 +243,12 @@ class StreamClient:
                 entries.append(Entry(id, kind.FromString(fields[_FIELD])))
             except (DecodeError, KeyError, TypeError):
                 # Not ours: nobody could ever finish it. Kept aside for a person to look at.
-                self._call(self._redis.xadd, self.key("rejected"), {"stream": stream, "fields": repr(fields)}, maxlen=1000)
+                self._call(
+                    self._redis.xadd,
+                    self.key("rejected"),
+                    {"stream": stream, "fields": repr(fields)},
+                    maxlen=1000,
+                )
                 self.discard(stream, [id])
         return entries
 

@@ -1,0 +1,117 @@
+"""What can be known to be wrong before anything starts: files, folders, ports, space. Each check is one sentence."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from forage_common.errors import DataError, UserError
+from forage_common.local.stack import Program, addresses, free_gib
+from forage_common.settings import Settings
+from forage_common.telemetry import port_in_use, split_address
+
+COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
+_SPACE_GIB = 0.5
+
+
+def check(settings: Settings, programs: Iterable[Program]) -> None:
+    """Raise the first `UserError` found; say nothing when all is well."""
+    programs = tuple(programs)
+    check_files(settings, training=Program.TRAINER in programs)
+    check_space(settings.run.dir)
+    for name, address in addresses(settings, programs).items():
+        check_port(name, address)
+
+
+def check_files(settings: Settings, training: bool = True) -> None:
+    """The model folder, the corpus and, when training, the questions and their rewards."""
+    check_model(settings.model.path)
+    check_corpus(settings.data.corpus)
+    if training:
+        for file in (*settings.data.train_files, *settings.data.val_files):
+            check_questions(file, set(settings.reward.routes))
+    if settings.data.train_batch_size % settings.trainer.actor.ppo_mini_batch_size:
+        raise UserError(
+            f"trainer.actor.ppo_mini_batch_size={settings.trainer.actor.ppo_mini_batch_size} does not divide "
+            f"data.train_batch_size={settings.data.train_batch_size}: choose a divisor"
+        )
+
+
+def check_model(folder: Path) -> None:
+    """A Hugging Face folder: config, tokenizer, safetensors."""
+    remedy = "set model.path to a Hugging Face model folder"
+    if not folder.is_dir():
+        raise DataError(f"model.path {folder} is not a folder: {remedy}")
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise DataError(f"model.path {folder} has no {name}: {remedy}")
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise DataError(f"model.path {folder}/config.json is not JSON ({error}): {remedy}") from None
+    if "model_type" not in config:
+        raise DataError(f"model.path {folder}/config.json has no model_type: {remedy}")
+    if not any(folder.glob("*.safetensors")):
+        raise DataError(f"model.path {folder} has no *.safetensors weights: {remedy}")
+
+
+def check_corpus(file: Path) -> None:
+    """JSONL whose first line is a passage."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            first = lines.readline()
+    except OSError as error:
+        raise DataError(
+            f"data.corpus {file} cannot be read ({error.strerror}): make one with 'forage data world' or give another"
+        ) from None
+    try:
+        row = json.loads(first)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("id", "contents")):
+        raise DataError(f'data.corpus {file}, line 1 is not a passage: expected {{"id": "…", "contents": "…"}}')
+
+
+def check_questions(file: Path, routes: set[str]) -> None:
+    """Parquet in the Search-R1 layout, every data source of which has a reward."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    try:
+        table = parquet.ParquetFile(file)
+    except FileNotFoundError:
+        raise DataError(f"question file {file} does not exist: make it with 'forage data world'") from None
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise DataError(f"question file {file} is not Parquet ({error}): write it with 'forage data'") from None
+    missing = [name for name in COLUMNS if name not in table.schema_arrow.names]
+    if missing:
+        raise DataError(
+            f"question file {file} lacks the column {', '.join(missing)}: Search-R1 Parquet has {', '.join(COLUMNS)}"
+        )
+    sources = set(table.read(columns=["data_source"]).column("data_source").unique().to_pylist())
+    if unknown := sorted(str(source) for source in sources - routes):
+        raise UserError(
+            f"data source '{unknown[0]}' of {file} has no reward: add reward.routes.{unknown[0]}.name "
+            f"(routes exist for {', '.join(sorted(routes))})"
+        )
+
+
+def check_space(folder: Path) -> None:
+    """Room for a run's checkpoints, policies and logs."""
+    free = free_gib(folder)
+    if free < _SPACE_GIB:
+        raise UserError(
+            f"{folder.absolute()} has {free:.2f} GiB free, a run needs {_SPACE_GIB}: free space or set run.dir"
+        )
+
+
+def check_port(name: str, address: str) -> None:
+    """That nobody listens where a program will."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(split_address(address))
+        except OSError as error:
+            raise UserError(f"{name}: {port_in_use(address, error)} (--base-port moves all of them)") from None

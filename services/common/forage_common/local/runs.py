@@ -1,0 +1,81 @@
+"""A run's folder, read back: steps, progress, validations, trajectories. Everything later tools need is in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forage_common.errors import DataError
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the trainer says it is doing."""
+
+    phase: str
+    detail: str
+    done: int
+    total: int
+
+
+class RunFolder:
+    """Read access to `runs/<id>`; files that are not there yet read as empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+
+    @classmethod
+    def open(cls, folder: Path) -> RunFolder:
+        """An existing run.
+
+        Raises:
+            DataError: the folder is no run.
+        """
+        if not (folder / "settings.yaml").is_file():
+            raise DataError(f"{folder} is not a run (it has no settings.yaml): start one with 'forage demo'")
+        return cls(folder)
+
+    def steps(self) -> list[Row]:
+        """One row of metrics an optimizer step."""
+        return _rows(self.path / "metrics.jsonl")
+
+    def progress(self) -> Progress:
+        row = _object(self.path / "state.json") or {}
+        return Progress(
+            str(row.get("phase", "starting")),
+            str(row.get("detail", "")),
+            int(row.get("done", 0)),
+            int(row.get("total", 0)),
+        )
+
+    def validation(self, label: str) -> Row | None:
+        """Aggregates of a validation ("before", "after"), None while there are none."""
+        return _object(self.path / "validation" / f"{label}.json")
+
+    def trajectories(self, label: str) -> list[Row]:
+        """Every trajectory of a validation."""
+        return _rows(self.path / "validation" / f"{label}.jsonl")
+
+
+def _rows(file: Path) -> list[Row]:
+    if not file.is_file():
+        return []
+    rows = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break  # the line being written right now
+    return rows
+
+
+def _object(file: Path) -> Row | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

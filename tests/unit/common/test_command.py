@@ -1,0 +1,73 @@
+"""The `forage` command: help that teaches, bad input that ends with exit code 2 and one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()"]
+
+
+def forage(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*FORAGE, *arguments], capture_output=True, text=True, timeout=60, cwd=cwd)
+
+
+def test_help_lists_every_verb() -> None:
+    text = forage("--help").stdout
+    for verb in ("demo", "up", "ask", "trajectories", "status", "config", "doctor", "data"):
+        assert f" {verb} " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["config", "check", "trainer.totl=1"], "unknown setting 'trainer.totl'"),
+        (["config", "show", "-c", "none.yaml"], "none.yaml cannot be read"),
+        (["config", "check", "model.path=nowhere"], "model.path nowhere is not a folder"),
+        (["demo", "rollout.nn=1"], "unknown setting 'rollout.nn': did you mean 'n'?"),
+        (["demo", "--resume"], "there is no run to resume"),
+        (["trajectories", "nothing"], "nothing is not a run"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    ended = forage(*arguments, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert sentence in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [], "nothing half-written"
+
+
+def test_config_show_prints_a_tree_that_config_check_accepts(tmp_path: Path, repository: Path) -> None:
+    from forage_common.world.write import build
+
+    build(tmp_path / "world", 0)
+    files = [
+        f"data.{kind}_files=[{tmp_path}/world/{name}.parquet]" for kind, name in (("train", "train"), ("val", "test"))
+    ]
+    model = f"model.path={repository}/models/tiny-policy"
+    shown = forage("config", "show", *files, model, f"data.corpus={tmp_path}/world/corpus.jsonl")
+    (tmp_path / "s.yaml").write_text(shown.stdout)
+    checked = forage("config", "check", "-c", str(tmp_path / "s.yaml"))
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_doctor_names_what_is_wrong_and_how_to_fix_it(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("model: {path: nowhere}\n")
+    ended = forage("doctor", "-c", str(bad))
+    assert ended.returncode == 1
+    line = next(line for line in ended.stdout.splitlines() if "✗" in line)
+    assert line.split()[1:3] == ["model", "nowhere"]
+    assert "set model.path to" in " ".join(ended.stdout.split())
+
+
+def test_the_command_loads_no_ml_library_until_it_needs_one() -> None:
+    code = (
+        "import sys; import forage_common.settings, forage_common.streams, forage_common.cli\n"
+        "heavy = {'torch', 'numpy', 'transformers', 'matplotlib', 'pyarrow', 'babel', 'pycountry'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

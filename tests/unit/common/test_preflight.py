@@ -1,0 +1,106 @@
+"""Bad input ends before anything starts, with one sentence that names the thing and the remedy."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from forage_common.errors import DataError, UserError
+from forage_common.local import preflight
+
+
+def model(folder: Path, leave_out: str = "", config: str = '{"model_type": "qwen2"}') -> Path:
+    folder.mkdir()
+    for name, text in (("config.json", config), ("tokenizer.json", "{}"), ("model.safetensors", "")):
+        if name != leave_out:
+            (folder / name).write_text(text)
+    return folder
+
+
+def questions(file: Path, leave_out: str = "", source: str = "world_facts") -> Path:
+    row = {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": "?"}],
+        "reward_model": {"style": "rule"},
+        "extra_info": {"index": 0},
+    }
+    row.pop(leave_out, None)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+    return file
+
+
+def test_a_model_folder_with_all_its_parts_passes(tmp_path: Path) -> None:
+    preflight.check_model(model(tmp_path / "m"))
+
+
+@pytest.mark.parametrize("part", ["config.json", "tokenizer.json", "safetensors"])
+def test_a_model_folder_without_a_part_is_named_with_the_part(tmp_path: Path, part: str) -> None:
+    folder = model(tmp_path / "m", leave_out=part if "." in part else "model.safetensors")
+    with pytest.raises(DataError, match=rf"model\.path .*/m.*{part}.*set model\.path"):
+        preflight.check_model(folder)
+
+
+@pytest.mark.parametrize("config", ["{", '{"hidden_size": 3}'])
+def test_a_model_config_that_is_none_is_named(tmp_path: Path, config: str) -> None:
+    with pytest.raises(DataError, match=r"config\.json"):
+        preflight.check_model(model(tmp_path / "m", config=config))
+
+
+def test_a_model_path_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="/none is not a folder"):
+        preflight.check_model(tmp_path / "none")
+
+
+@pytest.mark.parametrize("line", ["", "not json", "[]", '{"id": 3, "contents": "x"}', '{"id": "3"}'])
+def test_a_corpus_whose_first_line_is_no_passage_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "corpus.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(DataError, match=r"corpus\.jsonl, line 1 is not a passage: expected"):
+        preflight.check_corpus(file)
+
+
+def test_a_missing_corpus_is_named_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"corpus .*none.*forage data world"):
+        preflight.check_corpus(tmp_path / "none")
+
+
+@pytest.mark.parametrize("column", preflight.COLUMNS)
+def test_a_question_file_without_a_column_is_named_with_the_column(tmp_path: Path, column: str) -> None:
+    with pytest.raises(DataError, match=rf"q\.parquet lacks the column {column}"):
+        preflight.check_questions(questions(tmp_path / "q.parquet", leave_out=column), {"world_facts"})
+
+
+def test_a_question_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "q.parquet"
+    file.write_text(json.dumps({"a": 1}))
+    with pytest.raises(DataError, match=r"q\.parquet is not Parquet"):
+        preflight.check_questions(file, set())
+
+
+def test_a_data_source_without_a_reward_is_named_before_the_run_starts(tmp_path: Path) -> None:
+    file = questions(tmp_path / "q.parquet", source="nq")
+    with pytest.raises(UserError, match=r"'nq' of .*q\.parquet has no reward: add reward\.routes\.nq\.name"):
+        preflight.check_questions(file, {"world_facts"})
+
+
+def test_a_port_in_use_is_named_with_its_setting(free_address: Callable[[], str]) -> None:
+    address = free_address()
+    sentence = rf"redis\.url: cannot listen on {address} .*in use.*--base-port"
+    with (
+        socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))),
+        pytest.raises(UserError, match=sentence),
+    ):
+        preflight.check_port("redis.url", address)
+    preflight.check_port("redis.url", address)
+
+
+def test_too_little_space_is_named_with_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_SPACE_GIB", 1e9)
+    with pytest.raises(UserError, match=r"GiB free, a run needs 1000000000\.0"):
+        preflight.check_space(tmp_path / "not" / "yet" / "there")

@@ -1,0 +1,112 @@
+"""What a run's folder says: summary, curve, page, live view, accounts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from forage_common.local import live, report, show
+from forage_common.local.accounts import Accounts, settle
+from forage_common.local.runs import RunFolder
+from forage_common.settings import RedisSettings, Settings
+from forage_common.streams import StreamClient
+from forage_common.v1.trajectory_pb2 import LedgerEntry, Prompt, Purpose
+
+
+def trajectory(question: str, em: float, answer: str = "x") -> dict[str, object]:
+    spans = [
+        {"role": "prompt", "text": "the instruction"},
+        {"role": "model", "text": f"<think>t</think> <answer> {answer} </answer>"},
+    ]
+    return {"question": question, "targets": ["right"], "em": em, "spans": spans}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    (tmp_path / "settings.yaml").write_text(Settings().to_yaml())
+    (tmp_path / "validation").mkdir()
+    for label, em in (("before", 0.0), ("after", 1.0)):
+        (tmp_path / "validation" / f"{label}.json").write_text(json.dumps({"em": em, "count": 2}))
+        rows = [trajectory("q1 <script>alert(1)</script>", em), trajectory("q2", 0.0)]
+        (tmp_path / "validation" / f"{label}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = [
+        {"step": i, "time": 100.0 + 2 * i, "em_mean": i / 4, "logprob_diff_mean": d, "reward_mean": 0.5}
+        for i, d in ((1, 1e-6), (2, None), (3, 3e-6))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps) + '{"step": 4, "ti')
+    return RunFolder.open(tmp_path)
+
+
+def test_the_summary_holds_what_later_tools_read(run: RunFolder) -> None:
+    summary = report.summarise(run, Settings(), Accounts(5, 5, 0, 0), {"trainer": 1, "redis": 2}, 3.456)
+    assert summary["em_before"] == 0.0
+    assert summary["em_after"] == summary["em_gain"] == 1.0
+    assert summary["steps"] == 3, "a line that is still being written does not count"
+    assert summary["restarts"] == 3
+    assert summary["logprob_diff_mean"] == pytest.approx(2e-6), "steps without comparable tokens are left out"
+    assert (summary["groups_issued"], summary["groups_lost"], summary["minutes"], summary["seed"]) == (5, 0, 3.46, 0)
+
+
+def test_the_page_is_self_contained_and_escapes_what_the_policy_wrote(run: RunFolder) -> None:
+    summary = report.summarise(run, Settings(), Accounts(0, 0, 0, 0), {}, 1.0)
+    text = report.write(run, summary).read_text()
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+    assert 'src="data:image/png;base64,' in text
+    assert "http" not in text
+    assert (run.path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((run.path / "summary.json").read_text()) == summary
+
+
+def test_examples_are_the_same_questions_before_and_after_and_the_improved_come_first(run: RunFolder) -> None:
+    before, after = report.examples(run, "before"), report.examples(run, "after")
+    assert [row["question"] for row in before] == [row["question"] for row in after]
+    assert (before[0]["em"], after[0]["em"]) == (0.0, 1.0)
+
+
+def test_the_live_view_shows_progress_restarts_and_time_left(run: RunFolder) -> None:
+    view = live.LiveView(run, 10, 0.0)
+    view.restarts = {"trainer": 2}
+    console = Console(record=True, width=140, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(view)
+    text = console.export_text()
+    assert "step 3/10" in text
+    assert "trainer ↻2" in text
+    assert "left 54 s" in text, "7 steps at 2 s and the validation that follows"
+
+
+def test_a_run_without_a_pace_has_no_time_left(run: RunFolder) -> None:
+    assert live.time_left(run.steps()[:2], 10, "training") is None
+    assert live.clock(None) == "…"
+    assert live.clock(245) == "4 min 05 s"
+
+
+def test_the_spark_line_spans_its_range_and_is_bounded() -> None:
+    assert live.spark([0.0, 1.0, 2.0, -1.0]) == "▁██▁"
+    assert len(live.spark([0.5] * 1000, 60)) == 60
+
+
+def test_trajectories_print_who_wrote_what(run: RunFolder) -> None:
+    console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(show.panel(run.trajectories("after")[0]))
+    text = console.export_text()
+    assert "<answer> x </answer>" in text
+    assert "accepted: right" in text
+    assert "the instruction" not in text
+
+
+def test_the_accounts_count_lost_and_doubled_groups(redis_server: RedisSettings) -> None:
+    client = StreamClient(redis_server, "books")
+    client.create()
+    for batch in (1, 2, 3):
+        for attempt in (0, 1):  # an issue repeated is still one group
+            client.issue(Prompt(group_uid=f"g{batch}", batch=batch, attempt=attempt, purpose=Purpose.PURPOSE_TRAIN))
+    client.issue(Prompt(group_uid="v", batch=1, purpose=Purpose.PURPOSE_VALIDATION))
+    client.acknowledge(LedgerEntry(step=1, group_uids=["g1"]), [])
+    client.acknowledge(LedgerEntry(step=2, group_uids=["g2"]), [])
+    assert settle(client) == Accounts(3, 2, 1, 0)
+    client.acknowledge(LedgerEntry(step=3, group_uids=["g3", "g1"]), [])
+    assert settle(client) == Accounts(3, 4, 0, 1)
