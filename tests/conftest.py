@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import pytest
 
 from forage_common.settings import RedisSettings
 from forage_common.streams import StreamClient
+
+sys.path.insert(0, str(Path(__file__).parent))
+from demo import Demo
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -49,3 +53,43 @@ def redis_server(tmp_path: Path, free_address: Callable[[], str]) -> Iterator[Re
             time.sleep(0.05)
         yield settings
         server.kill()
+
+
+@pytest.fixture
+def free_base_port() -> Callable[[], int]:
+    """A port from which a whole stack's ports (the next 50) are free."""
+
+    def find() -> int:
+        for base in range(21000 + os.getpid() % 100 * 50, 32000, 50):
+            if all(_is_free(base + offset) for offset in (0, 10, 11, 20, 21, 30, 31, 41)):
+                return base
+        raise AssertionError("no free range of ports")
+
+    return find
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.fixture
+def small_demo(tmp_path: Path, free_base_port: Callable[[], int]) -> Iterator[Callable[[int], Demo]]:
+    """A demo of few steps, small batches and a short evaluation."""
+    made: list[Demo] = []
+
+    def make(steps: int) -> Demo:
+        small = [
+            f"trainer.total_training_steps={steps}",
+            "trainer.save_freq=2",
+            "data.train_batch_size=4",
+            "trainer.actor.ppo_mini_batch_size=4",
+            "rollout.n=4",
+            "data.val_max_samples=8",
+        ]
+        made.append(Demo(REPOSITORY, tmp_path, free_base_port(), small))
+        return made[-1]
+
+    yield make
+    for demo in made:
+        demo.end()

@@ -1,0 +1,109 @@
+"""A `forage demo` under test: started as a user starts it, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+T = TypeVar("T")
+FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()"]
+PROGRAMS = ("trainer", "rollout", "reward", "retriever", "redis")
+
+
+class Demo:
+    """One run's command and folder. `steps` counts the optimizer steps that it has reported."""
+
+    def __init__(self, repository: Path, folder: Path, base_port: int, settings: list[str]) -> None:
+        self.base_port = base_port
+        self.runs = folder / "runs"
+        self._repository = repository
+        self._settings = [f"run.dir={self.runs}", *settings]
+        self._log = folder / "demo.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *options: str) -> None:
+        command = [*FORAGE, "demo", *options, *self._settings]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self._repository, start_new_session=True
+            )
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "not started"
+        return self._process
+
+    @property
+    def run(self) -> Path:
+        return (self.runs / "latest").resolve()
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run / "summary.json").read_text())
+        return found
+
+    @property
+    def steps(self) -> int:
+        file = self.run / "metrics.jsonl"
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+    def wait_for(self, condition: Callable[[], T], timeout_s: float) -> T:
+        deadline = time.monotonic() + timeout_s
+        while not (found := condition()):
+            assert self.process.poll() is None, f"the demo ended early:\n{self.output[-3000:]}"
+            assert time.monotonic() < deadline, f"it did not happen in time:\n{self.output[-3000:]}"
+            time.sleep(0.25)
+        return found
+
+    def finish(self, timeout_s: float) -> int:
+        return self.process.wait(timeout_s)
+
+    def kill(self, program: str) -> None:
+        """kill -9 the process that the supervisor started for a program."""
+        for child in psutil.Process(self.process.pid).children():
+            if _environment(child).get("FORAGE_RUN_TOKEN", "").startswith(f"{program}-"):
+                child.kill()
+                return
+        raise AssertionError(f"no {program} process to kill")
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does."""
+        os.kill(self.process.pid, signal.SIGINT)
+
+    def leftovers(self) -> list[str]:
+        """Command lines of processes of this run that still live."""
+        names = [f"{self.runs}/{path.name}" for path in self.runs.iterdir()] if self.runs.exists() else []
+        return [
+            " ".join(process.info["cmdline"])
+            for process in psutil.process_iter(["cmdline"])
+            if any(name in " ".join(process.info["cmdline"] or []) for name in names)
+        ]
+
+    def end(self) -> None:
+        """After a test, however it went."""
+        if self._process is not None and self._process.poll() is None:
+            self.interrupt()
+            try:
+                self._process.wait(60)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}

@@ -1,0 +1,51 @@
+"""The whole stack, as a user runs it: train, Ctrl-C, look, ask, go on, report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from demo import Demo
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+STEPS = 8
+FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()"]
+
+
+def test_a_demo_that_is_interrupted_goes_on_and_answers_questions_meanwhile(
+    small_demo: Callable[[int], Demo],
+) -> None:
+    demo = small_demo(STEPS)
+    demo.start("--seed", "1", "--base-port", str(demo.base_port))
+    demo.wait_for(lambda: demo.steps >= 3, 400)
+    demo.interrupt()
+    assert demo.finish(60) == 130
+    assert demo.leftovers() == [], "Ctrl-C left processes behind"
+
+    demo.start("--resume")
+    demo.wait_for(lambda: demo.steps >= 5, 400)
+    port = ["--base-port", str(demo.base_port)]
+    asked = subprocess.run(
+        [*FORAGE, "ask", "What is the capital of Mongolia?", *port], capture_output=True, text=True, timeout=120
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert "no services are running" not in asked.stdout
+    assert "What is the capital of Mongolia?" in asked.stdout
+    assert "<think>" in asked.stdout
+
+    assert demo.finish(400) == 0, demo.output[-3000:]
+    summary = demo.summary
+    assert summary["steps"] == STEPS
+    assert summary["groups_issued"] == summary["groups_trained"] == STEPS * 4
+    assert (summary["groups_lost"], summary["groups_duplicated"]) == (0, 0)
+    assert summary["logprob_diff_mean"] < 1e-3, "the trainer and the engine see the same policy"
+    assert 0 <= summary["em_before"] <= 1
+    assert 0 <= summary["em_after"] <= 1
+    steps = [json.loads(line)["step"] for line in (demo.run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, STEPS + 1)), "each step is reported once, though the run was interrupted"
+    for file in ("settings.yaml", "report.html", "curve.png", "validation/before.jsonl", "validation/after.jsonl"):
+        assert (demo.run / file).stat().st_size > 0
+    assert demo.leftovers() == []
