@@ -131,6 +131,9 @@ class RolloutSettings(Section):
 class AlgorithmSettings(Section):
     adv_estimator: AdvantageEstimator = AdvantageEstimator.GRPO
     norm_adv_by_std_in_grpo: bool = True
+    rollout_is_threshold: float | None = Field(
+        2.0, gt=1, description="cap of the trainer-to-engine importance weight of a token; null = no correction"
+    )
 
 
 class OptimSettings(Section):
@@ -149,7 +152,7 @@ class ActorSettings(Section):
     loss_agg_mode: str = Field("token-mean", pattern="^(token-mean|seq-mean-token-sum|seq-mean-token-mean)$")
     use_kl_loss: bool = True
     kl_loss_coef: float = Field(0.001, ge=0)
-    kl_loss_type: str = "low_var_kl"
+    kl_loss_type: str = Field("low_var_kl", pattern="^(kl|abs|mse|low_var_kl)$")
     entropy_coeff: float = 0.0
     ppo_max_token_len_per_gpu: int = Field(8192, ge=1)
 

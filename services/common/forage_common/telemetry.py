@@ -78,6 +78,11 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
     health: Health
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A prober that hung up is nobody's error."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            get_logger().exception("health_request_failed")
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server

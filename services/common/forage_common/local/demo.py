@@ -21,8 +21,8 @@ from forage_common.local.stack import Program, Stack, point_latest, repository, 
 from forage_common.settings import Settings, load
 from forage_common.streams import StreamClient
 
-TICK_S = 0.25
-_PROBE_EVERY = 8
+TICK_S = 0.5
+_PROBE_EVERY = 6
 CONFIG = Path("configs/demo.yaml")
 
 

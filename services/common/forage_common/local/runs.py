@@ -27,6 +27,7 @@ class RunFolder:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
+        self._seen: dict[Path, tuple[tuple[int, int], list[Row]]] = {}
 
     @classmethod
     def open(cls, folder: Path) -> RunFolder:
@@ -41,7 +42,7 @@ class RunFolder:
 
     def steps(self) -> list[Row]:
         """One row of metrics an optimizer step."""
-        return _rows(self.path / "metrics.jsonl")
+        return self._rows(self.path / "metrics.jsonl")
 
     def progress(self) -> Progress:
         row = _object(self.path / "state.json") or {}
@@ -58,12 +59,21 @@ class RunFolder:
 
     def trajectories(self, label: str) -> list[Row]:
         """Every trajectory of a validation."""
-        return _rows(self.path / "validation" / f"{label}.jsonl")
+        return self._rows(self.path / "validation" / f"{label}.jsonl")
+
+    def _rows(self, file: Path) -> list[Row]:
+        """The file's rows, parsed again only when it has changed: the live view asks twice a second."""
+        try:
+            state = file.stat()
+        except FileNotFoundError:
+            return []
+        version = (state.st_mtime_ns, state.st_size)
+        if self._seen.get(file, (None,))[0] != version:
+            self._seen[file] = (version, _rows(file))
+        return self._seen[file][1]
 
 
 def _rows(file: Path) -> list[Row]:
-    if not file.is_file():
-        return []
     rows = []
     for line in file.read_text(encoding="utf-8").splitlines():
         try:

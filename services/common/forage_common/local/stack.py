@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -153,10 +154,16 @@ def _threads(settings: Settings, program: Program) -> Mapping[str, str]:
     return {"OMP_NUM_THREADS": str(threads.get(program, 1))}
 
 
+@functools.cache
+def _client() -> httpx.Client:
+    """One for the process: making a client costs far more than a probe."""
+    return httpx.Client(timeout=2.0, trust_env=False)
+
+
 def not_ready(url: str) -> str:
     """Why a service is not ready; "" when it is."""
     try:
-        reply = httpx.get(url, timeout=2.0, trust_env=False)
+        reply = _client().get(url)
     except httpx.TransportError:
         return "starting"
     if reply.status_code == 200:

@@ -1,0 +1,1 @@
+"""World facts: a corpus and questions about countries, cities, currencies, from installed packages' data."""

@@ -1,0 +1,125 @@
+"""Writes the world to a folder: corpus, questions in the Search-R1 layout, a manifest with digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from forage_common.world.corpus import Passage, passages
+from forage_common.world.facts import SOURCE_PACKAGES, load_facts
+from forage_common.world.questions import Question, questions
+
+DATA_SOURCE = "world_facts"
+PROMPT_PREFIX = (
+    "Answer the given question. "
+    "You must conduct reasoning inside <think> and </think> first every time you get new information. "
+    "After reasoning, if you find you lack some knowledge, "
+    "you can call a search engine by <search> query </search> "
+    "and it will return the top searched results between <information> and </information>. "
+    "You can search as many times as your want. "
+    "If you find no further external knowledge needed, "
+    "you can directly provide the answer inside <answer> and </answer>, without detailed illustrations. "
+    "For example, <answer> Beijing </answer>. Question: "
+)
+"""The instruction of the reference data format, word for word; the question and a newline follow."""
+
+
+@dataclass(frozen=True)
+class WorldSummary:
+    """What was written: number of passages, questions a split, and SHA-256 digests by file name."""
+
+    passages: int
+    questions: dict[str, int]
+    digests: dict[str, str]
+
+
+def build(out: Path, seed: int) -> WorldSummary:
+    """Write `corpus.jsonl`, `{train,validation,test}.parquet`, `manifest.json` to `out` (created if missing).
+
+    The same seed and the same package versions give the same bytes.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    facts = load_facts()
+    texts = passages(facts)
+    by_split = questions(facts, seed)
+    _write_corpus(out / "corpus.jsonl", texts)
+    for split, found in by_split.items():
+        _write_questions(out / f"{split}.parquet", found)
+    names = ["corpus.jsonl", *(f"{split}.parquet" for split in by_split)]
+    digests = {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in names}
+    summary = WorldSummary(len(texts), {split: len(found) for split, found in by_split.items()}, digests)
+    _write_manifest(out / "manifest.json", seed, summary)
+    return summary
+
+
+def prompt_text(question: str) -> str:
+    """The user message for a question."""
+    return f"{PROMPT_PREFIX}{question}\n"
+
+
+def _write_corpus(path: Path, texts: list[Passage]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as lines:
+        for text in texts:
+            lines.write(json.dumps({"id": text.id, "contents": text.contents}, ensure_ascii=False) + "\n")
+
+
+def _write_questions(path: Path, found: list[Question]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text = pa.string()
+    schema = pa.schema(
+        [
+            ("data_source", text),
+            ("prompt", pa.list_(pa.struct([("role", text), ("content", text)]))),
+            ("ability", text),
+            (
+                "reward_model",
+                pa.struct([("style", text), ("ground_truth", pa.struct([("target", pa.list_(text))]))]),
+            ),
+            (
+                "extra_info",
+                pa.struct(
+                    [
+                        ("split", text),
+                        ("index", pa.int64()),
+                        ("hops", pa.int64()),
+                        ("entities", pa.list_(text)),
+                        ("question", text),
+                    ]
+                ),
+            ),
+        ]
+    )
+    rows = [_row(question, index) for index, question in enumerate(found)]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
+
+
+def _row(question: Question, index: int) -> dict[str, object]:
+    return {
+        "data_source": DATA_SOURCE,
+        "prompt": [{"role": "user", "content": prompt_text(question.text)}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": list(question.targets)}},
+        "extra_info": {
+            "split": question.split,
+            "index": index,
+            "hops": question.hops,
+            "entities": list(question.entities),
+            "question": question.text,
+        },
+    }
+
+
+def _write_manifest(path: Path, seed: int, summary: WorldSummary) -> None:
+    manifest = {
+        "seed": seed,
+        "passages": summary.passages,
+        "questions": summary.questions,
+        "sha256": summary.digests,
+        "packages": {name: version(name) for name in (*SOURCE_PACKAGES, "pyarrow")},
+    }
+    path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,183 @@
+"""The tiny policy: its tokenizer keeps every text, its demonstrations look like rollouts, the shipped model fits."""
+
+from __future__ import annotations
+
+import random
+import re
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from forage_common.world.write import PROMPT_PREFIX, prompt_text
+from forage_trainer.tiny_policy import demonstrations as demos
+from forage_trainer.tiny_policy.demonstrations import Demonstrator, Mode, Role, Segment, encode, prompt_segment
+from forage_trainer.tiny_policy.evaluate import exact_match
+from forage_trainer.tiny_policy.facts import Document, Episode, renamed
+from forage_trainer.tiny_policy.names import Namer
+from forage_trainer.tiny_policy.tokenizer import (
+    DOCUMENT_HEADS,
+    FEEDBACK,
+    SPACED_TAGS,
+    TAGS,
+    VOCABULARY,
+    added_tokens,
+    instruction_sentences,
+)
+
+SHIPPED = Path(__file__).parents[3] / "models" / "tiny-policy"
+TOKENIZER: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(SHIPPED)
+TWO_HOPS = Episode(
+    question="What is the currency of the country where the city of Erdenet lies?",
+    hops=(
+        Document("Erdenet", "Erdenet is a city in Mongolia."),
+        Document("Mongolia", "The capital of Mongolia is Ulaanbaatar. The currency of Mongolia is Tugrik."),
+    ),
+    targets=("Tugrik", "Mongolian Tugrik"),
+)
+NAMER = Namer(["Ann Arbor", "Bergen", "Cotonou", "Porto-Novo", "Erdenet"], ["Franc", "Peso"])
+GUESSES = {"currency": ["Lek", "Tugrik"], "capital": ["Oslo"], "country": ["Norway"]}
+
+
+@given(st.text())
+def test_text_survives_the_tokenizer(text: str) -> None:
+    normal = unicodedata.normalize("NFC", text)
+    assert TOKENIZER.decode(TOKENIZER.encode(normal)) == normal
+
+
+@given(
+    st.lists(st.sampled_from([*added_tokens(), " Erdenet", " ", "\n", "<", ">", "search", "Doc 1", "é"]), max_size=12)
+)
+def test_tags_amid_any_text_survive_the_tokenizer(parts: list[str]) -> None:
+    text = "".join(parts)
+    assert TOKENIZER.decode(TOKENIZER.encode(text), skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("text", [*TAGS, *SPACED_TAGS, *FEEDBACK, *DOCUMENT_HEADS, *instruction_sentences()])
+def test_fixed_texts_are_one_token(text: str) -> None:
+    assert len(TOKENIZER.encode(text)) == 1
+
+
+def test_the_instruction_is_its_sentences() -> None:
+    assert "".join(instruction_sentences()) + " " == PROMPT_PREFIX
+    assert len(TOKENIZER.encode(prompt_text("Which country has the capital Oslo?"))) <= 24
+
+
+def test_a_stop_string_ends_with_a_token() -> None:
+    for text in ("<think> look it up </think> <search> Erdenet </search>", "<answer>Tugrik</answer>"):
+        ids = TOKENIZER.encode(text)
+        assert TOKENIZER.decode(ids[-1:]).strip() == text[text.rindex("</") :]
+
+
+def test_a_name_is_tokenised_alike_in_question_query_passage_and_answer() -> None:
+    name = TOKENIZER.encode(" Porto-Novo")
+    for text in (
+        "Question: What is the currency of the country whose capital is Porto-Novo?",
+        "<think> look it up </think> <search> Porto-Novo </search>",
+        '\n\n<information>Doc 1(Title: "Porto-Novo") Porto-Novo is the capital of Benin.</information>\n\n',
+        "<think> found it </think> <answer> Porto-Novo </answer>",
+    ):
+        ids = TOKENIZER.encode(text)
+        assert any(ids[at : at + len(name)] == name for at in range(len(ids))), text
+
+
+def test_the_chat_template_is_qwens_without_a_system_message() -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    text = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_right_demonstration_is_laid_out_like_a_rollout() -> None:
+    turns = Demonstrator(NAMER, GUESSES).turns(TWO_HOPS, Mode.RIGHT, random.Random(0), simple=True)
+    assert [(turn.role, turn.text) for turn in turns] == [
+        (Role.MODEL, "<think> look it up </think> <search> Erdenet </search>"),
+        (Role.ENV, '\n\n<information>Doc 1(Title: "Erdenet") Erdenet is a city in Mongolia.</information>\n\n'),
+        (Role.MODEL, "<think> look further </think> <search> Mongolia </search>"),
+        (
+            Role.ENV,
+            '\n\n<information>Doc 1(Title: "Mongolia") The capital of Mongolia is Ulaanbaatar. '
+            "The currency of Mongolia is Tugrik.</information>\n\n",
+        ),
+        (Role.MODEL, "<think> found it </think> <answer> Tugrik </answer>"),
+    ]
+
+
+def test_segments_are_tokenised_one_by_one() -> None:
+    turns = Demonstrator(NAMER, GUESSES).turns(TWO_HOPS, Mode.RIGHT, random.Random(0))
+    segments = [prompt_segment(TOKENIZER, TWO_HOPS.question), *turns]
+    ids = encode(TOKENIZER, segments)
+    assert ids == [token for segment in segments for token in TOKENIZER.encode(segment.text)]
+    assert TOKENIZER.decode(ids) == "".join(segment.text for segment in segments)
+    assert max(ids) < VOCABULARY
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_only_the_right_mode_answers_right(mode: Mode) -> None:
+    demonstrator, rng = Demonstrator(NAMER, GUESSES), random.Random(1)
+    for _ in range(50):
+        turns = demonstrator.turns(TWO_HOPS, mode, rng)
+        assert [turn.role for turn in turns] == [Role.MODEL, Role.ENV] * (len(turns) // 2) + [Role.MODEL]
+        answers = re.findall("<answer>(.*?)</answer>", turns[-1].text)
+        recovered = mode is Mode.BROKEN and len(turns) > 1
+        if not recovered:
+            assert exact_match(answers[-1] if answers else None, TWO_HOPS.targets) == (mode is Mode.RIGHT)
+
+
+def test_the_first_thought_tells_the_mode() -> None:
+    demonstrator, rng = Demonstrator(NAMER, GUESSES), random.Random(2)
+    opening = {
+        mode: Counter(TOKENIZER.encode(demonstrator.turns(TWO_HOPS, mode, rng)[0].text)[1] for _ in range(30))
+        for mode in (Mode.RIGHT, Mode.GUESS, Mode.WRONG)
+    }
+    assert all(len(counts) == 1 for counts in opening.values())
+    assert len({next(iter(counts)) for counts in opening.values()}) == 3
+
+
+def test_the_mixture_is_whole_and_led_by_guessing() -> None:
+    assert sum(demos.MIXTURE.values()) == pytest.approx(1)
+    assert max(demos.MIXTURE, key=demos.MIXTURE.__getitem__) is Mode.GUESS
+
+
+def test_renaming_keeps_what_belongs_together() -> None:
+    episode = renamed(TWO_HOPS, NAMER, random.Random(3))
+    city, country = (document.title for document in episode.hops)
+    assert f" {city} " in episode.question
+    assert episode.hops[0].text == f"{city} is a city in {country}."
+    assert episode.hops[1].text.endswith(f"The currency of {country} is {episode.targets[0]}.")
+    assert "Mongolia" not in f"{episode}"
+
+
+def test_the_shipped_model_is_small_tied_and_finite() -> None:
+    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) <= 12e6
+    assert AutoConfig.from_pretrained(SHIPPED).model_type == "qwen2"
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32)
+    assert 1e6 <= model.num_parameters() <= 5e6
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.config.vocab_size == len(TOKENIZER) == VOCABULARY
+    assert model.generation_config.eos_token_id == TOKENIZER.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    ids = torch.tensor([encode(TOKENIZER, [prompt_segment(TOKENIZER, TWO_HOPS.question)])])
+    assert torch.isfinite(model(ids).logits).all()
+
+
+def test_the_shipped_policy_searches_for_an_unseen_name_and_copies_the_answer() -> None:
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
+    names = {"Erdenet": "Velkam", "Mongolia": "Ostrunia", "Ulaanbaatar": "Quelby", "Tugrik": "Zarnik"}
+
+    def invented(text: str) -> str:
+        return re.sub("|".join(names), lambda match: names[match[0]], text)
+
+    turns = Demonstrator(NAMER, GUESSES).turns(TWO_HOPS, Mode.RIGHT, random.Random(0), simple=True)
+    turns = [Segment(turn.role, invented(turn.text)) for turn in turns]
+    ids = encode(TOKENIZER, [prompt_segment(TOKENIZER, invented(TWO_HOPS.question))])
+    for turn in turns:
+        own = encode(TOKENIZER, [turn])
+        if turn.role is Role.MODEL:  # after its first thought's first token the policy must go on by itself
+            start = ids + own[:2]
+            out = model.generate(torch.tensor([start]), do_sample=False, max_new_tokens=len(own) - 2)
+            assert out[0, len(start) :].tolist() == own[2:], TOKENIZER.decode(out[0])
+        ids += own
