@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from forage_common.settings import RedisSettings
@@ -19,6 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from demo import Demo
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Examples have no time limit of their own: a busy machine is no defect.
+hypothesis.settings.register_profile("forage", deadline=None)
+hypothesis.settings.load_profile("forage")
 
 
 @pytest.fixture(scope="session")

@@ -145,7 +145,8 @@ class Stack:
         folder = self.folder / "redis"
         folder.mkdir(parents=True, exist_ok=True)
         # Every write reaches the disk before its reply: kill -9, or the power, loses nothing.
-        durable = ["--save", "", "--appendonly", "yes", "--appendfsync", "always"]
+        # Without a process title of its own it keeps its environment readable, by which it is found.
+        durable = ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--set-proc-title", "no"]
         return [str(get_binary_path()), "--bind", host, "--port", str(port), "--dir", str(folder), *durable]
 
 

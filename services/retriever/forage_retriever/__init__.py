@@ -1,0 +1,1 @@
+"""Search over a corpus: BM25, dense and hybrid, over HTTP and gRPC."""

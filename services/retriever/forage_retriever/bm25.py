@@ -1,0 +1,112 @@
+"""BM25 over title and text, on tantivy.
+
+Queries are a policy's words, so they never reach a query parser: both sides go through one analyser and queries are
+put together from its tokens. A passage whose title is the query comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tantivy
+
+from forage_common.errors import UserError
+from forage_retriever.corpus import Corpus, title_and_text
+from forage_retriever.hits import Hit
+
+RECIPE = "bm25/1"
+"""Changes whenever an index made by older code would not do."""
+
+TITLE_BOOST = 2.0
+EXACT_TITLE_SCORE = 50.0
+MAX_QUERY_CHARS = 2000
+MAX_QUERY_TOKENS = 64
+_MAX_TITLE_CHARS = 1000
+_MAX_TOKEN_BYTES = 60
+_HEAP_BYTES = 64_000_000
+
+
+class Bm25Index:
+    """An index on disk, mapped into memory."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            index = tantivy.Index.open(str(folder))
+        except ValueError as error:
+            raise UserError(f"index {folder} cannot be read ({error}): delete this folder and start again") from None
+        self._schema = index.schema
+        self._searcher = index.searcher()
+        self._words, self._stems = _words(), _stems()
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        return [self._search(query, topk) for query in queries]
+
+    def titled(self, query: str, topk: int) -> list[Hit]:
+        """At most `topk` passages whose title is the query, but for case, punctuation and accents."""
+        words = self._words.analyze(query[:MAX_QUERY_CHARS])
+        return self._hits(self._named(words), topk) if words else []
+
+    def _search(self, query: str, topk: int) -> list[Hit]:
+        query = query[:MAX_QUERY_CHARS]
+        terms = list(dict.fromkeys(self._stems.analyze(query)))[:MAX_QUERY_TOKENS]
+        if not terms:
+            return []
+        of = tantivy.Query
+        parts = [of.const_score_query(self._named(self._words.analyze(query)), EXACT_TITLE_SCORE)]
+        for term in terms:
+            parts.append(of.boost_query(of.term_query(self._schema, "title", term), TITLE_BOOST))
+            parts.append(of.term_query(self._schema, "text", term))
+        return self._hits(of.boolean_query([(tantivy.Occur.Should, part) for part in parts]), topk)
+
+    def _named(self, words: list[str]) -> tantivy.Query:
+        return tantivy.Query.term_query(self._schema, "name", " ".join(words))
+
+    def _hits(self, query: tantivy.Query, topk: int) -> list[Hit]:
+        found = self._searcher.search(query, limit=topk, count=False).hits
+        rows = self._searcher.fast_field_values("row", [address for _, address in found])
+        return [Hit(int(row), float(score)) for row, (score, _) in zip(rows, found, strict=True)]
+
+
+def build(folder: Path, corpus: Corpus) -> None:
+    """Index a corpus into an empty folder."""
+    words = _words()
+    index = tantivy.Index(_schema(), path=str(folder))
+    index.register_tokenizer("stems", _stems())
+    writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
+    for row, contents in enumerate(corpus.contents):
+        title, text = title_and_text(contents)
+        document = tantivy.Document()
+        document.add_unsigned("row", row)
+        document.add_text("name", " ".join(words.analyze(title[:_MAX_TITLE_CHARS])))
+        document.add_text("title", title)
+        document.add_text("text", text)
+        writer.add_document(document)
+    writer.commit()
+    writer.wait_merging_threads()
+
+
+def _schema() -> tantivy.Schema:
+    builder = tantivy.SchemaBuilder()
+    builder.add_unsigned_field("row", fast=True)
+    builder.add_text_field("name", tokenizer_name="raw", index_option="basic")
+    builder.add_text_field("title", tokenizer_name="stems", index_option="freq")
+    builder.add_text_field("text", tokenizer_name="stems", index_option="freq")
+    return builder.build()
+
+
+def _words() -> tantivy.TextAnalyzer:
+    of = tantivy.Filter
+    return _analyzer(of.remove_long(_MAX_TOKEN_BYTES), of.lowercase(), of.ascii_fold())
+
+
+def _stems() -> tantivy.TextAnalyzer:
+    of = tantivy.Filter
+    return _analyzer(of.remove_long(_MAX_TOKEN_BYTES), of.lowercase(), of.ascii_fold(), of.stemmer("english"))
+
+
+def _analyzer(*filters: tantivy.Filter) -> tantivy.TextAnalyzer:
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+    for step in filters:
+        builder = builder.filter(step)
+    return builder.build()

@@ -1,0 +1,1 @@
+"""Scores of finished trajectories: one file a reward, pure functions, behind gRPC."""

@@ -1,0 +1,37 @@
+"""Rewards by name. A new reward is one file in `rewards/` and one line in `REWARDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from forage_common.errors import SettingsError
+from forage_reward.reward import AnyReward, Scorer
+from forage_reward.rewards import em, search_r1_format
+
+REWARDS: Mapping[str, AnyReward] = {reward.name: reward for reward in (em.REWARD, search_r1_format.REWARD)}
+
+
+def scorer(name: str, params: Mapping[str, object], where: str) -> Scorer:
+    """The reward `name` with its parameters checked and filled in.
+
+    Args:
+        where: the setting that asks for it, for messages.
+
+    Raises:
+        SettingsError: no such reward, no such parameter, or a value that does not fit.
+    """
+    reward = REWARDS.get(name)
+    if reward is None:
+        raise SettingsError(
+            f"{where} asks for the reward '{name}', which does not exist: known are {', '.join(REWARDS)}"
+        )
+    try:
+        return reward.bind(params)
+    except ValidationError as error:
+        first = error.errors()[0]
+        parameter = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(reward.params.model_fields)
+        problem = "does not exist" if first["type"] == "extra_forbidden" else f"is {first['input']!r}: {first['msg']}"
+        raise SettingsError(f"{where}.params.{parameter} {problem} (parameters of {name}: {known})") from None

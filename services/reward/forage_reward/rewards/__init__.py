@@ -1,0 +1,1 @@
+"""The rewards, one a file."""

@@ -1,0 +1,32 @@
+"""`em`: exact match of the last answer with any accepted one. Also what validation is measured by."""
+
+from __future__ import annotations
+
+from forage_reward.answers import em_check, extract_solution
+from forage_reward.reward import Reward, RewardParams
+from forage_reward.score import Component, Score, Status, refused, scored
+from forage_reward.trajectory import GroundTruth, TrajectoryView
+
+NAME = "em"
+
+
+class Params(RewardParams):
+    """What a right and a wrong answer earn; no answer earns 0."""
+
+    score: float = 1.0
+    format_score: float = 0.0
+
+
+def judge(view: TrajectoryView, truth: GroundTruth, params: Params) -> Score:
+    """1 component: `exact_match`, raw 1 where the answer is right."""
+    if not truth.targets:
+        return refused(Status.INVALID_INPUT, NAME, "ground_truth.targets is empty: give at least one accepted answer")
+    answer = extract_solution(view)
+    if answer is None:
+        return scored(NAME, (Component("exact_match", 0.0, 0.0),), "no answer")
+    if em_check(answer, truth.targets):
+        return scored(NAME, (Component("exact_match", 1.0, params.score),), "right answer")
+    return scored(NAME, (Component("exact_match", 0.0, params.format_score),), "wrong answer")
+
+
+REWARD = Reward(NAME, "exact match of the last <answer> with any accepted answer", Params, judge)

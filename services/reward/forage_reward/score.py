@@ -1,0 +1,46 @@
+"""What a reward gives: a status, a total and the components that add up to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """Whether `Score.total` means anything. All but OK and ABSTAIN leave loss and baseline: never a 0."""
+
+    OK = "ok"
+    ABSTAIN = "abstain"
+    INVALID_INPUT = "invalid_input"
+    TIMEOUT = "timeout"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True)
+class Component:
+    """One rule's part: what it gave (`raw`) and what that adds to the total (`weighted`)."""
+
+    name: str
+    raw: float
+    weighted: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """The verdict of one reward; `detail` says which rule fired, or what went wrong."""
+
+    status: Status
+    total: float
+    components: tuple[Component, ...]
+    reward: str
+    detail: str
+
+
+def scored(reward: str, components: tuple[Component, ...], detail: str) -> Score:
+    """A verdict whose total is the sum of its components."""
+    return Score(Status.OK, sum(component.weighted for component in components), components, reward, detail)
+
+
+def refused(status: Status, reward: str, detail: str) -> Score:
+    """No verdict, and why."""
+    return Score(status, 0.0, (), reward, detail)

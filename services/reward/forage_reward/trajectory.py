@@ -1,0 +1,69 @@
+"""What a reward sees: a finished trajectory as spans with one author each, and the truth to judge against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+
+CHAT_END_OF_TURN = "<|im_end|>"
+"""Stripped besides the tokenizer's own end-of-turn text."""
+
+_PLAIN_ASSISTANT = "Assistant:"
+
+
+class Role(StrEnum):
+    """Who wrote a span."""
+
+    PROMPT = "prompt"
+    MODEL = "model"
+    ENV = "env"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of text with one author."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """Accepted answers, or a countdown problem."""
+
+    targets: tuple[str, ...] = ()
+    countdown_target: int | None = None
+    countdown_numbers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrajectoryView:
+    """The spans of one trajectory in order; `end_of_turn` is the tokenizer's end-of-turn text, if known."""
+
+    spans: tuple[Span, ...]
+    end_of_turn: str = ""
+
+    def texts(self, role: Role) -> list[str]:
+        """The texts of one author. Neighbouring spans are one text; a span of somebody else separates."""
+        runs = groupby(self.spans, key=lambda span: span.role)
+        return ["".join(span.text for span in run) for found, run in runs if found is role]
+
+    @property
+    def assistant_part(self) -> str:
+        """All that follows the prompt, without one end-of-turn marker at its very end."""
+        text = "".join(span.text for span in self.spans if span.role is not Role.PROMPT)
+        # Blank text after the marker means nothing to the format, so it does not hide the marker either.
+        body = text.rstrip()
+        for marker in (self.end_of_turn, CHAT_END_OF_TURN):
+            if marker and body.endswith(marker):
+                return body.removesuffix(marker)
+        return text
+
+    @property
+    def has_role_marker(self) -> bool:
+        """False where the prompt ends in a plain "Assistant:", as prompts without chat template do.
+
+        Such a prompt opens no assistant turn, so there is nothing whose format could be valid.
+        """
+        return not "".join(self.texts(Role.PROMPT)).rstrip().endswith(_PLAIN_ASSISTANT)

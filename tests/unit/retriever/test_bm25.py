@@ -1,0 +1,100 @@
+"""BM25 on the small corpus, and queries written against its parser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forage_common.errors import UserError
+from forage_retriever import bm25
+from forage_retriever.bm25 import Bm25Index
+from forage_retriever.corpus import Corpus
+
+
+@pytest.fixture
+def index(tmp_path: Path, texts: Corpus) -> Bm25Index:
+    folder = tmp_path / "bm25"
+    folder.mkdir()
+    bm25.build(folder, texts)
+    return Bm25Index(folder)
+
+
+def ids(index: Bm25Index, texts: Corpus, query: str, topk: int = 3) -> list[str]:
+    return [texts.ids[hit.row] for hit in index.search([query], topk)[0]]
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("Norway", "n"),
+        ("Oslo", "o"),
+        ("oslo?!", "o"),
+        ("Kandy", "k"),
+        ("Kandi", "7"),
+        ("Sao Paulo", "s"),
+        ("SÃO PAULO", "s"),
+        ("currencies of Norway", "n"),
+        ("title:Oslo", "o"),
+        ("only a title", "t"),
+    ],
+)
+def test_a_name_finds_its_passage_first(index: Bm25Index, texts: Corpus, query: str, first: str) -> None:
+    assert ids(index, texts, query)[0] == first
+
+
+@pytest.mark.parametrize("query", ["", " ", "\n", "???", "\u0000", "\u200b", "🙂", "zzzz", "-", "()", '"'])
+def test_a_query_without_known_words_finds_nothing(index: Bm25Index, texts: Corpus, query: str) -> None:
+    assert ids(index, texts, query) == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "Oslo AND",
+        "(((Oslo",
+        'Oslo "',
+        "title:[Oslo TO *]",
+        "Oslo^1e999",
+        "Oslo~9999999999",
+        "nofield:Oslo",
+        "-Oslo +Oslo",
+        "*:* Oslo",
+        "Oslo \\",
+        "/.*(a+)+/ Oslo",
+        "<search>Oslo</search>",
+        "Oslo\u0000\ufffe\u202e",
+        "Oslo " * 100_000,
+    ],
+)
+def test_query_syntax_in_a_query_is_only_words(index: Bm25Index, texts: Corpus, query: str) -> None:
+    assert "o" in ids(index, texts, query)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(query=st.text(), topk=st.integers(1, 10))
+def test_any_text_is_a_query(index: Bm25Index, query: str, topk: int) -> None:
+    hits = index.search([query], topk)[0]
+    assert len(hits) <= topk
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_no_more_documents_are_found_than_there_are(index: Bm25Index, texts: Corpus) -> None:
+    assert len(ids(index, texts, "city Norway title", topk=1000)) <= len(texts)
+
+
+def test_titles_are_found_exactly_but_for_case_punctuation_and_accents(index: Bm25Index, texts: Corpus) -> None:
+    def titled(query: str) -> list[str]:
+        return [texts.ids[hit.row] for hit in index.titled(query, 5)]
+
+    assert titled("KANDY.") == ["k"]
+    assert titled("sao  paulo") == ["s"]
+    assert titled("Paulo") == titled("") == titled("?") == []
+
+
+def test_a_damaged_index_names_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "meta.json").write_text("{")
+    with pytest.raises(UserError, match=f"{tmp_path} cannot be read.*delete this folder"):
+        Bm25Index(tmp_path)

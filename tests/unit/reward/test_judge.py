@@ -1,0 +1,119 @@
+"""Routing, and what becomes of items and rewards that are at fault."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from forage_common.errors import SettingsError
+from forage_common.settings import RewardRoute
+from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_reward import registry
+from forage_reward.judge import Judge
+from forage_reward.reward import Reward, RewardParams
+from forage_reward.score import Component, Score, scored
+from forage_reward.trajectory import GroundTruth, TrajectoryView
+
+MODEL, ENV = trajectory_pb2.ROLE_MODEL, trajectory_pb2.ROLE_ENV
+
+
+def item(
+    text: str, source: str = "world_facts", role: trajectory_pb2.Role = MODEL, targets: tuple[str, ...] = ("Oslo",)
+) -> reward_pb2.ScoreItem:
+    return reward_pb2.ScoreItem(
+        trajectory_id="t",
+        data_source=source,
+        spans=[trajectory_pb2.Span(role=role, text=text)],
+        ground_truth=trajectory_pb2.GroundTruth(targets=targets),
+    )
+
+
+def judge(name: str = "search_r1_format", **params: float | int | str | bool) -> Judge:
+    return Judge({"world_facts": RewardRoute(name=name, params=params)})
+
+
+def test_training_and_validation_have_their_own_score() -> None:
+    scored_item = judge().score(item("<answer>Oslo</answer>"))
+    assert scored_item.trajectory_id == "t"
+    assert (scored_item.score.total, scored_item.score.reward) == (pytest.approx(0.8), "search_r1_format")
+    assert (scored_item.validation_score.total, scored_item.validation_score.reward) == (1.0, "em")
+
+
+def test_validation_ignores_the_weights_of_training() -> None:
+    scored_item = judge("em", format_score=0.5).score(item("<answer>Rome</answer>"))
+    assert (scored_item.score.total, scored_item.validation_score.total) == (0.5, 0.0)
+
+
+def test_parameters_of_a_route_reach_the_reward() -> None:
+    score = judge(score=10, structure_format_score=3).score(item("<answer>Oslo</answer>")).score
+    assert score.total == 7.0
+    assert [(part.name, part.raw, part.weighted) for part in score.components] == [
+        ("exact_match", 1.0, 10.0),
+        ("format", 0.0, -3.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        (item("x", source="nq"), "'nq' has no route"),
+        (item("x", role=trajectory_pb2.ROLE_UNSPECIFIED), "span 0 has no known role"),
+        (item("x", role=ENV), "nothing to score"),
+        (item("x", targets=()), "targets is empty"),
+    ],
+)
+def test_an_item_at_fault_gets_a_sentence_and_no_reward(bad: reward_pb2.ScoreItem, sentence: str) -> None:
+    scored_item = judge().score(bad)
+    for score in (scored_item.score, scored_item.validation_score):
+        assert score.status == trajectory_pb2.STATUS_INVALID_INPUT
+        assert sentence in score.detail
+        assert not score.components
+
+
+@pytest.mark.parametrize(
+    ("route", "sentence"),
+    [
+        (RewardRoute(name="exact"), "reward.routes.nq asks for the reward 'exact'.*known are em, search_r1_format"),
+        (RewardRoute(name="em", params={"scale": 1.0}), r"reward.routes.nq.params.scale does not exist.*format_score"),
+        (RewardRoute(name="em", params={"score": "1"}), r"reward.routes.nq.params.score is '1'"),
+        (RewardRoute(name="em", params={"score": True}), r"reward.routes.nq.params.score is True"),
+        (RewardRoute(name="em", params={"score": math.inf}), r"reward.routes.nq.params.score is inf"),
+    ],
+)
+def test_a_wrong_route_ends_the_start_with_a_sentence(route: RewardRoute, sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        Judge({"nq": route})
+
+
+def test_every_reward_lists_its_data_sources() -> None:
+    routes = {"nq": RewardRoute(name="em"), "world_facts": RewardRoute(name="em")}
+    lister = Judge(routes)
+    assert {name: lister.data_sources(name) for name in registry.REWARDS} == {
+        "em": ["nq", "world_facts"],
+        "search_r1_format": [],
+    }
+
+
+class NoParams(RewardParams):
+    """None."""
+
+
+def raising(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score:
+    raise RecursionError("too deep")
+
+
+def nowhere(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score:
+    return scored("faulty", (Component("c", math.nan, math.nan),), "not a number")
+
+
+@pytest.mark.parametrize(("function", "detail"), [(raising, "RecursionError: too deep"), (nowhere, "total is nan")])
+def test_a_reward_that_fails_is_internal_and_leaves_validation_alone(
+    monkeypatch: pytest.MonkeyPatch, function: object, detail: str
+) -> None:
+    faulty = Reward("faulty", "fails", NoParams, function)  # type: ignore[arg-type]
+    monkeypatch.setattr(registry, "REWARDS", {**registry.REWARDS, "faulty": faulty})
+    scored_item = judge("faulty").score(item("<answer>Oslo</answer>"))
+    assert scored_item.score.status == trajectory_pb2.STATUS_INTERNAL
+    assert detail in scored_item.score.detail
+    assert scored_item.validation_score.total == 1.0
