@@ -35,6 +35,8 @@ def ask(
     file = config or repository() / local.CONFIG
     settings = load(file, [*(shift_ports(base_port) if base_port else []), "run.id=ask"])
     if serving.is_running(settings):
+        with console.status("asking …") as spinner:
+            serving.wait_for_rollout(settings, spinner)
         trajectory = serving.ask(settings, question, temperature)
     else:
         policy = model or latest_policy(settings.run.dir) or settings.model.path

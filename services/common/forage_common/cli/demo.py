@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,7 +25,7 @@ def demo(
     from forage_common.local import demo as local
 
     if resume:
-        settings = local.settings_to_resume(Path("runs"), overrides or [])
+        settings = local.settings_to_resume(overrides or [])
     else:
         settings = local.settings_of(seed, config, overrides or [], base_port)
     local.run(settings, Console())

@@ -33,8 +33,9 @@ def settings_of(seed: int, config: Path | None, overrides: Sequence[str], base_p
     return load(config or repository() / CONFIG, [*fresh, *shifted, *overrides])
 
 
-def settings_to_resume(runs: Path, overrides: Sequence[str]) -> Settings:
-    """The settings of the latest run, as it was started."""
+def settings_to_resume(overrides: Sequence[str]) -> Settings:
+    """The settings of the latest run, as it was started, and the overrides."""
+    runs = load(None, overrides).run.dir
     file = runs / "latest" / "settings.yaml"
     if not file.is_file():
         raise UserError(f"there is no run to resume in {runs}: start one with 'forage demo'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from forage_common.local.preflight import check_model
 from forage_common.local.stack import Stack, not_ready
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
+from forage_common.telemetry import split_address
 from forage_common.v1.rollout_pb2 import RunRequest
 from forage_common.v1.rollout_pb2_grpc import RolloutStub
 from forage_common.v1.trajectory_pb2 import ChatMessage, Policy, Prompt, Purpose, Sampling, Trajectory
@@ -56,8 +58,23 @@ def wait_until_ready(stack: Stack, spinner: Status) -> None:
 
 
 def is_running(settings: Settings) -> bool:
-    """Whether a rollout service answers at the settings' address and is ready."""
-    return not_ready(f"http://{settings.rollout.health_address}/readyz") == ""
+    """Whether a rollout service listens at the settings' address, ready or not."""
+    with socket.socket() as probe:
+        return probe.connect_ex(split_address(settings.rollout.health_address)) == 0
+
+
+def wait_for_rollout(settings: Settings, spinner: Status) -> None:
+    """Wait until somebody else's rollout service is ready.
+
+    Raises:
+        UnavailableError: not ready within five minutes.
+    """
+    deadline = time.monotonic() + _READY_S
+    while waiting := not_ready(f"http://{settings.rollout.health_address}/readyz"):
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"the rollout service is not ready after {_READY_S:.0f} s: {waiting}")
+        spinner.update(f"the rollout service waits for {waiting}")
+        time.sleep(0.5)
 
 
 def ask(settings: Settings, question: str, temperature: float = 0.0) -> Trajectory:
