@@ -1,0 +1,1 @@
+"""GRPO for search agents on verl's engines."""

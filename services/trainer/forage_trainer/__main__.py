@@ -1,0 +1,90 @@
+"""`python -m forage_trainer [--config FILE] [key.key=value …]`: train, then exit 0.
+
+Exit codes: 2 with one sentence where the input or the machine is at fault, 143 when stopped by SIGTERM, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Before torch is loaded: OpenMP threads that spin while they wait starve whatever shares the cores, themselves
+# included (two threads beside two busy processes: an update of 5 s takes 20 s and more).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from forage_common import service
+from forage_common.errors import FencedError, UserError
+from forage_common.settings import Settings
+from forage_common.streams import StreamClient
+from forage_common.telemetry import Health, get_logger, serve_health
+from forage_trainer.batcher import BatchTimeoutError
+from forage_trainer.dataset import Batches, Questions, read_questions
+from forage_trainer.model_folder import ChatTokenizer, check_model_folder
+from forage_trainer.waiting import PATIENCE_S, Stop, Stopped
+
+EXIT_STOPPED = 143
+
+
+def check_settings(settings: Settings) -> None:
+    """
+    Raises:
+        UserError: settings that contradict each other.
+    """
+    if settings.rollout.n < 2:
+        raise UserError("rollout.n must be at least 2: GRPO compares the samples of a prompt")
+    if settings.data.train_batch_size % settings.trainer.actor.ppo_mini_batch_size:
+        raise UserError(
+            f"trainer.actor.ppo_mini_batch_size = {settings.trainer.actor.ppo_mini_batch_size} must divide "
+            f"data.train_batch_size = {settings.data.train_batch_size}"
+        )
+
+
+def main(settings: Settings) -> None:
+    """Everything that can be wrong with the input is found before the engine is built."""
+    stop, health = Stop(), Health()
+    stop.on_signals()
+    check_settings(settings)
+    check_model_folder(settings.model.path)
+    server = serve_health(settings.trainer.health_address, health)
+    try:
+        health.wait_for("start", "reading the questions")
+        train = read_questions(settings.data.train_files)
+        validation = read_questions(settings.data.val_files)
+        Batches(train.rows, settings.data.train_batch_size, settings.run.seed)
+        tokenizer = ChatTokenizer(settings.model.path)
+        longest = settings.rollout.max_start_length
+        train = train.fitting(tokenizer, longest)
+        validation = validation.fitting(tokenizer, longest, settings.data.val_max_samples)
+        Batches(train.rows, settings.data.train_batch_size, settings.run.seed)
+        get_logger().info(
+            "questions_read",
+            train=len(train.rows),
+            train_filtered=train.filtered,
+            validation=len(validation.rows),
+            validation_filtered=validation.filtered,
+        )
+        _train(settings, train, validation, tokenizer.pad_id, stop, health)
+    except Stopped:
+        get_logger().info("stopped")
+        sys.exit(EXIT_STOPPED)
+    except (FencedError, BatchTimeoutError) as error:
+        get_logger().error("trainer_gave_up", reason=str(error))
+        sys.exit(1)
+    finally:
+        server.shutdown()
+
+
+def _train(
+    settings: Settings, train: Questions, validation: Questions, pad_id: int, stop: Stop, health: Health
+) -> None:
+    from forage_trainer.loop import Loop
+    from forage_trainer.policy_worker import PolicyWorker
+
+    health.wait_for("start", "building the engine")
+    worker = PolicyWorker(settings)
+    streams = StreamClient(settings.redis, settings.run.id, PATIENCE_S)
+    Loop(settings, streams, worker, train, validation, pad_id, stop, health).run()
+
+
+if __name__ == "__main__":
+    service.run("trainer", main)

@@ -1,0 +1,58 @@
+"""verl's PPO loss with truncated importance sampling between engine and trainer.
+
+Where a batch gets a single update, the old log-probabilities are those of the update's own forward pass, so no pass is
+spent on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.workers.config import FSDPActorConfig
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import response_from_nested
+
+_LARGEST = 20.0
+
+
+def importance_weights(trainer: torch.Tensor, engine: torch.Tensor, cap: float) -> torch.Tensor:
+    """min(p_trainer / p_engine, cap) per token: both sampled the same tokens under nominally the same weights.
+
+    Truncated importance sampling (Yao et al., 2025, "Your efficient RL framework secretly brings you off-policy").
+    """
+    return (trainer - engine).clamp(-_LARGEST, _LARGEST).exp().clamp(max=cap)
+
+
+class ActorLoss:
+    """The loss of one micro-batch; keeps the log-probabilities that it saw.
+
+    seen: (row numbers, jagged log-probabilities over the response) of each micro-batch since `clear`.
+    """
+
+    def __init__(self, config: FSDPActorConfig, importance_cap: float | None) -> None:
+        self._config = config
+        self._cap = importance_cap
+        self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+
+    def clear(self) -> None:
+        self.seen = []
+
+    def __call__(
+        self, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        mask = data["response_mask"]
+        own = response_from_nested(model_output["log_probs"].detach(), mask)
+        entropy = model_output.get("entropy")
+        kept = None if entropy is None else response_from_nested(entropy.detach(), mask)
+        self.seen.append((data["row"], own, kept))
+        if "old_log_probs" not in data:
+            data["old_log_probs"] = own
+        if self._cap is not None:
+            old = data["old_log_probs"]
+            weights = importance_weights(old.values(), data["rollout_log_probs"].values(), self._cap)
+            rows = weights.split(old.offsets().diff().tolist())
+            data["rollout_is_weights"] = torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+        loss, metrics = ppo_loss(self._config, model_output, data, dp_group)
+        return loss, metrics

@@ -1,0 +1,206 @@
+"""The trainer's loop: wait for a batch, step, publish, checkpoint, acknowledge, issue the next."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import torch
+
+from forage_common.errors import UserError
+from forage_common.settings import Settings
+from forage_common.streams import StreamClient
+from forage_common.telemetry import Health, get_logger
+from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy
+from forage_trainer.batcher import Batch, Batcher
+from forage_trainer.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep
+from forage_trainer.dataset import Batches, Questions
+from forage_trainer.feeder import Feeder
+from forage_trainer.metrics import export
+from forage_trainer.policy_worker import PolicyWorker
+from forage_trainer.progress import MetricsFile, Phase, StateFile, finite
+from forage_trainer.publisher import Publisher
+from forage_trainer.step import PolicyStep, Stopwatch
+from forage_trainer.validation import Validation
+from forage_trainer.waiting import Insist, Stop
+
+_PHASES = ("wait", "logp", "ref", "update", "publish", "checkpoint")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Loop:
+    """One life of the trainer of a run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        streams: StreamClient,
+        worker: PolicyWorker,
+        train: Questions,
+        validation: Questions,
+        pad_id: int,
+        stop: Stop,
+        health: Health,
+    ) -> None:
+        folder = settings.run.folder
+        trainer = settings.trainer
+        self._settings = settings
+        self._streams = streams
+        self._worker = worker
+        self._stop = stop
+        self._insist = Insist(stop, health)
+        self._data = train.digest
+        self._total = trainer.total_training_steps
+        self._state = StateFile(folder)
+        self._metrics = MetricsFile(folder)
+        self._checkpoints = Checkpoints(folder / "checkpoints", trainer.max_ckpt_to_keep, worker.parameters)
+        batches = Batches(train.rows, settings.data.train_batch_size, settings.run.seed)
+        self._feeder = Feeder(settings, streams, batches, self._insist)
+        self._batcher = Batcher(
+            streams, batches.batch_size, trainer.max_staleness, self._reissue, self._insist, stop, health
+        )
+        self._step = PolicyStep(settings, worker, pad_id)
+        self._validation = Validation(settings, streams, validation.rows, self._state, self._insist, stop, health)
+        self._health = health
+        self._version = 0
+        self._pending: list[tuple[ConsumedStep, list[bytes]]] = []
+
+    def run(self) -> None:
+        """Train to `trainer.total_training_steps`.
+
+        Raises:
+            Stopped: asked to stop before the end; the next start resumes.
+            FencedError: a newer trainer has taken over this run.
+            UserError: no disk space, or Redis holds another history of this run.
+            BatchTimeoutError: the rollout service gave no trajectories.
+        """
+        self._state.set(Phase.STARTING, "taking over the run")
+        self._checkpoints.require_space()
+        self._insist(self._streams.create)
+        self._resume()
+        epoch = self._insist(self._streams.next_epoch)
+        folder = self._settings.run.folder
+        self._publisher = Publisher(folder / "policies", self._settings.model.path, self._streams, epoch, self._insist)
+        policy = self._publish()
+        self._acknowledge()
+        held = self._batcher.start(self._version)
+        get_logger().info("trainer_started", step=self._version, total=self._total, epoch=epoch, groups_held=held)
+        self._health.ready()
+        if self._settings.trainer.val_before_train and self._version == 0:
+            self._validation.run("before", policy, meanwhile=lambda: self._feeder.issue_up_to_bound(0))
+        while self._version < self._total:
+            policy = self._take_step(policy)
+            frequency = self._settings.trainer.test_freq
+            if frequency > 0 and self._version % frequency == 0 and self._version < self._total:
+                self._validation.run(f"step-{self._version}", policy)
+        self._validation.run("after", policy)
+        self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
+        get_logger().info("trainer_done", step=self._version)
+
+    def _take_step(self, policy: Policy) -> Policy:
+        step = self._version + 1
+        began = time.perf_counter()
+        clock = Stopwatch()
+        self._state.set(Phase.TRAINING, f"step {step}", self._version, self._total)
+        self._feeder.issue_up_to_bound(self._version)
+        with clock("wait"):
+            batch = self._batcher.next(step, self._settings.trainer.batch_timeout_s)
+        figures = self._step(batch, policy, clock, self._stop.check)
+        self._version = step
+        self._remember(batch, policy.epoch)
+        with clock("publish"):
+            policy = self._publish()
+        line = self._line(figures, clock, time.perf_counter() - began)
+        if step % self._settings.trainer.save_freq == 0 or step == self._total:
+            with clock("checkpoint"):
+                self._save(policy.epoch, line)
+                self._acknowledge()
+            line = self._line(figures, clock, time.perf_counter() - began)
+        self._report(line)
+        return policy
+
+    def _resume(self) -> None:
+        """Weights, step and unacknowledged groups of the newest checkpoint, if there is one."""
+        found = self._checkpoints.newest()
+        run = self._settings.run
+        if found is not None and not self._settings.trainer.resume:
+            raise UserError(
+                f"{run.folder} holds a checkpoint of step {found[1].step}, and trainer.resume is false: "
+                "give another run.id, or set trainer.resume=true to go on"
+            )
+        ledger = self._insist(self._streams.ledger)
+        known = found[1].step if found is not None else 0
+        if max(ledger, default=0) > known:
+            raise UserError(
+                f"run '{run.id}' was acknowledged up to step {max(ledger)} in Redis, but {run.folder} holds "
+                f"{f'a checkpoint of step {known}' if known else 'no checkpoint'}: give another run.id"
+            )
+        if found is None:
+            self._metrics.rewind(0)
+            return
+        state, manifest = found
+        if manifest.data != self._data:
+            get_logger().warning("training_data_changed", since_step=manifest.step)
+        self._worker.load(state)
+        self._version = manifest.step
+        self._metrics.rewind(manifest.step)
+        self._metrics.ensure(manifest.figures)
+        self._pending = [
+            (step, [group.entry.encode() for group in step.groups])
+            for step in manifest.consumed
+            if step.step not in ledger
+        ]
+        get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch)
+
+    def _publish(self) -> Policy:
+        dtype = _DTYPES.get(self._settings.rollout.engine.dtype, torch.float32)
+        return self._publisher.publish(self._version, self._worker.weights(dtype))
+
+    def _remember(self, batch: Batch, epoch: int) -> None:
+        groups = tuple(
+            ConsumedGroup(g.batch, g.position, g.attempt, g.group_uid, entry.id.decode())
+            for entry in batch.entries
+            for g in [entry.message]
+        )
+        self._pending.append((ConsumedStep(batch.number, epoch, groups), batch.ids))
+        self._batcher.done(batch.number)
+
+    def _save(self, epoch: int, line: dict[str, Any]) -> None:
+        consumed = tuple(step for step, _ in self._pending)
+        folder = self._checkpoints.save(
+            self._version,
+            epoch,
+            self._data,
+            consumed,
+            finite(line),
+            lambda path: self._worker.save(path, self._version),
+        )
+        get_logger().info("checkpoint_saved", step=self._version, folder=str(folder))
+
+    def _acknowledge(self) -> None:
+        """Ledger entries for all steps that a durable checkpoint holds."""
+        for step, ids in self._pending:
+            entry = LedgerEntry(
+                step=step.step,
+                group_uids=[group.uid for group in step.groups],
+                epoch=step.epoch,
+                acknowledged_unix_ms=int(time.time() * 1000),
+            )
+            self._insist(partial(self._streams.acknowledge, entry, ids))
+        self._pending = []
+
+    def _reissue(self, batch: int, position: int, attempt: int) -> None:
+        self._feeder.issue(batch, position, attempt, self._version)
+
+    def _line(self, figures: dict[str, Any], clock: Stopwatch, seconds: float) -> dict[str, Any]:
+        """The step's line of the metrics file."""
+        split = {name: round(clock.seconds.get(name, 0.0), 4) for name in _PHASES} | {"total": round(seconds, 4)}
+        rate = {"seconds": split, "tokens_per_s": figures["tokens"] / seconds, "time": time.time()}
+        return {"step": self._version, "total_steps": self._total} | figures | rate
+
+    def _report(self, line: dict[str, Any]) -> None:
+        self._metrics.append(line)
+        export(line)
+        shown = ("step", "total_steps", "reward_mean", "em_mean", "search_rate", "grad_norm", "logprob_diff_mean")
+        get_logger().info("step_done", **{name: line.get(name) for name in shown}, seconds=line["seconds"]["total"])

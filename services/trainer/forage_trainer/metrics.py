@@ -1,0 +1,133 @@
+"""Figures of one step, from its trajectories and log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+from prometheus_client import Counter, Gauge
+
+from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
+
+FORMAT = "format"
+"""Name of the reward component that says whether a trajectory kept the format."""
+
+_GAUGES = {
+    name: Gauge(f"forage_trainer_{name}", text)
+    for name, text in {
+        "step": "Optimizer steps taken",
+        "reward_mean": "Mean reward of the last step's trajectories",
+        "em_mean": "Mean exact match of the last step's trajectories",
+        "search_rate": "Share of the last step's trajectories with a valid search",
+        "format_rate": "Share of the last step's trajectories in the right format",
+        "staleness_mean": "Mean policy versions between sampling and training",
+        "staleness_max": "Highest number of policy versions between sampling and training",
+        "logprob_diff_mean": "Mean difference of trainer's and engine's log-probabilities under one policy",
+        "logprob_diff_max": "Highest difference of trainer's and engine's log-probabilities under one policy",
+        "mismatch_mean": "Mean difference of trainer's and engine's log-probabilities over all state tokens",
+        "kl_ref": "Mean KL of the policy to the reference",
+        "entropy": "Mean entropy of the policy",
+        "grad_norm": "Norm of the gradient before clipping",
+        "tokens_per_s": "Tokens trained on a second",
+    }.items()
+}
+_SECONDS = Gauge("forage_trainer_phase_seconds", "Seconds of the last step by phase", ["phase"])
+_DEAD = Counter("forage_trainer_dead_groups_total", "Groups with fewer than two valid trajectories")
+_TOKENS = Counter("forage_trainer_tokens_total", "Tokens of all trajectories trained on")
+
+
+def trajectory_figures(groups: Sequence[TrajectoryGroup], version: int) -> dict[str, Any]:
+    """Means over the trajectories of a batch that was trained on by policy `version`.
+
+    Failed trajectories are in none of the means: a failure is not a reward of 0. None where there is no trajectory
+    to speak of.
+    """
+    every = [t for group in groups for t in group.trajectories]
+    sound = [t for t in every if t.status == Status.STATUS_OK]
+    judged = [t for t in sound if t.score.status == Status.STATUS_OK]
+    stale = [max(0, version - min(s.version for s in t.segments)) for t in every if t.segments]
+    return {
+        "reward_mean": _mean(t.score.total for t in judged),
+        "em_mean": exact_match(sound),
+        "search_rate": _mean(float(t.valid_searches > 0) for t in sound),
+        "searches_mean": _mean(float(t.valid_searches) for t in sound),
+        "format_rate": format_rate(sound),
+        "finished_rate": _mean(float(t.finished) for t in sound),
+        "truncated_rate": _mean(float(t.truncated) for t in sound),
+        "turns_mean": _mean(float(len(t.turns)) for t in sound),
+        "response_tokens_mean": _mean(float(len(t.loss_mask)) for t in sound),
+        "staleness_mean": _mean(float(s) for s in stale),
+        "staleness_max": max(stale, default=None),
+        "trajectories": len(every),
+        "failed": len(every) - len(judged),
+        "tokens": sum(len(t.token_ids) for t in every),
+        "state_tokens": sum(sum(t.loss_mask) for t in every),
+        "coverage": _ratio(sum(sum(t.loss_mask) for t in every), sum(len(t.loss_mask) for t in every)),
+    }
+
+
+def exact_match(trajectories: Iterable[Trajectory]) -> float | None:
+    """Mean exact match over those that were judged."""
+    judged = [t.validation_score for t in trajectories]
+    return _mean(s.total for s in judged if s.status == Status.STATUS_OK)
+
+
+def format_rate(trajectories: Iterable[Trajectory]) -> float | None:
+    """Share that kept the format, over those whose reward has a component for it."""
+    kept = [c.raw > 0 for t in trajectories for c in t.score.components if c.name == FORMAT]
+    return _mean(float(k) for k in kept)
+
+
+def log_prob_figures(
+    trainer: torch.Tensor,
+    engine: torch.Tensor,
+    reference: torch.Tensor | None,
+    mask: torch.Tensor,
+    current: torch.Tensor,
+) -> dict[str, float | None]:
+    """Distances between log-probabilities of the same tokens.
+
+    Args:
+        trainer, engine, reference: (rows, tokens).
+        mask: state tokens; current: those sampled under exactly the trainer's policy.
+
+    logprob_diff_*: |trainer - engine| over `current`; mismatch_*: over all state tokens, with the k3 estimate of
+    KL(engine ‖ trainer); kl_ref: the k3 estimate of KL(policy ‖ reference).
+    """
+    state = mask.bool()
+    same = (trainer - engine)[current].abs()
+    delta = (trainer - engine)[state]
+    figures: dict[str, float | None] = {
+        "logprob_diff_mean": float(same.mean()) if same.numel() else None,
+        "logprob_diff_max": float(same.max()) if same.numel() else None,
+        "mismatch_mean": float(delta.abs().mean()),
+        "mismatch_max": float(delta.abs().max()),
+        "mismatch_kl": float((delta.exp() - delta - 1).mean()),
+        "kl_ref": None,
+    }
+    if reference is not None:
+        away = (reference - trainer)[state].clamp(-20, 20)
+        figures["kl_ref"] = float((away.exp() - away - 1).clamp(-10, 10).mean())
+    return figures
+
+
+def export(figures: dict[str, Any]) -> None:
+    """Put a step's figures where Prometheus reads them."""
+    for name, gauge in _GAUGES.items():
+        if figures.get(name) is not None:
+            gauge.set(figures[name])
+    for phase, seconds in figures["seconds"].items():
+        _SECONDS.labels(phase).set(seconds)
+    _DEAD.inc(figures["dead_groups"])
+    _TOKENS.inc(figures["tokens"])
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

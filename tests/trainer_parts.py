@@ -1,0 +1,205 @@
+"""Real parts in small, for tests of the trainer: a random policy, questions, a rollout service that has a script."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forage_common.settings import RedisSettings
+from forage_common.streams import Entry, StreamClient
+from forage_common.v1.trajectory_pb2 import (
+    Component,
+    Policy,
+    PolicySegment,
+    Prompt,
+    Purpose,
+    Role,
+    Score,
+    Span,
+    Status,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+PROMPT_TOKENS = 12
+VOCABULARY = 300
+
+
+def question(index: int, source: str = "world_facts", split: str = "train") -> dict[str, object]:
+    """One row in the Search-R1 layout."""
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": f"Question: what is number {index}?"}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": [f"n{index}"]}},
+        "extra_info": {"split": split, "index": index},
+    }
+
+
+def write_questions(path: Path, count: int, split: str = "train") -> Path:
+    pq.write_table(pa.Table.from_pylist([question(i, split=split) for i in range(count)]), path)
+    return path
+
+
+def write_model(folder: Path) -> Path:
+    """A random Qwen2 with a byte-level tokenizer and a chat template, in the Hugging Face layout."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(7)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    specials = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
+    vocabulary = {text: number for number, text in enumerate([*specials, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|im_end|>")
+    fast.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    fast.save_pretrained(folder)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=2,
+        bos_token_id=None,
+        initializer_range=0.2,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def trajectory(
+    uid: str,
+    sample: int,
+    reward: float,
+    version: int = 0,
+    epoch: int = 1,
+    status: Status.ValueType = Status.STATUS_OK,
+    score_status: Status.ValueType = Status.STATUS_OK,
+    turns: Sequence[int] = (6, 5),
+    observation: int = 7,
+    seed: int = 0,
+) -> Trajectory:
+    """Model tokens in turns with observations between them; all token ids follow from uid, sample and seed."""
+    draw = random.Random(hashlib.sha256(f"{uid}/{sample}/{seed}".encode()).digest())
+    mask: list[int] = []
+    for number, length in enumerate(turns):
+        mask += [0] * observation if number else []
+        mask += [1] * length
+    tokens = [draw.randrange(3, VOCABULARY) for _ in range(PROMPT_TOKENS + len(mask))]
+    return Trajectory(
+        id=f"test/{uid}/{sample}",
+        run_id="test",
+        group_uid=uid,
+        sample=sample,
+        data_source="world_facts",
+        token_ids=tokens,
+        prompt_length=PROMPT_TOKENS,
+        loss_mask=mask,
+        turn_ids=[1 if one else -1 for one in mask],
+        logprobs=[-5.7 if one else 0.0 for one in mask],
+        segments=[PolicySegment(version=version, epoch=epoch, begin=0, end=len(mask))] if mask else [],
+        spans=[Span(role=Role.ROLE_MODEL, begin=PROMPT_TOKENS, end=len(tokens), text="text")],
+        score=Score(
+            status=score_status,
+            total=reward,
+            components=[Component(name="format", raw=1.0, weighted=0.0)],
+            reward="search_r1_format",
+        ),
+        validation_score=Score(status=score_status, total=float(reward >= 1), reward="em"),
+        finished=True,
+        valid_actions=1,
+        valid_searches=sample % 2,
+        status=status,
+    )
+
+
+def group(
+    uid: str, rewards: Sequence[float], batch: int = 1, position: int = 0, attempt: int = 0, version: int = 0
+) -> TrajectoryGroup:
+    """Sound trajectories with the given rewards."""
+    return TrajectoryGroup(
+        run_id="test",
+        group_uid=uid,
+        purpose=Purpose.PURPOSE_TRAIN,
+        batch=batch,
+        position=position,
+        attempt=attempt,
+        trajectories=[trajectory(uid, i, reward, version=version) for i, reward in enumerate(rewards)],
+    )
+
+
+class ScriptedRollout(threading.Thread):
+    """Plays the rollout service on a real server: every prompt is answered once the policy it asks for is out.
+
+    Tokens and rewards follow from the prompt, so two runs of a trainer see the same trajectories.
+    """
+
+    def __init__(self, redis: RedisSettings, run_id: str, stale: frozenset[str] = frozenset()) -> None:
+        """
+        Args:
+            stale: "batch/position" whose first attempt is answered with trajectories of version 0, whatever is asked.
+        """
+        super().__init__(daemon=True)
+        self._streams = StreamClient(redis, run_id)
+        self._ended = threading.Event()
+        self._waiting: list[Entry[Prompt]] = []
+        self._stale = stale
+        self.answered = 0
+
+    def run(self) -> None:
+        self._streams.create()
+        while not self._ended.is_set():
+            self._waiting += self._streams.take_prompts("scripted", 64, 0.05)
+            policy = self._streams.policy()
+            if policy is None:
+                continue
+            self._streams.acknowledge_policy("scripted", policy)
+            ready = [entry for entry in self._waiting if entry.message.min_policy_version <= policy.version]
+            self._waiting = [entry for entry in self._waiting if entry not in ready]
+            for entry in ready:
+                self._streams.finish(entry, self._answer(entry.message, policy))
+                self.answered += 1
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(20)
+
+    def _answer(self, prompt: Prompt, policy: Policy) -> TrajectoryGroup:
+        late = f"{prompt.batch}/{prompt.position}" in self._stale and prompt.attempt == 0
+        version = 0 if late and prompt.purpose == Purpose.PURPOSE_TRAIN else policy.version
+        return TrajectoryGroup(
+            run_id=prompt.run_id,
+            group_uid=prompt.group_uid,
+            purpose=prompt.purpose,
+            batch=prompt.batch,
+            position=prompt.position,
+            attempt=prompt.attempt,
+            trajectories=[
+                trajectory(
+                    prompt.group_uid, i, float((i + prompt.batch) % 2), version, policy.epoch, seed=prompt.sampling.seed
+                )
+                for i in range(prompt.samples)
+            ],
+        )
+
+
+def read_lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,150 @@
+"""Questions from Parquet: what is refused and in which words, what is filtered, and in which order they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainer_parts import question, write_questions
+
+from forage_common.errors import DataError
+from forage_trainer.dataset import Batches, Question, read_questions
+
+
+class Characters:
+    """One token a character."""
+
+    def lengths(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
+        return [sum(len(message["content"]) for message in prompt) for prompt in prompts]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def test_a_row_becomes_a_question_with_its_uid(tmp_path: Path) -> None:
+    found = read_questions([write_questions(tmp_path / "a.parquet", 3)])
+    assert [q.uid(2) for q in found.rows] == [f"world_facts/train/{i}/2" for i in range(3)]
+    assert found.rows[1].messages[0].content == "Question: what is number 1?"
+    assert list(found.rows[1].ground_truth.targets) == ["n1"]
+
+
+def test_countdown_problems_keep_target_and_numbers(tmp_path: Path) -> None:
+    row = question(0) | {"reward_model": {"style": "rule", "ground_truth": {"target": 24, "numbers": [4, 6, 1]}}}
+    truth = read_questions([write(tmp_path / "a.parquet", [row])]).rows[0].ground_truth
+    assert truth.countdown_target == 24
+    assert list(truth.countdown_numbers) == [4, 6, 1]
+    assert not truth.targets
+
+
+def test_prompts_that_are_too_long_are_filtered_and_counted(tmp_path: Path) -> None:
+    rows = [
+        question(i) | {"prompt": [{"role": "user", "content": "x" * length}]} for i, length in enumerate((5, 11, 10))
+    ]
+    found = read_questions([write(tmp_path / "a.parquet", rows)]).fitting(Characters(), 10)
+    assert [q.index for q in found.rows] == [0, 2]
+    assert found.filtered == 1
+
+
+def test_the_limit_counts_questions_that_fit(tmp_path: Path) -> None:
+    found = read_questions([write_questions(tmp_path / "a.parquet", 9)]).fitting(Characters(), 100, limit=4)
+    assert len(found.rows) == 4
+
+
+def _change(**columns: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: question(0) | columns
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (_change(data_source=7), ["row 0", "'data_source'", "text", "7"]),
+        (_change(prompt=[]), ["row 0", "'prompt'", "at least one"]),
+        (_change(prompt="hello"), ["row 0", "'prompt'", "a list", "'hello'"]),
+        (_change(prompt=[{"role": "user"}]), ["row 0", "'prompt.content'", "text", "None"]),
+        (_change(reward_model={"style": "rule"}), ["row 0", "'reward_model.ground_truth'", "a struct"]),
+        (
+            _change(reward_model={"ground_truth": {"target": 1.5}}),
+            ["row 0", "'reward_model.ground_truth.target'", "1.5"],
+        ),
+        (_change(reward_model={"ground_truth": {"target": 24}}), ["row 0", "numbers", "a list"]),
+        (_change(extra_info={"split": "train", "index": "a"}), ["row 0", "'extra_info.index'", "an integer", "'a'"]),
+        (_change(extra_info={"index": 1}), ["row 0", "'extra_info.split'", "text"]),
+    ],
+)
+def test_a_malformed_row_is_named_with_column_and_expectation(
+    tmp_path: Path, row: Callable[[], dict[str, Any]], words: list[str]
+) -> None:
+    file = write(tmp_path / "bad.parquet", [row()])
+    with pytest.raises(DataError) as error:
+        read_questions([file])
+    for word in [str(file), *words]:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("column", ["data_source", "prompt", "reward_model", "extra_info"])
+def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
+    row = {name: value for name, value in question(0).items() if name != column}
+    with pytest.raises(DataError, match=f"lacks the column '{column}'"):
+        read_questions([write(tmp_path / "bad.parquet", [row])])
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.parquet does not exist"):
+        read_questions([tmp_path / "absent.parquet"])
+
+
+def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text.parquet").write_text("hello")
+    with pytest.raises(DataError, match=r"text\.parquet cannot be read as Parquet"):
+        read_questions([tmp_path / "text.parquet"])
+
+
+def test_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", [question(3), question(4), question(3)])
+    with pytest.raises(DataError, match=r"row 2.*repeat those of .*row 0"):
+        read_questions([file])
+
+
+def test_no_question_that_fits_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="max_start_length"):
+        read_questions([write_questions(tmp_path / "a.parquet", 3)]).fitting(Characters(), 2)
+
+
+def questions(count: int) -> tuple[Question, ...]:
+    from forage_common.v1.trajectory_pb2 import GroundTruth
+
+    return tuple(Question("s", "train", i, (), GroundTruth(), str(i)) for i in range(count))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 3))
+def test_an_epoch_meets_no_question_twice_and_uids_never_repeat(count: int, size: int, seed: int) -> None:
+    size = min(size, count)
+    batches = Batches(questions(count), size, seed)
+    per_epoch = count // size
+    uids = [uid for b in range(1, 3 * per_epoch + 1) for uid, _ in batches.groups(b)]
+    assert len(uids) == len(set(uids)) == 3 * per_epoch * size
+    first = [q.index for b in range(1, per_epoch + 1) for _, q in batches.groups(b)]
+    assert len(first) == len(set(first))
+    assert {uid.rsplit("/", 1)[1] for uid, _ in batches.groups(per_epoch + 1)} == {"1"}
+
+
+def test_a_batch_is_a_function_of_seed_and_number_alone() -> None:
+    forward = Batches(questions(50), 7, 3)
+    backward = Batches(questions(50), 7, 3)
+    wanted = {b: forward.groups(b) for b in range(1, 20)}
+    assert {b: backward.groups(b) for b in reversed(range(1, 20))} == wanted
+    assert Batches(questions(50), 7, 4).groups(1) != wanted[1]
+
+
+def test_fewer_questions_than_a_batch_are_refused() -> None:
+    with pytest.raises(DataError, match="train_batch_size = 9"):
+        Batches(questions(8), 9, 0)

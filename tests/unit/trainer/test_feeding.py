@@ -1,0 +1,209 @@
+"""Feeder and batcher on a real server: bounds, duplicates, stale groups, restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from trainer_parts import group
+
+from forage_common.settings import RedisSettings, Settings, load
+from forage_common.streams import StreamClient
+from forage_common.telemetry import Health
+from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
+from forage_trainer.batcher import Batcher, BatchTimeoutError
+from forage_trainer.dataset import Batches, Question
+from forage_trainer.feeder import Feeder, sampling_seed
+from forage_trainer.waiting import Insist, Stop, Stopped
+
+SIZE = 3
+
+
+@dataclass
+class Bench:
+    """A feeder and a batcher over one server; `answer` plays the rollout service."""
+
+    settings: Settings
+    streams: StreamClient
+    stop: Stop
+    health: Health
+    feeder: Feeder
+    batcher: Batcher
+    version: int = 0
+
+    def prompts(self) -> list[Prompt]:
+        return [entry.message for entry in self.streams.take_prompts("probe", 1000, 0.05)]
+
+    def answer(self, batch: int, position: int, version: int = 0, attempt: int = 0) -> TrajectoryGroup:
+        found = group(f"q/{batch}/{position}", [0.0, 1.0], batch, position, attempt, version)
+        self.streams._redis.xadd(self.streams.trajectories, {"m": found.SerializeToString()})  # as `finish` does
+        return found
+
+    def uids(self, batch: int, timeout_s: float = 5.0) -> list[str]:
+        return [g.group_uid for g in self.batcher.next(batch, timeout_s).groups]
+
+
+@pytest.fixture
+def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
+    def make(*overrides: str) -> Bench:
+        settings = load(
+            None,
+            [
+                f"redis.url={redis_server.url}",
+                f"data.train_batch_size={SIZE}",
+                "trainer.total_training_steps=5",
+                *overrides,
+            ],
+            {},
+        )
+        streams = StreamClient(settings.redis, "bench", 2.0)
+        streams.create()
+        stop, health = Stop(), Health()
+        insist = Insist(stop, health)
+        rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
+        feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), insist)
+
+        def reissue(batch: int, position: int, attempt: int) -> None:
+            feeder.issue(batch, position, attempt, batch - 1)
+
+        batcher = Batcher(streams, SIZE, settings.trainer.max_staleness, reissue, insist, stop, health)
+        return Bench(settings, streams, stop, health, feeder, batcher)
+
+    return make
+
+
+@pytest.mark.parametrize(("staleness", "first"), [(0, 1), (1, 2), (3, 4)])
+def test_at_most_max_staleness_plus_one_batches_are_outstanding(
+    bench: Callable[..., Bench], staleness: int, first: int
+) -> None:
+    b = bench(f"trainer.max_staleness={staleness}")
+    assert list(b.feeder.issue_up_to_bound(0)) == list(range(1, first + 1))
+    assert list(b.feeder.issue_up_to_bound(1)) == [first + 1]
+    assert list(b.feeder.issue_up_to_bound(1)) == []
+    prompts = b.prompts()
+    assert [(p.batch, p.position) for p in prompts] == [(n, i) for n in range(1, first + 2) for i in range(SIZE)]
+    assert {p.batch: p.min_policy_version for p in prompts} == {
+        n: max(0, n - 1 - staleness) for n in range(1, first + 2)
+    }
+
+
+def test_nothing_is_issued_beyond_the_last_step(bench: Callable[..., Bench]) -> None:
+    b = bench("trainer.max_staleness=3")
+    for version in range(5):
+        b.feeder.issue_up_to_bound(version)
+    assert max(p.batch for p in b.prompts()) == 5
+
+
+def test_a_new_life_issues_nothing_again(bench: Callable[..., Bench]) -> None:
+    first, second = bench(), bench()
+    first.feeder.issue_up_to_bound(2)
+    before = len(first.prompts())
+    assert list(second.feeder.issue_up_to_bound(2)) == [3, 4]
+    assert second.prompts() == []
+    assert before == 2 * SIZE
+
+
+def test_prompts_of_different_places_have_different_seeds() -> None:
+    seeds = {sampling_seed(r, b, p, a) for r in range(3) for b in range(20) for p in range(10) for a in range(3)}
+    assert len(seeds) == 3 * 20 * 10 * 3
+    assert min(seeds) > 0
+    assert max(seeds) <= 2**48
+
+
+def test_a_batch_comes_complete_and_in_the_order_of_positions(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    for batch, position in ((2, 1), (1, 2), (1, 0), (2, 0), (1, 1), (2, 2)):
+        b.answer(batch, position)
+    assert b.uids(1) == [f"q/1/{p}" for p in range(SIZE)]
+    b.batcher.done(1)
+    assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
+
+
+def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    for position in (0, 0, 1, 2, 1):
+        b.answer(1, position)
+    batch = b.batcher.next(1, 5.0)
+    b.answer(1, 0)
+    b.batcher.done(1)
+    for position in range(SIZE):
+        b.answer(2, position, version=1)
+    assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
+    b.streams.discard(b.streams.trajectories, batch.ids)
+    assert b.streams.backlog(b.streams.trajectories) == SIZE, "only batch 2 is left"
+
+
+def test_a_group_beyond_the_bound_is_dropped_and_issued_again(bench: Callable[..., Bench]) -> None:
+    b = bench("trainer.max_staleness=1")
+    for position, version in enumerate((2, 1, 3)):  # step 4 trains version 3: 2 is the oldest it takes
+        b.answer(4, position, version)
+    with pytest.raises(BatchTimeoutError, match=r"1 of 3 groups .*positions 1"):
+        b.batcher.next(4, 0.5)
+    [again] = b.prompts()
+    assert (again.batch, again.position, again.attempt, again.min_policy_version) == (4, 1, 1, 3)
+    b.answer(4, 1, version=3, attempt=1)
+    batch = b.batcher.next(4, 5.0)
+    assert [g.attempt for g in batch.groups] == [0, 1, 0]
+    assert batch.stale == 1
+    assert b.streams.backlog(b.streams.trajectories) == SIZE
+
+
+def test_a_new_life_takes_over_what_was_not_acknowledged(bench: Callable[..., Bench]) -> None:
+    first = bench()
+    for batch in (1, 2):
+        for position in range(SIZE):
+            first.answer(batch, position)
+    assert first.uids(1)
+    first.batcher.done(1)
+    second = bench()
+    assert second.batcher.start(consumed=1) == SIZE
+    assert second.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
+    assert second.streams.backlog(second.streams.trajectories) == SIZE, "copies of batch 1 are gone"
+
+
+def test_what_another_consumer_took_and_lost_is_found_again(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forage_trainer.batcher._RECLAIM_EVERY_S", 0.2)
+    b = bench()
+    for position in range(SIZE):
+        b.answer(1, position)
+    assert len(b.streams.take_groups(b.streams.trajectories, "trainer", 2, 0.1)) == 2  # a reply that got lost
+    assert b.uids(1, timeout_s=20) == [f"q/1/{p}" for p in range(SIZE)]
+
+
+def test_a_batch_that_does_not_come_is_named(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    b.answer(1, 1)
+    with pytest.raises(BatchTimeoutError, match=r"batch 1 lacks 2 of 3 groups .*positions 0, 2.*rollout service"):
+        b.batcher.next(1, 0.3)
+    assert "batch 1: 2 of 3 groups missing" in b.health.waiting["batch"]
+
+
+def test_a_stop_ends_the_wait(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    b.stop.request()
+    with pytest.raises(Stopped):
+        b.batcher.next(1, 60)
+
+
+def test_a_wait_goes_on_through_an_absence_of_the_server(tmp_path: Path, free_address: Callable[[], str]) -> None:
+    from forage_common.errors import UnavailableError
+
+    stop, health = Stop(), Health()
+    streams = StreamClient(RedisSettings(url=f"redis://{free_address()}/0"), "absent", 0.1)
+    seen: list[str] = []
+
+    def call() -> str:
+        seen.append(health.waiting.get("redis", ""))
+        if len(seen) < 3:
+            streams.ping()
+        return "back"
+
+    with pytest.raises(UnavailableError):
+        streams.ping()
+    assert Insist(stop, health)(call) == "back"
+    assert "is it running?" in seen[-1]
+    assert "redis" not in health.waiting

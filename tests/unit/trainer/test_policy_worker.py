@@ -1,0 +1,191 @@
+"""One real verl worker on a random Qwen2, against plain PyTorch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_parts import PROMPT_TOKENS, trajectory, write_model
+
+from forage_common.errors import SettingsError
+from forage_common.settings import Settings, load
+from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
+from forage_trainer.advantages import grpo_outcome
+from forage_trainer.policy_worker import PolicyWorker, UpdateResult
+from forage_trainer.tensors import step_tensors
+
+LR, DECAY, CLIP = 1e-2, 0.1, 0.5
+EXAMPLES = Path(__file__).parents[2] / "data/trainer/kl.jsonl"
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    folder = write_model(tmp_path_factory.mktemp("policy") / "model")
+    optimizer = [f"trainer.actor.optim.{k}={v}" for k, v in (("lr", LR), ("weight_decay", DECAY), ("clip_grad", CLIP))]
+    few = ["trainer.threads=1", "trainer.actor.ppo_max_token_len_per_gpu=120", "trainer.actor.kl_loss_coef=0.05"]
+    return load(None, [f"model.path={folder}", *optimizer, *few], {})
+
+
+@pytest.fixture(scope="module")
+def built(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[PolicyWorker, Path]:
+    worker = PolicyWorker(settings)
+    worker.save(tmp_path_factory.mktemp("start") / "state", 0)
+    return worker, next(tmp_path_factory.getbasetemp().glob("start*")) / "state"
+
+
+@pytest.fixture
+def worker(built: tuple[PolicyWorker, Path]) -> PolicyWorker:
+    """The worker as it was built."""
+    built[0].load(built[1])
+    return built[0]
+
+
+def rows(samples: int = 4) -> list[TrajectoryGroup]:
+    made = [
+        [trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1) for i in range(samples)]
+        for uid in "ab"
+    ]
+    return [TrajectoryGroup(group_uid=uid, trajectories=found) for uid, found in zip("ab", made, strict=True)]
+
+
+def flat(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
+    return [t for g in groups for t in g.trajectories]
+
+
+def take_step(
+    worker: PolicyWorker, groups: Sequence[TrajectoryGroup], spend_a_pass: bool = False
+) -> tuple[UpdateResult, dict[str, torch.Tensor]]:
+    batch, _ = step_tensors(groups, 0, 1, 0)
+    assert batch is not None
+    advantages = grpo_outcome(batch.token_rewards, batch.mask, batch.uids)
+    old = worker.log_probs(batch) if spend_a_pass else None
+    result = worker.update(batch, advantages, worker.reference_log_probs(batch), old, len(groups))
+    return result, worker.weights(torch.float32)
+
+
+def plain_model(folder: Path) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+
+
+def response_log_probs(model: torch.nn.Module, row: Trajectory) -> torch.Tensor:
+    ids = torch.tensor([list(row.token_ids)])
+    log_probs = model(input_ids=ids).logits.log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])[:, 0]
+    return log_probs[PROMPT_TOKENS - 1 :]
+
+
+def test_log_probs_equal_those_of_a_plain_forward(worker: PolicyWorker, settings: Settings) -> None:
+    groups = rows()
+    batch, _ = step_tensors(groups, 0, 1, 0)
+    assert batch is not None
+    found, reference, model = (
+        worker.log_probs(batch),
+        worker.reference_log_probs(batch),
+        plain_model(settings.model.path),
+    )
+    assert reference is not None
+    for i, row in enumerate(flat(groups)):
+        length = len(row.loss_mask)
+        with torch.no_grad():
+            expected = response_log_probs(model, row)
+        torch.testing.assert_close(found[i, :length], expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(reference[i, :length], expected, atol=1e-5, rtol=0)
+        assert not found[i, length:].any()
+
+
+def test_an_update_equals_plain_pytorch(worker: PolicyWorker, settings: Settings) -> None:
+    """Two updates, so that the second has a policy that differs from the reference."""
+    groups, model = rows(), plain_model(settings.model.path)
+    reference = plain_model(settings.model.path)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY, betas=(0.9, 0.999))
+    for _ in range(2):
+        result, weights = take_step(worker, groups)
+        loss, tokens = torch.zeros(()), 0
+        for row in flat(groups):
+            mask, engine = torch.tensor(list(row.loss_mask)).bool(), torch.tensor(list(row.logprobs))
+            own = response_log_probs(model, row)
+            with torch.no_grad():
+                away = response_log_probs(reference, row) - own
+                weight = (own - engine).exp().clamp(max=2.0)
+            away = away.detach() + own.detach() - own
+            advantage = (row.score.total - 0.5) / (torch.tensor([0.0, 1.0] * 2).std() + 1e-6)
+            surrogate = -advantage * weight * (own - own.detach()).exp()
+            loss = loss + (surrogate + 0.05 * (away.exp() - away - 1).clamp(-10, 10))[mask].sum()
+            tokens += int(mask.sum())
+        optimizer.zero_grad()
+        (loss / tokens).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        assert result.grad_norm == pytest.approx(float(norm), rel=1e-4)
+        assert result.loss == pytest.approx(float(loss.detach()) / tokens, abs=1e-5)
+        for name, expected in model.state_dict().items():
+            if name != "lm_head.weight":
+                torch.testing.assert_close(weights[name], expected, atol=1e-4, rtol=1e-3)
+
+
+def test_nothing_said_about_information_tokens_changes_the_update(
+    worker: PolicyWorker, built: tuple[PolicyWorker, Path]
+) -> None:
+    groups = rows()
+    _, expected = take_step(worker, groups)
+    for row in flat(groups):
+        row.logprobs[:] = [p if m else -3.0 for p, m in zip(row.logprobs, row.loss_mask, strict=True)]
+    worker.load(built[1])
+    _, found = take_step(worker, groups)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_updates_own_forward_stands_for_a_pass_of_old_log_probs(
+    worker: PolicyWorker, built: tuple[PolicyWorker, Path]
+) -> None:
+    own, expected = take_step(worker, rows())
+    worker.load(built[1])
+    spent, found = take_step(worker, rows(), spend_a_pass=True)
+    torch.testing.assert_close(own.log_probs, spent.log_probs, atol=1e-6, rtol=0)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_resumed_worker_takes_the_same_next_step(worker: PolicyWorker, tmp_path: Path) -> None:
+    take_step(worker, rows())
+    worker.save(tmp_path / "state", 1)
+    _, expected = take_step(worker, rows())
+    worker.load(tmp_path / "state")
+    _, found = take_step(worker, rows())
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_exported_weights_are_a_model_that_transformers_loads(worker: PolicyWorker, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    take_step(worker, rows())
+    weights = worker.weights(torch.float32)
+    assert "lm_head.weight" not in weights
+    assert {w.dtype for w in weights.values()} == {torch.float32}
+    assert sum(w.numel() for w in weights.values()) == worker.parameters
+    write_model(tmp_path / "again")
+    save_file(weights, tmp_path / "again/model.safetensors", metadata={"format": "pt"})
+    model = plain_model(tmp_path / "again")
+    batch, _ = step_tensors(rows(), 0, 1, 0)
+    assert batch is not None
+    with torch.no_grad():
+        expected = response_log_probs(model, flat(rows())[3])
+    torch.testing.assert_close(worker.log_probs(batch)[3, : len(expected)], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "example", [json.loads(line) for line in EXAMPLES.read_text().splitlines()], ids=lambda e: e["id"]
+)
+def test_the_kl_of_the_loss_follows_the_specification(example: dict) -> None:
+    from verl.trainer.ppo.core_algos import kl_penalty
+
+    arguments = torch.tensor(example["log_prob"]), torch.tensor(example["reference"]), example["kind"]
+    if example["error"]:
+        with pytest.raises(SettingsError, match="kl_loss_type"):
+            load(None, [f"trainer.actor.kl_loss_type={example['kind']}"], {})
+    else:
+        torch.testing.assert_close(kl_penalty(*arguments), torch.tensor(example["kl"]), atol=1e-4, rtol=0)

@@ -1,0 +1,159 @@
+"""Validation through a real server: every question once, failures asked again, the result written once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trainer_parts import read_lines, trajectory
+
+from forage_common.settings import RedisSettings, load
+from forage_common.streams import StreamClient
+from forage_common.telemetry import Health
+from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Purpose, Status, TrajectoryGroup
+from forage_trainer.batcher import BatchTimeoutError
+from forage_trainer.dataset import Question
+from forage_trainer.metrics import trajectory_figures
+from forage_trainer.progress import StateFile
+from forage_trainer.validation import RETRIES, Validation
+from forage_trainer.waiting import Insist, Stop
+
+COUNT = 4
+POLICY = Policy(version=6, epoch=2, uri="u", digest="d")
+
+
+class Answering:
+    """Answers all prompts of the stream, from `meanwhile`, with what `script` says; keeps them."""
+
+    def __init__(self, streams: StreamClient, script: Callable[[Prompt], TrajectoryGroup]) -> None:
+        self._streams = streams
+        self._script = script
+        self.prompts: list[Prompt] = []
+
+    def __call__(self) -> None:
+        for entry in self._streams.take_prompts("script", 1000, 0.1):
+            self.prompts.append(entry.message)
+            self._streams.finish(entry, self._script(entry.message))
+
+
+class AskedAgain(StateFile):
+    """A state file that lets the script answer whenever progress is written."""
+
+    def __init__(self, folder: Path, then: Callable[[], None]) -> None:
+        super().__init__(folder)
+        self._then = then
+
+    def set(self, *arguments: object, **_: object) -> None:
+        super().set(*arguments)  # type: ignore[arg-type]
+        self._then()
+
+
+def reply(prompt: Prompt, status: Status.ValueType = Status.STATUS_OK) -> TrajectoryGroup:
+    right = float(prompt.position % 2)
+    return TrajectoryGroup(
+        run_id=prompt.run_id,
+        group_uid=prompt.group_uid,
+        purpose=prompt.purpose,
+        batch=prompt.batch,
+        position=prompt.position,
+        attempt=prompt.attempt,
+        trajectories=[trajectory(prompt.group_uid, 0, right, status=status)],
+    )
+
+
+@pytest.fixture
+def make(redis_server: RedisSettings, tmp_path: Path) -> Callable[..., tuple[Validation, Answering, StreamClient]]:
+    def build(script: Callable[[Prompt], TrajectoryGroup] = reply) -> tuple[Validation, Answering, StreamClient]:
+        overrides = [f"redis.url={redis_server.url}", f"run.dir={tmp_path}", "run.id=v", "trainer.batch_timeout_s=3"]
+        settings = load(None, overrides, {})
+        streams = StreamClient(settings.redis, "v", 2.0)
+        streams.create()
+        stop, health = Stop(), Health()
+        rows = [Question("q", "test", i, (), GroundTruth(targets=[f"t{i}"]), f"question {i}") for i in range(COUNT)]
+        answering = Answering(streams, script)
+        state = AskedAgain(tmp_path / "v", answering)
+        return Validation(settings, streams, rows, state, Insist(stop, health), stop, health), answering, streams
+
+    return build
+
+
+def test_every_question_is_asked_once_and_greedily(make: Callable, tmp_path: Path) -> None:
+    validation, answering, streams = make()
+    result = validation.run("after", POLICY, meanwhile=answering)
+    assert (result["em"], result["count"], result["failed"], result["version"]) == (0.5, COUNT, 0, 6)
+    assert result["format_rate"] == 1.0
+    for prompt in answering.prompts:
+        assert (prompt.purpose, prompt.samples, prompt.sampling.temperature) == (Purpose.PURPOSE_VALIDATION, 1, 0.0)
+        assert (prompt.batch, prompt.min_policy_version) == (6, 6)
+        assert prompt.reply_stream == streams.key("validation-after")
+    assert json.loads((tmp_path / "v/validation/after.json").read_text()) == result
+    lines = read_lines(tmp_path / "v/validation/after.jsonl")
+    assert [(r["question"], r["targets"], r["em"]) for r in lines] == [
+        (f"question {i}", [f"t{i}"], float(i % 2)) for i in range(COUNT)
+    ]
+    assert lines[0]["spans"] == [{"role": "model", "text": "text"}]
+    assert json.loads((tmp_path / "v/state.json").read_text()) == {
+        "phase": "validating", "detail": "after", "done": COUNT, "total": COUNT,
+    }  # fmt: skip
+    assert not streams._redis.exists(streams.key("validation-after"))
+
+
+def test_a_validation_that_has_its_result_is_not_repeated_for_the_same_version(make: Callable) -> None:
+    validation, answering, _ = make()
+    validation.run("after", POLICY, meanwhile=answering)
+    assert validation.run("after", POLICY, meanwhile=answering) is None
+    assert len(answering.prompts) == COUNT
+    later = Policy(version=9, epoch=3)
+    assert validation.run("after", later, meanwhile=answering)["version"] == 9
+
+
+def test_a_failure_is_asked_again_and_then_counted_but_never_a_wrong_answer(make: Callable, tmp_path: Path) -> None:
+    def script(prompt: Prompt) -> TrajectoryGroup:
+        fails = prompt.position == 0 or (prompt.position == 1 and prompt.attempt == 0)
+        return reply(prompt, Status.STATUS_TIMEOUT if fails else Status.STATUS_OK)
+
+    validation, answering, _ = make(script)
+    result = validation.run("before", POLICY, meanwhile=answering)
+    asked = [(p.position, p.attempt) for p in answering.prompts]
+    assert sorted(asked) == [(0, n) for n in range(RETRIES + 1)] + [(1, 0), (1, 1), (2, 0), (3, 0)]
+    assert (result["failed"], result["count"]) == (1, COUNT)
+    assert result["em"] == pytest.approx(2 / 3)
+    assert read_lines(tmp_path / "v/validation/before.jsonl")[0]["failed"] is True
+
+
+def test_a_new_life_uses_the_answers_that_the_old_one_had(make: Callable) -> None:
+    validation, answering, streams = make()
+    stream = streams.key("validation-after")
+    streams.create(stream)
+    for position in range(COUNT):
+        validation._issue(stream, POLICY, position, 0)
+    answering()
+    assert len(streams.take_groups(stream, "trainer", 2, 0.1)) == 2
+    result = validation.run("after", POLICY)
+    assert result["count"] == COUNT
+    assert len(answering.prompts) == COUNT
+
+
+def test_a_silent_rollout_service_is_named(make: Callable) -> None:
+    validation, _, _ = make(lambda prompt: TrajectoryGroup(batch=99))
+    with pytest.raises(BatchTimeoutError, match=r"'after': 4 of 4 answers missing.*rollout service"):
+        validation.run("after", POLICY)
+
+
+def test_failed_trajectories_are_in_no_mean() -> None:
+    sound = [trajectory("a", i, float(i == 0), version=5) for i in range(2)]
+    failed = trajectory("a", 2, 7.0, version=3, status=Status.STATUS_INTERNAL)
+    unjudged = trajectory("a", 3, 7.0, version=4, score_status=Status.STATUS_TIMEOUT)
+    figures = trajectory_figures([TrajectoryGroup(trajectories=[*sound, failed, unjudged])], version=5)
+    assert figures["reward_mean"] == 0.5
+    assert figures["em_mean"] == 0.5
+    assert figures["failed"] == 2
+    assert (figures["staleness_max"], figures["staleness_mean"]) == (2, 0.75)
+
+
+def test_a_batch_without_a_sound_trajectory_has_no_means() -> None:
+    failed = trajectory("a", 2, 7.0, status=Status.STATUS_INTERNAL, turns=())
+    figures = trajectory_figures([TrajectoryGroup(trajectories=[failed])], version=5)
+    assert (figures["reward_mean"], figures["em_mean"], figures["staleness_max"]) == (None, None, None)
