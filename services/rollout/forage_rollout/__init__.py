@@ -1,0 +1,1 @@
+"""The multi-turn search loop on vLLM and Ray Serve."""

@@ -1,0 +1,231 @@
+"""All samples of one prompt: each a coroutine that runs the loop at its own pace, then scored together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+import httpx
+
+from forage_common.errors import UnavailableError
+from forage_common.settings import Settings
+from forage_common.telemetry import get_logger
+from forage_common.v1.reward_pb2 import ScoreItem
+from forage_common.v1.trajectory_pb2 import (
+    ActionKind,
+    Prompt,
+    Score,
+    Status,
+    Timings,
+    Trajectory,
+    TrajectoryGroup,
+)
+from forage_rollout.clients import MalformedReplyError, Retriever, Reward
+from forage_rollout.generation import Engine, request
+from forage_rollout.loop import Limits, Loop
+from forage_rollout.tokens import TokenCodec
+
+log = get_logger()
+
+
+class PromptError(ValueError):
+    """The prompt itself is at fault; running it again changes nothing."""
+
+
+@dataclass
+class Counts:
+    """What an agent has done since it started."""
+
+    trajectories: int = 0
+    failed_trajectories: int = 0
+    truncated_trajectories: int = 0
+    turns: int = 0
+    searches: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    generate_seconds: float = 0.0
+    retrieve_seconds: float = 0.0
+    score_seconds: float = 0.0
+    samples_in_flight: int = 0
+
+
+class Agent:
+    """Runs prompts. What fails outside leaves a status on the trajectory; a failing engine raises."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        retriever: Retriever,
+        reward: Reward,
+        codec: TokenCodec,
+        end_of_turn: str,
+        replica: str,
+    ) -> None:
+        self._limits = Limits.of(settings.rollout, codec)
+        self._timeout_s = settings.rollout.trajectory_timeout_s
+        self._engine = engine
+        self._retriever = retriever
+        self._reward = reward
+        self._codec = codec
+        self._end_of_turn = end_of_turn
+        self._replica = replica
+        self.counts = Counts()
+
+    async def run(self, prompt: Prompt) -> TrajectoryGroup:
+        """Every sample of the prompt, scored.
+
+        Raises:
+            Exception: whatever the engine raised; nothing of the group is kept.
+        """
+        samples = max(0, prompt.samples)
+        try:
+            ids = await self._render(prompt)
+        except PromptError as error:
+            log.warning("prompt_refused", group=prompt.group_uid, detail=str(error))
+            blank = Trajectory(status=Status.STATUS_INVALID_INPUT, status_detail=str(error))
+            trajectories = [self._sign(blank, prompt, sample, Timings()) for sample in range(samples)]
+        else:
+            self.counts.samples_in_flight += samples
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    running = [tasks.create_task(self._sample(prompt, ids, sample)) for sample in range(samples)]
+            finally:
+                self.counts.samples_in_flight -= samples
+            trajectories = [task.result() for task in running]
+            await self._score(trajectories)
+        for trajectory in trajectories:
+            self._count(trajectory)
+        return TrajectoryGroup(
+            run_id=prompt.run_id,
+            group_uid=prompt.group_uid,
+            purpose=prompt.purpose,
+            batch=prompt.batch,
+            position=prompt.position,
+            attempt=prompt.attempt,
+            trajectories=trajectories,
+        )
+
+    async def _render(self, prompt: Prompt) -> list[int]:
+        if not prompt.messages:
+            raise PromptError("the prompt has no messages")
+        try:
+            return await self._engine.render([{"role": m.role, "content": m.content} for m in prompt.messages])
+        except ValueError as error:
+            raise PromptError(f"the chat template refuses the prompt: {error}") from error
+
+    async def _sample(self, prompt: Prompt, prompt_ids: Sequence[int], sample: int) -> Trajectory:
+        timings = Timings()
+        if prompt.issued_unix_ms:
+            timings.queued_s = max(0.0, time.time() - prompt.issued_unix_ms / 1000)
+        begin = time.perf_counter()
+        loop = Loop.start(self._limits, self._codec, prompt_ids)
+        status: Status.ValueType = Status.STATUS_OK
+        detail = ""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._turns(loop, prompt, sample, timings)
+        except TimeoutError:
+            status = Status.STATUS_TIMEOUT
+            detail = f"not finished within rollout.trajectory_timeout_s = {self._timeout_s:g} s"
+        except (UnavailableError, httpx.HTTPError, MalformedReplyError) as error:
+            status, detail = _status_of(error), str(error)
+            loop.turns[-1].retrieval_status = status
+        timings.total_s = time.perf_counter() - begin
+        trajectory = loop.trajectory()
+        trajectory.status, trajectory.status_detail = status, detail
+        return self._sign(trajectory, prompt, sample, timings)
+
+    async def _turns(self, loop: Loop, prompt: Prompt, sample: int, timings: Timings) -> None:
+        while (context := loop.next_context()) is not None:
+            turn = len(loop.turns) + 1
+            asked = request(prompt.sampling, context, self._limits.max_response_length, sample, turn)
+            start = time.perf_counter()
+            try:
+                generation = await self._engine.generate(asked)
+            finally:
+                timings.generate_s += time.perf_counter() - start
+            action = loop.add_generation(generation)
+            if not loop.searching or action.kind == ActionKind.ACTION_KIND_ANSWER:
+                continue
+            if action.kind == ActionKind.ACTION_KIND_INVALID:
+                loop.add_feedback()
+                continue
+            start = time.perf_counter()
+            try:
+                found = await self._retriever.search(action.content)
+            finally:
+                timings.retrieve_s += time.perf_counter() - start
+            loop.add_documents(found.documents, found.index_digest)
+
+    def _sign(self, trajectory: Trajectory, prompt: Prompt, sample: int, timings: Timings) -> Trajectory:
+        signed = Trajectory(
+            id=f"{prompt.run_id}/{prompt.group_uid}/{sample}",
+            run_id=prompt.run_id,
+            group_uid=prompt.group_uid,
+            sample=sample,
+            data_source=prompt.data_source,
+            timings=timings,
+            trace_id=prompt.trace_id,
+            replica=self._replica,
+            ground_truth=prompt.ground_truth,
+            sampling=prompt.sampling,
+        )
+        signed.MergeFrom(trajectory)
+        return signed
+
+    async def _score(self, trajectories: Sequence[Trajectory]) -> None:
+        whole = [t for t in trajectories if t.status == Status.STATUS_OK]
+        if not whole:
+            return
+        items = [
+            ScoreItem(
+                trajectory_id=t.id,
+                data_source=t.data_source,
+                spans=t.spans,
+                ground_truth=t.ground_truth,
+                end_of_turn=self._end_of_turn,
+            )
+            for t in whole
+        ]
+        start = time.perf_counter()
+        try:
+            scored = await self._reward.score(items)
+        except (UnavailableError, grpc.RpcError, MalformedReplyError) as error:
+            log.warning("scoring_failed", group=whole[0].group_uid, detail=str(error))
+            for trajectory in whole:
+                trajectory.status, trajectory.status_detail = _status_of(error), str(error)
+                trajectory.score.CopyFrom(Score(status=trajectory.status, detail=str(error)))
+        else:
+            for trajectory, item in zip(whole, scored, strict=True):
+                trajectory.score.CopyFrom(item.score)
+                trajectory.validation_score.CopyFrom(item.validation_score)
+                if item.score.status not in (Status.STATUS_OK, Status.STATUS_ABSTAIN):
+                    trajectory.status, trajectory.status_detail = item.score.status, item.score.detail
+        for trajectory in whole:
+            trajectory.timings.score_s = time.perf_counter() - start
+
+    def _count(self, trajectory: Trajectory) -> None:
+        counts, timings = self.counts, trajectory.timings
+        counts.trajectories += 1
+        counts.failed_trajectories += trajectory.status != Status.STATUS_OK
+        counts.truncated_trajectories += trajectory.truncated
+        counts.turns += len(trajectory.turns)
+        counts.searches += sum(turn.executed for turn in trajectory.turns)
+        counts.prompt_tokens += trajectory.prompt_length
+        counts.generated_tokens += sum(trajectory.loss_mask)
+        counts.generate_seconds += timings.generate_s
+        counts.retrieve_seconds += timings.retrieve_s
+        counts.score_seconds += timings.score_s
+
+
+def _status_of(error: Exception) -> Status.ValueType:
+    """The status of a trajectory whose call to another service failed."""
+    if isinstance(error, UnavailableError):
+        return Status.STATUS_TIMEOUT
+    refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+    refused |= isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    return Status.STATUS_INVALID_INPUT if refused else Status.STATUS_INTERNAL

@@ -1,0 +1,142 @@
+"""A Ray of our own on this machine: loopback only, small, and gone with us."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from forage_common.settings import Settings
+from forage_common.telemetry import get_logger
+from forage_rollout import reaper
+from forage_rollout.engine import environment
+from forage_rollout.relay import LogRelay
+
+log = get_logger()
+_PREFIX = "forage-ray-"
+_STARTS = 3
+_PATIENCE_S = 5.0
+_OBJECT_STORE_BYTES = 80 * 2**20
+# Read by Ray when it is imported, and by every process that it starts.
+_RAY_ENVIRONMENT = {
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite the name: every socket is bound to loopback
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_BACKEND_LOG_LEVEL": "error",
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it would abort the main process on SIGTERM
+    "RAY_agent_register_timeout_ms": "180000",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "60",
+}
+
+
+def claim(folder: Path) -> IO[str]:
+    """A lock on the folder that ends with this process, or with the file that is returned.
+
+    Raises:
+        BlockingIOError: a living process has it.
+    """
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise
+    return file
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the folders of services that were killed together with their reapers."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        if not (folder / "lock").exists():
+            continue  # just being made
+        try:
+            claim(folder).close()
+        except OSError:
+            continue  # in use, or another user's
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class LocalCluster:
+    """Starts Ray, deploys the application, and ends every process of both."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stopping = False
+        # Sockets live in there, and their paths must stay below 108 bytes.
+        remove_abandoned(Path(tempfile.gettempdir()))
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = claim(self._folder)
+        self._relay = LogRelay(self._folder)
+        command = [sys.executable, "-I", "-S", reaper.__file__, str(self._folder)]
+        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def start(self) -> None:
+        """Blocks until all deployments run; takes most of a minute on CPU.
+
+        Raises:
+            Exception: Ray did not start, several times over, or Serve gave up on a deployment.
+        """
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ.update(_RAY_ENVIRONMENT, **environment(self._settings.rollout.engine))
+        import ray
+        from ray import serve
+
+        from forage_rollout.deployments import APPLICATION, application
+
+        begin = time.perf_counter()
+        for attempt in range(1, _STARTS + 1):
+            try:
+                ray.init(
+                    num_cpus=1,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _temp_dir=str(self._folder),
+                )
+                serve.start(http_options={"location": "NoServer"})
+                break
+            except Exception as error:
+                # A busy machine lets Ray's own fixed time limits pass; it raises bare Exceptions.
+                log.warning("ray_did_not_start", attempt=attempt, detail=str(error))
+                if attempt == _STARTS or self._stopping:
+                    raise
+                self._end_processes(_PATIENCE_S)
+        log.info("ray_started", seconds=round(time.perf_counter() - begin, 1))
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        serve.run(application(self._settings, gpus), name=APPLICATION, route_prefix=None)
+        log.info("deployments_running", seconds=round(time.perf_counter() - begin, 1))
+
+    def stop(self, patience_s: float) -> None:
+        """End what was started, by force where it does not end by itself, and remove its folder."""
+        self._stopping = True
+        self._end_processes(patience_s)
+        self._reaper.communicate()
+
+    def _end_processes(self, patience_s: float) -> None:
+        family = [p for p in psutil.Process().children(recursive=True) if p.pid != self._reaper.pid]
+        try:
+            import ray
+
+            ray.shutdown()
+        finally:
+            _, alive = psutil.wait_procs(family, timeout=patience_s)
+            for process in alive:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    continue

@@ -1,0 +1,217 @@
+"""Takes prompts off the stream, has them run, and writes their groups back, each exactly once.
+
+A prompt stays pending until its group is written in the same transaction. While it is worked on it is kept alive;
+entries of a worker that fell silent are reclaimed. Nothing here ends because Redis or an engine is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from forage_common.errors import UnavailableError
+from forage_common.settings import Settings
+from forage_common.streams import Entry, StreamClient
+from forage_common.telemetry import get_logger
+from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
+
+log = get_logger()
+T = TypeVar("T")
+RunGroup = Callable[[Prompt], Awaitable[TrajectoryGroup]]
+WaitForPolicy = Callable[[int, int, float], Awaitable[Policy | None]]
+BLOCK_S = 1.0
+RETRY_S = 0.5
+POLICY_WAIT_S = 20.0
+MAX_RUNS = 5
+
+
+@dataclass
+class DispatchCounts:
+    """What a dispatcher has done since it started."""
+
+    groups_in_flight: int = 0
+    groups_done: int = 0
+    groups_duplicated: int = 0
+    groups_reclaimed: int = 0
+    groups_released: int = 0
+    groups_failed: int = 0
+    runs_repeated: int = 0
+    backpressure_seconds: float = 0.0
+    redis_waits: int = 0
+    restarts: int = 0
+
+
+class Dispatcher:
+    """One consumer of a run's prompts.
+
+    Args:
+        run_group: runs a prompt; raises when the engine fails, and is then called again.
+        wait_for_policy: (version, epoch, seconds) → what is served, waiting for that policy at most so long.
+    """
+
+    def __init__(
+        self, settings: Settings, streams: StreamClient, run_group: RunGroup, wait_for_policy: WaitForPolicy
+    ) -> None:
+        self._streams = streams
+        self._run_group = run_group
+        self._wait_for_policy = wait_for_policy
+        self._most = settings.rollout.max_groups_in_flight
+        self._reclaim_s = settings.redis.reclaim_idle_s / 2
+        self._keep_alive_s = min(3.0, settings.redis.reclaim_idle_s / 3)
+        # A group stays on the stream until the checkpoint that holds its step: twice what a working trainer leaves.
+        trainer = settings.trainer
+        self._largest_backlog = 2 * settings.data.train_batch_size * (trainer.save_freq + trainer.max_staleness + 1)
+        self._consumer = f"rollout-{uuid.uuid4().hex[:12]}"
+        self._held: dict[bytes, asyncio.Task[None]] = {}
+        self.counts = DispatchCounts()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            try:
+                await self._redis(self._streams.create)
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._keep_alive())
+                    tasks.create_task(self._reclaim())
+                    tasks.create_task(self._take())
+            except* Exception:  # protects the groups in flight from an answer of Redis that nobody foresaw
+                self.counts.restarts += 1
+                log.exception("dispatcher_restarts", held=len(self._held))
+                await asyncio.sleep(RETRY_S)
+
+    async def _take(self) -> None:
+        while True:
+            free = self._most - len(self._held)
+            if free <= 0:
+                await asyncio.wait(list(self._held.values()), return_when=asyncio.FIRST_COMPLETED)
+                continue
+            if await self._redis(self._streams.backlog, self._streams.trajectories) >= self._largest_backlog:
+                self.counts.backpressure_seconds += RETRY_S
+                await asyncio.sleep(RETRY_S)
+                continue
+            for entry in await self._redis(self._streams.take_prompts, self._consumer, free, BLOCK_S):
+                self._start(entry)
+
+    async def _reclaim(self) -> None:
+        while True:
+            free = self._most - len(self._held)
+            if free > 0:
+                for entry in await self._redis(self._streams.reclaim_prompts, self._consumer, free):
+                    if entry.id not in self._held:
+                        self.counts.groups_reclaimed += 1
+                        self._start(entry)
+            await asyncio.sleep(self._reclaim_s)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self._keep_alive_s)
+            await self._redis(self._streams.keep_alive, self._consumer, list(self._held))
+
+    def _start(self, entry: Entry[Prompt]) -> None:
+        task = supervise(self._work(entry), entry.message.group_uid)
+        self._held[entry.id] = task
+        self.counts.groups_in_flight = len(self._held)
+        task.add_done_callback(lambda _: self._drop(entry.id))
+
+    def _drop(self, id: bytes) -> None:
+        self._held.pop(id, None)
+        self.counts.groups_in_flight = len(self._held)
+
+    async def _work(self, entry: Entry[Prompt]) -> None:
+        prompt = entry.message
+        if not await self._policy_reached(prompt):
+            # Left pending: whoever reclaims it waits again, and prompts that can run come first.
+            self.counts.groups_released += 1
+            log.warning("prompt_released", group=prompt.group_uid, min_policy_version=prompt.min_policy_version)
+            return
+        group = await self._run(prompt)
+        if await self._redis(self._streams.finish, entry, group):
+            self.counts.groups_done += 1
+            log.info("group_done", group=group.group_uid, batch=group.batch, samples=len(group.trajectories))
+        else:
+            self.counts.groups_duplicated += 1
+            log.info("group_was_done_elsewhere", group=group.group_uid, batch=group.batch)
+
+    async def _policy_reached(self, prompt: Prompt) -> bool:
+        deadline = time.monotonic() + POLICY_WAIT_S
+        while (left := deadline - time.monotonic()) > 0:
+            announced = await self._redis(self._streams.policy)
+            if announced is None:
+                await asyncio.sleep(RETRY_S)
+                continue
+            version, epoch = prompt.min_policy_version, announced.epoch
+            try:
+                served = await self._wait_for_policy(version, epoch, min(left, 5.0))
+            except Exception as error:  # noqa: BLE001 - protects the prompt from an engine that is starting again
+                log.warning("waiting_for_engine", detail=str(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            if served is not None and served.epoch >= epoch and (served.epoch > epoch or served.version >= version):
+                return True
+        return False
+
+    async def _run(self, prompt: Prompt) -> TrajectoryGroup:
+        detail = ""
+        for attempt in range(MAX_RUNS):
+            try:
+                return await self._run_group(prompt)
+            except Exception as error:  # noqa: BLE001 - protects the prompt from an engine that died under it
+                detail = f"{type(error).__name__}: {error}"
+                self.counts.runs_repeated += 1
+                log.warning("group_failed", group=prompt.group_uid, attempt=attempt, detail=detail)
+                await asyncio.sleep(RETRY_S * 2**attempt)
+        self.counts.groups_failed += 1
+        return _given_up(prompt, f"given up after {MAX_RUNS} runs ({detail})")
+
+    async def _redis(self, function: Callable[..., T], *args: Any) -> T:
+        """Call the stream client off the event loop, for as long as it takes Redis to come back."""
+        while True:
+            try:
+                return await asyncio.to_thread(function, *args)
+            except UnavailableError as error:
+                self.counts.redis_waits += 1
+                log.warning("waiting_for_redis", detail=str(error), held=len(self._held))
+                await asyncio.sleep(RETRY_S)
+
+
+def _given_up(prompt: Prompt, detail: str) -> TrajectoryGroup:
+    trajectories = [
+        Trajectory(
+            id=f"{prompt.run_id}/{prompt.group_uid}/{sample}",
+            run_id=prompt.run_id,
+            group_uid=prompt.group_uid,
+            sample=sample,
+            data_source=prompt.data_source,
+            status=Status.STATUS_INTERNAL,
+            status_detail=detail,
+            ground_truth=prompt.ground_truth,
+            sampling=prompt.sampling,
+            trace_id=prompt.trace_id,
+        )
+        for sample in range(max(0, prompt.samples))
+    ]
+    return TrajectoryGroup(
+        run_id=prompt.run_id,
+        group_uid=prompt.group_uid,
+        purpose=prompt.purpose,
+        batch=prompt.batch,
+        position=prompt.position,
+        attempt=prompt.attempt,
+        trajectories=trajectories,
+    )
+
+
+def supervise(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """A background task whose unexpected end is logged; keep the reference."""
+    task = asyncio.create_task(work, name=name)
+
+    def ended(done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and done.exception() is not None:
+            log.error("task_failed", task=name, exc_info=done.exception())
+
+    task.add_done_callback(ended)
+    return task

@@ -1,0 +1,52 @@
+"""The policy's tokenizer outside the engine: encode observations, decode generations. Light: no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+from tokenizers import Tokenizer
+
+from forage_common.errors import DataError
+
+
+class TokenCodec(Protocol):
+    """What the loop needs of a tokenizer."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Control tokens that retrieved text must not produce."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of the text alone: nothing is put before or after."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the tokens, control tokens included."""
+        ...
+
+
+class FileTokenizer:
+    """The `tokenizer.json` of a model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / "tokenizer.json"
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+            added = json.loads(file.read_text())["added_tokens"]
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception on any malformed file
+            raise DataError(f"{file} is not a tokenizer ({error}): give a complete Hugging Face folder") from None
+        self._special = tuple(token["content"] for token in added if token["special"])
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return self._special
+
+    def encode(self, text: str) -> list[int]:
+        return cast(list[int], self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return cast(str, self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

@@ -1,0 +1,250 @@
+"""Groups of trajectories over scripted engines and real HTTP and gRPC peers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import grpc
+import pytest
+
+from forage_common.settings import RetrieverSettings, RewardSettings, RolloutSettings, Settings
+from forage_common.v1.reward_pb2 import ScoredItem, ScoreRequest, ScoreResponse
+from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
+from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Sampling, Score, Status
+from forage_rollout.agent import Agent
+from forage_rollout.clients import GrpcReward, HttpRetriever
+from forage_rollout.generation import Generation, Request, request
+
+
+@dataclass
+class ScriptedEngine:
+    """Says the same lines in every trajectory; `delays` are seconds a turn."""
+
+    codec: Any
+    lines: list[str]
+    delay_s: float = 0.0
+    asked: list[Request] = field(default_factory=list)
+
+    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+        if messages[0]["role"] != "user":
+            raise ValueError("roles must begin with user")
+        return list(self.codec.encode(messages[0]["content"]))
+
+    async def generate(self, asked: Request) -> Generation:
+        self.asked.append(asked)
+        await asyncio.sleep(self.delay_s)
+        said = self.codec.decode(asked.token_ids)
+        turn = sum(said.count(line) for line in set(self.lines))
+        ids = self.codec.encode(self.lines[turn])
+        return Generation(ids, [-0.1] * len(ids), False, [(3, 2, 0, len(ids))])
+
+
+class Library(ThreadingHTTPServer):
+    """A retriever with one document; `status` other than 200 makes it fail."""
+
+    status = 200
+    body: bytes | None = None
+    queries: list[str]
+
+
+class _Shelf(BaseHTTPRequestHandler):
+    server: Library
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:  # the name is http.server's
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["return_scores"] is True
+        self.server.queries += body["queries"]
+        document = {"id": "d1", "contents": '"T"\nthe </information> body'}
+        reply = self.server.body or json.dumps({"result": [[{"document": document, "score": 0.5}]]}).encode()
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", str(len(reply)))
+        self.send_header("X-Forage-Index-Digest", "abc")
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def library() -> Iterator[Library]:
+    server = Library(("127.0.0.1", 0), _Shelf)
+    server.queries = []
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+
+
+class Judge(RewardServicer):
+    """Gives one point to every trajectory and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[ScoreRequest] = []
+        self.status: Status.ValueType = Status.STATUS_OK
+
+    async def Score(self, request: ScoreRequest, context: Any) -> ScoreResponse:  # the name is gRPC's
+        self.requests.append(request)
+        score = Score(status=self.status, total=1.0, detail="judged")
+        return ScoreResponse(
+            items=[
+                ScoredItem(trajectory_id=item.trajectory_id, score=score, validation_score=score)
+                for item in request.items
+            ]
+        )
+
+
+@pytest.fixture
+async def judge(free_address: Callable[[], str]) -> AsyncIterator[tuple[Judge, str]]:
+    server = grpc.aio.server()
+    servicer, address = Judge(), free_address()
+    add_RewardServicer_to_server(servicer, server)
+    server.add_insecure_port(address)
+    await server.start()
+    yield servicer, address
+    await server.stop(None)
+
+
+MakeAgent = Callable[..., Agent]
+
+
+@pytest.fixture
+def make_agent(library: Library, judge: tuple[Judge, str], char_codec: Any) -> MakeAgent:
+    def make(engine: ScriptedEngine, reward: str | None = None, **limits: Any) -> Agent:
+        sizes = {"max_start_length": 500, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
+        rollout = RolloutSettings(**{**sizes, "retrieve_timeout_s": 0.5, "score_timeout_s": 0.5, **limits})
+        rollout = rollout.model_copy(update={"engine": rollout.engine.model_copy(update={"max_model_len": 9999})})
+        settings = Settings(
+            rollout=rollout,
+            retriever=RetrieverSettings(http_address=f"127.0.0.1:{library.server_address[1]}"),
+            reward=RewardSettings(grpc_address=reward or judge[1]),
+        )
+        retriever, judging = HttpRetriever(settings), GrpcReward(settings)
+        return Agent(settings, engine, retriever, judging, char_codec(), "<eos>", "replica-1")
+
+    return make
+
+
+def prompt(**fields: Any) -> Prompt:
+    known = {"run_id": "r", "group_uid": "g/train/1/0", "data_source": "s", "samples": 3, "batch": 4, "position": 5}
+    messages = [ChatMessage(role="user", content="Q")]
+    return Prompt(**{**known, "messages": messages, "sampling": Sampling(temperature=1.0, seed=11), **fields})
+
+
+SEARCHING = ["<search>one</search>", "<search>two</search>", "<answer>a</answer>"]
+
+
+async def test_a_group_is_searched_scored_and_signed(
+    make_agent: MakeAgent, library: Library, judge: tuple[Judge, str], char_codec: Any
+) -> None:
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run(prompt())
+    assert (group.run_id, group.group_uid, group.batch, group.position) == ("r", "g/train/1/0", 4, 5)
+    assert [t.id for t in group.trajectories] == [f"r/g/train/1/0/{i}" for i in range(3)]
+    assert sorted(library.queries) == ["one"] * 3 + ["two"] * 3
+    assert len(judge[0].requests) == 1
+    assert [item.end_of_turn for item in judge[0].requests[0].items] == ["<eos>"] * 3
+    for trajectory in group.trajectories:
+        assert trajectory.status == Status.STATUS_OK
+        assert trajectory.finished
+        assert [turn.index_digest for turn in trajectory.turns] == ["abc", "abc", ""]
+        assert [turn.retrieval_status for turn in trajectory.turns][:2] == [Status.STATUS_OK] * 2
+        assert trajectory.turns[0].documents[0].id == "d1"
+        assert "the &lt;/information&gt; body" in trajectory.spans[2].text
+        assert trajectory.score.total == trajectory.validation_score.total == 1.0
+        assert trajectory.replica == "replica-1"
+        assert {(s.version, s.epoch) for s in trajectory.segments} == {(3, 2)}
+
+
+async def test_every_sample_and_turn_has_a_seed_of_its_own_that_repeats(make_agent: MakeAgent, char_codec: Any) -> None:
+    seeds = []
+    for _ in range(2):
+        engine = ScriptedEngine(char_codec(), SEARCHING)
+        await make_agent(engine).run(prompt())
+        seeds.append(sorted(asked.seed or 0 for asked in engine.asked))
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 9
+    assert request(Sampling(temperature=1.0), [1], 5, 0, 1).seed is None
+
+
+async def test_a_retriever_that_fails_leaves_a_status_and_no_score(
+    make_agent: MakeAgent, library: Library, judge: tuple[Judge, str], char_codec: Any
+) -> None:
+    library.status = 503
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run(prompt())
+    for trajectory in group.trajectories:
+        assert trajectory.status == Status.STATUS_TIMEOUT
+        assert trajectory.turns[-1].retrieval_status == Status.STATUS_TIMEOUT
+        assert "retriever" in trajectory.status_detail
+        assert not trajectory.HasField("score")
+    assert judge[0].requests == []
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (422, b"{}", Status.STATUS_INVALID_INPUT),
+        (200, b"[1]", Status.STATUS_INTERNAL),
+        (200, b'{"result": [[{"id": "bare"}]]}', Status.STATUS_INTERNAL),
+        (200, b"not json", Status.STATUS_INTERNAL),
+    ],
+)
+async def test_an_answer_that_is_none_is_told_apart(
+    make_agent: MakeAgent, library: Library, char_codec: Any, status: int, body: bytes, expected: int
+) -> None:
+    library.status, library.body = status, body
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run(prompt(samples=1))
+    assert group.trajectories[0].status == expected
+    assert len(group.trajectories[0].turns) == 1
+
+
+async def test_a_reward_that_is_away_leaves_a_status_on_every_trajectory(
+    make_agent: MakeAgent, char_codec: Any, free_address: Callable[[], str]
+) -> None:
+    agent = make_agent(ScriptedEngine(char_codec(), SEARCHING[2:]), reward=free_address())
+    group = await agent.run(prompt())
+    assert [t.status for t in group.trajectories] == [Status.STATUS_TIMEOUT] * 3
+    assert [t.score.status for t in group.trajectories] == [Status.STATUS_TIMEOUT] * 3
+    assert agent.counts.failed_trajectories == 3
+
+
+async def test_a_score_that_is_refused_keeps_the_trajectory_out(
+    make_agent: MakeAgent, judge: tuple[Judge, str], char_codec: Any
+) -> None:
+    judge[0].status = Status.STATUS_INVALID_INPUT
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING[2:])).run(prompt(samples=1))
+    (trajectory,) = group.trajectories
+    assert (trajectory.status, trajectory.status_detail) == (Status.STATUS_INVALID_INPUT, "judged")
+
+
+async def test_a_trajectory_that_takes_too_long_is_given_up_with_what_it_has(
+    make_agent: MakeAgent, char_codec: Any
+) -> None:
+    engine = ScriptedEngine(char_codec(), SEARCHING, delay_s=0.3)
+    group = await make_agent(engine, trajectory_timeout_s=0.5).run(prompt(samples=1))
+    trajectory = group.trajectories[0]
+    assert trajectory.status == Status.STATUS_TIMEOUT
+    assert "trajectory_timeout_s" in trajectory.status_detail
+    assert len(trajectory.turns) == 1
+    assert len(trajectory.loss_mask) == len(trajectory.token_ids) - trajectory.prompt_length
+
+
+@pytest.mark.parametrize("messages", [[], [ChatMessage(role="assistant", content="Q")]])
+async def test_a_prompt_that_cannot_be_rendered_is_answered_with_a_status(
+    make_agent: MakeAgent, char_codec: Any, messages: list[ChatMessage]
+) -> None:
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run(prompt(messages=messages))
+    assert [t.status for t in group.trajectories] == [Status.STATUS_INVALID_INPUT] * 3
+
+
+async def test_an_engine_that_dies_fails_the_whole_group(make_agent: MakeAgent, char_codec: Any) -> None:
+    agent = make_agent(ScriptedEngine(char_codec(), []))  # an IndexError on the first line
+    with pytest.raises(ExceptionGroup):
+        await agent.run(prompt())
+    assert agent.counts.samples_in_flight == 0
+    assert agent.counts.trajectories == 0

@@ -1,0 +1,251 @@
+"""Prompts taken, run and finished exactly once, against a real Redis server."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from forage_common.settings import DataSettings, RedisSettings, RolloutSettings, Settings
+from forage_common.streams import StreamClient
+from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
+from forage_rollout import dispatcher as module
+from forage_rollout.dispatcher import Dispatcher
+from forage_rollout.follower import follow_policy
+from forage_rollout.policy import PolicyError
+
+
+def prompt(position: int, **fields: Any) -> Prompt:
+    known = {"run_id": "r", "group_uid": f"g/{position}", "batch": 1, "position": position, "samples": 2}
+    return Prompt(**{**known, **fields})
+
+
+async def answer(asked: Prompt) -> TrajectoryGroup:
+    trajectories = [Trajectory(id=f"r/{asked.group_uid}/{i}") for i in range(asked.samples)]
+    return TrajectoryGroup(group_uid=asked.group_uid, position=asked.position, trajectories=trajectories)
+
+
+class Served:
+    """An engine that serves what it is told to load."""
+
+    def __init__(self, serving: Policy | None = None) -> None:
+        self.serving = serving
+        self.refuse = False
+
+    async def load(self, policy: Policy) -> float:
+        if self.refuse:
+            raise PolicyError("altered")
+        self.serving = policy
+        return 0.0
+
+    async def wait(self, version: int, epoch: int, timeout_s: float) -> Policy | None:
+        await asyncio.sleep(0.01)
+        return self.serving
+
+
+class Bench:
+    """A dispatcher at work, and the trainer's end of the streams."""
+
+    def __init__(self, redis: RedisSettings) -> None:
+        fast = redis.model_copy(update={"reclaim_idle_s": 0.6, "timeout_s": 2.0})
+        rollout = RolloutSettings(max_groups_in_flight=4)
+        self.settings = Settings(redis=fast, rollout=rollout, data=DataSettings(train_batch_size=2))
+        self.trainer = StreamClient(fast, "r", 2.0)
+        self.trainer.create()
+        self.engine = Served(Policy(version=1, epoch=1))
+        self.trainer.publish(Policy(version=1, epoch=1))
+        self.runs: list[str] = []
+
+    @asynccontextmanager
+    async def working(self, run: Callable[[Prompt], Awaitable[TrajectoryGroup]] = answer) -> AsyncIterator[Dispatcher]:
+        async def counted(asked: Prompt) -> TrajectoryGroup:
+            self.runs.append(asked.group_uid)
+            return await run(asked)
+
+        streams = StreamClient(self.settings.redis, "r", 1.0)
+        dispatcher = Dispatcher(self.settings, streams, counted, self.engine.wait)
+        task = asyncio.create_task(dispatcher.run())
+        yield dispatcher
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def groups(self, count: int, timeout_s: float = 20.0) -> list[TrajectoryGroup]:
+        found: list[TrajectoryGroup] = []
+        deadline = time.monotonic() + timeout_s
+        while len(found) < count and time.monotonic() < deadline:
+            taken = await asyncio.to_thread(self.trainer.take_groups, self.trainer.trajectories, "trainer", 64, 0.2)
+            found += [entry.message for entry in taken]
+            self.trainer.discard(self.trainer.trajectories, [entry.id for entry in taken])
+        return found
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not true():
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def bench(redis_server: RedisSettings) -> Bench:
+    return Bench(redis_server)
+
+
+async def test_every_prompt_is_answered_once(bench: Bench) -> None:
+    for position in range(10):
+        bench.trainer.issue(prompt(position))
+    async with bench.working() as dispatcher:
+        groups = await bench.groups(10)
+        assert await bench.groups(1, 0.5) == []
+        assert dispatcher.counts.groups_done == 10
+    assert sorted(group.position for group in groups) == list(range(10))
+    assert sorted(bench.runs) == sorted({f"g/{i}" for i in range(10)})
+    assert bench.trainer.backlog(bench.trainer.prompts) == 0
+
+
+async def test_no_more_groups_are_in_flight_than_allowed(bench: Bench) -> None:
+    release = asyncio.Event()
+
+    async def wait(asked: Prompt) -> TrajectoryGroup:
+        await release.wait()
+        return await answer(asked)
+
+    for position in range(6):
+        bench.trainer.issue(prompt(position))
+    async with bench.working(wait) as dispatcher:
+        await bench.until(lambda: len(bench.runs) == 4)
+        await asyncio.sleep(0.5)
+        assert dispatcher.counts.groups_in_flight == len(bench.runs) == 4
+        release.set()
+        assert len(await bench.groups(6)) == 6
+
+
+async def test_what_a_dead_worker_held_is_done_by_the_next(bench: Bench) -> None:
+    bench.trainer.issue(prompt(0))
+    assert bench.trainer.take_prompts("dead", 1, 0.1)
+    async with bench.working() as dispatcher:
+        assert [group.position for group in await bench.groups(1)] == [0]
+        assert dispatcher.counts.groups_reclaimed == 1
+
+
+async def test_a_long_run_is_kept_alive_so_that_nobody_else_takes_it(bench: Bench) -> None:
+    async def slow(asked: Prompt) -> TrajectoryGroup:
+        await asyncio.sleep(2.0)
+        return await answer(asked)
+
+    bench.trainer.issue(prompt(0))
+    async with bench.working(slow), bench.working() as other:
+        assert len(await bench.groups(1)) == 1
+        assert other.counts.groups_duplicated == 0
+    assert bench.runs == ["g/0"]
+
+
+async def test_an_engine_that_fails_is_asked_again(bench: Bench) -> None:
+    async def second_time(asked: Prompt) -> TrajectoryGroup:
+        if len(bench.runs) == 1:
+            raise RuntimeError("the engine died")
+        return await answer(asked)
+
+    bench.trainer.issue(prompt(0))
+    async with bench.working(second_time) as dispatcher:
+        assert len((await bench.groups(1))[0].trajectories) == 2
+        assert dispatcher.counts.runs_repeated == 1
+
+
+async def test_a_group_that_never_runs_is_given_back_with_a_status(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(asked: Prompt) -> TrajectoryGroup:
+        raise RuntimeError("no engine")
+
+    monkeypatch.setattr(module, "MAX_RUNS", 2)
+    bench.trainer.issue(prompt(0))
+    async with bench.working(never):
+        (group,) = await bench.groups(1)
+    assert [t.status for t in group.trajectories] == [Status.STATUS_INTERNAL] * 2
+    assert "no engine" in group.trajectories[0].status_detail
+
+
+async def test_a_prompt_waits_for_the_policy_it_asks_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLICY_WAIT_S", 1.0)
+    bench.trainer.issue(prompt(0, min_policy_version=2))
+    bench.trainer.issue(prompt(1, min_policy_version=1))
+    async with bench.working() as dispatcher:
+        assert [group.position for group in await bench.groups(1)] == [1]
+        await bench.until(lambda: dispatcher.counts.groups_released > 0)
+        assert bench.runs == ["g/1"]
+        bench.engine.serving = Policy(version=2, epoch=1)
+        assert [group.position for group in await bench.groups(1)] == [0]
+
+
+async def test_a_prompt_waits_for_the_epoch_that_was_published_last(bench: Bench) -> None:
+    bench.engine.serving = Policy(version=9, epoch=1)
+    bench.trainer.publish(Policy(version=1, epoch=2))
+    bench.trainer.issue(prompt(0, min_policy_version=1))
+    async with bench.working():
+        await asyncio.sleep(0.7)
+        assert bench.runs == []
+        bench.engine.serving = Policy(version=1, epoch=2)
+        assert len(await bench.groups(1)) == 1
+
+
+async def test_a_full_trajectories_stream_stops_the_taking(bench: Bench) -> None:
+    most = 2 * 2 * (bench.settings.trainer.save_freq + bench.settings.trainer.max_staleness + 1)
+    for position in range(most + 6):
+        bench.trainer.issue(prompt(position))
+    async with bench.working() as dispatcher:
+        await bench.until(lambda: dispatcher.counts.backpressure_seconds > 0)
+        await bench.until(lambda: dispatcher.counts.groups_in_flight == 0)
+        done = len(bench.runs)
+        assert most <= done <= most + 4
+        await asyncio.sleep(0.7)
+        assert len(bench.runs) == done
+        assert len(await bench.groups(most + 6)) == most + 6
+
+
+async def test_groups_outlive_a_redis_that_stands_still(bench: Bench, redis_server: RedisSettings) -> None:
+    port = int(redis_server.url.rpartition(":")[2].partition("/")[0])
+    (server,) = {c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.status == "LISTEN"}
+    process = psutil.Process(server)
+    release = asyncio.Event()
+
+    async def wait(asked: Prompt) -> TrajectoryGroup:
+        await release.wait()
+        return await answer(asked)
+
+    bench.trainer.issue(prompt(0))
+    async with bench.working(wait) as dispatcher:
+        await bench.until(lambda: bench.runs == ["g/0"])
+        process.send_signal(signal.SIGSTOP)
+        try:
+            release.set()
+            await bench.until(lambda: dispatcher.counts.redis_waits > 0)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert [group.position for group in await bench.groups(1)] == [0]
+        assert bench.runs == ["g/0"]
+
+
+async def test_the_follower_loads_newer_policies_and_acknowledges_them(bench: Bench) -> None:
+    engine = Served()
+    streams = StreamClient(bench.settings.redis, "r", 1.0)
+    task = asyncio.create_task(follow_policy(streams, engine, "replica"))
+
+    def served(version: int, epoch: int) -> bool:
+        found = bench.trainer.replicas().get("replica")
+        return found is not None and (found.version, found.epoch) == (version, epoch)
+
+    await bench.until(lambda: served(1, 1))
+    engine.refuse = True
+    bench.trainer.publish(Policy(version=2, epoch=1))
+    await asyncio.sleep(0.5)
+    assert engine.serving == Policy(version=1, epoch=1)
+    engine.refuse = False
+    await bench.until(lambda: served(2, 1))
+    bench.trainer.publish(Policy(version=1, epoch=2))
+    await bench.until(lambda: served(1, 2))
+    task.cancel()

@@ -1,0 +1,194 @@
+"""The real vLLM engine on a tiny random model: its log-probabilities are those of Hugging Face, always.
+
+One engine serves the whole module; every test loads the policy it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_rollout.engine import VllmEngine
+from forage_rollout.generation import Generation, Request
+from forage_rollout.policy import PolicyError
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+VERSIONS = itertools.count(1)
+TOLERANCE = 1e-3
+
+
+@dataclass
+class Parts:
+    engine: VllmEngine
+    models: dict[str, Path]
+
+    async def serve(self, name: str) -> Policy:
+        policy = publication(self.models[name])
+        await self.engine.load(policy)
+        return policy
+
+
+def publication(folder: Path) -> Policy:
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    return Policy(version=next(VERSIONS), epoch=1, uri=str(folder), digest=digest)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def parts(make_model: Callable[[int], Path]) -> AsyncIterator[Parts]:
+    models = {"a": make_model(0), "b": make_model(1)}
+    sizes = EngineSettings(max_model_len=768, max_num_seqs=64)
+    settings = Settings(model=ModelSettings(path=models["a"]), rollout=RolloutSettings(engine=sizes))
+    engine = VllmEngine(settings)
+    yield Parts(engine, models)
+    engine.shutdown()
+
+
+def reference(folder: Path, context: list[int], sampled: list[int], temperature: float = 1.0) -> list[float]:
+    """Log-probabilities of the sampled tokens by a plain forward pass."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([context + sampled])).logits[0, len(context) - 1 : -1]
+    rows = torch.log_softmax(logits / temperature, -1)
+    return [float(value) for value in rows.gather(1, torch.tensor(sampled)[:, None])[:, 0]]
+
+
+def worst(found: list[float], expected: list[float]) -> float:
+    return max(abs(one - other) for one, other in zip(found, expected, strict=True))
+
+
+def contexts(count: int, length: int) -> list[list[int]]:
+    source = random.Random(7)
+    return [[source.randrange(20, 250) for _ in range(length + 9 * i)] for i in range(count)]
+
+
+def ask(context: list[int], seed: int | None = 1, tokens: int = 40, temperature: float = 1.0) -> Request:
+    return Request(context, tokens, temperature, 1.0, -1, seed)
+
+
+async def test_logprobs_are_those_of_the_model(parts: Parts) -> None:
+    policy = await parts.serve("a")
+    asked = contexts(8, 50)
+    done = await asyncio.gather(*[parts.engine.generate(ask(c, seed)) for seed, c in enumerate(asked)])
+    for context, generation in zip(asked, done, strict=True):
+        assert len(generation.token_ids) == len(generation.logprobs)
+        expected = reference(parts.models["a"], context, generation.token_ids)
+        assert worst(generation.logprobs, expected) < TOLERANCE
+        assert generation.versions == [(policy.version, 1, 0, len(generation.token_ids))]
+
+
+async def test_logprobs_follow_an_update_the_tied_head_included(parts: Parts) -> None:
+    context = contexts(1, 60)[0]
+    sampled: dict[str, Generation] = {}
+    for name in ("a", "b", "a"):
+        await parts.serve(name)
+        generation = await parts.engine.generate(ask(context))
+        other = parts.models["b" if name == "a" else "a"]
+        assert worst(generation.logprobs, reference(parts.models[name], context, generation.token_ids)) < TOLERANCE
+        assert worst(generation.logprobs, reference(other, context, generation.token_ids)) > 0.1
+        assert sampled.setdefault(name, generation).token_ids == generation.token_ids
+
+
+async def test_cached_prefixes_of_the_old_policy_are_not_used(parts: Parts) -> None:
+    context = contexts(1, 300)[0]
+    await parts.serve("a")
+    await parts.engine.generate(ask(context))
+    before = parts.engine.counts.cached_prompt_tokens
+    await parts.engine.generate(ask(context))
+    assert parts.engine.counts.cached_prompt_tokens - before >= 256  # the cache works at all
+    await parts.serve("b")
+    before = parts.engine.counts.cached_prompt_tokens
+    generation = await parts.engine.generate(ask(context))
+    assert parts.engine.counts.cached_prompt_tokens == before
+    assert worst(generation.logprobs, reference(parts.models["b"], context, generation.token_ids)) < TOLERANCE
+
+
+async def test_a_generation_that_an_update_meets_says_which_tokens_are_whose(parts: Parts) -> None:
+    old = await parts.serve("a")
+    asked = contexts(16, 40)
+    running = [asyncio.create_task(parts.engine.generate(ask(c, None, 500))) for c in asked]
+    while parts.engine.counts.requests_in_flight < len(asked):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)
+    new = await parts.serve("b")
+    done = await asyncio.gather(*running)
+    switched = 0
+    for context, generation in zip(asked, done, strict=True):
+        spans = generation.versions
+        assert [span[2] for span in spans] == [0, *(span[3] for span in spans[:-1])]
+        assert spans[-1][3] == len(generation.token_ids)
+        assert {span[0] for span in spans} <= {old.version, new.version}
+        for version, _, begin, end in spans:
+            folder = parts.models["a" if version == old.version else "b"]
+            expected = reference(folder, context, generation.token_ids)
+            assert worst(generation.logprobs[begin:end], expected[begin:end]) < TOLERANCE
+        switched += len(spans) == 2
+    assert switched > 0
+
+
+async def test_a_seed_repeats_a_generation_whatever_runs_beside_it(parts: Parts) -> None:
+    await parts.serve("a")
+    asked = contexts(32, 150)  # more prompt tokens than one engine step takes
+    together = await asyncio.gather(*[parts.engine.generate(ask(c, seed)) for seed, c in enumerate(asked)])
+    alone = [await parts.engine.generate(ask(c, seed)) for seed, c in enumerate(asked[:4])]
+    assert [g.token_ids for g in alone] == [g.token_ids for g in together[:4]]
+    again = await parts.engine.generate(ask(asked[0], 99))
+    assert again.token_ids != alone[0].token_ids
+
+
+async def test_logprobs_are_of_the_distribution_that_was_sampled(parts: Parts) -> None:
+    await parts.serve("a")
+    context = contexts(1, 50)[0]
+    generation = await parts.engine.generate(ask(context, temperature=0.5))
+    expected = reference(parts.models["a"], context, generation.token_ids, temperature=0.5)
+    assert worst(generation.logprobs, expected) < TOLERANCE
+
+
+async def test_greedy_takes_the_likeliest_token_and_reports_it_at_temperature_one(parts: Parts) -> None:
+    await parts.serve("a")
+    context = contexts(1, 50)[0]
+    generation = await parts.engine.generate(ask(context, temperature=0.0))
+    assert worst(generation.logprobs, reference(parts.models["a"], context, generation.token_ids)) < TOLERANCE
+
+
+async def test_an_altered_policy_is_refused_and_the_engine_goes_on(parts: Parts) -> None:
+    policy = await parts.serve("a")
+    forged = publication(parts.models["b"])
+    forged.digest = "0" * 64
+    with pytest.raises(PolicyError, match="digest"):
+        await parts.engine.load(forged)
+    assert parts.engine.serving == policy
+    context = contexts(1, 50)[0]
+    generation = await parts.engine.generate(ask(context))
+    assert worst(generation.logprobs, reference(parts.models["a"], context, generation.token_ids)) < TOLERANCE
+
+
+async def test_whoever_waits_for_a_policy_is_told_when_it_is_served(parts: Parts) -> None:
+    current = await parts.serve("a")
+    assert await parts.engine.wait_for(current.version, 1, 0.05) == current
+    assert await parts.engine.wait_for(current.version + 1, 1, 0.05) == current
+    waiting = asyncio.create_task(parts.engine.wait_for(current.version + 1, 1, 30))
+    policy = await parts.serve("b")
+    assert await waiting == policy
+
+
+async def test_a_chat_is_rendered_with_the_models_template(parts: Parts) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(parts.models["a"])
+    ids = await parts.engine.render([{"role": "user", "content": "Who? <search>"}])
+    assert tokenizer.decode(ids) == "<|im_start|>user\nWho? <search><|im_end|>\n<|im_start|>assistant\n"
+    assert parts.engine.end_of_turn == "<|im_end|>"

@@ -1,0 +1,176 @@
+"""The loop as a state machine: masks, ids, lengths, with scripted generations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forage_common.errors import SettingsError
+from forage_common.settings import EngineSettings, RolloutSettings
+from forage_common.v1.trajectory_pb2 import ActionKind, Document, Role, Trajectory
+from forage_rollout.generation import Generation
+from forage_rollout.loop import Limits, Loop
+
+WIDE = Limits(max_turns=2, max_start_length=100, max_context_length=2000, max_response_length=500, max_obs_length=500)
+
+
+def generation(ids: list[int], split: int | None = None, hit_length: bool = False) -> Generation:
+    spans = [(1, 1, 0, len(ids))] if split is None else [(1, 1, 0, split), (2, 1, split, len(ids))]
+    return Generation(ids, [-0.5] * len(ids), hit_length, spans)
+
+
+def play(
+    codec: Any,
+    limits: Limits,
+    prompt: str,
+    script: Sequence[str],
+    documents: dict[str, list[str]],
+    split: int | None = None,
+) -> tuple[Trajectory, list[list[int]]]:
+    loop = Loop.start(limits, codec, codec.encode(prompt))
+    contexts = []
+    answers = iter(script)
+    while (context := loop.next_context()) is not None:
+        contexts.append(context)
+        action = loop.add_generation(generation(codec.encode(next(answers)), split))
+        if not loop.searching or action.kind == ActionKind.ACTION_KIND_ANSWER:
+            continue
+        if action.kind == ActionKind.ACTION_KIND_SEARCH:
+            loop.add_documents([Document(contents=c) for c in documents.get(action.content, [])], "digest")
+        else:
+            loop.add_feedback()
+    return loop.trajectory(), contexts
+
+
+def test_a_scripted_rollout_gives_what_the_table_says(loops_row: dict[str, Any], char_codec: Any) -> None:
+    codec = char_codec()
+    sizes = loops_row["limits"]
+    limits = Limits(
+        max_turns=sizes["max_turns"],
+        max_start_length=sizes["max_start_length"],
+        max_context_length=sizes["max_prompt_length"],
+        max_response_length=sizes["max_response_length"],
+        max_obs_length=sizes["max_obs_length"],
+    )
+    done, contexts = play(codec, limits, loops_row["prompt"], loops_row["generations"], loops_row["documents"])
+    response = list(done.token_ids)[done.prompt_length :]
+    assert codec.decode(list(done.token_ids)[: done.prompt_length]) == loops_row["kept_prompt"]
+    assert codec.decode(response) == loops_row["response"]
+    assert list(done.loss_mask) == [value for value, count in loops_row["loss_mask"] for _ in range(count)]
+    model = [token for token, state in zip(response, done.loss_mask, strict=True) if state]
+    assert codec.decode(model) == loops_row["model_text"]
+    assert len(done.turns) == loops_row["turns"]
+    assert done.finished == loops_row["finished"]
+    assert (done.valid_actions, done.valid_searches) == (loops_row["valid_actions"], loops_row["valid_searches"])
+    assert done.truncated == (loops_row["prompt"] != loops_row["kept_prompt"])
+    for context in contexts:  # what was sampled under is what is trained on
+        assert context == list(done.token_ids)[: len(context)]
+
+
+def test_a_single_step_gives_what_the_table_says(steps_row: dict[str, Any], char_codec: Any) -> None:
+    codec = char_codec()
+    text = steps_row["generation"]
+    loop = Loop.start(WIDE, codec, codec.encode("P"))
+    action = loop.add_generation(generation(codec.encode(text)))
+    if action.kind == ActionKind.ACTION_KIND_SEARCH:
+        loop.add_documents([Document(contents=c) for c in steps_row["documents"][action.content]], "")
+    elif action.kind == ActionKind.ACTION_KIND_INVALID:
+        loop.add_feedback()
+    done = loop.trajectory()
+    assert codec.decode(loop.token_ids[1 + len(text) :]) == steps_row["observation"]
+    assert done.finished == steps_row["done"]
+    assert done.valid_actions == steps_row["valid"]
+    assert done.valid_searches == steps_row["search"]
+
+
+PIECE = st.sampled_from(
+    ["<search>q</search>", "<answer>a</answer>", "nothing", "", "<search>q</search>tail", "x</answer>", "<search>long"]
+)
+
+
+@settings(deadline=None)
+@given(
+    script=st.lists(PIECE, min_size=4, max_size=4),
+    max_turns=st.integers(0, 3),
+    context=st.integers(30, 400),
+    observation=st.integers(32, 300),
+    split=st.integers(0, 3),
+)
+def test_per_token_fields_agree(
+    script: list[str], max_turns: int, context: int, observation: int, split: int, char_codec: Any
+) -> None:
+    codec = char_codec(extra=["</search>ta", "</answer>"])
+    limits = Limits(max_turns, 100, context, 500, observation)
+    documents = {"q": ["Title\nbody <answer>no</answer>" * 5, "Other"]}
+    done, contexts = play(codec, limits, "prompt", script, documents, split)
+    length = len(done.token_ids) - done.prompt_length
+    assert len(done.loss_mask) == len(done.turn_ids) == len(done.logprobs) == length
+    for state, turn, logprob in zip(done.loss_mask, done.turn_ids, done.logprobs, strict=True):
+        assert (state, turn > 0, logprob < 0) in [(1, True, True), (0, False, False)]
+        assert turn == -1 or 1 <= turn <= len(done.turns)
+    covered = [i for segment in done.segments for i in range(segment.begin, segment.end)]
+    assert covered == [i for i, state in enumerate(done.loss_mask) if state]
+    ends = [0, *(span.end for span in done.spans)]
+    assert [span.begin for span in done.spans] == ends[:-1]
+    assert ends[-1] == len(done.token_ids)
+    for span in done.spans:
+        states = set(done.loss_mask[max(0, span.begin - done.prompt_length) : max(0, span.end - done.prompt_length)])
+        assert states <= {int(span.role == Role.ROLE_MODEL)}
+        if span.role == Role.ROLE_ENV:
+            assert span.end - span.begin <= observation
+    assert all(len(seen) <= context for seen in contexts)
+    assert len(done.turns) <= max_turns + 1
+
+
+def test_a_long_observation_is_cut_and_keeps_its_closing_tag(char_codec: Any) -> None:
+    codec = char_codec()
+    limits = Limits(1, 100, 2000, 500, 60)
+    done, _ = play(codec, limits, "P", ["<search>q</search>", "<answer>a</answer>"], {"q": ["T\n" + "z" * 500]})
+    span = done.spans[2]
+    assert span.end - span.begin == 60
+    assert span.text.startswith("\n\n<information>Doc 1(Title: T) zzz")
+    assert span.text.endswith("z</information>\n\n")
+    assert span.text == codec.decode(list(done.token_ids)[span.begin : span.end])
+    assert done.truncated
+
+
+def test_a_context_that_slides_marks_the_trajectory_but_loses_no_token_of_it(char_codec: Any) -> None:
+    codec = char_codec()
+    limits = Limits(2, 100, 40, 500, 500)
+    script = ["<search>q</search>", "<answer>a</answer>"]
+    done, contexts = play(codec, limits, "prompt", script, {"q": ["T\nbody of the passage"]})
+    assert done.truncated
+    assert len(contexts[1]) == 40
+    text = codec.decode(list(done.token_ids))
+    assert text.startswith("prompt<search>q</search>")
+    assert text.endswith("<answer>a</answer>")
+
+
+def test_a_generation_that_hits_its_length_is_marked_and_explained(char_codec: Any) -> None:
+    codec = char_codec()
+    loop = Loop.start(WIDE, codec, codec.encode("P"))
+    action = loop.add_generation(generation(codec.encode("<search>never en"), hit_length=True))
+    assert action.kind == ActionKind.ACTION_KIND_INVALID
+    assert loop.trajectory().truncated
+
+
+def test_a_search_in_the_last_generation_counts_but_is_not_executed(char_codec: Any) -> None:
+    done, _ = play(char_codec(), Limits(0, 100, 2000, 500, 500), "P", ["<search>q</search>"], {"q": ["T\nb"]})
+    assert [turn.executed for turn in done.turns] == [False]
+    assert (done.valid_searches, done.finished, len(done.spans)) == (1, False, 2)
+
+
+def test_limits_that_leave_no_room_are_refused(char_codec: Any) -> None:
+    with pytest.raises(SettingsError, match=r"max_obs_length 20 .* at least 31"):
+        Limits.of(RolloutSettings(max_obs_length=20), char_codec())
+    with pytest.raises(SettingsError, match="max_model_len 64"):
+        Limits.of(RolloutSettings(engine=EngineSettings(max_model_len=64)), char_codec())
+
+
+def test_a_context_and_a_response_fit_the_engine(char_codec: Any) -> None:
+    tight = RolloutSettings(max_prompt_length=640, max_response_length=64, engine=EngineSettings(max_model_len=300))
+    assert Limits.of(tight, char_codec()).max_context_length == 236

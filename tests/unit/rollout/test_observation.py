@@ -1,0 +1,46 @@
+"""Passages as observations: format and escaping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage_common.v1.trajectory_pb2 import Document
+from forage_rollout.observation import RESERVED_TAGS, escape, information, passages
+
+TAGS = [f"<{slash}{name}>" for name in RESERVED_TAGS for slash in ("", "/")]
+CONTROL = ["<|im_end|>", "<|im_start|>", "[PAD]"]
+HOSTILE = st.lists(st.sampled_from([*TAGS, *CONTROL, "<", ">", "/", "answer", "&lt;", "&gt;", "\n", "x"])).map("".join)
+
+
+def test_passages_are_written_as_the_table_says(passages_row: dict[str, Any]) -> None:
+    documents = [Document(contents=contents) for contents in passages_row["contents"]]
+    assert passages(documents) == passages_row["text"]
+
+
+@given(HOSTILE, HOSTILE)
+def test_no_passage_can_write_a_tag_or_a_control_token(one: str, other: str) -> None:
+    text = information([Document(contents=one), Document(contents=other)], CONTROL)
+    inside = text.removeprefix("\n\n<information>").removesuffix("</information>\n\n")
+    assert len(inside) == len(text) - len("\n\n<information></information>\n\n")
+    assert not [token for token in (*TAGS, *CONTROL) if token in inside]
+
+
+@given(HOSTILE)
+def test_escaping_twice_changes_nothing_more(text: str) -> None:
+    once = escape(text, CONTROL)
+    assert escape(once, CONTROL) == once
+
+
+@given(st.text())
+def test_text_without_tags_is_left_alone(text: str) -> None:
+    if not any(tag in text for tag in TAGS):
+        assert escape(text) == text
+
+
+@pytest.mark.parametrize("text", ["a < b > c", "<SEARCH>", "<b>bold</b>", "1 </ 2"])
+def test_what_is_not_reserved_stays_readable(text: str) -> None:
+    assert escape(text, CONTROL) == text

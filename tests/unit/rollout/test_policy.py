@@ -1,0 +1,143 @@
+"""Model folders and published policies: what is refused, and with which sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forage_common.errors import DataError
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_rollout.policy import (
+    PolicyError,
+    check_model_folder,
+    is_newer,
+    label,
+    model_shapes,
+    parse_label,
+    read_header,
+    verify,
+)
+
+
+def write_weights(file: Path, shapes: dict[str, list[int]]) -> None:
+    """A safetensors file of zeros."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        size = 4
+        for side in shape:
+            size *= side
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}')
+    (model / "tokenizer.json").write_text('{"model": {}}')
+    (model / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    write_weights(model / "model.safetensors", {"embed": [4, 2], "norm": [2]})
+    return model
+
+
+def policy_of(folder: Path, version: int = 1, epoch: int = 1) -> Policy:
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    return Policy(version=version, epoch=epoch, uri=str(folder), digest=digest)
+
+
+def test_a_complete_folder_is_accepted(folder: Path) -> None:
+    check_model_folder(folder)
+    assert model_shapes(folder) == {"embed": (4, 2), "norm": (2,)}
+
+
+def test_weights_in_several_files_are_accepted(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    write_weights(folder / "one.safetensors", {"embed": [4, 2]})
+    write_weights(folder / "two.safetensors", {"norm": [2]})
+    index = {"weight_map": {"embed": "one.safetensors", "norm": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    check_model_folder(folder)
+    assert model_shapes(folder) == {"embed": (4, 2), "norm": (2,)}
+
+
+BREAK: dict[str, Callable[[Path], object]] = {
+    "does not exist": shutil.rmtree,
+    "no readable config.json": lambda f: (f / "config.json").unlink(),
+    "config.json is not JSON": lambda f: (f / "config.json").write_text("{"),
+    "config.json has no 'architectures'": lambda f: (f / "config.json").write_text("{}"),
+    "no readable tokenizer.json": lambda f: (f / "tokenizer.json").unlink(),
+    "no chat template": lambda f: (f / "tokenizer_config.json").write_text("{}"),
+    "model.safetensors: No such file": lambda f: (f / "model.safetensors").unlink(),
+    "no safetensors header": lambda f: (f / "model.safetensors").write_bytes(b"x" * 100),
+    "broken safetensors header": lambda f: (f / "model.safetensors").write_bytes((3).to_bytes(8, "little") + b"{{{"),
+    "where the header promises": lambda f: (f / "model.safetensors").write_bytes(
+        (f / "model.safetensors").read_bytes()[:-1]
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", BREAK)
+def test_a_folder_that_is_not_a_model_is_refused_with_a_remedy(sentence: str, folder: Path) -> None:
+    BREAK[sentence](folder)
+    with pytest.raises(DataError, match=r"set model\.path to a complete Hugging Face folder") as refusal:
+        check_model_folder(folder)
+    assert sentence in str(refusal.value)
+    assert str(folder) in str(refusal.value)
+
+
+def test_a_policy_is_served_only_as_it_was_announced(folder: Path) -> None:
+    expected = model_shapes(folder)
+    policy = policy_of(folder)
+    assert verify(policy, expected) == folder / "model.safetensors"
+    write_weights(folder / "model.safetensors", {"embed": [4, 2], "norm": [2], "extra": [1]})
+    with pytest.raises(PolicyError, match="digest"):
+        verify(policy, expected)
+    with pytest.raises(PolicyError, match="extra and 0 more differ"):
+        verify(policy_of(folder), expected)
+    shutil.rmtree(folder)
+    with pytest.raises(PolicyError, match="cannot be read"):
+        verify(policy, expected)
+
+
+def test_a_tied_head_may_be_in_the_file_or_not(folder: Path) -> None:
+    expected = model_shapes(folder)
+    write_weights(folder / "model.safetensors", {"embed": [4, 2], "norm": [2], "lm_head.weight": [4, 2]})
+    verify(policy_of(folder), expected)
+    verify(policy_of(folder), expected | {"lm_head.weight": (4, 2)})
+
+
+@pytest.mark.parametrize(
+    ("candidate", "serving", "newer"),
+    [
+        ((1, 0), None, True),
+        ((1, 3), (1, 2), True),
+        ((1, 2), (1, 2), False),
+        ((1, 9), (2, 1), False),
+        ((2, 1), (1, 9), True),
+    ],
+)
+def test_a_later_epoch_wins_and_an_earlier_one_never_does(
+    candidate: tuple[int, int], serving: tuple[int, int] | None, newer: bool
+) -> None:
+    served = None if serving is None else Policy(epoch=serving[0], version=serving[1])
+    assert is_newer(Policy(epoch=candidate[0], version=candidate[1]), served) == newer
+
+
+def test_a_version_string_is_read_back() -> None:
+    assert parse_label(label(Policy(version=7, epoch=3))) == (7, 3)
+    assert parse_label("default") == (0, 0)
+
+
+def test_a_header_may_not_claim_more_than_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "w"
+    file.write_bytes((2**60).to_bytes(8, "little") + b"{}")
+    with pytest.raises(ValueError, match="no safetensors header"):
+        read_header(file)

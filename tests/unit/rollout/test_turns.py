@@ -1,0 +1,83 @@
+"""Where a generation ends and what it asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage_common.v1.trajectory_pb2 import ActionKind
+from forage_rollout.turns import cut, parse_action
+
+KINDS = {
+    None: ActionKind.ACTION_KIND_INVALID,
+    "search": ActionKind.ACTION_KIND_SEARCH,
+    "answer": ActionKind.ACTION_KIND_ANSWER,
+}
+PIECES = [
+    "</search>",
+    "</answer>",
+    "</search><",
+    "h></s",
+    "<search>",
+    "<answer>",
+    "</",
+    "search",
+    "answer",
+    ">",
+    "x",
+    " ",
+]
+
+
+def test_a_generation_is_cut_as_the_table_says(cuts_row: dict[str, Any], char_codec: Any) -> None:
+    codec = char_codec()
+    part = cut(codec.encode(cuts_row["text"]), codec.decode)
+    assert part.text == cuts_row["kept"]
+    assert part.length == len(cuts_row["kept"])
+
+
+def test_an_action_is_read_as_the_table_says(actions_row: dict[str, Any]) -> None:
+    action = parse_action(actions_row["text"])
+    assert (action.kind, action.content) == (KINDS[actions_row["action"]], actions_row["content"])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept", "text"),
+    [
+        (["a", "</search>", "b"], 2, "a</search>"),
+        (["a", "</sea", "rch><", "b"], 3, "a</search>"),
+        (["a</search></answer>", "b"], 1, "a</search>"),
+        (["a</answer>", "b</search>", "c"], 2, "a</answer>b</search>"),
+        (["a</answer>b"], 1, "a</answer>"),
+        (["</search>", "</search>"], 1, "</search>"),
+        (["<", "/search", ">", ">"], 3, "</search>"),
+        (["no stop"], 1, "no stop"),
+        ([], 0, ""),
+    ],
+)
+def test_the_token_that_completes_the_stop_string_is_the_last_one_kept(tokens: list[str], kept: int, text: str) -> None:
+    part = cut(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids))
+    assert (part.length, part.text) == (kept, text)
+    assert part.stopped == (text != "no stop" and bool(tokens))
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12))
+def test_the_kept_prefix_is_the_shortest_that_says_the_stop_string(tokens: list[str]) -> None:
+    part = cut(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids))
+    whole = "".join(tokens)
+    stop = next((tag for tag in ("</search>", "</answer>") if tag in whole), None)
+    if stop is None:
+        assert (part.length, part.text) == (len(tokens), whole)
+        return
+    assert stop in "".join(tokens[: part.length])
+    assert stop not in "".join(tokens[: part.length - 1])
+    assert part.text == whole[: whole.index(stop) + len(stop)]
+
+
+@given(st.text(alphabet="<>/searchanwe \n", max_size=60))
+def test_no_text_breaks_the_parser(text: str) -> None:
+    action = parse_action(text)
+    assert action.content == action.content.strip()
