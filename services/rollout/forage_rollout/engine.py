@@ -68,7 +68,7 @@ class VllmEngine:
         if current_platform.is_cpu():
             # A seeded request whose prompt is split ends the engine on CPU ("Generator does not use offset").
             tokens = max(engine.max_model_len, _BATCHED_TOKENS_CPU)
-            arguments = {"enable_chunked_prefill": True, "max_num_batched_tokens": tokens}
+            arguments = {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
         self._model = Path(settings.model.path).resolve()
         self._shapes = model_shapes(self._model)
         self._llm = AsyncLLM.from_engine_args(
@@ -205,7 +205,10 @@ class VllmEngine:
         await self._llm.check_health()
 
     def shutdown(self) -> None:
-        self._llm.shutdown()
+        """End the engine's processes; a second call does nothing."""
+        llm = self.__dict__.pop("_llm", None)
+        if llm is not None:
+            llm.shutdown()
 
     def _stop_arguments(self) -> dict[str, Any]:
         """Tags that are tokens of their own stop the engine by id, which spares it from making text of every token.
