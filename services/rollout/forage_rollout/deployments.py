@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import socket
 import uuid
+from functools import partial
 from typing import Any, cast
 
 from prometheus_client import Counter
@@ -24,6 +25,7 @@ from forage_rollout.dispatcher import Dispatcher, supervise
 from forage_rollout.engine import VllmEngine
 from forage_rollout.follower import follow_policy
 from forage_rollout.generation import Generation, Request
+from forage_rollout.readiness import wait_for_services
 from forage_rollout.relay import join
 from forage_rollout.tokens import FileTokenizer
 
@@ -158,7 +160,9 @@ class DispatcherDeployment:
             return Policy.FromString(served) if served else None
 
         streams = StreamClient(settings.redis, settings.run.id, REDIS_PATIENCE_S)
-        self._dispatcher = Dispatcher(settings, streams, run_group, wait_for_policy)
+        self._dispatcher = Dispatcher(
+            settings, streams, run_group, wait_for_policy, partial(wait_for_services, settings)
+        )
         self._task = supervise(self._dispatcher.run(), "dispatcher")
 
     async def snapshot(self) -> Snapshot:

@@ -23,6 +23,7 @@ log = get_logger()
 T = TypeVar("T")
 RunGroup = Callable[[Prompt], Awaitable[TrajectoryGroup]]
 WaitForPolicy = Callable[[int, int, float], Awaitable[Policy | None]]
+WaitForServices = Callable[[], Awaitable[None]]
 BLOCK_S = 1.0
 RETRY_S = 0.5
 POLICY_WAIT_S = 20.0
@@ -51,14 +52,23 @@ class Dispatcher:
     Args:
         run_group: runs a prompt; raises when the engine fails, and is then called again.
         wait_for_policy: (version, epoch, seconds) → what is served, waiting for that policy at most so long.
+        wait_for_services: returns once retriever and reward are ready. Awaited before the first prompt is taken,
+            and again when a group came back with a trajectory that failed.
     """
 
     def __init__(
-        self, settings: Settings, streams: StreamClient, run_group: RunGroup, wait_for_policy: WaitForPolicy
+        self,
+        settings: Settings,
+        streams: StreamClient,
+        run_group: RunGroup,
+        wait_for_policy: WaitForPolicy,
+        wait_for_services: WaitForServices,
     ) -> None:
         self._streams = streams
         self._run_group = run_group
         self._wait_for_policy = wait_for_policy
+        self._wait_for_services = wait_for_services
+        self._services_in_doubt = True
         self._most = settings.rollout.max_groups_in_flight
         self._reclaim_s = settings.redis.reclaim_idle_s / 2
         self._keep_alive_s = min(3.0, settings.redis.reclaim_idle_s / 3)
@@ -85,6 +95,9 @@ class Dispatcher:
 
     async def _take(self) -> None:
         while True:
+            if self._services_in_doubt:
+                await self._wait_for_services()
+                self._services_in_doubt = False
             free = self._most - len(self._held)
             if free <= 0:
                 await asyncio.wait(list(self._held.values()), return_when=asyncio.FIRST_COMPLETED)
@@ -98,7 +111,7 @@ class Dispatcher:
 
     async def _reclaim(self) -> None:
         while True:
-            free = self._most - len(self._held)
+            free = 0 if self._services_in_doubt else self._most - len(self._held)
             if free > 0:
                 for entry in await self._redis(self._streams.reclaim_prompts, self._consumer, free):
                     if entry.id not in self._held:
@@ -129,6 +142,8 @@ class Dispatcher:
             log.warning("prompt_released", group=prompt.group_uid, min_policy_version=prompt.min_policy_version)
             return
         group = await self._run(prompt)
+        if any(trajectory.status != Status.STATUS_OK for trajectory in group.trajectories):
+            self._services_in_doubt = True
         if await self._redis(self._streams.finish, entry, group):
             self.counts.groups_done += 1
             log.info("group_done", group=group.group_uid, batch=group.batch, samples=len(group.trajectories))

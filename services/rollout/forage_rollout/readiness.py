@@ -10,8 +10,9 @@ import httpx
 from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
-from forage_common.telemetry import Health
+from forage_common.telemetry import Health, get_logger
 
+log = get_logger()
 _PROBE_S = 2.0
 
 
@@ -29,6 +30,20 @@ async def watch(settings: Settings, health: Health) -> None:
                 else:
                     health.have(name)
             await asyncio.sleep(1.0 if any(missing) else 5.0)
+
+
+async def wait_for_services(settings: Settings) -> None:
+    """Return once the retriever and the reward are both ready, however long that takes."""
+    said = None
+    async with httpx.AsyncClient(trust_env=False, timeout=_PROBE_S) as client:
+        while True:
+            missing = await asyncio.gather(_retriever(client, settings.retriever.http_address), _reward(settings))
+            if not any(missing):
+                return
+            if missing != said:
+                log.info("waiting_for_services", detail="; ".join(filter(None, missing)))
+                said = missing
+            await asyncio.sleep(0.5)
 
 
 async def _redis(streams: StreamClient) -> str:

@@ -60,6 +60,8 @@ class Bench:
         self.trainer.create()
         self.engine = Served(Policy(version=1, epoch=1))
         self.trainer.publish(Policy(version=1, epoch=1))
+        self.services = asyncio.Event()
+        self.services.set()
         self.runs: list[str] = []
 
     @asynccontextmanager
@@ -69,7 +71,7 @@ class Bench:
             return await run(asked)
 
         streams = StreamClient(self.settings.redis, "r", 1.0)
-        dispatcher = Dispatcher(self.settings, streams, counted, self.engine.wait)
+        dispatcher = Dispatcher(self.settings, streams, counted, self.engine.wait, self.services.wait)
         task = asyncio.create_task(dispatcher.run())
         yield dispatcher
         task.cancel()
@@ -249,3 +251,36 @@ async def test_the_follower_loads_newer_policies_and_acknowledges_them(bench: Be
     bench.trainer.publish(Policy(version=1, epoch=2))
     await bench.until(lambda: served(1, 2))
     task.cancel()
+
+
+async def test_no_prompt_is_taken_before_retriever_and_reward_are_ready(bench: Bench) -> None:
+    bench.services.clear()
+    bench.trainer.issue(prompt(0))
+    async with bench.working():
+        await asyncio.sleep(0.5)
+        assert bench.runs == []
+        bench.services.set()
+        assert len(await bench.groups(1)) == 1
+
+
+async def test_after_a_failed_trajectory_the_services_are_asked_for_before_more_is_taken(bench: Bench) -> None:
+    async def fail(asked: Prompt) -> TrajectoryGroup:
+        bench.services.clear()
+        group = await answer(asked)
+        group.trajectories.add(status=Status.STATUS_TIMEOUT)
+        return group
+
+    bench.trainer.issue(prompt(0))
+    async with bench.working(fail):
+        assert len(await bench.groups(1)) == 1
+        await bench.until(lambda: len(bench.runs) == 1)
+        bench.trainer.issue(prompt(1))
+        # The take that was already waiting for prompts may bring in one more group; the next waits.
+        bench.trainer.issue(prompt(2))
+        await asyncio.sleep(1.5)
+        seen = len(bench.runs)
+        bench.trainer.issue(prompt(3))
+        await asyncio.sleep(1.5)
+        assert len(bench.runs) == seen, "nothing is taken while the services are in doubt"
+        bench.services.set()
+        await bench.until(lambda: len(bench.runs) > seen)
