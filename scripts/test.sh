@@ -13,7 +13,8 @@ run() {
   echo "── $environment: ${paths[*]}"
   local log; log=$(mktemp)
   ".venvs/$environment/bin/python" -m pytest "${options[@]}" "${paths[@]}" 2>&1 | tee "$log"
-  local status=${PIPESTATUS[0]} last; last=$(tail -n 1 "$log"); rm -f "$log"
+  # The closing line is not always the last: an engine may still say good-bye.
+  local status=${PIPESTATUS[0]} last; last=$(grep -E ' in [0-9.]+s' "$log" | tail -n 1); rm -f "$log"
   passed=$((passed + $(count passed "$last"))); skipped=$((skipped + $(count skipped "$last")))
   failed=$((failed + $(count failed "$last") + $(count 'errors?' "$last")))
   [ "$status" = 0 ] || [ "$status" = 5 ] || broken=1
