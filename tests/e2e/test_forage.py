@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from demo import Demo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 8
+CLOSING = re.compile("</search>|</answer>")
 FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()"]
 
 
@@ -46,6 +48,12 @@ def test_a_demo_that_is_interrupted_goes_on_and_answers_questions_meanwhile(
     assert 0 <= summary["em_after"] <= 1
     steps = [json.loads(line)["step"] for line in (demo.run / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, STEPS + 1)), "each step is reported once, though the run was interrupted"
+    for label in ("before", "after"):
+        rows = [json.loads(line) for line in (demo.run / "validation" / f"{label}.jsonl").read_text().splitlines()]
+        turns = [span["text"] for row in rows for span in row["spans"] if span["role"] == "model"]
+        closed = [turn for turn in turns if "</search>" in turn or "</answer>" in turn]
+        assert closed, "the policy closes turns"
+        assert all(CLOSING.search(turn).end() == len(turn) for turn in closed), "a turn ends at its first closing tag"
     for file in ("settings.yaml", "report.html", "curve.png", "validation/before.jsonl", "validation/after.jsonl"):
         assert (demo.run / file).stat().st_size > 0
     assert demo.leftovers() == []

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,11 +211,14 @@ class VllmEngine:
             llm.shutdown()
 
     def _stop_arguments(self) -> dict[str, Any]:
-        """Tags that are tokens of their own stop the engine by id, which spares it from making text of every token.
+        """Tokens that hold a closing tag stop the engine at once; a tag spelt in pieces stops it by its text."""
+        return {
+            "stop_token_ids": stop_token_ids(self._tokenizer.get_vocab()),
+            "stop": list(STOP),
+            "include_stop_str_in_output": True,
+        }
 
-        A tag spelt in pieces then runs on to its length and is cut afterwards: the same tokens are kept.
-        """
-        ids = [self._tokenizer.encode(tag, add_special_tokens=False) for tag in STOP]
-        if all(len(tag) == 1 for tag in ids):
-            return {"stop_token_ids": [tag[0] for tag in ids], "detokenize": False}
-        return {"stop": list(STOP), "include_stop_str_in_output": True}
+
+def stop_token_ids(vocabulary: Mapping[str, int]) -> list[int]:
+    """Every token whose text holds a whole stop string, also with a space or more around it."""
+    return sorted(id for token, id in vocabulary.items() if any(tag in token for tag in STOP))
