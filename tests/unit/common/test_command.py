@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,13 @@ def test_the_command_loads_no_ml_library_until_it_needs_one() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_error_that_only_a_service_can_see_ends_the_demo_and_leaves_nothing(
+    tmp_path: Path, repository: Path, free_base_port: Callable[[], int]
+) -> None:
+    options = ["--base-port", str(free_base_port()), f"run.dir={tmp_path}/runs"]
+    ended = forage("demo", *options, "reward.routes.world_facts.name=exact", cwd=repository)
+    assert ended.returncode == 2
+    assert "reward.routes.world_facts asks for the reward 'exact', which does not exist" in ended.stderr
+    assert list((tmp_path / "runs").iterdir()) == [], "nothing half-written"

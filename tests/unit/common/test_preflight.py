@@ -57,6 +57,19 @@ def test_a_model_path_that_is_no_folder_is_named(tmp_path: Path) -> None:
         preflight.check_model(tmp_path / "none")
 
 
+def test_a_broken_line_deep_in_a_corpus_is_named_by_its_number(tmp_path: Path) -> None:
+    file = tmp_path / "corpus.jsonl"
+    file.write_text('{"id": "1", "contents": "x"}\n' * 2000 + "{oops\n")
+    with pytest.raises(DataError, match=r"corpus\.jsonl, line 2001 is not a passage"):
+        preflight.check_corpus(file)
+
+
+def test_an_empty_corpus_is_named(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").touch()
+    with pytest.raises(DataError, match=r"corpus\.jsonl is empty"):
+        preflight.check_corpus(tmp_path / "corpus.jsonl")
+
+
 @pytest.mark.parametrize("line", ["", "not json", "[]", '{"id": 3, "contents": "x"}', '{"id": "3"}'])
 def test_a_corpus_whose_first_line_is_no_passage_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "corpus.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -56,6 +57,10 @@ def run(settings: Settings, console: Console) -> report.Summary:
             point_latest(settings)
             _watch(stack, folder, started, console)
             accounts = settle(StreamClient(settings.redis, settings.run.id))
+        except UserError:
+            stack.stop()
+            discard_if_nothing_happened(folder)
+            raise
         except KeyboardInterrupt:
             _keep_minutes(folder, started)
             console.print("stopping …  (go on later with [bold]forage demo --resume[/])")
@@ -67,6 +72,16 @@ def run(settings: Settings, console: Console) -> report.Summary:
     page = report.write(folder, summary)
     _say(folder, summary, page, console)
     return summary
+
+
+def discard_if_nothing_happened(folder: RunFolder) -> None:
+    """Remove the folder of a run that a user's error ended before its first figures."""
+    if folder.steps() or folder.validation("before"):
+        return
+    latest = folder.path.parent / "latest"
+    if latest.is_symlink() and latest.resolve() == folder.path.resolve():
+        latest.unlink()
+    shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def prepare_world(settings: Settings, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from forage_common.telemetry import port_in_use, split_address
 
 COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
 _SPACE_GIB = 0.5
+_CORPUS_LINES = 100_000
 
 
 def check(settings: Settings, programs: Iterable[Program]) -> None:
@@ -58,20 +60,29 @@ def check_model(folder: Path) -> None:
 
 
 def check_corpus(file: Path) -> None:
-    """JSONL whose first line is a passage."""
+    """JSONL of passages; the first `_CORPUS_LINES` are looked at here, all of them by the retriever."""
     try:
+        number = 0
         with file.open(encoding="utf-8") as lines:
-            first = lines.readline()
+            for number, line in enumerate(itertools.islice(lines, _CORPUS_LINES), 1):
+                _check_passage(file, number, line)
+            if number == 0:
+                raise DataError(f"data.corpus {file} is empty: make one with 'forage data world' or give another")
     except OSError as error:
         raise DataError(
             f"data.corpus {file} cannot be read ({error.strerror}): make one with 'forage data world' or give another"
         ) from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"data.corpus {file} is not UTF-8 ({error.reason}): write it as UTF-8 JSONL") from None
+
+
+def _check_passage(file: Path, number: int, line: str) -> None:
     try:
-        row = json.loads(first)
+        row = json.loads(line)
     except ValueError:
         row = None
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("id", "contents")):
-        raise DataError(f'data.corpus {file}, line 1 is not a passage: expected {{"id": "…", "contents": "…"}}')
+        raise DataError(f'data.corpus {file}, line {number} is not a passage: expected {{"id": "…", "contents": "…"}}')
 
 
 def check_questions(file: Path, routes: set[str]) -> None:
