@@ -222,6 +222,6 @@ def test_a_model_folder_that_is_none_ends_with_one_sentence(start: Start, tmp_pa
     service = start("rollout", f"model.path={tmp_path}/missing")
     assert service.wait(timeout=60) == 2
     assert (tmp_path / "rollout.log").read_text() == (
-        f"forage rollout: model folder {tmp_path}/missing does not exist: "
+        f"forage rollout: model.path {tmp_path}/missing does not exist: "
         "set model.path to a complete Hugging Face folder\n"
     )

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forage_common.model_folder import model_shapes
 from forage_common.settings import EngineSettings, Settings
 from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.generation import Generation, Request
-from forage_rollout.policy import label, model_shapes, parse_label, verify
+from forage_rollout.policy import label, parse_label, verify
 from forage_rollout.turns import STOP
 
 log = get_logger()

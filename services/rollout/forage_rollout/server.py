@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from prometheus_client import REGISTRY
 
+from forage_common.model_folder import check_model_folder
 from forage_common.settings import Settings
 from forage_common.telemetry import Health, get_logger, port_in_use, serve_health
 from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
@@ -19,7 +20,6 @@ from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
 from forage_rollout.cluster import LocalCluster
 from forage_rollout.loop import Limits
 from forage_rollout.metrics import SnapshotCollector
-from forage_rollout.policy import check_model_folder
 from forage_rollout.readiness import watch
 from forage_rollout.tokens import FileTokenizer
 

@@ -21,6 +21,8 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
+from forage_common.errors import UserError
+
 CACHE_TOKENS = 2048
 """Padded tokens of a micro-batch. On one core 1k is 15 % slower and 16k a fifth slower; 2k to 4k are equal."""
 
@@ -162,7 +164,9 @@ class CpuEngine(FSDPEngineWithLMHead):  # type: ignore[misc, unused-ignore]
     ) -> Any:
         """As verl's, over micro-batches of similar lengths."""
         if dist.get_world_size(self.get_data_parallel_group()) > 1:
-            raise NotImplementedError("on CPU the trainer is one process: several would disagree on micro-batches")
+            raise UserError(
+                "on CPU the trainer is one process, for several would disagree on micro-batches: set WORLD_SIZE=1"
+            )
         keep_output = forward_only or tu.get_non_tensor_data(data, "return_model_output", False)
         tu.assign_non_tensor(
             data, batch_num_tokens=data["loss_mask"].values().sum().item(), dp_size=1, use_dynamic_bsz=True

@@ -27,7 +27,7 @@ def test_help_lists_every_verb() -> None:
     [
         (["config", "check", "trainer.totl=1"], "unknown setting 'trainer.totl'"),
         (["config", "show", "-c", "none.yaml"], "none.yaml cannot be read"),
-        (["config", "check", "model.path=nowhere"], "model.path nowhere is not a folder"),
+        (["config", "check", "model.path=nowhere"], "model.path nowhere does not exist"),
         (["demo", "rollout.nn=1"], "unknown setting 'rollout.nn': did you mean 'n'?"),
         (["demo", "--resume"], "there is no run to resume"),
         (["trajectories", "nothing"], "nothing is not a run"),

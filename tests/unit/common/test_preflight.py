@@ -15,14 +15,6 @@ from forage_common.errors import DataError, UserError
 from forage_common.local import preflight
 
 
-def model(folder: Path, leave_out: str = "", config: str = '{"model_type": "qwen2"}') -> Path:
-    folder.mkdir()
-    for name, text in (("config.json", config), ("tokenizer.json", "{}"), ("model.safetensors", "")):
-        if name != leave_out:
-            (folder / name).write_text(text)
-    return folder
-
-
 def questions(file: Path, leave_out: str = "", source: str = "world_facts") -> Path:
     row = {
         "data_source": source,
@@ -33,28 +25,6 @@ def questions(file: Path, leave_out: str = "", source: str = "world_facts") -> P
     row.pop(leave_out, None)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
     return file
-
-
-def test_a_model_folder_with_all_its_parts_passes(tmp_path: Path) -> None:
-    preflight.check_model(model(tmp_path / "m"))
-
-
-@pytest.mark.parametrize("part", ["config.json", "tokenizer.json", "safetensors"])
-def test_a_model_folder_without_a_part_is_named_with_the_part(tmp_path: Path, part: str) -> None:
-    folder = model(tmp_path / "m", leave_out=part if "." in part else "model.safetensors")
-    with pytest.raises(DataError, match=rf"model\.path .*/m.*{part}.*set model\.path"):
-        preflight.check_model(folder)
-
-
-@pytest.mark.parametrize("config", ["{", '{"hidden_size": 3}'])
-def test_a_model_config_that_is_none_is_named(tmp_path: Path, config: str) -> None:
-    with pytest.raises(DataError, match=r"config\.json"):
-        preflight.check_model(model(tmp_path / "m", config=config))
-
-
-def test_a_model_path_that_is_no_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="/none is not a folder"):
-        preflight.check_model(tmp_path / "none")
 
 
 def test_a_broken_line_deep_in_a_corpus_is_named_by_its_number(tmp_path: Path) -> None:

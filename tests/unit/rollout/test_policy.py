@@ -1,25 +1,21 @@
-"""Model folders and published policies: what is refused, and with which sentence."""
+"""Published policies: what is refused, and with which sentence."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from forage_common.errors import DataError
+from forage_common.model_folder import model_shapes, read_header
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.policy import (
     PolicyError,
-    check_model_folder,
     is_newer,
     label,
-    model_shapes,
     parse_label,
-    read_header,
     verify,
 )
 
@@ -51,46 +47,6 @@ def folder(tmp_path: Path) -> Path:
 def policy_of(folder: Path, version: int = 1, epoch: int = 1) -> Policy:
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     return Policy(version=version, epoch=epoch, uri=str(folder), digest=digest)
-
-
-def test_a_complete_folder_is_accepted(folder: Path) -> None:
-    check_model_folder(folder)
-    assert model_shapes(folder) == {"embed": (4, 2), "norm": (2,)}
-
-
-def test_weights_in_several_files_are_accepted(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    write_weights(folder / "one.safetensors", {"embed": [4, 2]})
-    write_weights(folder / "two.safetensors", {"norm": [2]})
-    index = {"weight_map": {"embed": "one.safetensors", "norm": "two.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    check_model_folder(folder)
-    assert model_shapes(folder) == {"embed": (4, 2), "norm": (2,)}
-
-
-BREAK: dict[str, Callable[[Path], object]] = {
-    "does not exist": shutil.rmtree,
-    "no readable config.json": lambda f: (f / "config.json").unlink(),
-    "config.json is not JSON": lambda f: (f / "config.json").write_text("{"),
-    "config.json has no 'architectures'": lambda f: (f / "config.json").write_text("{}"),
-    "no readable tokenizer.json": lambda f: (f / "tokenizer.json").unlink(),
-    "no chat template": lambda f: (f / "tokenizer_config.json").write_text("{}"),
-    "model.safetensors: No such file": lambda f: (f / "model.safetensors").unlink(),
-    "no safetensors header": lambda f: (f / "model.safetensors").write_bytes(b"x" * 100),
-    "broken safetensors header": lambda f: (f / "model.safetensors").write_bytes((3).to_bytes(8, "little") + b"{{{"),
-    "where the header promises": lambda f: (f / "model.safetensors").write_bytes(
-        (f / "model.safetensors").read_bytes()[:-1]
-    ),
-}
-
-
-@pytest.mark.parametrize("sentence", BREAK)
-def test_a_folder_that_is_not_a_model_is_refused_with_a_remedy(sentence: str, folder: Path) -> None:
-    BREAK[sentence](folder)
-    with pytest.raises(DataError, match=r"set model\.path to a complete Hugging Face folder") as refusal:
-        check_model_folder(folder)
-    assert sentence in str(refusal.value)
-    assert str(folder) in str(refusal.value)
 
 
 def test_a_policy_is_served_only_as_it_was_announced(folder: Path) -> None:

@@ -44,8 +44,8 @@ def start(
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("model.path=/nowhere/model", ["model folder /nowhere/model does not exist", "Hugging Face folder"]),
-        ("model.path={parts}", ["has no config.json", "Hugging Face folder"]),
+        ("model.path=/nowhere/model", ["model.path /nowhere/model does not exist", "Hugging Face folder"]),
+        ("model.path={parts}", ["has no readable config.json", "Hugging Face folder"]),
         ("data.train_files=[/nowhere/a.parquet]", ["/nowhere/a.parquet does not exist", "Parquet"]),
         ("data.val_files=[{parts}/model/config.json]", ["config.json cannot be read as Parquet"]),
         ("data.train_batch_size=6", ["4 usable questions", "train_batch_size = 6"]),

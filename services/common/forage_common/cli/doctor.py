@@ -47,6 +47,7 @@ def examine(config: Path | None, base_port: int | None) -> Iterator[Finding]:
     """Everything that a local run needs, looked at in turn."""
     from forage_common.local import demo, preflight
     from forage_common.local.stack import Program, addresses, free_gib, interpreter, repository, shift_ports
+    from forage_common.model_folder import check_model_folder
     from forage_common.settings import load
 
     version = ".".join(map(str, sys.version_info[:3]))
@@ -81,7 +82,7 @@ def examine(config: Path | None, base_port: int | None) -> Iterator[Finding]:
     except UserError as error:
         yield Finding("settings", "invalid", str(error))
         return
-    yield _checked("model", str(settings.model.path), preflight.check_model, settings.model.path)
+    yield _checked("model", str(settings.model.path), check_model_folder, settings.model.path)
     for name, address in addresses(settings, Program).items():
         yield _checked(name, address, preflight.check_port, name, address)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from forage_common.errors import DataError, UserError
 from forage_common.local.stack import Program, addresses, free_gib
+from forage_common.model_folder import check_model_folder
 from forage_common.settings import Settings
 from forage_common.telemetry import port_in_use, split_address
 
@@ -29,7 +30,7 @@ def check(settings: Settings, programs: Iterable[Program]) -> None:
 
 def check_files(settings: Settings, training: bool = True) -> None:
     """The model folder, the corpus and, when training, the questions and their rewards."""
-    check_model(settings.model.path)
+    check_model_folder(settings.model.path)
     check_corpus(settings.data.corpus)
     if training:
         for file in (*settings.data.train_files, *settings.data.val_files):
@@ -39,24 +40,6 @@ def check_files(settings: Settings, training: bool = True) -> None:
             f"trainer.actor.ppo_mini_batch_size={settings.trainer.actor.ppo_mini_batch_size} does not divide "
             f"data.train_batch_size={settings.data.train_batch_size}: choose a divisor"
         )
-
-
-def check_model(folder: Path) -> None:
-    """A Hugging Face folder: config, tokenizer, safetensors."""
-    remedy = "set model.path to a Hugging Face model folder"
-    if not folder.is_dir():
-        raise DataError(f"model.path {folder} is not a folder: {remedy}")
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise DataError(f"model.path {folder} has no {name}: {remedy}")
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except ValueError as error:
-        raise DataError(f"model.path {folder}/config.json is not JSON ({error}): {remedy}") from None
-    if "model_type" not in config:
-        raise DataError(f"model.path {folder}/config.json has no model_type: {remedy}")
-    if not any(folder.glob("*.safetensors")):
-        raise DataError(f"model.path {folder} has no *.safetensors weights: {remedy}")
 
 
 def check_corpus(file: Path) -> None:

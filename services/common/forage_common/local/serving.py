@@ -11,8 +11,8 @@ import grpc
 from rich.status import Status
 
 from forage_common.errors import UnavailableError, UserError
-from forage_common.local.preflight import check_model
 from forage_common.local.stack import Stack, not_ready
+from forage_common.model_folder import WEIGHTS, check_model_folder
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
 from forage_common.telemetry import split_address
@@ -25,12 +25,12 @@ _READY_S = 300.0
 
 def publish(settings: Settings, folder: Path) -> Policy:
     """Announce a model folder as the policy to serve, with a fresh epoch."""
-    check_model(folder)
+    check_model_folder(folder)
     client = StreamClient(settings.redis, settings.run.id)
     client.create()
-    weights = folder / "model.safetensors"
+    weights = folder / WEIGHTS
     if not weights.is_file():
-        raise UserError(f"{folder} has no model.safetensors: save the model as one file to serve it")
+        raise UserError(f"{folder} has no {WEIGHTS}: save the model as one file to serve it")
     policy = Policy(
         version=0,
         uri=str(folder.absolute()),

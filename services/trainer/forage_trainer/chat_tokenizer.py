@@ -1,39 +1,13 @@
-"""The initial policy's folder: is it one, and how long are prompts under its tokenizer."""
+"""The policy's tokenizer: how long are prompts under it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from forage_common.errors import DataError
 
 _CHUNK = 1024
-
-
-def check_model_folder(folder: Path) -> dict[str, Any]:
-    """The model's configuration.
-
-    Raises:
-        DataError: the folder is not a Hugging Face model with safetensors weights.
-    """
-    hint = "give model.path a Hugging Face folder with config.json, tokenizer and safetensors"
-    if not folder.is_dir():
-        raise DataError(f"model folder {folder} does not exist: {hint}")
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except FileNotFoundError:
-        raise DataError(f"model folder {folder} has no config.json: {hint}") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"model folder {folder}: config.json is not readable JSON ({error}): {hint}") from None
-    if not isinstance(config, dict) or len(config.get("architectures") or []) != 1:
-        raise DataError(f"model folder {folder}: config.json must name one architecture: {hint}")
-    if not any(folder.glob("*.safetensors")):
-        raise DataError(f"model folder {folder} has no *.safetensors: {hint}")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise DataError(f"model folder {folder} has no tokenizer: {hint}")
-    return config
 
 
 class ChatTokenizer:

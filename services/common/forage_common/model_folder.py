@@ -1,0 +1,84 @@
+"""A Hugging Face model folder, judged without any ML library: configuration, tokenizer, chat template, weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from forage_common.errors import DataError
+
+WEIGHTS = "model.safetensors"
+_LARGEST_HEADER = 100 * 2**20
+_REMEDY = "set model.path to a complete Hugging Face folder"
+
+
+def read_header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Tensor name → shape, from the header of a safetensors file, whose length is checked against it.
+
+    Raises:
+        ValueError: the file is missing, cut short, or not safetensors.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(size, _LARGEST_HEADER):
+                raise ValueError("no safetensors header")
+            tensors = json.loads(stream.read(length))
+        tensors.pop("__metadata__", None)
+        end = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+        shapes = {name: tuple(tensor["shape"]) for name, tensor in tensors.items()}
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from None
+    except (KeyError, TypeError, AttributeError, IndexError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"broken safetensors header ({error!r})") from None
+    if size != 8 + length + end:
+        raise ValueError(f"{size} bytes where the header promises {8 + length + end}")
+    return shapes
+
+
+def model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Tensor name → shape over all weight files of a model folder.
+
+    Raises:
+        ValueError: weights are missing or broken; the message names the file.
+    """
+    index = folder / f"{WEIGHTS}.index.json"
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).exists() and index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ValueError(f"{index.name}: {error!r}") from None
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        try:
+            shapes |= read_header(folder / name)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return shapes
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse what neither the engine nor the trainer can load, before anything is started.
+
+    Raises:
+        DataError: one sentence that names the file.
+    """
+    if not folder.is_dir():
+        raise DataError(f"model.path {folder} does not exist: {_REMEDY}")
+    for name, key in (("config.json", "architectures"), ("tokenizer.json", "model"), ("tokenizer_config.json", "")):
+        try:
+            content = json.loads((folder / name).read_text())
+        except OSError as error:
+            raise DataError(f"model.path {folder} has no readable {name} ({error.strerror}): {_REMEDY}") from None
+        except ValueError as error:
+            raise DataError(f"{folder / name} is not JSON ({error}): {_REMEDY}") from None
+        if not isinstance(content, dict) or (key and key not in content):
+            raise DataError(f"{folder / name} has no '{key}': {_REMEDY}")
+    if "chat_template" not in content and not (folder / "chat_template.jinja").exists():
+        raise DataError(f"model.path {folder} has no chat template: {_REMEDY}, of a model with chat")
+    try:
+        model_shapes(folder)
+    except ValueError as error:
+        raise DataError(f"model.path {folder} has no usable weights ({error}): {_REMEDY}") from None

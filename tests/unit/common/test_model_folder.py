@@ -1,0 +1,81 @@
+"""A model folder that is not one is refused with a sentence that names the file and the remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forage_common.errors import DataError
+from forage_common.model_folder import check_model_folder, model_shapes
+
+
+def write_weights(file: Path, shapes: dict[str, list[int]]) -> None:
+    """A safetensors file of zeros."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        size = 4
+        for side in shape:
+            size *= side
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}')
+    (model / "tokenizer.json").write_text('{"model": {}}')
+    (model / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    write_weights(model / "model.safetensors", {"embed": [4, 2], "norm": [2]})
+    return model
+
+
+def test_a_complete_folder_is_accepted(folder: Path) -> None:
+    check_model_folder(folder)
+    assert model_shapes(folder) == {"embed": (4, 2), "norm": (2,)}
+
+
+def test_weights_in_several_files_are_accepted(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    write_weights(folder / "one.safetensors", {"embed": [4, 2]})
+    write_weights(folder / "two.safetensors", {"norm": [2]})
+    index = {"weight_map": {"embed": "one.safetensors", "norm": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    check_model_folder(folder)
+    assert model_shapes(folder) == {"embed": (4, 2), "norm": (2,)}
+
+
+BREAK: dict[str, Callable[[Path], object]] = {
+    "does not exist": shutil.rmtree,
+    "no readable config.json": lambda f: (f / "config.json").unlink(),
+    "config.json is not JSON": lambda f: (f / "config.json").write_text("{"),
+    "config.json has no 'architectures'": lambda f: (f / "config.json").write_text("{}"),
+    "no readable tokenizer.json": lambda f: (f / "tokenizer.json").unlink(),
+    "no chat template": lambda f: (f / "tokenizer_config.json").write_text("{}"),
+    "model.safetensors: No such file": lambda f: (f / "model.safetensors").unlink(),
+    "no safetensors header": lambda f: (f / "model.safetensors").write_bytes(b"x" * 100),
+    "broken safetensors header": lambda f: (f / "model.safetensors").write_bytes((3).to_bytes(8, "little") + b"{{{"),
+    "where the header promises": lambda f: (f / "model.safetensors").write_bytes(
+        (f / "model.safetensors").read_bytes()[:-1]
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", BREAK)
+def test_a_folder_that_is_not_a_model_is_refused_with_a_remedy(sentence: str, folder: Path) -> None:
+    BREAK[sentence](folder)
+    with pytest.raises(DataError, match=r"set model\.path to a complete Hugging Face folder") as refusal:
+        check_model_folder(folder)
+    assert sentence in str(refusal.value)
+    assert str(folder) in str(refusal.value)
+
+
+def test_the_shipped_policy_is_accepted(repository: Path) -> None:
+    check_model_folder(repository / "models/tiny-policy")
