@@ -10,7 +10,7 @@ help: ## list the verbs
 setup: ## install one environment per service (.venvs/), when needed
 	@scripts/setup.sh
 
-demo: setup ## train the tiny policy to search, live, in about ten minutes (SEED=0)
+demo: setup ## train the tiny policy to search, live, in five to ten minutes (SEED=0)
 	@$(FORAGE) demo --seed $(SEED)
 
 test: setup ## every test, each in its service's environment
