@@ -48,7 +48,9 @@ def main() -> None:
         table.add_column(column, justify="right")
     for run in runs:
         table.add_row(*(f"{v:.4g}" if isinstance(v := run[column], float) else str(v) for column in COLUMNS))
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, 130)
+    console.print(table)
     figures = {
         "em_gain_min": min(run["em_gain"] for run in runs),
         "em_gain_median": statistics.median(run["em_gain"] for run in runs),

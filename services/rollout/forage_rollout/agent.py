@@ -17,6 +17,7 @@ from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
     Prompt,
+    Purpose,
     Score,
     Status,
     Timings,
@@ -96,7 +97,8 @@ class Agent:
             finally:
                 self.counts.samples_in_flight -= samples
             trajectories = [task.result() for task in running]
-            await self._score(trajectories)
+            if prompt.purpose != Purpose.PURPOSE_ASK:  # somebody's own question has no accepted answers
+                await self._score(trajectories)
         for trajectory in trajectories:
             self._count(trajectory)
         return TrajectoryGroup(

@@ -16,7 +16,7 @@ import pytest
 from forage_common.settings import RetrieverSettings, RewardSettings, RolloutSettings, Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreRequest, ScoreResponse
 from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
-from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Sampling, Score, Status
+from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Score, Status
 from forage_rollout.agent import Agent
 from forage_rollout.clients import GrpcReward, HttpRetriever
 from forage_rollout.generation import Generation, Request, request
@@ -211,6 +211,17 @@ async def test_a_reward_that_is_away_leaves_a_status_on_every_trajectory(
     assert [t.status for t in group.trajectories] == [Status.STATUS_TIMEOUT] * 3
     assert [t.score.status for t in group.trajectories] == [Status.STATUS_TIMEOUT] * 3
     assert agent.counts.failed_trajectories == 3
+
+
+async def test_somebodys_own_question_is_answered_without_a_judge(
+    make_agent: MakeAgent, char_codec: Any, free_address: Callable[[], str]
+) -> None:
+    asked = prompt(samples=1)
+    asked.purpose = Purpose.PURPOSE_ASK
+    agent = make_agent(ScriptedEngine(char_codec(), SEARCHING[2:]), reward=free_address())
+    (trajectory,) = (await agent.run(asked)).trajectories
+    assert trajectory.status == Status.STATUS_OK
+    assert not trajectory.HasField("score")
 
 
 async def test_a_score_that_is_refused_keeps_the_trajectory_out(
