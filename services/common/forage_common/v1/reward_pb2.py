@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from forage_common.v1 import trajectory_pb2 as forage__common_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66orage_common/v1/reward.proto\x12\tforage.v1\x1a!forage_common/v1/trajectory.proto\"\x9a\x01\n\tScoreItem\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x02 \x01(\t\x12\x1e\n\x05spans\x18\x03 \x03(\x0b\x32\x0f.forage.v1.Span\x12,\n\x0cground_truth\x18\x04 \x01(\x0b\x32\x16.forage.v1.GroundTruth\x12\x13\n\x0b\x65nd_of_turn\x18\x05 \x01(\t\"3\n\x0cScoreRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.forage.v1.ScoreItem\"p\n\nScoredItem\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x1f\n\x05score\x18\x02 \x01(\x0b\x32\x10.forage.v1.Score\x12*\n\x10validation_score\x18\x03 \x01(\x0b\x32\x10.forage.v1.Score\"5\n\rScoreResponse\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.forage.v1.ScoredItem\"\x14\n\x12ListRewardsRequest\"A\n\nRewardInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_sources\x18\x03 \x03(\t\"=\n\x13ListRewardsResponse\x12&\n\x07rewards\x18\x01 \x03(\x0b\x32\x15.forage.v1.RewardInfo2\x92\x01\n\x06Reward\x12:\n\x05Score\x12\x17.forage.v1.ScoreRequest\x1a\x18.forage.v1.ScoreResponse\x12L\n\x0bListRewards\x12\x1d.forage.v1.ListRewardsRequest\x1a\x1e.forage.v1.ListRewardsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66orage_common/v1/reward.proto\x12\tforage.v1\x1a!forage_common/v1/trajectory.proto\"\xba\x01\n\tScoreItem\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x02 \x01(\t\x12\x1e\n\x05spans\x18\x03 \x03(\x0b\x32\x0f.forage.v1.Span\x12,\n\x0cground_truth\x18\x04 \x01(\x0b\x32\x16.forage.v1.GroundTruth\x12\x13\n\x0b\x65nd_of_turn\x18\x05 \x01(\t\x12\x1e\n\x05turns\x18\x06 \x03(\x0b\x32\x0f.forage.v1.Turn\"3\n\x0cScoreRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.forage.v1.ScoreItem\"p\n\nScoredItem\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x1f\n\x05score\x18\x02 \x01(\x0b\x32\x10.forage.v1.Score\x12*\n\x10validation_score\x18\x03 \x01(\x0b\x32\x10.forage.v1.Score\"5\n\rScoreResponse\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.forage.v1.ScoredItem\"\x14\n\x12ListRewardsRequest\"A\n\nRewardInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_sources\x18\x03 \x03(\t\"=\n\x13ListRewardsResponse\x12&\n\x07rewards\x18\x01 \x03(\x0b\x32\x15.forage.v1.RewardInfo2\x92\x01\n\x06Reward\x12:\n\x05Score\x12\x17.forage.v1.ScoreRequest\x1a\x18.forage.v1.ScoreResponse\x12L\n\x0bListRewards\x12\x1d.forage.v1.ListRewardsRequest\x1a\x1e.forage.v1.ListRewardsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'forage_common.v1.reward_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCOREITEM']._serialized_start=80
-  _globals['_SCOREITEM']._serialized_end=234
-  _globals['_SCOREREQUEST']._serialized_start=236
-  _globals['_SCOREREQUEST']._serialized_end=287
-  _globals['_SCOREDITEM']._serialized_start=289
-  _globals['_SCOREDITEM']._serialized_end=401
-  _globals['_SCORERESPONSE']._serialized_start=403
-  _globals['_SCORERESPONSE']._serialized_end=456
-  _globals['_LISTREWARDSREQUEST']._serialized_start=458
-  _globals['_LISTREWARDSREQUEST']._serialized_end=478
-  _globals['_REWARDINFO']._serialized_start=480
-  _globals['_REWARDINFO']._serialized_end=545
-  _globals['_LISTREWARDSRESPONSE']._serialized_start=547
-  _globals['_LISTREWARDSRESPONSE']._serialized_end=608
-  _globals['_REWARD']._serialized_start=611
-  _globals['_REWARD']._serialized_end=757
+  _globals['_SCOREITEM']._serialized_end=266
+  _globals['_SCOREREQUEST']._serialized_start=268
+  _globals['_SCOREREQUEST']._serialized_end=319
+  _globals['_SCOREDITEM']._serialized_start=321
+  _globals['_SCOREDITEM']._serialized_end=433
+  _globals['_SCORERESPONSE']._serialized_start=435
+  _globals['_SCORERESPONSE']._serialized_end=488
+  _globals['_LISTREWARDSREQUEST']._serialized_start=490
+  _globals['_LISTREWARDSREQUEST']._serialized_end=510
+  _globals['_REWARDINFO']._serialized_start=512
+  _globals['_REWARDINFO']._serialized_end=577
+  _globals['_LISTREWARDSRESPONSE']._serialized_start=579
+  _globals['_LISTREWARDSRESPONSE']._serialized_end=640
+  _globals['_REWARD']._serialized_start=643
+  _globals['_REWARD']._serialized_end=789
 # @@protoc_insertion_point(module_scope)

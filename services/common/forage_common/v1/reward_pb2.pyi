@@ -30,6 +30,7 @@ class ScoreItem(_message.Message):
     SPANS_FIELD_NUMBER: _builtins.int
     GROUND_TRUTH_FIELD_NUMBER: _builtins.int
     END_OF_TURN_FIELD_NUMBER: _builtins.int
+    TURNS_FIELD_NUMBER: _builtins.int
     trajectory_id: _builtins.str
     data_source: _builtins.str
     end_of_turn: _builtins.str
@@ -38,6 +39,10 @@ class ScoreItem(_message.Message):
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Span]: ...
     @_builtins.property
     def ground_truth(self) -> _trajectory_pb2.GroundTruth: ...
+    @_builtins.property
+    def turns(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Turn]:
+        """what each generation asked for; without them rewards read it from the spans"""
+
     def __init__(
         self,
         *,
@@ -46,10 +51,11 @@ class ScoreItem(_message.Message):
         spans: _abc.Iterable[_trajectory_pb2.Span] | None = ...,
         ground_truth: _trajectory_pb2.GroundTruth | None = ...,
         end_of_turn: _builtins.str = ...,
+        turns: _abc.Iterable[_trajectory_pb2.Turn] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ground_truth", b"ground_truth"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_source", b"data_source", "end_of_turn", b"end_of_turn", "ground_truth", b"ground_truth", "spans", b"spans", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_source", b"data_source", "end_of_turn", b"end_of_turn", "ground_truth", b"ground_truth", "spans", b"spans", "trajectory_id", b"trajectory_id", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
