@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from forage_common.errors import SettingsError
 
@@ -83,9 +83,38 @@ class RetrieverSettings(Section):
     threads: int = Field(1, ge=1)
 
 
-class RewardRoute(Section):
-    name: str = Field(description="a registered reward")
+class RewardComponent(Section):
+    name: str = Field(min_length=1, description="a registered reward")
+    label: str = Field(
+        "", pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]*)?$", description="names it in scores; empty = the reward's name"
+    )
+    weight: float = Field(1.0, allow_inf_nan=False)
     params: dict[str, float | int | str | bool] = Field(default_factory=dict)
+
+
+class RewardRoute(Section):
+    name: str = Field("", description="a registered reward; or give components")
+    params: dict[str, float | int | str | bool] = Field(default_factory=dict)
+    components: tuple[RewardComponent, ...] | None = Field(
+        None, min_length=1, description="rewards that add up by their weights"
+    )
+
+    @property
+    def title(self) -> str:
+        """The reward, or the components joined by "+"."""
+        return "+".join(part.label or part.name for part in self.components or ()) or self.name
+
+    @model_validator(mode="after")
+    def _one_form(self) -> RewardRoute:
+        if bool(self.name) == (self.components is not None):
+            raise ValueError("give either the name of one reward or components")
+        if self.components is not None and self.params:
+            raise ValueError("params belong to each of the components")
+        labels = [part.label or part.name for part in self.components or ()]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"two components are called {label!r}: give each a label of its own")
+        return self
 
 
 class RewardSettings(Section):

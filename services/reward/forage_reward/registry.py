@@ -8,9 +8,19 @@ from pydantic import ValidationError
 
 from forage_common.errors import SettingsError
 from forage_reward.reward import AnyReward, Scorer
-from forage_reward.rewards import em, search_r1_format
+from forage_reward.rewards import countdown, em, f1, search_r1_format, structured, subem
 
-REWARDS: Mapping[str, AnyReward] = {reward.name: reward for reward in (em.REWARD, search_r1_format.REWARD)}
+REWARDS: Mapping[str, AnyReward] = {
+    reward.name: reward
+    for reward in (
+        em.REWARD,
+        subem.REWARD,
+        f1.REWARD,
+        search_r1_format.REWARD,
+        structured.REWARD,
+        countdown.REWARD,
+    )
+}
 
 
 def scorer(name: str, params: Mapping[str, object], where: str) -> Scorer:

@@ -75,7 +75,7 @@ def serve(settings: Settings) -> None:
     log.info(
         "serving",
         grpc=settings.reward.grpc_address,
-        routes={k: v.name for k, v in settings.reward.routes.items()},
+        routes={k: v.title for k, v in settings.reward.routes.items()},
     )
     stop.wait()
     log.info("draining", grace_s=DRAIN_S)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.score import Score, Status
-from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
+from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
 
 _ROLES = {
     trajectory_pb2.ROLE_PROMPT: Role.PROMPT,
     trajectory_pb2.ROLE_MODEL: Role.MODEL,
     trajectory_pb2.ROLE_ENV: Role.ENV,
+}
+_ACTIONS = {
+    trajectory_pb2.ACTION_KIND_INVALID: Action.INVALID,
+    trajectory_pb2.ACTION_KIND_SEARCH: Action.SEARCH,
+    trajectory_pb2.ACTION_KIND_ANSWER: Action.ANSWER,
 }
 _STATUSES = {
     Status.OK: trajectory_pb2.STATUS_OK,
@@ -28,7 +33,7 @@ def view_of(item: reward_pb2.ScoreItem) -> TrajectoryView:
     """The trajectory of an item.
 
     Raises:
-        InvalidItemError: a span without an author, or no span of the model.
+        InvalidItemError: a span without an author, no span of the model, or a turn without an action.
     """
     spans = []
     for index, span in enumerate(item.spans):
@@ -38,7 +43,14 @@ def view_of(item: reward_pb2.ScoreItem) -> TrajectoryView:
         spans.append(Span(role, span.text))
     if not any(span.role is Role.MODEL for span in spans):
         raise InvalidItemError("no span was written by the model, so there is nothing to score")
-    return TrajectoryView(tuple(spans), item.end_of_turn)
+    return TrajectoryView(tuple(spans), item.end_of_turn, tuple(map(_turn_of, item.turns)))
+
+
+def _turn_of(turn: trajectory_pb2.Turn) -> Turn:
+    action = _ACTIONS.get(turn.action)
+    if action is None:
+        raise InvalidItemError(f"turn {turn.index} has no known action ({turn.action}): set invalid, search or answer")
+    return Turn(action, turn.content, turn.executed and turn.retrieval_status == trajectory_pb2.STATUS_OK)
 
 
 def truth_of(item: reward_pb2.ScoreItem) -> GroundTruth:
