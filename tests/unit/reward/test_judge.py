@@ -60,6 +60,10 @@ def test_parameters_of_a_route_reach_the_reward() -> None:
         (item("x", source="nq"), "'nq' has no route"),
         (item("x", role=trajectory_pb2.ROLE_UNSPECIFIED), "span 0 has no known role"),
         (item("x", role=ENV), "nothing to score"),
+        (
+            reward_pb2.ScoreItem(data_source="world_facts", spans=item("x").spans, turns=[{}]),
+            "turn 0 has no known action",
+        ),
         (item("x", targets=()), "targets is empty"),
     ],
 )
@@ -116,3 +120,27 @@ def test_a_reward_that_fails_is_internal_and_leaves_validation_alone(
     assert scored_item.score.status == trajectory_pb2.STATUS_INTERNAL
     assert detail in scored_item.score.detail
     assert scored_item.validation_score.total == 1.0
+
+
+@pytest.mark.parametrize(
+    ("executed", "status", "want"),
+    [
+        (True, trajectory_pb2.STATUS_OK, 1.0),
+        (False, trajectory_pb2.STATUS_OK, 0.0),
+        (True, trajectory_pb2.STATUS_TIMEOUT, 0.0),
+        (False, trajectory_pb2.STATUS_UNSPECIFIED, 0.0),
+    ],
+)
+def test_a_turn_of_the_wire_counts_as_answered_when_its_retrieval_succeeded(
+    executed: bool, status: trajectory_pb2.Status, want: float
+) -> None:
+    searching = item("<think>t</think><search>q</search>")
+    searching.turns.add(
+        index=1,
+        action=trajectory_pb2.ACTION_KIND_SEARCH,
+        content="q",
+        executed=executed,
+        retrieval_status=status,
+    )
+    score = judge("structured").score(searching).score
+    assert {part.name: part.raw for part in score.components}["_query_validity"] == want
