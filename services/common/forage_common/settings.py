@@ -117,6 +117,21 @@ class RewardRoute(Section):
         return self
 
 
+class UserReward(Section):
+    path: Path | None = Field(None, description="a Python file; or give entry_point")
+    entry_point: str = Field("", description="module:function, or a name in the entry point group forage.rewards")
+    function: str = Field("score", pattern=r"^[A-Za-z_]\w*$", description="of the file")
+    timeout_s: float = Field(5.0, gt=0, description="of one call; then its process is killed and started again")
+    memory_mib: int = Field(1024, ge=16, description="that the function may take beyond an empty interpreter")
+    processes: int = Field(1, ge=1, description="how many calls may run at once, of every worker")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> UserReward:
+        if (self.path is None) == (not self.entry_point):
+            raise ValueError("give either path or entry_point")
+        return self
+
+
 class RewardSettings(Section):
     grpc_address: Address = "127.0.0.1:18620"
     health_address: Address = "127.0.0.1:18621"
@@ -124,7 +139,14 @@ class RewardSettings(Section):
         default_factory=lambda: {"world_facts": RewardRoute(name="search_r1_format")},
         description="data_source → reward",
     )
-    threads: int = Field(2, ge=1)
+    user: dict[str, UserReward] = Field(default_factory=dict, description="rewards of your own, by name")
+    shadow: dict[str, RewardRoute] = Field(
+        default_factory=dict, description="data_source → a reward that also scores, for metrics only"
+    )
+    shadow_queue: int = Field(1024, ge=1, description="trajectories that wait for the shadow; others are dropped")
+    workers: int = Field(1, ge=1, description="processes that serve the same port")
+    max_queue: int = Field(8192, ge=1, description="trajectories in hand, of every worker; beyond: RESOURCE_EXHAUSTED")
+    threads: int = Field(2, ge=1, description="that score at once, of every worker")
 
 
 class EngineSettings(Section):

@@ -14,13 +14,12 @@ from forage_common.telemetry import get_logger
 from forage_common.v1 import reward_pb2
 from forage_reward import registry
 from forage_reward.composition import Part, composed
-from forage_reward.reward import Scorer
+from forage_reward.reward import AnyReward, Scorer
 from forage_reward.rewards import countdown
 from forage_reward.score import Score, Status, refused
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import InvalidItemError, to_proto, truth_of, view_of
 
-ITEMS = Counter("forage_reward_items_total", "Trajectories scored", ["reward", "status"])
 FAILURES = Counter("forage_reward_failures_total", "Rewards that raised or gave no finite number", ["reward"])
 VALIDATION = "em"
 """The reward that validation is measured by, with its default parameters. Where the ground truth is a countdown
@@ -42,12 +41,23 @@ class Judge:
         SettingsError: a route names an unknown reward or parameter.
     """
 
-    def __init__(self, routes: Mapping[str, RewardRoute]) -> None:
-        self._routes = {source: route_of(source, route) for source, route in routes.items()}
+    def __init__(
+        self,
+        routes: Mapping[str, RewardRoute],
+        user: Mapping[str, AnyReward] | None = None,
+        where: str = "reward.routes",
+    ) -> None:
+        self.rewards = {**registry.REWARDS, **(user or {})}
+        self._routes = {source: route_of(route, self.rewards, f"{where}.{source}") for source, route in routes.items()}
+        self._blocking = {
+            source
+            for source, route in routes.items()
+            if any(self.rewards[part.name].blocking for part in _parts(route))
+        }
         self._validation = _Route(VALIDATION, guarded(VALIDATION, registry.scorer(VALIDATION, {}, "validation")))
         puzzle = registry.scorer(countdown.NAME, {"format_score": 0.0}, "validation")
         self._countdown_validation = _Route(countdown.NAME, guarded(countdown.NAME, puzzle))
-        self._sources: dict[str, list[str]] = {name: [] for name in registry.REWARDS}
+        self._sources: dict[str, list[str]] = {name: [] for name in self.rewards}
         for source, route in routes.items():
             for name in dict.fromkeys(part.name for part in _parts(route)):
                 self._sources[name].append(source)
@@ -55,6 +65,14 @@ class Judge:
     def data_sources(self, reward: str) -> list[str]:
         """The data sources that are routed to a reward."""
         return self._sources[reward]
+
+    def routed(self, data_source: str) -> bool:
+        """Whether a data source has a reward."""
+        return data_source in self._routes
+
+    def blocking(self, data_source: str) -> bool:
+        """Whether the reward of a data source waits for something outside of this process."""
+        return data_source in self._blocking
 
     def score(self, item: reward_pb2.ScoreItem) -> reward_pb2.ScoredItem:
         """The training and the validation score of one trajectory. Never raises on an item's content."""
@@ -73,18 +91,17 @@ class Judge:
         return _reply(item, route.scorer(view, truth), validation.scorer(view, truth))
 
 
-def route_of(source: str, route: RewardRoute) -> _Route:
-    """The reward of a data source, ready to score.
+def route_of(route: RewardRoute, rewards: Mapping[str, AnyReward], where: str) -> _Route:
+    """The reward of a data source, ready to score; `where` names its setting in messages.
 
     Raises:
         SettingsError: it names an unknown reward or parameter.
     """
-    where = f"reward.routes.{source}"
     if route.components is None:
-        return _Route(route.name, guarded(route.name, registry.scorer(route.name, route.params, where)))
+        return _Route(route.name, guarded(route.name, registry.scorer(route.name, route.params, where, rewards)))
     parts = []
     for index, part in enumerate(route.components):
-        bound = registry.scorer(part.name, part.params, f"{where}.components.{index}")
+        bound = registry.scorer(part.name, part.params, f"{where}.components.{index}", rewards)
         parts.append(Part(part.label or part.name, part.weight, guarded(part.name, bound)))
     # The sum of finite parts may still be infinite, so it has a guard of its own.
     return _Route(route.title, guarded(route.title, composed(route.title, parts)))
@@ -112,7 +129,6 @@ def _parts(route: RewardRoute) -> Sequence[RewardComponent | RewardRoute]:
 
 
 def _reply(item: reward_pb2.ScoreItem, score: Score, validation: Score | None = None) -> reward_pb2.ScoredItem:
-    ITEMS.labels(score.reward, score.status.value).inc()
     return reward_pb2.ScoredItem(
         trajectory_id=item.trajectory_id,
         score=to_proto(score),

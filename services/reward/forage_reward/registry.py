@@ -23,19 +23,23 @@ REWARDS: Mapping[str, AnyReward] = {
 }
 
 
-def scorer(name: str, params: Mapping[str, object], where: str) -> Scorer:
+def scorer(
+    name: str, params: Mapping[str, object], where: str, rewards: Mapping[str, AnyReward] | None = None
+) -> Scorer:
     """The reward `name` with its parameters checked and filled in.
 
     Args:
         where: the setting that asks for it, for messages.
+        rewards: what may be asked for, if not only `REWARDS`.
 
     Raises:
         SettingsError: no such reward, no such parameter, or a value that does not fit.
     """
-    reward = REWARDS.get(name)
+    rewards = REWARDS if rewards is None else rewards
+    reward = rewards.get(name)
     if reward is None:
         raise SettingsError(
-            f"{where} asks for the reward '{name}', which does not exist: known are {', '.join(REWARDS)}"
+            f"{where} asks for the reward '{name}', which does not exist: known are {', '.join(rewards)}"
         )
     try:
         return reward.bind(params)

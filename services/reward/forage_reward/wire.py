@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
+
 from forage_common.v1 import reward_pb2, trajectory_pb2
-from forage_reward.score import Score, Status
+from forage_reward.score import Component, Score, Status
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
 
 _ROLES = {
@@ -71,3 +73,57 @@ def to_proto(score: Score) -> trajectory_pb2.Score:
         reward=score.reward,
         detail=score.detail,
     )
+
+
+_FROM_ROLE = {role: number for number, role in _ROLES.items()}
+_FROM_ACTION = {action: number for number, action in _ACTIONS.items()}
+_FROM_STATUS = {number: status for status, number in _STATUSES.items()}
+
+
+def from_proto(score: trajectory_pb2.Score) -> Score:
+    """A message as a score; a status that no reward gives is INTERNAL."""
+    components = tuple(Component(part.name, part.raw, part.weighted) for part in score.components)
+    status = _FROM_STATUS.get(score.status, Status.INTERNAL)
+    return Score(status, score.total, components, score.reward, score.detail)
+
+
+def item_of(view: TrajectoryView, truth: GroundTruth) -> reward_pb2.ScoreItem:
+    """The item that `view_of` and `truth_of` would read back to an equal view and truth."""
+    item = reward_pb2.ScoreItem(
+        spans=[trajectory_pb2.Span(role=_FROM_ROLE[span.role], text=span.text) for span in view.spans],
+        ground_truth=trajectory_pb2.GroundTruth(
+            targets=truth.targets,
+            countdown_target=truth.countdown_target,
+            countdown_numbers=truth.countdown_numbers,
+        ),
+        end_of_turn=view.end_of_turn,
+    )
+    for index, turn in enumerate(view.turns, 1):
+        status = trajectory_pb2.STATUS_OK if turn.answered else trajectory_pb2.STATUS_UNSPECIFIED
+        item.turns.add(
+            index=index,
+            action=_FROM_ACTION[turn.action],
+            content=turn.content,
+            executed=turn.answered,
+            retrieval_status=status,
+        )
+    return item
+
+
+def set_params(field: MutableMapping[str, reward_pb2.ParameterValue], params: Mapping[str, object]) -> None:
+    """Write parameters into a message's map; what is no number, text or flag goes as its text."""
+    for name, value in params.items():
+        if isinstance(value, bool):
+            field[name].flag = value
+        elif isinstance(value, int) and -(2**63) <= value < 2**63:
+            field[name].integer = value
+        elif isinstance(value, int | float):
+            field[name].number = value
+        else:
+            field[name].text = str(value)
+
+
+def params_of(field: Mapping[str, reward_pb2.ParameterValue]) -> dict[str, object]:
+    """The parameters that `set_params` wrote."""
+    kinds = {name: value.WhichOneof("value") for name, value in field.items()}
+    return {name: getattr(field[name], kind) for name, kind in kinds.items() if kind}
