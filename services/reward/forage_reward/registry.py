@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from forage_common.errors import SettingsError
 from forage_reward.reward import AnyReward, Scorer
-from forage_reward.rewards import countdown, em, f1, search_r1_format, structured, subem
+from forage_reward.rewards import countdown, em, f1, llm_judge, math, search_r1_format, structured, subem
 
 REWARDS: Mapping[str, AnyReward] = {
     reward.name: reward
@@ -19,6 +19,8 @@ REWARDS: Mapping[str, AnyReward] = {
         search_r1_format.REWARD,
         structured.REWARD,
         countdown.REWARD,
+        math.REWARD,
+        llm_judge.REWARD,
     )
 }
 
