@@ -7,6 +7,9 @@ from itertools import groupby
 from forage_reward.tags import Tag, blocks
 from forage_reward.trajectory import Action, Role, TrajectoryView, Turn
 
+MAX_GENERATION = 1_000_000
+"""Characters; a longer generation has no format, whatever it says."""
+
 _ACTIONS = {"search": Action.SEARCH, "kg-query": Action.SEARCH, "answer": Action.ANSWER}
 """Tags of the action blocks; `<kg-query>` is what agents on a knowledge graph write for a search."""
 
@@ -65,6 +68,8 @@ def formatted_action(text: str) -> Action:
     """What a well-formed generation does: `<think>…</think>`, blank, exactly one action block, and no tag of
     thoughts or actions twice. Anything else is INVALID.
     """
+    if len(text) > MAX_GENERATION:
+        return Action.INVALID
     body = text.strip()
     head, _, rest = body.partition("</think>")
     rest = rest.lstrip()

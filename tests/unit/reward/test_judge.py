@@ -58,6 +58,7 @@ def test_parameters_of_a_route_reach_the_reward() -> None:
     ("bad", "sentence"),
     [
         (item("x", source="nq"), "'nq' has no route"),
+        (item("x", source="World_Facts"), "'World_Facts' has no route"),
         (item("x", role=trajectory_pb2.ROLE_UNSPECIFIED), "span 0 has no known role"),
         (item("x", role=ENV), "nothing to score"),
         (

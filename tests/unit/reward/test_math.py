@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from forage_reward.math_answer import MAX_LENGTH, is_balanced, math_answer
 from forage_reward.registry import scorer
+from forage_reward.rewards import math
 from forage_reward.score import Score, Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
@@ -32,6 +34,22 @@ def test_what_cannot_be_checked_has_no_score_and_the_next_answer_has_one(answer:
     assert score.status in (Status.TIMEOUT, Status.INTERNAL)
     assert score.components == ()
     assert judged("<answer>4/8</answer>", "1/2", timeout_s=60.0).total == 1.0
+
+
+def test_a_process_that_was_killed_while_idle_costs_no_answer() -> None:
+    assert judged("<answer>4/8</answer>", "1/2", timeout_s=60.0).total == 1.0
+    for child in math._POOL._free:
+        child.process.kill()
+        child.process.wait()
+    assert judged("<answer>5/10</answer>", "1/2", timeout_s=60.0).total == 1.0
+
+
+def test_many_threads_share_few_processes() -> None:
+    answers = [f"<answer>{n}/{2 * n}</answer>" for n in range(1, 25)]
+    with ThreadPoolExecutor(8) as pool:
+        scores = list(pool.map(lambda text: judged(text, "0.5", timeout_s=60.0), answers))
+    assert [score.total for score in scores] == [1.0] * len(answers)
+    assert len(math._POOL._free) <= math.PROCESSES
 
 
 def test_a_target_that_is_no_mathematics_is_invalid_input() -> None:

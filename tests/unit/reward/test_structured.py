@@ -21,7 +21,7 @@ from forage_reward.structured_to_tokens import (
     structured_to_tokens,
 )
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
-from forage_reward.turns import asked, formatted_action, turns_of
+from forage_reward.turns import MAX_GENERATION, asked, formatted_action, turns_of
 
 DATA = Path(__file__).parents[2] / "data/reward"
 
@@ -58,6 +58,13 @@ def test_turns_and_the_whole_earn_what_the_rules_say(row: dict[str, Any], told: 
 @pytest.mark.parametrize("row", rows("turn_format.jsonl"))
 def test_a_generation_has_a_format_or_none(row: dict[str, Any]) -> None:
     assert formatted_action(row["text"]) == row["want"]
+
+
+def test_a_generation_beyond_the_limit_has_no_format() -> None:
+    text = "<think>{}</think><answer>a</answer>"
+    room = MAX_GENERATION - len(text.format(""))
+    assert formatted_action(text.format("t" * room)) is Action.ANSWER
+    assert formatted_action(text.format("t" * (room + 1))) is Action.INVALID
 
 
 QUERY, ANSWER = "<think>t</think><search>q</search>", "<think>t</think><answer>Oslo</answer>"

@@ -73,7 +73,7 @@ class _Pool:
             return _failed(trajectory_pb2.STATUS_TIMEOUT, f"no process was free within {timeout_s:g} s")
         child = None
         try:
-            child = self._free.pop() if self._free else _started()
+            child = self._idle() or _started()
             reply = trajectory_pb2.Score.FromString(child.call(item.SerializeToString(), within(timeout_s) or 0.001))
             self._free.append(child)
             child = None
@@ -87,11 +87,22 @@ class _Pool:
                 child.kill()
             self._places.release()
 
+    def _idle(self) -> Child | None:
+        while True:
+            try:
+                child = self._free.pop()
+            except IndexError:
+                return None
+            if child.alive:
+                return child
+            child.kill()
+
 
 def _started() -> Child:
     child = Child("forage_reward.math_process")
     try:
-        child.receive(within(START_TIMEOUT_S) or 0.001)
+        # Not cut short by the caller's deadline: with short ones no process would ever be ready.
+        child.receive(START_TIMEOUT_S)
     except (ChildTimeoutError, ChildDiedError):
         child.kill()
         raise
