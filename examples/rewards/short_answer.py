@@ -1,10 +1,10 @@
 """A user reward: exact match, less a little for every word beyond what was asked for.
 
-    reward:
-      user:
-        short_answer: {path: examples/rewards/short_answer.py, timeout_s: 1}
-      routes:
-        nq: {name: short_answer, params: {penalty: 0.1}}
+reward:
+  user:
+    short_answer: {path: examples/rewards/short_answer.py, timeout_s: 1}
+  routes:
+    nq: {name: short_answer, params: {penalty: 0.1}}
 """
 
 from collections.abc import Mapping

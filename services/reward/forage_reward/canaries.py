@@ -56,12 +56,11 @@ def canaries(view: TrajectoryView, truth: GroundTruth) -> tuple[Canary, ...]:
 
 def _copies_example(view: TrajectoryView, truth: GroundTruth, answer: str) -> bool:
     examples = [example for text in view.texts(Role.PROMPT) for example in blocks(text, Tag.ANSWER)]
-    if not examples:
+    normal = normalize_answer(answer) if examples else ""
+    if not normal or all(normalize_answer(example) != normal for example in examples):
         return False
-    normal = normalize_answer(answer)
     # Where the example's answer is the right one, giving it is no offence.
-    right = any(normalize_answer(target) == normal for target in truth.targets)
-    return bool(normal) and not right and any(normalize_answer(example) == normal for example in examples)
+    return all(normalize_answer(target) != normal for target in truth.targets)
 
 
 def _has_unusual_length(answer: str, truth: GroundTruth) -> bool:
@@ -78,6 +77,9 @@ def _answers_first(text: str) -> bool:
 def _has_tag(text: str) -> bool:
     if "&" in text and _ESCAPED.search(text):
         return True
+    body = text.strip()
+    if text.count("<") == 2 and body.startswith(OPEN[Tag.INFORMATION]) and body.endswith(CLOSE[Tag.INFORMATION]):
+        return False  # by far the most frequent: its own pair of tags and no other
     # Its own <information> block is what an observation is made of; feedback names tags outside of any.
     if text.count(OPEN[Tag.INFORMATION]) != text.count(CLOSE[Tag.INFORMATION]):
         return OPEN[Tag.INFORMATION] in text

@@ -76,19 +76,25 @@ class Judge:
 
     def score(self, item: reward_pb2.ScoreItem) -> reward_pb2.ScoredItem:
         """The training and the validation score of one trajectory. Never raises on an item's content."""
+        return self.judged(item)[0]
+
+    def judged(
+        self, item: reward_pb2.ScoreItem
+    ) -> tuple[reward_pb2.ScoredItem, tuple[TrajectoryView, GroundTruth] | None]:
+        """The same, and what the rewards saw; None of an item at fault."""
         route = self._routes.get(item.data_source)
         if route is None:
             known = ", ".join(sorted(self._routes)) or "none"
             detail = f"data source '{item.data_source}' has no route: add it to reward.routes (known: {known})"
-            return _reply(item, refused(Status.INVALID_INPUT, "", detail))
+            return _reply(item, refused(Status.INVALID_INPUT, "", detail)), None
         try:
             view, truth = view_of(item), truth_of(item)
         except InvalidItemError as error:
-            return _reply(item, refused(Status.INVALID_INPUT, route.reward, str(error)))
+            return _reply(item, refused(Status.INVALID_INPUT, route.reward, str(error))), None
         _trajectory.set(item.trajectory_id)
         puzzle = truth.countdown_target is not None and not truth.targets
         validation = self._countdown_validation if puzzle else self._validation
-        return _reply(item, route.scorer(view, truth), validation.scorer(view, truth))
+        return _reply(item, route.scorer(view, truth), validation.scorer(view, truth)), (view, truth)
 
 
 def route_of(route: RewardRoute, rewards: Mapping[str, AnyReward], where: str) -> _Route:

@@ -19,7 +19,7 @@ VALUES = Histogram(
     "forage_reward_score",
     "Raw values by component; the component `total` is the reward itself",
     ["reward", "data_source", "component"],
-    buckets=(-1.0, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 2.0),
+    buckets=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 2.0),
 )
 MAX_SERIES = 512
 """Of components over all rewards: their names may come from user code. The rest is `other`."""

@@ -22,7 +22,8 @@ from forage_reward.metrics import QUEUE, observe
 from forage_reward.sampling import Sampler
 from forage_reward.score import Status, refused
 from forage_reward.shadow import Shadow
-from forage_reward.wire import InvalidItemError, to_proto, truth_of, view_of
+from forage_reward.trajectory import GroundTruth, TrajectoryView
+from forage_reward.wire import to_proto
 
 CANARIES = Counter("forage_reward_canaries_total", "Suspicious patterns", ["data_source", "canary"])
 BLOCKING_THREADS = 32
@@ -117,12 +118,13 @@ class Scoring:
 
     def score(self, item: reward_pb2.ScoreItem) -> reward_pb2.ScoredItem:
         """Score one item and tell metrics, canaries and shadow."""
-        scored = self.judge.score(item)
+        scored, seen = self.judge.judged(item)
         if not self.judge.routed(item.data_source):
             observe("", scored.score)
             return scored
         observe(item.data_source, scored.score)
-        self._look_for_canaries(item)
+        if seen is not None:
+            self._look_for_canaries(item, *seen)
         self._shadow.offer(item, scored.score)
         return scored
 
@@ -140,11 +142,7 @@ class Scoring:
         self._blocking.shutdown(wait=False, cancel_futures=True)
         self._shadow.close()
 
-    def _look_for_canaries(self, item: reward_pb2.ScoreItem) -> None:
-        try:
-            view, truth = view_of(item), truth_of(item)
-        except InvalidItemError:
-            return  # its status says so
+    def _look_for_canaries(self, item: reward_pb2.ScoreItem, view: TrajectoryView, truth: GroundTruth) -> None:
         for canary in canaries(view, truth):
             CANARIES.labels(item.data_source, canary.value).inc()
             if self._sampler.take(canary.value):

@@ -108,14 +108,14 @@ def compare(
     source: str, trajectory: str, live: trajectory_pb2.Score, shadow: trajectory_pb2.Score, sampler: Sampler
 ) -> None:
     """Count what the shadow said, and how far it is from the live score; log some of the disagreements."""
-    SCORED.labels(source, trajectory_pb2.Status.Name(shadow.status).removeprefix("STATUS_").lower()).inc()
     both = live.status in _VALUES and shadow.status in _VALUES
     if both:
         DIFFERENCE.labels(source).observe(shadow.total - live.total)
-    if live.status == shadow.status and (not both or abs(shadow.total - live.total) <= TOLERANCE):
-        return
-    DISAGREED.labels(source, "total" if live.status == shadow.status else "status").inc()
-    if sampler.take(source):
+    agreed = live.status == shadow.status and (not both or abs(shadow.total - live.total) <= TOLERANCE)
+    if not agreed:
+        DISAGREED.labels(source, "total" if live.status == shadow.status else "status").inc()
+    SCORED.labels(source, trajectory_pb2.Status.Name(shadow.status).removeprefix("STATUS_").lower()).inc()
+    if not agreed and sampler.take(source):
         get_logger().info(
             "shadow_disagrees",
             trajectory=trajectory,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import groupby
+from operator import attrgetter
 
 CHAT_END_OF_TURN = "<|im_end|>"
 """Stripped besides the tokenizer's own end-of-turn text."""
@@ -70,8 +72,15 @@ class TrajectoryView:
 
     def texts(self, role: Role) -> list[str]:
         """The texts of one author. Neighbouring spans are one text; a span of somebody else separates."""
-        runs = groupby(self.spans, key=lambda span: span.role)
-        return ["".join(span.text for span in run) for found, run in runs if found is role]
+        return list(self._texts.get(role, ()))
+
+    @cached_property
+    def _texts(self) -> dict[Role, list[str]]:
+        """By author; several rewards and the canaries look at one view."""
+        found: dict[Role, list[str]] = {}
+        for role, run in groupby(self.spans, key=attrgetter("role")):
+            found.setdefault(role, []).append("".join([span.text for span in run]))
+        return found
 
     @property
     def assistant_part(self) -> str:

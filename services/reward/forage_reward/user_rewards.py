@@ -57,14 +57,14 @@ class UserPool:
     def judge(self, view: TrajectoryView, truth: GroundTruth, params: UserParams) -> Score:
         """What the function says, TIMEOUT when it hangs, INTERNAL when it dies or breaks its contract."""
         limit = within(self._settings.timeout_s)
-        try:
-            child = self._free.get(timeout=limit) if limit else self._free.get_nowait()
-        except queue.Empty:
+        child = self._take(limit)
+        if child is None:
             return refused(Status.TIMEOUT, self._name, f"no process of it was free within {limit:g} s")
         call = reward_pb2.UserRewardCall(item=item_of(view, truth))
         set_params(call.params, params.model_dump())
+        # With all its time: a caller in more of a hurry has left by then, and need not cost the process its life.
         try:
-            answer = child.call(call.SerializeToString(), within(self._settings.timeout_s) or 0.001)
+            answer = child.call(call.SerializeToString(), self._settings.timeout_s)
         except ChildTimeoutError as error:
             self._replace(child, "hang")
             return refused(Status.TIMEOUT, self._name, f"{error}: its process is killed and started again")
@@ -75,6 +75,12 @@ class UserPool:
             return refused(Status.INTERNAL, self._name, f"{detail}: its process is started again")
         self._free.put(child)
         return from_proto(trajectory_pb2.Score.FromString(answer))
+
+    def _take(self, limit_s: float) -> Child | None:
+        try:
+            return self._free.get(timeout=limit_s) if limit_s > 0 else None
+        except queue.Empty:
+            return None
 
     def close(self) -> None:
         """Kill its processes."""
