@@ -95,6 +95,8 @@ class UserPool:
         child = Child("forage_reward.user_process", [self._name, path, s.entry_point, s.function, str(s.memory_mib)])
         with self._lock:
             self._all.append(child)
+            if self._closed:  # closed while a process was being started again
+                child.kill()
         try:
             sentence = child.receive(START_TIMEOUT_S).decode()
             if sentence:
