@@ -21,7 +21,7 @@ run() {
 }
 options=("$@")
 run common tests/unit/common
-run reward tests/unit/reward tests/contract/test_reward_service.py
+run reward tests/unit/reward tests/contract/test_reward_service.py tests/contract/test_reward_processes.py
 run retriever tests/unit/retriever tests/contract/test_retriever_service.py
 run rollout tests/unit/rollout tests/e2e/test_rollout_service.py
 run trainer tests/unit/trainer tests/e2e/test_trainer_resume.py

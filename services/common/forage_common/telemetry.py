@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -77,6 +78,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
     health: Health
+    metrics: Callable[[], bytes]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A prober that hung up is nobody's error."""
@@ -89,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # the name is http.server's
         if self.path == "/metrics":
-            return self._reply(200, generate_latest(), CONTENT_TYPE_LATEST)
+            return self._reply(200, self.server.metrics(), CONTENT_TYPE_LATEST)
         if self.path == "/healthz":
             return self._reply(200, b'{"status":"ok"}')
         if self.path == "/readyz":
@@ -109,8 +111,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Probes are not worth a line each."""
 
 
-def serve_health(address: str, health: Health) -> ThreadingHTTPServer:
+def serve_health(address: str, health: Health, metrics: Callable[[], bytes] = generate_latest) -> ThreadingHTTPServer:
     """Serve health and metrics on a daemon thread; `shutdown()` on the result ends it.
+
+    Args:
+        metrics: makes the page, where it is not only this process's.
 
     Raises:
         UserError: the port is in use.
@@ -120,6 +125,7 @@ def serve_health(address: str, health: Health) -> ThreadingHTTPServer:
     except OSError as error:
         raise port_in_use(address, error) from None
     server.health = health
+    server.metrics = metrics
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
     return server
 

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from forage_reward.tags import Tag, blocks
+from forage_reward.tags import Tag, blocks, last_block
 from forage_reward.trajectory import Role, TrajectoryView
+
+MAX_ANSWER = 20_000
+"""Characters. A longer answer is wrong, whatever it says: comparing stays cheap."""
+
+MAX_EVIDENCE = 500_000
+"""Characters of observations that are searched for an accepted answer; what comes after is not read."""
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
@@ -25,14 +32,45 @@ def normalize_answer(value: object) -> str:
 
 def em_check(prediction: object, golds: str | Iterable[object]) -> bool:
     """Whether the prediction equals any gold, both normalised. A `str` is one gold, not its characters."""
+    if _too_long(prediction):
+        return False
     normal = normalize_answer(prediction)
     return any(normalize_answer(gold) == normal for gold in _each(golds))
 
 
+def subem_check(prediction: object, golds: str | Iterable[object]) -> bool:
+    """Whether any gold stands in the prediction, both normalised. A gold that normalises to "" only equals ""."""
+    if _too_long(prediction):
+        return False
+    normal = normalize_answer(prediction)
+    needles = map(normalize_answer, _each(golds))
+    return any(needle in normal if needle else not normal for needle in needles)
+
+
+def f1(prediction: object, golds: str | Iterable[object]) -> float:
+    """Harmonic mean of precision and recall over normalised words, the best over all golds; 0 without golds.
+
+    Where one side has no words, 1 if the other has none either, else 0. Source: SQuAD's evaluation.
+    """
+    if _too_long(prediction):
+        return 0.0
+    words = Counter(normalize_answer(prediction).split())
+    return max((_f1(words, Counter(normalize_answer(gold).split())) for gold in _each(golds)), default=0.0)
+
+
+def _f1(words: Counter[str], gold: Counter[str]) -> float:
+    if not words or not gold:
+        return float(words == gold)
+    return 2 * (words & gold).total() / (words.total() + gold.total())
+
+
 def extract_solution(view: TrajectoryView) -> str | None:
     """The last answer that the model itself wrote, stripped; None where there is none. "" is an answer."""
-    found = [answer for text in view.texts(Role.MODEL) for answer in blocks(text, Tag.ANSWER)]
-    return found[-1].strip() if found else None
+    for text in reversed(view.texts(Role.MODEL)):
+        answer = last_block(text, Tag.ANSWER)
+        if answer is not None:
+            return answer.strip()
+    return None
 
 
 def observations(view: TrajectoryView) -> list[str]:
@@ -43,7 +81,21 @@ def observations(view: TrajectoryView) -> list[str]:
 def is_retrieval_correct(found: Sequence[str], golds: str | Iterable[object]) -> bool:
     """Whether a gold stands in an observation, both normalised. Golds that normalise to "" never do."""
     needles = [needle for gold in _each(golds) if (needle := normalize_answer(gold))]
-    return bool(needles) and any(needle in text for text in map(normalize_answer, found) for needle in needles)
+    if not needles:
+        return False
+    left = MAX_EVIDENCE
+    for text in found:
+        evidence = normalize_answer(text[:left])
+        if any(needle in evidence for needle in needles):
+            return True
+        left -= len(text)
+        if left <= 0:
+            break
+    return False
+
+
+def _too_long(prediction: object) -> bool:
+    return isinstance(prediction, str) and len(prediction) > MAX_ANSWER
 
 
 def _each(golds: str | Iterable[object]) -> Iterable[object]:

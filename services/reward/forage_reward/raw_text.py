@@ -9,6 +9,8 @@ from forage_reward.tags import CLOSE, OPEN, Tag
 from forage_reward.trajectory import Role, Span
 
 ASSISTANT_MARKER = "<|im_start|>assistant"
+PLAIN_MARKER = "Assistant:"
+"""Ends prompts that have no chat template."""
 
 
 def spans_from_text(text: str, assistant_marker: str = ASSISTANT_MARKER) -> tuple[Span, ...]:

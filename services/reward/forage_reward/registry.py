@@ -8,24 +8,40 @@ from pydantic import ValidationError
 
 from forage_common.errors import SettingsError
 from forage_reward.reward import AnyReward, Scorer
-from forage_reward.rewards import em, search_r1_format
+from forage_reward.rewards import countdown, em, f1, llm_judge, math, search_r1_format, structured, subem
 
-REWARDS: Mapping[str, AnyReward] = {reward.name: reward for reward in (em.REWARD, search_r1_format.REWARD)}
+REWARDS: Mapping[str, AnyReward] = {
+    reward.name: reward
+    for reward in (
+        em.REWARD,
+        subem.REWARD,
+        f1.REWARD,
+        search_r1_format.REWARD,
+        structured.REWARD,
+        countdown.REWARD,
+        math.REWARD,
+        llm_judge.REWARD,
+    )
+}
 
 
-def scorer(name: str, params: Mapping[str, object], where: str) -> Scorer:
+def scorer(
+    name: str, params: Mapping[str, object], where: str, rewards: Mapping[str, AnyReward] | None = None
+) -> Scorer:
     """The reward `name` with its parameters checked and filled in.
 
     Args:
         where: the setting that asks for it, for messages.
+        rewards: what may be asked for, if not only `REWARDS`.
 
     Raises:
         SettingsError: no such reward, no such parameter, or a value that does not fit.
     """
-    reward = REWARDS.get(name)
+    rewards = REWARDS if rewards is None else rewards
+    reward = rewards.get(name)
     if reward is None:
         raise SettingsError(
-            f"{where} asks for the reward '{name}', which does not exist: known are {', '.join(REWARDS)}"
+            f"{where} asks for the reward '{name}', which does not exist: known are {', '.join(rewards)}"
         )
     try:
         return reward.bind(params)

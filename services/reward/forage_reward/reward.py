@@ -25,12 +25,18 @@ P = TypeVar("P", bound=RewardParams)
 
 @dataclass(frozen=True)
 class Reward(Generic[P]):
-    """A registered reward. `judge` must be pure, fast and without input or output."""
+    """A registered reward.
+
+    Attributes:
+        judge: pure, linear in its input, and without input or output, unless the reward is blocking.
+        blocking: asks another process or service, so it may take up to a time limit of its own.
+    """
 
     name: str
     summary: str
     params: type[P]
     judge: Callable[[TrajectoryView, GroundTruth, P], Score]
+    blocking: bool = False
 
     def bind(self, params: Mapping[str, object]) -> Scorer:
         """The reward with its parameters fixed.

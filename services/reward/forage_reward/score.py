@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+NO_TARGETS = "ground_truth.targets is empty: give at least one accepted answer"
+"""The detail of an item that a reward of accepted answers cannot judge."""
+
 
 class Status(StrEnum):
     """Whether `Score.total` means anything. All but OK and ABSTAIN leave loss and baseline: never a 0."""
@@ -18,7 +21,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Component:
-    """One rule's part: what it gave (`raw`) and what that adds to the total (`weighted`)."""
+    """One rule's part: what it gave (`raw`) and what that adds to the total (`weighted`).
+
+    A name that starts with "_" is for logs: it adds nothing, and nothing is ever trained on it.
+    """
 
     name: str
     raw: float

@@ -6,10 +6,14 @@ A table-driven machine over the eight tags. Source: the state machine of Search-
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from forage_reward.tags import CLOSE, OPEN, Tag
+
+MAX_STEPS = 10_000
+"""Tags and texts; a longer sequence is invalid, whatever it holds."""
 
 _EXCERPT = 80
 
@@ -44,7 +48,7 @@ TRANSITIONS: dict[tuple[State, str], State] = {
 TEXT_ALLOWED = frozenset({State.IN_THINK, State.IN_SEARCH, State.IN_INFORMATION, State.IN_ANSWER})
 """States inside a pair of tags. Between pairs only blank text may stand."""
 
-_TAG = re.compile("(" + "|".join(re.escape(tag) for tag in (*OPEN.values(), *CLOSE.values())) + ")")
+_TAG = re.compile("</?(?:" + "|".join(Tag) + ")>")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,15 @@ class SequenceResult:
     reason: str
 
 
+@dataclass(frozen=True)
+class Step:
+    """One tag or stretch of text that the machine has read; `after` is None where that broke the format."""
+
+    token: str
+    before: State
+    after: State | None
+
+
 def is_valid_sequence(text: str) -> SequenceResult:
     """Judge the assistant part of a trajectory, end-of-turn marker already stripped."""
     for tag in Tag:
@@ -65,15 +78,36 @@ def is_valid_sequence(text: str) -> SequenceResult:
             offending = OPEN[tag] if opened > closed else CLOSE[tag]
             return SequenceResult(False, State.START, offending, f"{opened} {OPEN[tag]} but {closed} {CLOSE[tag]}")
     state = State.START
-    for part in _TAG.split(text):
-        if _TAG.fullmatch(part):
-            following = TRANSITIONS.get((state, part))
-            if following is None:
-                return SequenceResult(False, state, part, f"{part} may not come in state {state}")
-            state = following
-        elif part.strip() and state not in TEXT_ALLOWED:
-            excerpt = part.strip()[:_EXCERPT]
-            return SequenceResult(False, state, excerpt, f"text {excerpt!r} may not come in state {state}")
+    for count, step in enumerate(walk(text)):
+        if step.after is None:
+            token = step.token.strip()[:_EXCERPT]
+            what = token if _TAG.fullmatch(token) else f"text {token!r}"
+            return SequenceResult(False, state, token, f"{what} may not come in state {state}")
+        if count > MAX_STEPS:
+            return SequenceResult(False, state, "", f"the sequence has more than {MAX_STEPS} tags and texts")
+        state = step.after
     if state is not State.END:
         return SequenceResult(False, state, "", f"the sequence ends in state {state}, without a complete answer")
     return SequenceResult(True, state, "", "the format is valid")
+
+
+def walk(text: str) -> Iterator[Step]:
+    """The machine's path: every tag and every text that is not blank, up to the first that breaks the format."""
+    state = State.START
+    position = 0
+    while True:
+        found = _TAG.search(text, position)
+        end = found.start() if found else len(text)
+        between = text[position:end]
+        if between.strip():
+            step = Step(between, state, state if state in TEXT_ALLOWED else None)
+            yield step
+            if step.after is None:
+                return
+        if found is None:
+            return
+        step = Step(found[0], state, TRANSITIONS.get((state, found[0])))
+        yield step
+        if step.after is None:
+            return
+        state, position = step.after, found.end()

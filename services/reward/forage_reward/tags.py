@@ -31,3 +31,14 @@ def blocks(text: str, tag: Tag) -> list[str]:
         found.append(text[begin:end])
         position = end + len(CLOSE[tag])
     return found
+
+
+def last_block(text: str, tag: Tag) -> str | None:
+    """The last of `blocks(text, tag)`, found from the end; None where there is none."""
+    opener = text.rfind(OPEN[tag], 0, max(text.rfind(CLOSE[tag]), 0))
+    if opener < 0:
+        return None
+    # A block begins at the first opener since the closer before it; openers between belong to its content.
+    before = text.rfind(CLOSE[tag], 0, opener)
+    begin = text.find(OPEN[tag], before + len(CLOSE[tag]) if before >= 0 else 0) + len(OPEN[tag])
+    return text[begin : text.find(CLOSE[tag], opener)]

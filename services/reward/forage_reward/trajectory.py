@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import groupby
+from operator import attrgetter
 
 CHAT_END_OF_TURN = "<|im_end|>"
 """Stripped besides the tokenizer's own end-of-turn text."""
@@ -28,6 +30,24 @@ class Span:
     text: str
 
 
+class Action(StrEnum):
+    """What a generation asked for."""
+
+    INVALID = "invalid"
+    SEARCH = "search"
+    ANSWER = "answer"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One generation's action. `content` is the query or the answer; `answered` says that a search was executed
+    and its retrieval succeeded."""
+
+    action: Action
+    content: str = ""
+    answered: bool = False
+
+
 @dataclass(frozen=True)
 class GroundTruth:
     """Accepted answers, or a countdown problem."""
@@ -39,20 +59,36 @@ class GroundTruth:
 
 @dataclass(frozen=True)
 class TrajectoryView:
-    """The spans of one trajectory in order; `end_of_turn` is the tokenizer's end-of-turn text, if known."""
+    """The spans of one trajectory in order.
+
+    Attributes:
+        end_of_turn: the tokenizer's end-of-turn text, if known.
+        turns: what each generation asked for, if the sender knows; `turns.turns_of` reads it from the spans else.
+    """
 
     spans: tuple[Span, ...]
     end_of_turn: str = ""
+    turns: tuple[Turn, ...] = ()
 
     def texts(self, role: Role) -> list[str]:
         """The texts of one author. Neighbouring spans are one text; a span of somebody else separates."""
-        runs = groupby(self.spans, key=lambda span: span.role)
-        return ["".join(span.text for span in run) for found, run in runs if found is role]
+        return list(self._texts.get(role, ()))
+
+    @cached_property
+    def _texts(self) -> dict[Role, list[str]]:
+        """By author; several rewards and the canaries look at one view."""
+        found: dict[Role, list[str]] = {}
+        for role, run in groupby(self.spans, key=attrgetter("role")):
+            found.setdefault(role, []).append("".join([span.text for span in run]))
+        return found
 
     @property
     def assistant_part(self) -> str:
         """All that follows the prompt, without one end-of-turn marker at its very end."""
-        text = "".join(span.text for span in self.spans if span.role is not Role.PROMPT)
+        return self.without_end_of_turn("".join(span.text for span in self.spans if span.role is not Role.PROMPT))
+
+    def without_end_of_turn(self, text: str) -> str:
+        """The text without one end-of-turn marker at its very end."""
         # Blank text after the marker means nothing to the format, so it does not hide the marker either.
         body = text.rstrip()
         for marker in (self.end_of_turn, CHAT_END_OF_TURN):

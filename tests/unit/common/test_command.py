@@ -18,7 +18,7 @@ def forage(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
 
 def test_help_lists_every_verb() -> None:
     text = forage("--help").stdout
-    for verb in ("demo", "up", "ask", "trajectories", "status", "config", "doctor", "data"):
+    for verb in ("demo", "up", "ask", "trajectories", "status", "config", "doctor", "data", "reward"):
         assert f" {verb} " in text
 
 

@@ -10,9 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_reward.answers import em_check, extract_solution, is_retrieval_correct, normalize_answer, observations
+from forage_reward.answers import (
+    MAX_ANSWER,
+    MAX_EVIDENCE,
+    em_check,
+    extract_solution,
+    f1,
+    is_retrieval_correct,
+    normalize_answer,
+    observations,
+    subem_check,
+)
 from forage_reward.raw_text import spans_from_text
-from forage_reward.tags import Tag, blocks
+from forage_reward.tags import Tag, blocks, last_block
 from forage_reward.trajectory import Role, Span, TrajectoryView
 
 DATA = Path(__file__).parents[2] / "data/reward"
@@ -90,6 +100,11 @@ def test_a_normal_form_has_single_spaces_and_no_articles(text: str) -> None:
     assert not {"a", "an", "the"} & set(normal.split())
 
 
+@given(st.text() | st.text(alphabet="AaNnTtHhEe .'\u0130\u03a3\u0307\u3000"))
+def test_a_normal_form_is_its_own_normal_form(text: str) -> None:
+    assert normalize_answer(normalize_answer(text)) == normalize_answer(text)
+
+
 @given(st.text(), st.lists(st.text(), max_size=3))
 def test_the_prediction_itself_as_a_gold_always_matches(prediction: str, others: list[str]) -> None:
     assert em_check(prediction, [*others, prediction])
@@ -106,3 +121,75 @@ def test_blocks_are_those_of_the_lazy_pattern(parts: list[str]) -> None:
 def test_a_million_openers_without_closer_are_read_in_one_pass() -> None:
     # The lazy pattern would need 10^12 steps here, so the suite's time limit is what fails.
     assert blocks("<answer>" * 1_000_000, Tag.ANSWER) == []
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "want"),
+    [
+        ("It is Oslo, Norway", ["oslo"], True),
+        ("Osl o", ["oslo"], False),
+        ("Oslo", ["Oslo, Norway"], False),
+        ("Rome", ["Oslo", "ROME!"], True),
+        ("Oslo", "Oslo", True),
+        ("anything", ["The"], False),
+        ("A!", ["The"], True),
+        ("Oslo", [], False),
+        ("Oslo", [None], False),
+        ("Paris", "p", True),
+    ],
+)
+def test_a_gold_may_stand_inside_a_longer_answer(prediction: str, golds: str | list[object], want: bool) -> None:
+    assert subem_check(prediction, golds) is want
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "want"),
+    [
+        ("Oslo", ["Oslo"], 1.0),
+        ("the Oslo!", ["oslo"], 1.0),
+        ("Paris, Rome", ["Paris"], 2 / 3),
+        ("Paris", ["Paris Rome"], 2 / 3),
+        ("Paris", ["Rome", "Paris Rome"], 2 / 3),
+        ("new new york", ["new york"], 0.8),
+        ("Rome", ["Oslo"], 0.0),
+        ("Oslo", [], 0.0),
+        ("The", ["A"], 1.0),
+        ("The", ["Oslo"], 0.0),
+        ("Oslo", ["!"], 0.0),
+        ("ab", "ab", 1.0),
+    ],
+)
+def test_words_in_common_are_counted_against_the_nearest_gold(
+    prediction: str, golds: str | list[str], want: float
+) -> None:
+    assert f1(prediction, golds) == pytest.approx(want)
+
+
+words = st.lists(st.sampled_from(["Oslo", "oslo", "the", "!", "new", "York", "-5", "\u0130"]), max_size=5).map(" ".join)
+
+
+@given(words, st.lists(words, max_size=3))
+def test_the_three_comparisons_agree(prediction: str, golds: list[str]) -> None:
+    share = f1(prediction, golds)
+    assert 0.0 <= share <= 1.0
+    if em_check(prediction, golds):
+        assert subem_check(prediction, golds)
+        assert share == 1.0
+
+
+@pytest.mark.parametrize("compare", [em_check, subem_check, f1])
+def test_an_answer_beyond_the_limit_is_wrong(compare: Any) -> None:
+    assert compare("Oslo".ljust(MAX_ANSWER), ["Oslo"])
+    assert not compare("Oslo".ljust(MAX_ANSWER + 1), ["Oslo"])
+
+
+def test_evidence_beyond_the_limit_is_not_read() -> None:
+    filler = "x" * (MAX_EVIDENCE - 4)
+    assert is_retrieval_correct([filler, "Oslo"], ["Oslo"])
+    assert not is_retrieval_correct([filler, "Os", "Oslo"], ["Oslo"])
+
+
+@given(st.lists(st.sampled_from(["<answer>", "</answer>", "a", "<answer", "\n", "<"]), max_size=14).map("".join))
+def test_the_last_block_is_the_last_of_all_blocks(text: str) -> None:
+    found = blocks(text, Tag.ANSWER)
+    assert last_block(text, Tag.ANSWER) == (found[-1] if found else None)

@@ -58,8 +58,13 @@ def test_parameters_of_a_route_reach_the_reward() -> None:
     ("bad", "sentence"),
     [
         (item("x", source="nq"), "'nq' has no route"),
+        (item("x", source="World_Facts"), "'World_Facts' has no route"),
         (item("x", role=trajectory_pb2.ROLE_UNSPECIFIED), "span 0 has no known role"),
         (item("x", role=ENV), "nothing to score"),
+        (
+            reward_pb2.ScoreItem(data_source="world_facts", spans=item("x").spans, turns=[{}]),
+            "turn 0 has no known action",
+        ),
         (item("x", targets=()), "targets is empty"),
     ],
 )
@@ -74,7 +79,7 @@ def test_an_item_at_fault_gets_a_sentence_and_no_reward(bad: reward_pb2.ScoreIte
 @pytest.mark.parametrize(
     ("route", "sentence"),
     [
-        (RewardRoute(name="exact"), "reward.routes.nq asks for the reward 'exact'.*known are em, search_r1_format"),
+        (RewardRoute(name="exact"), "reward.routes.nq asks for the reward 'exact'.*known are em, subem, f1"),
         (RewardRoute(name="em", params={"scale": 1.0}), r"reward.routes.nq.params.scale does not exist.*format_score"),
         (RewardRoute(name="em", params={"score": "1"}), r"reward.routes.nq.params.score is '1'"),
         (RewardRoute(name="em", params={"score": True}), r"reward.routes.nq.params.score is True"),
@@ -89,9 +94,8 @@ def test_a_wrong_route_ends_the_start_with_a_sentence(route: RewardRoute, senten
 def test_every_reward_lists_its_data_sources() -> None:
     routes = {"nq": RewardRoute(name="em"), "world_facts": RewardRoute(name="em")}
     lister = Judge(routes)
-    assert {name: lister.data_sources(name) for name in registry.REWARDS} == {
+    assert {name: found for name in registry.REWARDS if (found := lister.data_sources(name))} == {
         "em": ["nq", "world_facts"],
-        "search_r1_format": [],
     }
 
 
@@ -117,3 +121,27 @@ def test_a_reward_that_fails_is_internal_and_leaves_validation_alone(
     assert scored_item.score.status == trajectory_pb2.STATUS_INTERNAL
     assert detail in scored_item.score.detail
     assert scored_item.validation_score.total == 1.0
+
+
+@pytest.mark.parametrize(
+    ("executed", "status", "want"),
+    [
+        (True, trajectory_pb2.STATUS_OK, 1.0),
+        (False, trajectory_pb2.STATUS_OK, 0.0),
+        (True, trajectory_pb2.STATUS_TIMEOUT, 0.0),
+        (False, trajectory_pb2.STATUS_UNSPECIFIED, 0.0),
+    ],
+)
+def test_a_turn_of_the_wire_counts_as_answered_when_its_retrieval_succeeded(
+    executed: bool, status: trajectory_pb2.Status, want: float
+) -> None:
+    searching = item("<think>t</think><search>q</search>")
+    searching.turns.add(
+        index=1,
+        action=trajectory_pb2.ACTION_KIND_SEARCH,
+        content="q",
+        executed=executed,
+        retrieval_status=status,
+    )
+    score = judge("structured").score(searching).score
+    assert {part.name: part.raw for part in score.components}["_query_validity"] == want

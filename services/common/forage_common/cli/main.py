@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
-from forage_common.cli import ask, config, data, demo, doctor, status, trajectories, up
+from forage_common.cli import ask, config, data, demo, doctor, reward, status, trajectories, up
 from forage_common.errors import ForageError, UserError
 
 app = typer.Typer(
@@ -24,6 +24,11 @@ app.command("ask")(ask.ask)
 app.command("trajectories")(trajectories.trajectories)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
+app.command(
+    "reward",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)(reward.reward)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
 

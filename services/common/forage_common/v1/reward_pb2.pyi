@@ -30,6 +30,7 @@ class ScoreItem(_message.Message):
     SPANS_FIELD_NUMBER: _builtins.int
     GROUND_TRUTH_FIELD_NUMBER: _builtins.int
     END_OF_TURN_FIELD_NUMBER: _builtins.int
+    TURNS_FIELD_NUMBER: _builtins.int
     trajectory_id: _builtins.str
     data_source: _builtins.str
     end_of_turn: _builtins.str
@@ -38,6 +39,10 @@ class ScoreItem(_message.Message):
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Span]: ...
     @_builtins.property
     def ground_truth(self) -> _trajectory_pb2.GroundTruth: ...
+    @_builtins.property
+    def turns(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Turn]:
+        """what each generation asked for; without them rewards read it from the spans"""
+
     def __init__(
         self,
         *,
@@ -46,10 +51,11 @@ class ScoreItem(_message.Message):
         spans: _abc.Iterable[_trajectory_pb2.Span] | None = ...,
         ground_truth: _trajectory_pb2.GroundTruth | None = ...,
         end_of_turn: _builtins.str = ...,
+        turns: _abc.Iterable[_trajectory_pb2.Turn] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ground_truth", b"ground_truth"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_source", b"data_source", "end_of_turn", b"end_of_turn", "ground_truth", b"ground_truth", "spans", b"spans", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_source", b"data_source", "end_of_turn", b"end_of_turn", "ground_truth", b"ground_truth", "spans", b"spans", "trajectory_id", b"trajectory_id", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,3 +194,296 @@ class ListRewardsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListRewardsResponse: _TypeAlias = ListRewardsResponse  # noqa: Y015
+
+@_typing.final
+class ScoreStreamRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """the caller's, unique within the stream"""
+    @_builtins.property
+    def item(self) -> Global___ScoreItem: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        item: Global___ScoreItem | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["item", b"item"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "item", b"item"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreStreamRequest: _TypeAlias = ScoreStreamRequest  # noqa: Y015
+
+@_typing.final
+class ScoreStreamResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """of the request"""
+    @_builtins.property
+    def item(self) -> Global___ScoredItem: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        item: Global___ScoredItem | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["item", b"item"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "item", b"item"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreStreamResponse: _TypeAlias = ScoreStreamResponse  # noqa: Y015
+
+@_typing.final
+class DescribeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """empty = all rewards"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
+
+@_typing.final
+class DescribeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REWARDS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CONFIG_DIGEST_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """of the service"""
+    config_digest: _builtins.str
+    """sha256 of the routes, user rewards and shadows being served"""
+    @_builtins.property
+    def rewards(self) -> _containers.RepeatedCompositeFieldContainer[Global___RewardDescription]: ...
+    def __init__(
+        self,
+        *,
+        rewards: _abc.Iterable[Global___RewardDescription] | None = ...,
+        version: _builtins.str = ...,
+        config_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_digest", b"config_digest", "rewards", b"rewards", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class RewardDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    USES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    summary: _builtins.str
+    user: _builtins.bool
+    """loaded from the operator's file or package"""
+    @_builtins.property
+    def parameters(self) -> _containers.RepeatedCompositeFieldContainer[Global___RewardParameter]: ...
+    @_builtins.property
+    def uses(self) -> _containers.RepeatedCompositeFieldContainer[Global___RewardUse]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        summary: _builtins.str = ...,
+        user: _builtins.bool = ...,
+        parameters: _abc.Iterable[Global___RewardParameter] | None = ...,
+        uses: _abc.Iterable[Global___RewardUse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parameters", b"parameters", "summary", b"summary", "user", b"user", "uses", b"uses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RewardDescription: _TypeAlias = RewardDescription  # noqa: Y015
+
+@_typing.final
+class RewardParameter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    DEFAULT_VALUE_FIELD_NUMBER: _builtins.int
+    DOC_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    type: _builtins.str
+    default_value: _builtins.str
+    """as JSON; empty = required"""
+    doc: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        type: _builtins.str = ...,
+        default_value: _builtins.str = ...,
+        doc: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_value", b"default_value", "doc", b"doc", "name", b"name", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RewardParameter: _TypeAlias = RewardParameter  # noqa: Y015
+
+@_typing.final
+class RewardUse(_message.Message):
+    """One place of the configuration that asks for a reward."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ParamsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ParameterValue: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ParameterValue | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DATA_SOURCE_FIELD_NUMBER: _builtins.int
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    PARAMS_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    data_source: _builtins.str
+    component: _builtins.str
+    """its label in a composition; empty = the reward alone"""
+    weight: _builtins.float
+    shadow: _builtins.bool
+    """never in a reply"""
+    @_builtins.property
+    def params(self) -> _containers.MessageMap[_builtins.str, Global___ParameterValue]: ...
+    def __init__(
+        self,
+        *,
+        data_source: _builtins.str = ...,
+        component: _builtins.str = ...,
+        weight: _builtins.float = ...,
+        params: _abc.Mapping[_builtins.str, Global___ParameterValue] | None = ...,
+        shadow: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["component", b"component", "data_source", b"data_source", "params", b"params", "shadow", b"shadow", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RewardUse: _TypeAlias = RewardUse  # noqa: Y015
+
+@_typing.final
+class ParameterValue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    INTEGER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    FLAG_FIELD_NUMBER: _builtins.int
+    number: _builtins.float
+    integer: _builtins.int
+    text: _builtins.str
+    flag: _builtins.bool
+    def __init__(
+        self,
+        *,
+        number: _builtins.float = ...,
+        integer: _builtins.int = ...,
+        text: _builtins.str = ...,
+        flag: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flag", b"flag", "integer", b"integer", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flag", b"flag", "integer", b"integer", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["number", "integer", "text", "flag"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___ParameterValue: _TypeAlias = ParameterValue  # noqa: Y015
+
+@_typing.final
+class UserRewardCall(_message.Message):
+    """What the service sends to the process of a user reward; it answers with a Score."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ParamsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ParameterValue: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ParameterValue | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ITEM_FIELD_NUMBER: _builtins.int
+    PARAMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def item(self) -> Global___ScoreItem: ...
+    @_builtins.property
+    def params(self) -> _containers.MessageMap[_builtins.str, Global___ParameterValue]: ...
+    def __init__(
+        self,
+        *,
+        item: Global___ScoreItem | None = ...,
+        params: _abc.Mapping[_builtins.str, Global___ParameterValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["item", b"item"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "params", b"params"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserRewardCall: _TypeAlias = UserRewardCall  # noqa: Y015

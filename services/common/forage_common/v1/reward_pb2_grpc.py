@@ -39,10 +39,20 @@ class RewardStub:
                 request_serializer=forage__common_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=forage__common_dot_v1_dot_reward__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.ScoreStream = channel.stream_stream(
+                '/forage.v1.Reward/ScoreStream',
+                request_serializer=forage__common_dot_v1_dot_reward__pb2.ScoreStreamRequest.SerializeToString,
+                response_deserializer=forage__common_dot_v1_dot_reward__pb2.ScoreStreamResponse.FromString,
+                _registered_method=True)
         self.ListRewards = channel.unary_unary(
                 '/forage.v1.Reward/ListRewards',
                 request_serializer=forage__common_dot_v1_dot_reward__pb2.ListRewardsRequest.SerializeToString,
                 response_deserializer=forage__common_dot_v1_dot_reward__pb2.ListRewardsResponse.FromString,
+                _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/forage.v1.Reward/Describe',
+                request_serializer=forage__common_dot_v1_dot_reward__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=forage__common_dot_v1_dot_reward__pb2.DescribeResponse.FromString,
                 _registered_method=True)
 
 
@@ -55,8 +65,22 @@ class RewardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScoreStream(self, request_iterator, context):
+        """Items as they come, scores in the order they are done. Nobody reads further than a window of unread replies.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRewards(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Describe(self, request, context):
+        """Parameters, where each reward is used, and which configuration is being served.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,10 +93,20 @@ def add_RewardServicer_to_server(servicer, server):
                     request_deserializer=forage__common_dot_v1_dot_reward__pb2.ScoreRequest.FromString,
                     response_serializer=forage__common_dot_v1_dot_reward__pb2.ScoreResponse.SerializeToString,
             ),
+            'ScoreStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.ScoreStream,
+                    request_deserializer=forage__common_dot_v1_dot_reward__pb2.ScoreStreamRequest.FromString,
+                    response_serializer=forage__common_dot_v1_dot_reward__pb2.ScoreStreamResponse.SerializeToString,
+            ),
             'ListRewards': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRewards,
                     request_deserializer=forage__common_dot_v1_dot_reward__pb2.ListRewardsRequest.FromString,
                     response_serializer=forage__common_dot_v1_dot_reward__pb2.ListRewardsResponse.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=forage__common_dot_v1_dot_reward__pb2.DescribeRequest.FromString,
+                    response_serializer=forage__common_dot_v1_dot_reward__pb2.DescribeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -113,6 +147,33 @@ class Reward:
             _registered_method=True)
 
     @staticmethod
+    def ScoreStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/forage.v1.Reward/ScoreStream',
+            forage__common_dot_v1_dot_reward__pb2.ScoreStreamRequest.SerializeToString,
+            forage__common_dot_v1_dot_reward__pb2.ScoreStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListRewards(request,
             target,
             options=(),
@@ -129,6 +190,33 @@ class Reward:
             '/forage.v1.Reward/ListRewards',
             forage__common_dot_v1_dot_reward__pb2.ListRewardsRequest.SerializeToString,
             forage__common_dot_v1_dot_reward__pb2.ListRewardsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/forage.v1.Reward/Describe',
+            forage__common_dot_v1_dot_reward__pb2.DescribeRequest.SerializeToString,
+            forage__common_dot_v1_dot_reward__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

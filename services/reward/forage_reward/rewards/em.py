@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forage_reward.answers import em_check, extract_solution
 from forage_reward.reward import Reward, RewardParams
-from forage_reward.score import Component, Score, Status, refused, scored
+from forage_reward.score import NO_TARGETS, Component, Score, Status, refused, scored
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 
 NAME = "em"
@@ -20,7 +20,7 @@ class Params(RewardParams):
 def judge(view: TrajectoryView, truth: GroundTruth, params: Params) -> Score:
     """1 component: `exact_match`, raw 1 where the answer is right."""
     if not truth.targets:
-        return refused(Status.INVALID_INPUT, NAME, "ground_truth.targets is empty: give at least one accepted answer")
+        return refused(Status.INVALID_INPUT, NAME, NO_TARGETS)
     answer = extract_solution(view)
     if answer is None:
         return scored(NAME, (Component("exact_match", 0.0, 0.0),), "no answer")

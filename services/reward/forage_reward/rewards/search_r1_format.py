@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from forage_reward.answers import em_check, extract_solution, is_retrieval_correct, observations
 from forage_reward.reward import Reward, RewardParams
-from forage_reward.score import Component, Score, Status, refused, scored
+from forage_reward.score import NO_TARGETS, Component, Score, Status, refused, scored
 from forage_reward.sequence import is_valid_sequence
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 
@@ -36,7 +36,7 @@ def judge(view: TrajectoryView, truth: GroundTruth, params: Params) -> Score:
     """Components, raw 1 or 0: `exact_match` and `format` always, `retrieval` where the format is valid,
     `final_answer` for a wrong answer in an invalid format."""
     if not truth.targets:
-        return refused(Status.INVALID_INPUT, NAME, "ground_truth.targets is empty: give at least one accepted answer")
+        return refused(Status.INVALID_INPUT, NAME, NO_TARGETS)
     valid, reason = _format(view)
     answer = extract_solution(view)
     if answer is None:

@@ -1,0 +1,163 @@
+"""`make bench-reward`: the service against (a) its own functions in-process and (b) a plain loop per row.
+
+Rounds are interleaved and figures are medians over rounds. Every round measures each variant for some seconds with the
+same trajectories. (a) builds the rewards' view from plain texts and calls the training and the validation reward; the
+service adds to that protobuf on both ends, gRPC, metrics and canaries. The clients run in this process and share the
+machine with the service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from plain_loop import reward as plain_reward
+from rich.console import Console
+from rich.table import Table
+from service import Running, reward_service
+from trajectories import Example, examples, item_of
+
+from forage_common.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
+from forage_reward import registry
+from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
+
+CORPUS = 1024
+SHAPES = ((1, 1), (1, 32), (256, 1), (256, 32))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One variant in one round; latencies are per call."""
+
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+    per_cpu_s: float
+
+
+def in_process(rows: list[Example], seconds: float) -> Measured:
+    """(a) one thread."""
+    train, validate = registry.scorer("search_r1_format", {}, "bench"), registry.scorer("em", {}, "bench")
+
+    def score(row: Example) -> None:
+        spans = tuple(Span(Role(role), text) for role, text in row.spans)
+        view, truth = TrajectoryView(spans, "<|im_end|>"), GroundTruth(row.targets)
+        train(view, truth)
+        validate(view, truth)
+
+    return looped(score, rows, seconds)
+
+
+def looped(score: Callable[[Example], object], rows: list[Example], seconds: float) -> Measured:
+    count, times = 0, []
+    cpu, began = time.process_time(), time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        for row in rows[:256]:
+            score(row)
+        rows = rows[256:] + rows[:256]
+        times.append(1000 * (time.perf_counter() - start))
+        count += 256
+    return measured(count, times, time.perf_counter() - began, time.process_time() - cpu)
+
+
+async def served(service: Running, items: list[reward_pb2.ScoreItem], batch: int, clients: int, s: float) -> Measured:
+    """Each client has a connection of its own and one call under way."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 2**28)]
+    channels = [grpc.aio.insecure_channel(service.address, options=options) for _ in range(clients)]
+    times: list[float] = []
+
+    async def client(number: int, until: float, into: list[float]) -> None:
+        stub = reward_pb2_grpc.RewardStub(channels[number])
+        position = number * 31 % len(items)
+        while time.perf_counter() < until:
+            chosen = [items[(position + offset) % len(items)] for offset in range(batch)]
+            start = time.perf_counter()
+            reply = await stub.Score(reward_pb2.ScoreRequest(items=chosen), timeout=60)
+            into.append(1000 * (time.perf_counter() - start))
+            assert len(reply.items) == batch
+            assert reply.items[-1].score.status == trajectory_pb2.STATUS_OK
+            position += batch
+
+    until = time.perf_counter() + min(0.3, s / 4)
+    await asyncio.gather(*(client(number, until, []) for number in range(clients)))  # connect, warm up
+    cpu, began = service.cpu_s(), time.perf_counter()
+    await asyncio.gather(*(client(number, began + s, times) for number in range(clients)))
+    took = time.perf_counter() - began
+    found = measured(len(times) * batch, times, took, service.cpu_s() - cpu)
+    for channel in channels:
+        await channel.close()
+    return found
+
+
+def measured(count: int, times: list[float], took_s: float, cpu_s: float) -> Measured:
+    times = sorted(times)
+    p99 = times[min(len(times) - 1, int(0.99 * len(times)))]
+    return Measured(count / took_s, statistics.median(times), p99, count / max(cpu_s, 1e-9))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of every variant in every round")
+    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    arguments = parser.parse_args()
+    runs = Path(__file__).resolve().parents[2] / "runs"
+    runs.mkdir(exist_ok=True)
+    rows = examples(CORPUS)
+    items = [item_of(number, row) for number, row in enumerate(rows)]
+    results: dict[str, list[Measured]] = {}
+    overrides = ["reward.routes.nq={name: search_r1_format}", f"reward.workers={arguments.workers}"]
+    with reward_service(runs / "bench-reward.log", *overrides) as service:
+        for _ in range(arguments.rounds):
+            results.setdefault("in-process", []).append(in_process(rows, arguments.seconds))
+            results.setdefault("plain loop", []).append(looped(plain_reward, rows, arguments.seconds))
+            for batch, clients in SHAPES:
+                found = asyncio.run(served(service, items, batch, clients, arguments.seconds))
+                results.setdefault(f"service {batch} x {clients}", []).append(found)
+    report(results, rows, arguments.workers)
+
+
+def report(results: dict[str, list[Measured]], rows: list[Example], workers: int) -> None:
+    kilobytes = statistics.mean(sum(len(text) for _, text in row.spans) for row in rows) / 1000
+    table = Table(title=f"reward: trajectories of {kilobytes:.1f} kB, {workers} workers (batch x clients)")
+    for column in ("variant", "scores/s", "of in-process", "p50 ms", "p99 ms", "scores per CPU s"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+
+    def median(variant: str, figure: str) -> float:
+        return statistics.median(getattr(found, figure) for found in results[variant])
+
+    def ratio(variant: str, other: str) -> float:
+        """Median of the ratios of each round, in which both met the same neighbours on the machine."""
+        pairs = zip(results[variant], results[other], strict=True)
+        return statistics.median(one.per_s / two.per_s for one, two in pairs)
+
+    for variant in results:
+        figures = [median(variant, figure) for figure in ("per_s", "p50_ms", "p99_ms", "per_cpu_s")]
+        share = ratio(variant, "in-process")
+        cells = [f"{figures[0]:.0f}", f"{share:.2f}", *(f"{value:.1f}" for value in figures[1:3]), f"{figures[3]:.0f}"]
+        table.add_row(variant, *cells)
+    Console().print(table)
+    summary = {
+        "service_over_inprocess_256": ratio("service 256 x 1", "in-process"),
+        "service_over_inprocess_256x32": ratio("service 256 x 32", "in-process"),
+        "service_over_plain_loop_256": ratio("service 256 x 1", "plain loop"),
+        "p99_ms_1x32": median("service 1 x 32", "p99_ms"),
+        "p99_ms_1x32_best_round": min(found.p99_ms for found in results["service 1 x 32"]),
+        "scores_per_cpu_s": median("service 256 x 32", "per_cpu_s"),
+        "workers": workers,
+        "rounds": len(results["in-process"]),
+    }
+    print(json.dumps({key: round(value, 3) for key, value in summary.items()}))
+
+
+if __name__ == "__main__":
+    main()

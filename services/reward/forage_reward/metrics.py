@@ -1,0 +1,61 @@
+"""What Prometheus is told of every scored trajectory: totals, components and statuses by reward and data source."""
+
+from __future__ import annotations
+
+import re
+import threading
+from functools import lru_cache
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from forage_common.v1 import trajectory_pb2
+
+REQUESTS = Counter("forage_reward_requests_total", "Calls", ["method"])
+REFUSED = Counter("forage_reward_refused_total", "Calls refused because the queue was full", ["method"])
+SECONDS = Histogram("forage_reward_request_seconds", "Time to score a batch")
+QUEUE = Gauge("forage_reward_queue_items", "Trajectories in hand", multiprocess_mode="livesum")
+STATUSES = Counter("forage_reward_items_total", "Trajectories by outcome", ["reward", "data_source", "status"])
+VALUES = Histogram(
+    "forage_reward_score",
+    "Raw values by component; the component `total` is the reward itself",
+    ["reward", "data_source", "component"],
+    buckets=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 2.0),
+)
+MAX_SERIES = 512
+"""Of components over all rewards: their names may come from user code. The rest is `other`."""
+
+_TURN = re.compile(r"turn_\d+$")
+_STATUS_NAMES: dict[int, str] = {
+    int(value): name.removeprefix("STATUS_").lower() for name, value in trajectory_pb2.Status.items()
+}
+_SCORED = (trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_ABSTAIN)
+_components: dict[tuple[str, str, str], Histogram] = {}
+_lock = threading.Lock()
+
+
+def observe(data_source: str, score: trajectory_pb2.Score) -> None:
+    """Count a score. `data_source` must be a routed one, or "": it becomes a label."""
+    _status(score.reward, data_source, score.status).inc()
+    if score.status not in _SCORED:
+        return
+    reward = score.reward
+    _component(reward, data_source, "total").observe(score.total)
+    for part in score.components:
+        _component(reward, data_source, part.name).observe(part.raw)
+
+
+@lru_cache(maxsize=4096)
+def _status(reward: str, data_source: str, status: int) -> Counter:
+    return STATUSES.labels(reward, data_source, _STATUS_NAMES.get(status, "unknown"))
+
+
+def _component(reward: str, data_source: str, component: str) -> Histogram:
+    key = (reward, data_source, component)
+    found = _components.get(key)
+    if found is None:
+        name = _TURN.sub("turn", component)
+        with _lock:
+            if len(_components) >= MAX_SERIES:
+                return VALUES.labels(reward, data_source, "other")
+            found = _components[key] = VALUES.labels(reward, data_source, name)
+    return found

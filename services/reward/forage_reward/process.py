@@ -1,0 +1,40 @@
+"""The service as a process: one server, or several workers on one port, with health, signals and an orderly end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from forage_common.settings import Settings
+from forage_common.telemetry import Health, get_logger, serve_health
+from forage_reward.server import DRAIN_S, Server
+from forage_reward.workers import Workers
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then finish the calls in progress.
+
+    Raises:
+        UserError: a route or a user reward is wrong, or a port is in use.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    ready = Health()
+    serving = Workers(settings, ready) if settings.reward.workers > 1 else Server(settings)
+    health = serve_health(settings.reward.health_address, ready, serving.metrics)
+    serving.listen()
+    ready.ready()
+    log = get_logger()
+    log.info(
+        "serving",
+        grpc=settings.reward.grpc_address,
+        routes={source: route.title for source, route in settings.reward.routes.items()},
+        workers=settings.reward.workers,
+    )
+    stop.wait()
+    log.info("draining", grace_s=DRAIN_S)
+    ready.wait_for("stop", "draining")
+    serving.drain()
+    health.shutdown()
+    log.info("stopped")

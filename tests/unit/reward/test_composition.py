@@ -1,0 +1,205 @@
+"""Rewards that add up, and what becomes of the sum when one of them has no number."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage_common.errors import SettingsError
+from forage_common.settings import RewardComponent, RewardRoute, load
+from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_reward import registry
+from forage_reward.composition import Part, composed
+from forage_reward.judge import Judge
+from forage_reward.reward import Reward, RewardParams
+from forage_reward.score import Component, Score, Status, refused, scored
+from forage_reward.structured_to_tokens import structured_reward
+from forage_reward.trajectory import GroundTruth, TrajectoryView
+
+EMPTY, TRUTH = TrajectoryView(()), GroundTruth(("Oslo",))
+
+
+def constant(score: Score) -> Part:
+    return Part(score.reward, 2.0, lambda view, truth: score)
+
+
+def ok(name: str, *components: Component) -> Part:
+    return constant(scored(name, components, "fine"))
+
+
+def abstains(name: str) -> Part:
+    return constant(refused(Status.ABSTAIN, name, "nothing to say"))
+
+
+def test_components_keep_their_raw_value_and_are_weighted() -> None:
+    parts = [
+        Part("a", 0.5, ok("a", Component("x", 1.0, 3.0), Component("_log", 7.0, 0.0)).scorer),
+        Part("b", -1.0, ok("b", Component("y", 0.5, 0.5)).scorer),
+    ]
+    score = composed("a+b", parts)(EMPTY, TRUTH)
+    assert score.components == (
+        Component("a.x", 1.0, 1.5),
+        Component("_a.log", 7.0, 0.0),
+        Component("_a", 3.0, 0.0),
+        Component("b.y", 0.5, -0.5),
+        Component("_b", 0.5, 0.0),
+    )
+    assert (score.status, score.total, score.reward) == (Status.OK, 1.0, "a+b")
+
+
+def test_who_abstains_adds_nothing_and_is_listed() -> None:
+    score = composed("whole", [ok("a", Component("x", 1.0, 1.0)), abstains("b")])(EMPTY, TRUTH)
+    assert (score.status, score.total) == (Status.OK, 2.0)
+    assert score.components[-1] == Component("_b.abstained", 1.0, 0.0)
+    assert "b: nothing to say" in score.detail
+
+
+def test_when_all_abstain_the_whole_abstains() -> None:
+    score = composed("whole", [abstains("a"), abstains("b")])(EMPTY, TRUTH)
+    assert (score.status, score.total) == (Status.ABSTAIN, 0.0)
+
+
+@pytest.mark.parametrize("status", [Status.INVALID_INPUT, Status.TIMEOUT, Status.INTERNAL])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_part_without_a_number_leaves_the_whole_without_one(status: Status, place: int) -> None:
+    parts = [ok("a", Component("x", 1.0, 1.0)), abstains("b")]
+    parts.insert(place, constant(refused(status, "c", "broken")))
+    score = composed("whole", parts)(EMPTY, TRUTH)
+    assert (score.status, score.total, score.components) == (status, 0.0, ())
+    assert score.detail == "c: broken"
+
+
+weights = st.floats(-100, 100)
+values = st.lists(st.tuples(weights, weights), max_size=4)
+
+
+@given(st.lists(st.tuples(weights, values), min_size=1, max_size=4))
+def test_the_total_is_the_weighted_sum_of_the_parts(parts: list[tuple[float, list[tuple[float, float]]]]) -> None:
+    built, want = [], 0.0
+    for index, (weight, components) in enumerate(parts):
+        found = scored("r", tuple(Component("c", raw, weighted) for raw, weighted in components), "")
+        built.append(Part(f"p{index}", weight, lambda view, truth, found=found: found))  # type: ignore[misc]
+        want += weight * found.total
+    score = composed("whole", built)(EMPTY, TRUTH)
+    assert score.total == pytest.approx(want, abs=1e-6)
+    kept = [component.weighted for component in score.components if not component.name.startswith("_")]
+    assert score.total == pytest.approx(sum(kept), abs=1e-6)
+
+
+def item(text: str, truth: trajectory_pb2.GroundTruth | None = None) -> reward_pb2.ScoreItem:
+    return reward_pb2.ScoreItem(
+        data_source="nq",
+        spans=[trajectory_pb2.Span(role=trajectory_pb2.ROLE_MODEL, text=text)],
+        ground_truth=truth or trajectory_pb2.GroundTruth(targets=["Oslo"]),
+    )
+
+
+def judge(*components: RewardComponent) -> Judge:
+    return Judge({"nq": RewardRoute(components=components)})
+
+
+def test_a_route_of_components_scores_each_and_validates_by_em_alone() -> None:
+    both = judge(RewardComponent(name="em", weight=0.5), RewardComponent(name="f1", weight=2.0))
+    found = both.score(item("<answer>Oslo city</answer>"))
+    assert found.score.reward == "em+f1"
+    assert found.score.total == pytest.approx(2 * 2 / 3)
+    assert {part.name: (part.raw, part.weighted) for part in found.score.components} == {
+        "em.exact_match": (0.0, 0.0),
+        "_em": (0.0, 0.0),
+        "f1.f1": (pytest.approx(2 / 3), pytest.approx(4 / 3)),
+        "_f1": (pytest.approx(2 / 3), 0.0),
+    }
+    assert (found.validation_score.reward, found.validation_score.total) == ("em", 0.0)
+    assert [both.data_sources("em"), both.data_sources("f1"), both.data_sources("subem")] == [["nq"], ["nq"], []]
+
+
+def test_the_same_reward_may_come_twice_under_two_labels() -> None:
+    found = judge(
+        RewardComponent(name="em"), RewardComponent(name="em", label="strict", params={"format_score": -1.0})
+    ).score(item("<answer>Rome</answer>"))
+    assert found.score.total == -1.0
+    assert found.score.reward == "em+strict"
+
+
+def test_a_structured_part_can_be_spread_over_tokens_after_composition() -> None:
+    found = judge(RewardComponent(name="structured", weight=2.0), RewardComponent(name="em")).score(
+        item("<think>t</think><answer>Oslo</answer>")
+    )
+    components = [Component(part.name, part.raw, part.weighted) for part in found.score.components]
+    reward = structured_reward(components)
+    assert reward.turns == pytest.approx({1: 0.5})
+    assert reward.mean_of_turns + reward.whole == pytest.approx(found.score.total)
+
+
+def test_a_sum_that_is_not_finite_is_internal_and_never_a_reward() -> None:
+    big = RewardComponent(name="em", weight=1e308, params={"score": 1e308})
+    found = judge(big).score(item("<answer>Oslo</answer>"))
+    assert found.score.status == trajectory_pb2.STATUS_INTERNAL
+    assert (found.score.total, found.validation_score.total) == (0.0, 1.0)
+
+
+class NoParams(RewardParams):
+    """None."""
+
+
+def test_a_part_that_raises_is_internal_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(
+        registry, "REWARDS", {**registry.REWARDS, "faulty": Reward("faulty", "fails", NoParams, raising)}
+    )
+    found = judge(RewardComponent(name="em"), RewardComponent(name="faulty")).score(item("<answer>Oslo</answer>"))
+    assert found.score.status == trajectory_pb2.STATUS_INTERNAL
+    assert found.score.detail == "faulty: RecursionError: too deep"
+
+
+@pytest.mark.parametrize(
+    ("route", "sentence"),
+    [
+        ("{components: []}", "routes.nq.components.*at least 1"),
+        ("{components: [{name: em}], name: f1}", "routes.nq'.*either the name of one reward or components"),
+        ("{}", "routes.nq'.*either the name of one reward or components"),
+        ("{components: [{name: em}], params: {score: 1}}", "routes.nq'.*params belong to each"),
+        ("{components: [{name: em}, {name: em}]}", "routes.nq'.*two components are called 'em'"),
+        ("{components: [{name: em, weight: .inf}]}", "routes.nq.components.0.weight.*finite"),
+        ("{components: [{name: em, weight: .nan}]}", "routes.nq.components.0.weight.*finite"),
+        ("{components: [{name: em, wait: 1}]}", "unknown setting 'reward.routes.nq.components.0.wait'"),
+        ("{components: [{weight: 1}]}", "routes.nq.components.0.name.*required"),
+        ("{components: [{name: em, label: _x}]}", "routes.nq.components.0.label"),
+        ("{components: [{name: exact}]}", "routes.nq.components.0 asks for the reward 'exact'"),
+        ("{components: [{name: em, params: {skore: 1}}]}", "routes.nq.components.0.params.skore does not exist"),
+    ],
+)
+def test_a_wrong_composition_ends_the_start_with_a_sentence(tmp_path: Path, route: str, sentence: str) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(f"reward: {{routes: {{nq: {route}}}}}")
+    with pytest.raises(SettingsError, match=sentence):
+        Judge(load(file, environ={}).reward.routes)
+
+
+def test_the_present_form_of_a_route_stays_valid_and_both_survive_a_round_trip(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("reward: {routes: {nq: {name: em}, hotpotqa: {components: [{name: em, weight: 0.5}]}}}")
+    settings = load(file, environ={})
+    assert settings.reward.routes["nq"] == RewardRoute(name="em")
+    file.write_text(settings.to_yaml())
+    assert load(file, environ={}) == settings
+
+
+@pytest.mark.parametrize(
+    ("answer", "want"), [("<answer>3+4</answer>", 1.0), ("<answer>3-4</answer>", 0.0), ("none", 0.0)]
+)
+def test_a_countdown_problem_is_validated_by_its_own_score(answer: str, want: float) -> None:
+    problem = trajectory_pb2.GroundTruth(countdown_target=7, countdown_numbers=[3, 4])
+    validation = judge(RewardComponent(name="countdown")).score(item(answer, problem)).validation_score
+    assert (validation.reward, validation.status, validation.total) == ("countdown", trajectory_pb2.STATUS_OK, want)
+
+
+def test_infinite_weights_are_refused_in_code_too() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        RewardComponent(name="em", weight=math.inf)

@@ -1,0 +1,141 @@
+"""Countdown equations: every rule, and equations written to break an evaluator."""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage_reward import arithmetic
+from forage_reward.arithmetic import MAX_DEPTH, MAX_LENGTH, ArithmeticFormError, evaluate, parse
+from forage_reward.registry import scorer
+from forage_reward.score import Status
+from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
+
+ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/reward/countdown.jsonl").open()]
+
+
+def expanded(text: str | list[Any]) -> str:
+    """A text, or pieces of one: strings and [string, times]."""
+    if isinstance(text, str):
+        return text
+    return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in text)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: expanded(row["text"])[-30:])
+def test_an_equation_earns_what_the_rules_say(row: dict[str, Any]) -> None:
+    view = TrajectoryView((Span(Role.MODEL, expanded(row["text"])),))
+    truth = GroundTruth((), row["target"], tuple(row["numbers"]))
+    score = scorer("countdown", row["params"], "here")(view, truth)
+    assert (score.status, score.total) == (Status.OK, pytest.approx(row["want"]))
+    assert len(score.detail) < 1000
+
+
+def test_without_a_target_there_is_no_verdict() -> None:
+    view = TrajectoryView((Span(Role.MODEL, "<answer>3</answer>"),))
+    score = scorer("countdown", {}, "here")(view, GroundTruth((), None, (3,)))
+    assert (score.status, score.components) == (Status.INVALID_INPUT, ())
+
+
+def test_only_what_the_model_wrote_is_scored_and_its_end_of_turn_is_no_part_of_the_line() -> None:
+    spans = (Span(Role.PROMPT, "e.g. <answer>3</answer>\nAssistant:"), Span(Role.MODEL, "hm\n<answer>3</answer></s>\n"))
+    truth = GroundTruth((), 3, (3,))
+    assert scorer("countdown", {}, "here")(TrajectoryView(spans, "</s>"), truth).total == 1.0
+    silent = TrajectoryView((spans[0], Span(Role.MODEL, "3")))
+    assert scorer("countdown", {}, "here")(silent, truth).total == 0.0
+
+
+_APPLY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
+def by_python(node: ast.expr) -> Fraction:
+    """The value that Python's own grammar gives an expression."""
+    match node:
+        case ast.Constant(value=int(value)):
+            return Fraction(value)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -by_python(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            value: Fraction = _APPLY[type(op)](by_python(left), by_python(right))
+            return value
+    raise AssertionError(ast.dump(node))
+
+
+def _joined(parts: tuple[str, str, str, str, str]) -> str:
+    return "".join(parts)
+
+
+expressions = st.recursive(
+    st.integers(0, 10**20).map(str),
+    lambda inner: (
+        st.tuples(inner, st.sampled_from(["", " ", "\t"]), st.sampled_from("+-*/"), st.just(" "), inner).map(_joined)
+        | inner.map(lambda text: f"({text})")
+        | inner.map(lambda text: f"-{text}")
+    ),
+    max_leaves=12,
+)
+
+
+@given(expressions)
+def test_its_values_are_those_of_pythons_grammar(text: str) -> None:
+    try:
+        want = by_python(ast.parse(text, mode="eval").body)
+    except ZeroDivisionError:
+        want = None
+    if want is None:
+        with pytest.raises(ArithmeticFormError, match="division by zero"):
+            evaluate(text)
+    elif len(text) <= MAX_LENGTH:
+        assert evaluate(text) == want
+
+
+@given(st.text(max_size=60) | st.text(alphabet="0123456789+-*/() \t.e_xjL%,=\n\u00a0\uff11", max_size=60))
+def test_any_text_is_a_value_or_a_reason(text: str) -> None:
+    try:
+        value = evaluate(text)
+    except ArithmeticFormError as error:
+        reason = str(error)
+    else:
+        reason = f"equals {value}"
+    assert 0 < len(reason) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("1" * (MAX_LENGTH + 1), "characters"),
+        ("(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1), "deeper"),
+        ("-" * (MAX_DEPTH + 1) + "1", "deeper"),
+        ("*".join(["9" * 100] * 4), "1e308"),
+        ("1/0", "zero"),
+        ("1/(2-2)", "zero"),
+        ("9**9", "where a number should be"),
+        ("9//9", "where a number should be"),
+        ("", "missing"),
+        ("1.5", "not part of arithmetic"),
+        ("x", "not part of arithmetic"),
+        ("1 1", "after a complete expression"),
+        ("(1", "not closed"),
+        ("01", "leading zeros"),
+    ],
+)
+def test_what_is_no_expression_says_why(text: str, reason: str) -> None:
+    with pytest.raises(ArithmeticFormError, match=reason):
+        evaluate(text)
+
+
+def test_the_deepest_allowed_expression_has_a_value() -> None:
+    assert evaluate("(" * MAX_DEPTH + "1" + ")" * MAX_DEPTH) == 1
+
+
+def test_a_long_sum_is_one_flat_node() -> None:
+    node = parse("+".join(["1"] * 250))
+    assert isinstance(node, arithmetic.Chain)
+    assert len(node.rest) == 249

@@ -1,0 +1,46 @@
+"""What docs/rewards.md shows is what the service takes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from forage_common.settings import load
+from forage_reward.answers import extract_solution
+from forage_reward.judge import Judge
+from forage_reward.registry import REWARDS
+from forage_reward.reward import Reward, RewardParams
+from forage_reward.score import Component, Score, scored
+from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
+
+PAGE = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_every_example_of_settings_is_accepted(tmp_path: Path, text: str) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    routes = load(tmp_path / "s.yaml", environ={}).reward.routes
+    assert routes
+    Judge(routes)
+
+
+def test_the_example_reward_scores() -> None:
+    (text,) = blocks("python")
+    names = {kind.__name__: kind for kind in (RewardParams, TrajectoryView, GroundTruth, Score, Component, Reward)} | {
+        "extract_solution": extract_solution,
+        "scored": scored,
+    }
+    exec(text, names)
+    bound = names["REWARD"].bind({"score": 2.0})  # type: ignore[attr-defined]
+    assert bound(TrajectoryView((Span(Role.MODEL, "<answer>two words</answer>"),)), GroundTruth()).total == 2.0
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_every_reward_is_in_the_table(name: str) -> None:
+    assert f"\n| `{name}` | " in PAGE

@@ -1,0 +1,155 @@
+"""User rewards: what their function may return, and what becomes of one that hangs, crashes or swells."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forage_common.errors import SettingsError
+from forage_common.settings import RewardComponent, RewardRoute, UserReward
+from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_reward.deadline import DEADLINE
+from forage_reward.judge import Judge
+from forage_reward.registry import REWARDS
+from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
+from forage_reward.user_rewards import UserPool, UserRewards
+from forage_reward.wire import item_of, truth_of, view_of
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+CODE = REPOSITORY / "tests/data/reward/user_reward.py"
+OK, INTERNAL, TIMEOUT = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_INTERNAL, trajectory_pb2.STATUS_TIMEOUT
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    user = UserRewards({"mine": UserReward(path=CODE, timeout_s=2.0, memory_mib=256)}, REWARDS)
+    parts = (RewardComponent(name="em"), RewardComponent(name="mine", weight=2.0))
+    routes = {"a": RewardRoute(name="mine", params={"extra": 0.25}), "both": RewardRoute(components=parts)}
+    yield Judge(routes, user.rewards)
+    user.close()
+
+
+def ordered(judge: Judge, order: str, source: str = "a") -> trajectory_pb2.Score:
+    item = reward_pb2.ScoreItem(
+        trajectory_id="t",
+        data_source=source,
+        spans=[trajectory_pb2.Span(role=trajectory_pb2.ROLE_MODEL, text=f"<answer>{order}</answer>")],
+        ground_truth=trajectory_pb2.GroundTruth(targets=[order]),
+    )
+    return judge.score(item).score
+
+
+def test_a_dict_gives_components_and_their_sum_without_those_for_logs(judge: Judge) -> None:
+    score = ordered(judge, "value")
+    assert (score.status, score.total, score.reward) == (OK, 1.75, "mine")
+    assert [(part.name, part.raw, part.weighted) for part in score.components] == [
+        ("right", 1.0, 1.0),
+        ("half", 0.5, 0.5),
+        ("_log", 7.0, 0.0),
+        ("param", 0.25, 0.25),
+    ]
+
+
+def test_a_user_reward_may_be_part_of_a_composition(judge: Judge) -> None:
+    assert ordered(judge, "number", "both").total == 1.0 + 2.0 * 3.0
+    assert ordered(judge, "none", "both").status == INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("order", "status", "sentence"),
+    [
+        ("none", INTERNAL, "returned a NoneType as value"),
+        ("text", INTERNAL, "returned a str as value"),
+        ("bool", INTERNAL, "returned a bool as value"),
+        ("list", INTERNAL, "returned a list as value"),
+        ("nan", INTERNAL, "returned nan as value"),
+        ("inf", INTERNAL, "returned inf as value"),
+        ("raise", INTERNAL, "raised RuntimeError: no such thing"),
+        ("quit", INTERNAL, "raised SystemExit: 0"),
+        ("exit", INTERNAL, "ended with exit code 7"),
+        ("segfault", INTERNAL, "was killed by SIGSEGV"),
+        ("memory", INTERNAL, "it needs more memory than memory_mib=256"),
+        ("hang", TIMEOUT, "its process is killed and started again"),
+        ("spin", TIMEOUT, "its process is killed and started again"),
+    ],
+)
+def test_what_goes_wrong_is_a_status_and_the_next_call_is_answered(
+    judge: Judge, order: str, status: int, sentence: str
+) -> None:
+    score = ordered(judge, order)
+    assert (score.status, score.total, len(score.components)) == (status, 0.0, 0)
+    assert sentence in score.detail
+    after = ordered(judge, "number")
+    assert (after.status, after.total) == (OK, 3.0)
+
+
+def test_what_the_function_prints_does_not_disturb_the_protocol(judge: Judge) -> None:
+    assert ordered(judge, "print").total == 1.0
+
+
+def test_the_function_runs_in_another_process_which_ends_with_the_pool() -> None:
+    user = UserRewards({"mine": UserReward(path=CODE)}, REWARDS)
+    pid = int(ordered(Judge({"a": RewardRoute(name="mine")}, user.rewards), "pid").total)
+    assert pid != os.getpid()
+    user.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_call_waits_no_longer_than_the_deadline_of_its_request(judge: Judge) -> None:
+    token = DEADLINE.set(time.monotonic() - 1.0)
+    try:
+        assert ordered(judge, "number").status == TIMEOUT
+    finally:
+        DEADLINE.reset(token)
+    assert ordered(judge, "number").status == OK
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (UserReward(path=Path("/nowhere/reward.py")), "not a Python file"),
+        (UserReward(path=CODE, function="other"), "has no function 'other'"),
+        (UserReward(entry_point="no_such_package:score"), "ModuleNotFoundError"),
+        (UserReward(entry_point="unknown"), "no installed package has 'unknown' in forage.rewards"),
+        (UserReward(entry_point="os:name"), "which is no function"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_ends_the_start_with_a_sentence(settings: UserReward, sentence: str) -> None:
+    with pytest.raises(SettingsError, match=r"reward.user.mine: ") as caught:
+        UserPool("mine", settings)
+    assert sentence in str(caught.value)
+
+
+def test_the_name_of_a_built_in_reward_is_taken() -> None:
+    with pytest.raises(SettingsError, match=r"reward.user.em has the name of a built-in"):
+        UserRewards({"em": UserReward(path=CODE)}, REWARDS)
+
+
+def test_the_example_of_the_documentation_scores() -> None:
+    user = UserRewards({"short": UserReward(path=REPOSITORY / "examples/rewards/short_answer.py")}, REWARDS)
+    judge = Judge({"a": RewardRoute(name="short", params={"penalty": 0.5})}, user.rewards)
+    scores = {answer: ordered(judge, answer).total for answer in ("Oslo", "The Hague")}
+    assert scores == {"Oslo": 1.0, "The Hague": 1.0}
+    item = reward_pb2.ScoreItem(
+        data_source="a",
+        spans=[trajectory_pb2.Span(role=trajectory_pb2.ROLE_MODEL, text="<answer>in Oslo I think</answer>")],
+        ground_truth=trajectory_pb2.GroundTruth(targets=["Oslo"]),
+    )
+    assert judge.score(item).score.total == -1.5
+    user.close()
+
+
+@pytest.mark.parametrize(
+    "truth", [GroundTruth(("a", "b")), GroundTruth((), 24, (1, 2, 3)), GroundTruth((), 0, ()), GroundTruth()]
+)
+def test_a_view_survives_the_way_to_another_process(truth: GroundTruth) -> None:
+    spans = (Span(Role.PROMPT, "p"), Span(Role.MODEL, "m\0"), Span(Role.ENV, ""), Span(Role.MODEL, "é\U0001f642"))
+    turns = (Turn(Action.SEARCH, "q", True), Turn(Action.SEARCH, "q", False), Turn(Action.ANSWER, "a"))
+    view = TrajectoryView(spans, "</s>", turns)
+    item = item_of(view, truth)
+    assert (view_of(item), truth_of(item)) == (view, truth)
