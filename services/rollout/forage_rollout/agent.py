@@ -23,6 +23,7 @@ from forage_common.v1.trajectory_pb2 import (
     Timings,
     Trajectory,
     TrajectoryGroup,
+    Turn,
 )
 from forage_rollout.clients import MalformedReplyError, Retriever, Reward
 from forage_rollout.generation import Engine, request
@@ -190,6 +191,7 @@ class Agent:
                 spans=t.spans,
                 ground_truth=t.ground_truth,
                 end_of_turn=self._end_of_turn,
+                turns=[_without_documents(turn) for turn in t.turns],
             )
             for t in whole
         ]
@@ -231,3 +233,14 @@ def _status_of(error: Exception) -> Status.ValueType:
     refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
     refused |= isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.INVALID_ARGUMENT
     return Status.STATUS_INVALID_INPUT if refused else Status.STATUS_INTERNAL
+
+
+def _without_documents(turn: Turn) -> Turn:
+    """What a reward needs to know of a turn; the passages are in the spans already."""
+    return Turn(
+        index=turn.index,
+        action=turn.action,
+        content=turn.content,
+        executed=turn.executed,
+        retrieval_status=turn.retrieval_status,
+    )
