@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from functools import lru_cache
 
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.score import Component, Score, Status
@@ -62,8 +63,9 @@ def truth_of(item: reward_pb2.ScoreItem) -> GroundTruth:
     return GroundTruth(tuple(truth.targets), countdown, tuple(truth.countdown_numbers))
 
 
+@lru_cache(maxsize=4096)
 def to_proto(score: Score) -> trajectory_pb2.Score:
-    """A score as a message."""
+    """A score as a message, which callers share and must not change: most of a batch gets one of few verdicts."""
     return trajectory_pb2.Score(
         status=_STATUSES[score.status],
         total=score.total,
