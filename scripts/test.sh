@@ -1,30 +1,40 @@
 #!/usr/bin/env bash
 # Runs every test in the environment it belongs to and ends with one line of totals.
+# Tests that mostly wait share the cores in two lanes; those that start engines have the machine to themselves.
 # usage: test.sh [pytest options]      e.g. test.sh -m 'not slow'
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-passed=0 failed=0 skipped=0 broken=0
-count() { grep -oE "[0-9]+ $1" <<< "$2" | grep -oE '[0-9]+' || echo 0; }
-run() {
-  local environment=$1; shift
-  local paths=()
-  for path in "$@"; do [ ! -e "$path" ] || paths+=("$path"); done
-  echo "── $environment: ${paths[*]}"
-  local log; log=$(mktemp)
-  ".venvs/$environment/bin/python" -m pytest "${options[@]}" "${paths[@]}" 2>&1 | tee "$log"
-  # The closing line is not always the last: an engine may still say good-bye.
-  local status=${PIPESTATUS[0]} last; last=$(grep -E ' in [0-9.]+s' "$log" | tail -n 1); rm -f "$log"
-  passed=$((passed + $(count passed "$last"))); skipped=$((skipped + $(count skipped "$last")))
-  failed=$((failed + $(count failed "$last") + $(count 'errors?' "$last")))
-  [ "$status" = 0 ] || [ "$status" = 5 ] || broken=1
-}
 options=("$@")
-run common tests/unit/common
-run reward tests/unit/reward tests/contract/test_reward_service.py tests/contract/test_reward_processes.py
-run retriever tests/unit/retriever tests/contract/test_retriever_service.py
-run rollout tests/unit/rollout tests/e2e/test_rollout_service.py
-run trainer tests/unit/trainer tests/e2e/test_trainer_resume.py
-run common tests/contract/test_streams.py tests/e2e/test_forage.py tests/chaos
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+
+run() { # run NAME ENVIRONMENT PATH…: one pytest; its output and exit status go to $logs/NAME
+  local name=$1 environment=$2; shift 2
+  {
+    echo "── $environment: $*"
+    ".venvs/$environment/bin/python" -m pytest "${options[@]}" "$@" 2>&1
+    echo $? > "$logs/$name.status"
+  } | tee "$logs/$name"
+}
+
+{ run common common tests/unit/common; run retriever retriever tests/unit/retriever tests/contract/test_retriever_service.py; } > /dev/null &
+run reward reward tests/unit/reward tests/contract/test_reward_service.py tests/contract/test_reward_processes.py
+wait
+cat "$logs/common" "$logs/retriever"
+run rollout rollout tests/unit/rollout tests/e2e/test_rollout_service.py
+run trainer trainer tests/unit/trainer tests/e2e/test_trainer_resume.py
+run stack common tests/contract/test_streams.py tests/e2e/test_forage.py tests/chaos
+
+passed=0 failed=0 skipped=0 broken=0
+count() { local found; found=$(grep -oE "[0-9]+ $1" <<< "$2" | grep -oE '^[0-9]+'); echo "${found:-0}"; }
+for name in common reward retriever rollout trainer stack; do
+  # The closing line is not always the last: an engine may still say good-bye.
+  closing=$(grep -E ' in [0-9.]+s' "$logs/$name" | tail -n 1)
+  status=$(cat "$logs/$name.status" 2>/dev/null || echo 1)
+  passed=$((passed + $(count passed "$closing"))); skipped=$((skipped + $(count skipped "$closing")))
+  failed=$((failed + $(count failed "$closing") + $(count 'errors?' "$closing")))
+  [ "$status" = 0 ] || [ "$status" = 5 ] || { broken=1; echo "failed: $name (pytest exit $status)"; }
+done
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$broken" = 0 ] && [ "$failed" = 0 ]
