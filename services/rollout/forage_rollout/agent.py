@@ -27,6 +27,7 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from forage_rollout.clients import MalformedReplyError, Retriever, Reward
 from forage_rollout.generation import Engine, request
+from forage_rollout.groups import group_of, signed
 from forage_rollout.loop import Limits, Loop
 from forage_rollout.tokens import TokenCodec
 
@@ -102,15 +103,7 @@ class Agent:
                 await self._score(trajectories)
         for trajectory in trajectories:
             self._count(trajectory)
-        return TrajectoryGroup(
-            run_id=prompt.run_id,
-            group_uid=prompt.group_uid,
-            purpose=prompt.purpose,
-            batch=prompt.batch,
-            position=prompt.position,
-            attempt=prompt.attempt,
-            trajectories=trajectories,
-        )
+        return group_of(prompt, trajectories)
 
     async def _render(self, prompt: Prompt) -> list[int]:
         if not prompt.messages:
@@ -165,20 +158,10 @@ class Agent:
             loop.add_documents(found.documents, found.index_digest)
 
     def _sign(self, trajectory: Trajectory, prompt: Prompt, sample: int, timings: Timings) -> Trajectory:
-        signed = Trajectory(
-            id=f"{prompt.run_id}/{prompt.group_uid}/{sample}",
-            run_id=prompt.run_id,
-            group_uid=prompt.group_uid,
-            sample=sample,
-            data_source=prompt.data_source,
-            timings=timings,
-            trace_id=prompt.trace_id,
-            replica=self._replica,
-            ground_truth=prompt.ground_truth,
-            sampling=prompt.sampling,
-        )
-        signed.MergeFrom(trajectory)
-        return signed
+        whole = signed(trajectory, prompt, sample)
+        whole.timings.CopyFrom(timings)
+        whole.replica = self._replica
+        return whole
 
     async def _score(self, trajectories: Sequence[Trajectory]) -> None:
         whole = [t for t in trajectories if t.status == Status.STATUS_OK]

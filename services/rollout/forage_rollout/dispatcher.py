@@ -18,6 +18,7 @@ from forage_common.settings import Settings
 from forage_common.streams import Entry, StreamClient
 from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
+from forage_rollout.groups import group_of, signed
 
 log = get_logger()
 T = TypeVar("T")
@@ -194,30 +195,8 @@ class Dispatcher:
 
 
 def _given_up(prompt: Prompt, detail: str) -> TrajectoryGroup:
-    trajectories = [
-        Trajectory(
-            id=f"{prompt.run_id}/{prompt.group_uid}/{sample}",
-            run_id=prompt.run_id,
-            group_uid=prompt.group_uid,
-            sample=sample,
-            data_source=prompt.data_source,
-            status=Status.STATUS_INTERNAL,
-            status_detail=detail,
-            ground_truth=prompt.ground_truth,
-            sampling=prompt.sampling,
-            trace_id=prompt.trace_id,
-        )
-        for sample in range(max(0, prompt.samples))
-    ]
-    return TrajectoryGroup(
-        run_id=prompt.run_id,
-        group_uid=prompt.group_uid,
-        purpose=prompt.purpose,
-        batch=prompt.batch,
-        position=prompt.position,
-        attempt=prompt.attempt,
-        trajectories=trajectories,
-    )
+    failed = Trajectory(status=Status.STATUS_INTERNAL, status_detail=detail)
+    return group_of(prompt, [signed(failed, prompt, sample) for sample in range(max(0, prompt.samples))])
 
 
 def supervise(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

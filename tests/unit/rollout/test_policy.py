@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 
 import pytest
+from model_folders import smallest_model, write_weights
 
 from forage_common.model_folder import model_shapes, read_header
 from forage_common.v1.trajectory_pb2 import Policy
@@ -20,28 +20,9 @@ from forage_rollout.policy import (
 )
 
 
-def write_weights(file: Path, shapes: dict[str, list[int]]) -> None:
-    """A safetensors file of zeros."""
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        size = 4
-        for side in shape:
-            size *= side
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}')
-    (model / "tokenizer.json").write_text('{"model": {}}')
-    (model / "tokenizer_config.json").write_text('{"chat_template": "x"}')
-    write_weights(model / "model.safetensors", {"embed": [4, 2], "norm": [2]})
-    return model
+    return smallest_model(tmp_path)
 
 
 def policy_of(folder: Path, version: int = 1, epoch: int = 1) -> Policy:
