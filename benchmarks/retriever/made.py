@@ -41,7 +41,7 @@ class MadeVectors:
 
     def passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> NDArray[np.float32]:
         """Vectors [len(texts), dimension] of unit length."""
-        vectors = np.empty((len(texts), self.dimension), np.float32)
+        vectors: NDArray[np.float32] = np.empty((len(texts), self.dimension), np.float32)
         for row, text in enumerate(texts):
             chance = np.random.default_rng(zlib.crc32(text.encode()))
             centre = self._centres[chance.integers(_CENTRES)]
@@ -64,7 +64,8 @@ def corpus(folder: Path, passages: int, report: Report) -> Path:
         with aside.open("w", encoding="utf-8") as out:
             for begin in range(0, passages, _BLOCK):
                 report("writing passages", begin, passages)
-                drawn = np.searchsorted(share, chance.random((min(_BLOCK, passages - begin), WORDS)) * share[-1])
+                chances = chance.random((min(_BLOCK, passages - begin), WORDS))
+                drawn: NDArray[np.int64] = np.searchsorted(share, chances * share[-1])
                 for row, places in enumerate(drawn, begin):
                     text = [words[place] for place in places]
                     contents = f'"{text[0].title()} {row}"\n{" ".join(text)}.'

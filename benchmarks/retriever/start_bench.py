@@ -1,16 +1,15 @@
 """`make bench-retriever-start`: from the start of the process to `/readyz`, over 15,000 and a million passages.
 
-    .venvs/retriever/bin/python benchmarks/retriever/start_bench.py [PASSAGES]
-
-The corpora and their Flat indexes of 384 dimensions are made (`made.py` says how) and kept in `.cache/bench`: 6 GB and
-some minutes on the first run. The retriever is started on each with its default settings, but for the mode: once
-uncounted, which exports the encoder and leaves all files in the page cache, three times so, and once after the files of
-the index were dropped from it. Bytes that a start read from disk show that they were. Each start must answer a search.
-Ends with one line of JSON; of three starts the slowest counts.
+The corpora and their Flat indexes of 384 dimensions are made (`made.py` says how) and kept in `.cache/bench`: 4 GB, six
+while they are built, and some minutes on the first run. The retriever is started on each with its default settings, but
+for the mode: once uncounted, which exports the encoder and leaves all files in the page cache, three times so, and once
+after the files of the index were dropped from it (on Linux only). Bytes that a start read from disk show that they
+were. Each start must answer a search. Ends with one line of JSON; of three starts the slowest counts.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -30,6 +29,7 @@ from forage_common.settings import RetrievalMode
 from forage_retriever.corpus import read
 
 SMALL, LARGE = 15_000, 1_000_000
+LEAST = 1000
 WARM_STARTS = 3
 TOPK = 3
 ENCODERS = CACHE / "retriever"
@@ -69,7 +69,12 @@ class Start:
     read: int
 
 
-def main(large: int) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("passages", nargs="?", type=int, default=LARGE, help="of the large corpus")
+    large = parser.parse_args().passages
+    if large < LEAST:
+        parser.error(f"argument passages is {large}: give {LEAST} or more")
     CACHE.mkdir(parents=True, exist_ok=True)
     small, dense, hybrid = (
         made_case(RetrievalMode.HYBRID, SMALL),
@@ -165,4 +170,4 @@ def report(warm: dict[Case, list[Start]], cold: dict[Case, Start]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1:] else LARGE)
+    main()
