@@ -5,7 +5,7 @@ FORAGE := .venvs/common/bin/forage
 .PHONY: help setup demo test test-fast lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
 
 help: ## list the verbs
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
 
 setup: ## install one environment per service (.venvs/), when needed
 	@scripts/setup.sh

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from forage_common.telemetry import configure_logs
-from forage_retriever.index.progress import BarReport, LogReport, Report
+from forage_retriever.index.progress import Report, reporting
 
 _ESTIMATED_S = 600.0
 """How far back steps count for the time left: they are few and long."""
@@ -17,14 +17,10 @@ _ESTIMATED_S = 600.0
 
 @contextmanager
 def building() -> Iterator[Report]:
-    """What a build tells how far it is: bars on a terminal, lines of the log elsewhere."""
+    """What a build tells how far it is."""
     configure_logs("bench")
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with BarReport(console) as bars:
-            yield bars
-    else:
-        yield LogReport(lambda sentence: None)
+    with reporting() as report:
+        yield report
 
 
 class Steps:
