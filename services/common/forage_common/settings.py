@@ -251,6 +251,74 @@ class ActorSettings(Section):
     ppo_max_token_len_per_gpu: int = Field(8192, ge=1)
 
 
+class PublishSettings(Section):
+    dtype: str = Field(
+        "auto", pattern="^(auto|float32|bfloat16|float16)$", description="of published weights; auto = the engine's"
+    )
+    shard_bytes: int = Field(
+        5 * 2**30, ge=1, description="largest weights file of a policy or an export; a larger tensor has its own"
+    )
+
+
+class GuardAction(StrEnum):
+    """What happens when a guard trips."""
+
+    IGNORE = "ignore"
+    WARN = "warn"
+    STOP = "stop"
+    ROLLBACK = "rollback"
+
+
+class NonFiniteGuard(Section):
+    action: GuardAction = Field(GuardAction.ROLLBACK, description="when loss or gradient norm are NaN or infinite")
+
+
+class GradNormGuard(Section):
+    threshold: float = Field(10.0, gt=1, description="gradient norm, times the median of the last window steps")
+    action: GuardAction = GuardAction.WARN
+
+
+class KlGuard(Section):
+    threshold: float = Field(1.0, gt=0, description="mean KL to the reference, nats a token")
+    action: GuardAction = GuardAction.WARN
+
+
+class RewardGuard(Section):
+    threshold: float = Field(
+        0.5, gt=0, le=1, description="share of its highest value that the mean reward of window steps may lose"
+    )
+    action: GuardAction = GuardAction.WARN
+
+
+class EntropyGuard(Section):
+    threshold: float = Field(0.01, ge=0, description="lowest mean entropy, nats a token")
+    action: GuardAction = GuardAction.WARN
+
+
+class DeadGroupsGuard(Section):
+    threshold: float = Field(0.9, ge=0, lt=1, description="highest share of a batch's groups that teach nothing")
+    action: GuardAction = GuardAction.WARN
+
+
+class LogProbGuard(Section):
+    threshold: float = Field(
+        0.2, gt=0, description="highest mean difference of trainer's and engine's log-probabilities, nats"
+    )
+    action: GuardAction = GuardAction.WARN
+
+
+class GuardSettings(Section):
+    window: int = Field(20, ge=2, description="steps that a guard compares with; it is silent until it has seen half")
+    max_rollbacks: int = Field(3, ge=0, description="of a run; one more trip stops it")
+    non_finite: NonFiniteGuard = NonFiniteGuard()
+    grad_norm: GradNormGuard = GradNormGuard()
+    kl: KlGuard = KlGuard()
+    reward: RewardGuard = RewardGuard()
+    entropy: EntropyGuard = EntropyGuard()
+    dead_groups: DeadGroupsGuard = DeadGroupsGuard()
+    logprob: LogProbGuard = LogProbGuard()
+
+
 class TrainerSettings(Section):
     health_address: Address = "127.0.0.1:18641"
     algorithm: AlgorithmSettings = AlgorithmSettings()
@@ -258,7 +326,11 @@ class TrainerSettings(Section):
     total_training_steps: int = Field(100, ge=1)
     max_staleness: int = Field(1, ge=0, description="batches that may be outstanding beyond the one being trained on")
     save_freq: int = Field(5, ge=1, description="steps a checkpoint; groups are acknowledged with it")
-    max_ckpt_to_keep: int = Field(2, ge=1)
+    max_ckpt_to_keep: int = Field(2, ge=1, description="newest checkpoints that stay; the best one stays besides")
+    upload_url: str = Field("", description="where checkpoints are copied to, any address of fsspec; empty = nowhere")
+    upload_wait_s: float = Field(600.0, ge=0, description="at the end of a run, for a copy under way")
+    publish: PublishSettings = PublishSettings()
+    guards: GuardSettings = GuardSettings()
     test_freq: int = Field(-1, description="steps a validation; -1 = only before and after")
     val_before_train: bool = True
     resume: bool = True

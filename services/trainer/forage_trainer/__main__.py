@@ -1,6 +1,7 @@
 """`python -m forage_trainer [--config FILE] [key.key=value …]`: train, then exit 0.
 
-Exit codes: 2 with one sentence where the input or the machine is at fault, 143 when stopped by SIGTERM, 1 otherwise.
+Exit codes: 2 with one sentence where the input or the machine is at fault or a guard stopped the run, 3 when a guard
+rolled it back (the next start goes on), 143 when stopped by SIGTERM, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from forage_common.telemetry import Health, get_logger, serve_health
 from forage_trainer.batcher import BatchTimeoutError
 from forage_trainer.chat_tokenizer import ChatTokenizer
 from forage_trainer.dataset import Batches, Questions, read_questions
+from forage_trainer.rollbacks import RolledBackError
 from forage_trainer.waiting import PATIENCE_S, Stop, Stopped
 
-EXIT_STOPPED = 143
+EXIT_ROLLED_BACK, EXIT_STOPPED = 3, 143
 
 
 def check_settings(settings: Settings) -> None:
@@ -68,6 +70,9 @@ def main(settings: Settings) -> None:
     except Stopped:
         get_logger().info("stopped")
         sys.exit(EXIT_STOPPED)
+    except RolledBackError as error:
+        get_logger().error("rolled_back", reason=str(error))
+        sys.exit(EXIT_ROLLED_BACK)
     except (FencedError, BatchTimeoutError) as error:
         get_logger().error("trainer_gave_up", reason=str(error))
         sys.exit(1)

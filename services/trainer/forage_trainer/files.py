@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -29,7 +30,7 @@ def write_json(path: Path, value: Any) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `path` when the block ends and vanishes when it raises.
 
-    An existing `path` is replaced.
+    An existing `path` is replaced: until the last moment it stays what it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{TEMPORARY}{path.name}")
@@ -38,13 +39,18 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         yield aside
         durable.sync_tree(aside)
-        if path.exists():
-            shutil.rmtree(path)
+        old = _set_aside(path)
         aside.rename(path)
         durable.sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder, which at no moment is there in part under its own name. Nothing happens if it is not there."""
+    shutil.rmtree(_set_aside(folder), ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -62,3 +68,12 @@ def digest(path: Path) -> str:
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files below a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _set_aside(folder: Path) -> Path:
+    """Rename a folder, if it is there, to a leftover's name."""
+    old = folder.with_name(f"{TEMPORARY}old-{folder.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(old)
+    return old

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from prometheus_client import Counter
 
 from forage_common.errors import UserError
-from forage_common.settings import Settings
+from forage_common.settings import GuardAction, Settings
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health, get_logger
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy
 from forage_trainer.batcher import Batch, Batcher
-from forage_trainer.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep
+from forage_trainer.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep, Stateful
 from forage_trainer.dataset import Batches, Questions
 from forage_trainer.feeder import Feeder
-from forage_trainer.metrics import export
+from forage_trainer.guards import Guards
+from forage_trainer.metrics import export, trajectory_figures
 from forage_trainer.policy_worker import PolicyWorker
 from forage_trainer.progress import MetricsFile, Phase, StateFile, finite
 from forage_trainer.publisher import Publisher
+from forage_trainer.rollbacks import Rollbacks, stopped
 from forage_trainer.step import PolicyStep, Stopwatch
+from forage_trainer.upload import Uploader
 from forage_trainer.validation import Validation
 from forage_trainer.waiting import Insist, Stop
 
 _PHASES = ("wait", "logp", "ref", "update", "publish", "checkpoint")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that set a guard off", ["guard", "action"])
 
 
 class Loop:
@@ -54,7 +61,12 @@ class Loop:
         self._total = trainer.total_training_steps
         self._state = StateFile(folder)
         self._metrics = MetricsFile(folder)
-        self._checkpoints = Checkpoints(folder / "checkpoints", trainer.max_ckpt_to_keep, worker.parameters)
+        self._world_size = dist.get_world_size() if dist.is_initialized() else 1
+        checkpoints = folder / "checkpoints"
+        self._checkpoints = Checkpoints(checkpoints, trainer.max_ckpt_to_keep, worker.parameters, self._world_size)
+        self._uploader = Uploader(checkpoints, trainer.upload_url, settings.run.id) if trainer.upload_url else None
+        self._guards = Guards(trainer.guards)
+        self._rollbacks = Rollbacks(folder, trainer.guards.max_rollbacks)
         batches = Batches(train.rows, settings.data.train_batch_size, settings.run.seed)
         self._feeder = Feeder(settings, streams, batches, self._insist)
         self._batcher = Batcher(
@@ -65,6 +77,7 @@ class Loop:
         self._health = health
         self._version = 0
         self._pending: list[tuple[ConsumedStep, list[bytes]]] = []
+        self._parts: dict[str, Stateful] = {"guards": self._guards}
 
     def run(self) -> None:
         """Train to `trainer.total_training_steps`.
@@ -74,14 +87,26 @@ class Loop:
             FencedError: a newer trainer has taken over this run.
             UserError: no disk space, or Redis holds another history of this run.
             BatchTimeoutError: the rollout service gave no trajectories.
+            GuardStopError: a guard ended the run.
+            RolledBackError: a guard sent the run back; the next start resumes.
         """
+        done = False
+        try:
+            self._train()
+            done = True
+        finally:
+            if self._uploader is not None:
+                self._uploader.close(self._settings.trainer.upload_wait_s if done else 0.0)
+
+    def _train(self) -> None:
         self._state.set(Phase.STARTING, "taking over the run")
         self._checkpoints.require_space()
         self._insist(self._streams.create)
         self._resume()
         epoch = self._insist(self._streams.next_epoch)
         folder = self._settings.run.folder
-        self._publisher = Publisher(folder / "policies", self._settings.model.path, self._streams, epoch, self._insist)
+        model, shard_bytes = self._settings.model.path, self._settings.trainer.publish.shard_bytes
+        self._publisher = Publisher(folder / "policies", model, self._streams, epoch, shard_bytes, self._insist)
         policy = self._publish()
         self._acknowledge()
         held = self._batcher.start(self._version)
@@ -89,12 +114,14 @@ class Loop:
         self._health.ready()
         if self._settings.trainer.val_before_train and self._version == 0:
             self._validation.run("before", policy, meanwhile=lambda: self._feeder.issue_up_to_bound(0))
+        self._keep_best()
         while self._version < self._total:
             policy = self._take_step(policy)
-            frequency = self._settings.trainer.test_freq
-            if frequency > 0 and self._version % frequency == 0 and self._version < self._total:
+            if self._is_validated(self._version):
                 self._validation.run(f"step-{self._version}", policy)
+                self._keep_best()
         self._validation.run("after", policy)
+        self._keep_best()
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
         get_logger().info("trainer_done", step=self._version)
 
@@ -106,19 +133,56 @@ class Loop:
         self._feeder.issue_up_to_bound(self._version)
         with clock("wait"):
             batch = self._batcher.next(step, self._settings.trainer.batch_timeout_s)
-        figures = self._step(batch, policy, clock, self._stop.check)
+        if self._rollbacks.skips(step):
+            get_logger().warning("step_skipped", step=step, reason="a guard had sent the run back because of it")
+            figures = trajectory_figures(batch.groups, policy.version)
+            figures |= {"dead_groups": 0, "dropped_stale": batch.stale, "guards": ["skipped"]}
+        else:
+            figures = self._step(batch, policy, clock, self._stop.check)
+            self._guard(step, figures, len(batch.groups), clock, began)
         self._version = step
         self._remember(batch, policy.epoch)
         with clock("publish"):
             policy = self._publish()
-        line = self._line(figures, clock, time.perf_counter() - began)
-        if step % self._settings.trainer.save_freq == 0 or step == self._total:
+        figures["publish_bytes"] = sum(file.bytes for file in self._publisher.files)
+        line = self._line(step, figures, clock, time.perf_counter() - began)
+        if step % self._settings.trainer.save_freq == 0 or step == self._total or self._is_validated(step):
             with clock("checkpoint"):
-                self._save(policy.epoch, line)
+                saved = self._save(policy.epoch, line)
                 self._acknowledge()
-            line = self._line(figures, clock, time.perf_counter() - began)
+            if self._uploader is not None:
+                self._uploader.add(saved)
+            line = self._line(step, figures, clock, time.perf_counter() - began)
         self._report(line)
         return policy
+
+    def _is_validated(self, step: int) -> bool:
+        """Whether a validation follows this step; a checkpoint is saved before it, for it may be the best."""
+        frequency = self._settings.trainer.test_freq
+        return frequency > 0 and step % frequency == 0 and step < self._total
+
+    def _keep_best(self) -> None:
+        self._checkpoints.keep_best(self._validation.scores())
+
+    def _guard(self, step: int, figures: dict[str, Any], groups: int, clock: Stopwatch, began: float) -> None:
+        """Judge a step before its policy is published.
+
+        Raises:
+            GuardStopError, RolledBackError: as the settings of the guard say.
+        """
+        trips = self._guards.check(figures, groups)
+        figures["guards"] = [trip.guard for trip in trips]
+        for trip in trips:
+            TRIPS.labels(trip.guard, trip.action.value).inc()
+            get_logger().warning(
+                "guard_tripped", step=step, guard=trip.guard, action=trip.action.value, reason=trip.reason
+            )
+        if trips and trips[0].action is not GuardAction.WARN:
+            # The line stays until the next start, which takes the step again.
+            self._metrics.append(self._line(step, figures, clock, time.perf_counter() - began))
+            if trips[0].action is GuardAction.STOP:
+                raise stopped(step, trips[0])
+            raise self._rollbacks.roll_back(step, trips[0])
 
     def _resume(self) -> None:
         """Weights, step and unacknowledged groups of the newest checkpoint, if there is one."""
@@ -140,9 +204,11 @@ class Loop:
             self._metrics.rewind(0)
             return
         state, manifest = found
+        manifest.require_world_size(self._world_size)
         if manifest.data != self._data:
             get_logger().warning("training_data_changed", since_step=manifest.step)
         self._worker.load(state)
+        manifest.restore(self._parts)
         self._version = manifest.step
         self._metrics.rewind(manifest.step)
         self._metrics.ensure(manifest.figures)
@@ -154,7 +220,8 @@ class Loop:
         get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch)
 
     def _publish(self) -> Policy:
-        dtype = _DTYPES.get(self._settings.rollout.engine.dtype, torch.float32)
+        name = self._settings.trainer.publish.dtype
+        dtype = _DTYPES.get(self._settings.rollout.engine.dtype if name == "auto" else name, torch.float32)
         return self._publisher.publish(self._version, self._worker.weights(dtype))
 
     def _remember(self, batch: Batch, epoch: int) -> None:
@@ -166,7 +233,7 @@ class Loop:
         self._pending.append((ConsumedStep(batch.number, epoch, groups), batch.ids))
         self._batcher.done(batch.number)
 
-    def _save(self, epoch: int, line: dict[str, Any]) -> None:
+    def _save(self, epoch: int, line: dict[str, Any]) -> Path:
         consumed = tuple(step for step, _ in self._pending)
         folder = self._checkpoints.save(
             self._version,
@@ -175,8 +242,10 @@ class Loop:
             consumed,
             finite(line),
             lambda path: self._worker.save(path, self._version),
+            self._parts,
         )
         get_logger().info("checkpoint_saved", step=self._version, folder=str(folder))
+        return folder
 
     def _acknowledge(self) -> None:
         """Ledger entries for all steps that a durable checkpoint holds."""
@@ -193,11 +262,11 @@ class Loop:
     def _reissue(self, batch: int, position: int, attempt: int) -> None:
         self._feeder.issue(batch, position, attempt, self._version)
 
-    def _line(self, figures: dict[str, Any], clock: Stopwatch, seconds: float) -> dict[str, Any]:
+    def _line(self, step: int, figures: dict[str, Any], clock: Stopwatch, seconds: float) -> dict[str, Any]:
         """The step's line of the metrics file."""
         split = {name: round(clock.seconds.get(name, 0.0), 4) for name in _PHASES} | {"total": round(seconds, 4)}
         rate = {"seconds": split, "tokens_per_s": figures["tokens"] / seconds, "time": time.time()}
-        return {"step": self._version, "total_steps": self._total} | figures | rate
+        return {"step": step, "total_steps": self._total} | figures | rate
 
     def _report(self, line: dict[str, Any]) -> None:
         self._metrics.append(line)

@@ -1,47 +1,56 @@
-"""Publishes the policy: a checksummed safetensors folder, renamed into place, announced under the trainer's epoch."""
+"""Publishes the policy: a folder with checksummed weights, renamed into place, announced under the trainer's epoch."""
 
 from __future__ import annotations
 
 import errno
-import json
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from prometheus_client import Counter
-from safetensors.torch import save_file
+from prometheus_client import Counter, Gauge
 
 from forage_common.errors import UserError
 from forage_common.streams import StreamClient
 from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_trainer.files import digest, new_folder, remove_leftovers
+from forage_trainer.files import new_folder, remove, remove_leftovers
 from forage_trainer.waiting import Insist
+from forage_trainer.weights_files import WeightsFile, write_model_folder
 
-WEIGHTS = "model.safetensors"
 KEPT = 3
 """Newest folders that stay whoever serves them: a replica may be loading one that it has not acknowledged."""
-_COPIED = {".json", ".txt", ".jinja", ".model"}
 PUBLISHED = Counter("forage_trainer_policies_published_total", "Policy versions announced")
+BYTES = Gauge("forage_trainer_publish_bytes", "Bytes of the weights that were published last")
+SECONDS = Gauge("forage_trainer_publish_seconds", "Seconds that the last policy took to write and announce")
 
 
 class Publisher:
     """Writes and announces versions under one epoch."""
 
-    def __init__(self, folder: Path, model_folder: Path, streams: StreamClient, epoch: int, insist: Insist) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model_folder: Path,
+        streams: StreamClient,
+        epoch: int,
+        shard_bytes: int,
+        insist: Insist,
+    ) -> None:
         """
         Args:
             folder: where version folders go.
             model_folder: the initial policy, whose configuration and tokenizer every version carries.
+            shard_bytes: largest file of weights.
         """
         self._folder = folder
         self._model_folder = model_folder
         self._streams = streams
         self._epoch = epoch
+        self._shard_bytes = shard_bytes
         self._insist = insist
+        self.files: tuple[WeightsFile, ...] = ()
+        """Of the policy that was published last."""
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
 
@@ -52,9 +61,11 @@ class Publisher:
             FencedError: a newer trainer has taken over.
             UserError: no disk space.
         """
+        began = time.perf_counter()
         target = self._folder / f"v{version}-e{self._epoch}"
         try:
-            checksum = self._write(target, weights)
+            with new_folder(target) as folder:
+                self.files = write_model_folder(folder, self._model_folder, weights, self._shard_bytes)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -65,26 +76,25 @@ class Publisher:
         policy = Policy(
             version=version,
             uri=str(target.resolve()),
-            digest=checksum,
+            digest=self.files[0].digest,
             epoch=self._epoch,
             published_unix_ms=int(time.time() * 1000),
         )
         self._insist(lambda: self._streams.publish(policy))
+        size, seconds = sum(file.bytes for file in self.files), time.perf_counter() - began
         PUBLISHED.inc()
-        get_logger().info("policy_published", version=version, epoch=self._epoch, digest=checksum[:12])
+        BYTES.set(size)
+        SECONDS.set(seconds)
+        get_logger().info(
+            "policy_published",
+            version=version,
+            epoch=self._epoch,
+            digests=[file.digest[:12] for file in self.files],
+            bytes=size,
+            seconds=round(seconds, 3),
+        )
         self._retire(target)
         return policy
-
-    def _write(self, target: Path, weights: Mapping[str, torch.Tensor]) -> str:
-        with new_folder(target) as folder:
-            for source in sorted(self._model_folder.iterdir()):
-                if source.suffix in _COPIED and not source.name.endswith(".index.json"):
-                    shutil.copyfile(source, folder / source.name)
-            dtype = next(iter(weights.values())).dtype
-            config = with_dtype(json.loads((self._model_folder / "config.json").read_text()), dtype)
-            (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            save_file(dict(weights), folder / WEIGHTS, metadata={"format": "pt"})
-            return digest(folder / WEIGHTS)
 
     def _retire(self, current: Path) -> None:
         # Served folders are read after the announcement: a replica may move to the new one, never back.
@@ -93,9 +103,4 @@ class Publisher:
         newest_first = sorted(self._folder.glob("v*-e*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for old in newest_first[KEPT:]:
             if old.resolve() not in served:
-                shutil.rmtree(old)
-
-
-def with_dtype(config: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """A model configuration that says which type its weights have."""
-    return {**{k: v for k, v in config.items() if k != "torch_dtype"}, "dtype": str(dtype).removeprefix("torch.")}
+                remove(old)

@@ -38,6 +38,7 @@ _TAKE = 256
 _BLOCK_S = 1.0
 _SAY_EVERY_S = 10.0
 EM = Gauge("forage_trainer_validation_em", "Exact match of a validation", ["label"])
+SOURCE_EM = Gauge("forage_trainer_validation_source_em", "Exact match of the last validation", ["data_source"])
 
 
 def judged(trajectory: Trajectory) -> bool:
@@ -74,6 +75,17 @@ class Validation:
         except (OSError, ValueError, KeyError):
             return False
 
+    def scores(self) -> dict[int, float]:
+        """Policy version → mean exact match, of all evaluations whose result is on disk."""
+        found: dict[int, float] = {}
+        for file in sorted(self._folder.glob("*.json")):
+            try:
+                result = json.loads(file.read_text())
+                found[int(result["version"])] = float(result["em"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                get_logger().warning("validation_without_score", file=str(file), reason=repr(error))
+        return found
+
     def run(self, label: str, policy: Policy, meanwhile: Callable[[], object] = lambda: None) -> dict[str, Any] | None:
         """Ask every question once, greedily, under `policy` or later; write and return the result.
 
@@ -100,7 +112,11 @@ class Validation:
         write_text(self._folder / f"{label}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
         write_json(self._folder / f"{label}.json", result)
         self._insist(lambda: self._streams.drop(stream))
-        EM.labels(label).set(result["em"] or 0.0)
+        if result["em"] is not None:
+            EM.labels(label).set(result["em"])
+        for source in self._sources():
+            if (em := result[f"em/{source}"]) is not None:
+                SOURCE_EM.labels(source).set(em)
         get_logger().info("validated", **result)
         return result
 
@@ -178,11 +194,16 @@ class Validation:
     ) -> dict[str, Any]:
         sound = [t for t in answers.values() if t is not None]
         count = len(sound)
+        by_source = {
+            f"em/{source}": exact_match(t for p, t in answers.items() if t and self._questions[p].data_source == source)
+            for source in self._sources()
+        }
         return {
             "label": label,
             "version": policy.version,
             "epoch": policy.epoch,
             "em": exact_match(sound),
+            **by_source,
             "count": len(answers),
             "failed": len(answers) - count,
             "search_rate": sum(t.valid_searches > 0 for t in sound) / count if count else None,
@@ -191,6 +212,9 @@ class Validation:
             "response_tokens_mean": sum(len(t.loss_mask) for t in sound) / count if count else None,
             "seconds": round(seconds, 3),
         }
+
+    def _sources(self) -> list[str]:
+        return sorted({question.data_source for question in self._questions})
 
     def _record(self, question: Question, trajectory: Trajectory | None) -> dict[str, Any]:
         """One line of the report's data."""

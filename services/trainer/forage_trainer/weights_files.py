@@ -1,0 +1,88 @@
+"""Weights as Hugging Face writes them: safetensors, one file or shards with an index, beside a configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from forage_common.model_folder import WEIGHTS
+from forage_trainer.files import digest
+
+INDEX = f"{WEIGHTS}.index.json"
+_STEM, _SUFFIX = Path(WEIGHTS).stem, Path(WEIGHTS).suffix
+_COPIED = {".json", ".txt", ".jinja", ".model"}
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """A file of a policy. digest: SHA-256, in hex."""
+
+    name: str
+    digest: str
+    bytes: int
+
+
+def write_model_folder(
+    folder: Path, source: Path, weights: Mapping[str, torch.Tensor], shard_bytes: int
+) -> tuple[WeightsFile, ...]:
+    """Fill a folder with `weights`, and with configuration and tokenizer of `source`. Returns the weights' files.
+
+    The configuration names the type that the weights have. Weights of more than `shard_bytes` become shards.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for file in sorted(source.iterdir()):
+        if file.suffix in _COPIED and not file.name.endswith(".index.json"):
+            shutil.copyfile(file, folder / file.name)
+    dtype = next(iter(weights.values())).dtype
+    config = with_dtype(json.loads((source / "config.json").read_text()), dtype)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    cuts = shards({name: tensor.nbytes for name, tensor in weights.items()}, shard_bytes)
+    names = [WEIGHTS]
+    if len(cuts) > 1:
+        names = [f"{_STEM}-{number:05}-of-{len(cuts):05}{_SUFFIX}" for number in range(1, len(cuts) + 1)]
+        places = {tensor: name for name, cut in zip(names, cuts, strict=True) for tensor in cut}
+        total = sum(tensor.nbytes for tensor in weights.values())
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    for name, cut in zip(names, cuts, strict=True):
+        try:
+            save_file({tensor: weights[tensor] for tensor in cut}, folder / name, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise _disk_error(error) from None
+    return tuple(WeightsFile(name, digest(folder / name), (folder / name).stat().st_size) for name in names)
+
+
+def shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Names in their order, cut where the next one would make a part larger than `limit` bytes."""
+    cuts: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if cuts[-1] and filled + size > limit:
+            cuts.append([])
+            filled = 0
+        cuts[-1].append(name)
+        filled += size
+    return cuts
+
+
+def with_dtype(config: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """A model configuration that says which type its weights have."""
+    return {**{k: v for k, v in config.items() if k != "torch_dtype"}, "dtype": str(dtype).removeprefix("torch.")}
+
+
+def _disk_error(error: Exception) -> Exception:
+    """What the system said, of which safetensors tells the number; the error itself if it has none."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else error

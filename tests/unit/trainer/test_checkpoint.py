@@ -1,0 +1,275 @@
+"""Checkpoints: complete or absent, whatever moment the process dies at."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage_common.errors import DataError, UserError
+from forage_trainer.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
+from forage_trainer.files import new_folder, remove, remove_leftovers
+from forage_trainer.progress import MetricsFile
+
+CONSUMED = (ConsumedStep(3, 2, (ConsumedGroup(3, 0, 1, "s/train/7/0", "17-1"),)),)
+
+
+class Died(BaseException):
+    """Stands for kill -9: nothing after it runs in the code under test but clean-up, which the next start repeats."""
+
+
+def writes(text: str, then: BaseException | None = None) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "weights.pt").write_text(text)
+        if then is not None:
+            raise then
+
+    return write
+
+
+def save(checkpoints: Checkpoints, step: int, then: BaseException | None = None) -> Path:
+    return checkpoints.save(step, 2, "data", CONSUMED, {"step": step}, writes(f"weights {step}", then))
+
+
+def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    save(Checkpoints(tmp_path, 2, 10), 5)
+    found = Checkpoints(tmp_path, 2, 10).newest()
+    assert found is not None
+    state, manifest = found
+    assert (state / "weights.pt").read_text() == "weights 5"
+    assert (manifest.step, manifest.epoch, manifest.data, manifest.figures) == (5, 2, "data", {"step": 5})
+    assert manifest.consumed == CONSUMED
+    assert (tmp_path / "latest").read_text() == "step_5\n"
+
+
+@pytest.mark.parametrize("error", [Died(), OSError(errno.EIO, "broken")])
+def test_a_save_that_does_not_end_leaves_the_one_before(tmp_path: Path, error: BaseException) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, 10)
+    save(checkpoints, 5)
+    with pytest.raises(type(error)):
+        save(checkpoints, 6, error)
+    found = Checkpoints(tmp_path, 2, 10).newest()
+    assert found is not None
+    assert found[1].step == 5
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_5"]
+
+
+def test_what_a_killed_process_was_writing_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    half = tmp_path / ".partial-step_6"
+    (half / "state").mkdir(parents=True)
+    (half / "state/weights.pt").write_text("half")
+    assert Checkpoints(tmp_path, 2, 10).newest() is None
+    assert not half.exists()
+
+
+def test_a_process_killed_between_rename_and_latest_still_has_its_checkpoint(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 3, 10)
+    save(checkpoints, 5)
+    save(checkpoints, 6)
+    (tmp_path / "latest").write_text("step_5\n")
+    found = checkpoints.newest()
+    assert found is not None
+    assert found[1].step == 6
+
+
+@pytest.mark.parametrize("damage", ["weights", "manifest"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, 10)
+    save(checkpoints, 5)
+    path = save(checkpoints, 6)
+    (path / "state/weights.pt" if damage == "weights" else path / "manifest.json").write_text("rotten")
+    found = checkpoints.newest()
+    assert found is not None
+    assert found[1].step == 5
+
+
+class Counter:
+    """A part with a state."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def test_parts_go_on_where_they_were_and_new_ones_begin(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, 2, 10).save(5, 2, "data", CONSUMED, {}, writes("w"), {"kl": Counter(7), "gone": Counter(8)})
+    found = Checkpoints(tmp_path, 2, 10).newest()
+    assert found is not None
+    kl, new = Counter(0), Counter(1)
+    found[1].restore({"kl": kl, "new": new})
+    assert (kl.count, new.count) == (7, 1)
+
+
+def test_another_number_of_processes_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, 2, 10, world_size=2).save(5, 2, "data", CONSUMED, {}, writes("w"))
+    found = Checkpoints(tmp_path, 2, 10).newest()
+    assert found is not None
+    found[1].require_world_size(2)
+    with pytest.raises(
+        UserError, match=r"step 5 was written by 2 trainer processes, and 1 cannot.*forage trainer export"
+    ):
+        found[1].require_world_size(1)
+
+
+def test_a_checkpoint_of_before_there_were_parts_is_read(tmp_path: Path) -> None:
+    path = save(Checkpoints(tmp_path, 2, 10), 5)
+    tree = json.loads((path / "manifest.json").read_text())
+    del tree["world_size"], tree["parts"]
+    (path / "manifest.json").write_text(json.dumps(tree))
+    manifest = Manifest.read(path / "manifest.json")
+    assert (manifest.world_size, manifest.parts, manifest.consumed) == (1, {}, CONSUMED)
+
+
+def test_what_is_no_whole_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing is no whole checkpoint"):
+        read_checkpoint(tmp_path / "nothing")
+    path = save(Checkpoints(tmp_path, 2, 10), 5)
+    (path / "state/weights.pt").write_text("rotten")
+    with pytest.raises(DataError, match=r"step_5 is damaged \(weights.pt"):
+        read_checkpoint(path)
+
+
+def test_the_best_checkpoint_stays_until_another_is_better(tmp_path: Path) -> None:
+    checkpoints, scores = Checkpoints(tmp_path, 1, 10), {0: 0.9}  # of step 0 there is no checkpoint
+    stay: dict[int, set[str]] = {}
+    for step, score in ((5, 0.3), (10, 0.5), (15, 0.5), (20, 0.4), (25, 0.6), (30, 0.1)):
+        save(checkpoints, step)
+        scores[step] = score
+        checkpoints.keep_best(scores)
+        stay[step] = {p.name for p in tmp_path.glob("step_*")}
+    assert stay == {
+        5: {"step_5"},
+        10: {"step_5", "step_10"},  # step 5 goes with the next save
+        15: {"step_10", "step_15"},
+        20: {"step_10", "step_20"},
+        25: {"step_10", "step_25"},
+        30: {"step_25", "step_30"},
+    }
+    assert (tmp_path / "best").read_text() == "step_25\n"
+    assert (tmp_path / "latest").read_text() == "step_30\n"
+    found = Checkpoints(tmp_path, 1, 10).newest()
+    assert found is not None
+    assert found[1].step == 30
+
+
+def test_at_no_instruction_of_a_save_does_latest_name_what_is_not_whole(tmp_path: Path) -> None:
+    """The process dies at each operation on the disk in turn; then the next life looks."""
+    seen: set[tuple[int, str]] = set()
+    for number in range(200):
+        folder = tmp_path / str(number)
+        checkpoints = Checkpoints(folder, 1, 10)
+        save(checkpoints, 5)
+        with dying_at(number) as died:
+            save(checkpoints, 6)
+        named = (folder / "latest").read_text().strip()
+        assert read_checkpoint(folder / named).step in (5, 6)
+        found = Checkpoints(folder, 1, 10).newest()
+        assert found is not None
+        seen.add((found[1].step, named))
+        again = Checkpoints(folder, 1, 10)
+        save(again, 6)
+        assert sorted(p.name for p in folder.iterdir()) == ["latest", "step_6"]
+        if not died:
+            break
+    assert seen == {(5, "step_5"), (6, "step_5"), (6, "step_6")}
+    assert number > 8
+
+
+DISK = [
+    (os, "mkdir"), (os, "rename"), (os, "replace"), (os, "fsync"), (os, "unlink"), (os, "rmdir"), (os, "open"),
+    (Path, "write_text"),
+]  # fmt: skip
+
+
+@contextmanager
+def dying_at(number: int) -> Iterator[list[bool]]:
+    """Every operation on the disk from the `number`-th on raises: nothing more happens, clean-up included."""
+    left, died = [number], []
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                died.append(True)
+                raise Died
+            return real(*arguments, **named)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in DISK:
+            patch.setattr(owner, name, dying(getattr(owner, name)))
+        with suppress(Died):
+            yield died
+
+
+def test_a_folder_that_goes_is_never_there_in_part(tmp_path: Path) -> None:
+    def fill() -> Path:
+        with new_folder(tmp_path / "a") as folder:
+            for name in "bcd":
+                (folder / name).write_text(name)
+        return tmp_path / "a"
+
+    for number in range(20):
+        folder = fill()
+        with dying_at(number) as died:
+            remove(folder)
+        assert [p.name for p in sorted(folder.glob("*"))] in ([], ["b", "c", "d"])
+        remove_leftovers(tmp_path)
+        if not died:
+            break
+    assert number > 3
+    assert not folder.exists()
+    remove(folder)
+
+
+def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, 10)
+    for step in (5, 9, 10, 15):
+        save(checkpoints, step)
+    assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_10", "step_15"]
+
+
+def test_without_disk_space_nothing_is_written_and_the_sentence_has_the_figures(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, parameters=1000, free_bytes=lambda _: 15_999)
+    with pytest.raises(UserError, match=rf"{tmp_path} needs 16000 bytes and has 15999 bytes free"):
+        save(checkpoints, 5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_while_writing_is_a_users_error(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, 10)
+    with pytest.raises(UserError, match="no disk space for a checkpoint"):
+        save(checkpoints, 5, OSError(errno.ENOSPC, "No space left on device"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "a") as folder:
+        (folder / "one").write_text("1")
+        assert not (tmp_path / "a").exists()
+    assert (tmp_path / "a/one").read_text() == "1"
+
+
+def test_metrics_of_steps_beyond_a_checkpoint_are_dropped(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path)
+    for step in (1, 2, 3):
+        metrics.append({"step": step, "kl": float("nan")})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "re')
+    metrics.rewind(2)
+    metrics.ensure({"step": 2})
+    metrics.ensure({"step": 3, "again": True})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [{"step": 1, "kl": None}, {"step": 2, "kl": None}, {"step": 3, "again": True}]

@@ -1,0 +1,160 @@
+"""Guards on series of figures: what sets which off, and what they remember."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage_common.errors import SettingsError, UserError
+from forage_common.settings import GuardAction, GuardSettings, load
+from forage_trainer.guards import Guards, Trip
+from forage_trainer.rollbacks import GuardStopError, Rollbacks, stopped
+
+NAN, INF = float("nan"), float("inf")
+SOUND = {
+    "loss": 0.1, "grad_norm": 1.0, "reward_mean": 0.5, "kl_ref": 0.01, "entropy": 0.5, "dead_groups": 1,
+    "logprob_diff_mean": 0.01,
+}  # fmt: skip
+
+
+def guards(*overrides: str) -> Guards:
+    settings = load(None, ["trainer.guards.window=4", *(f"trainer.guards.{one}" for one in overrides)], {})
+    return Guards(settings.trainer.guards)
+
+
+def seen(guard: Guards, *steps: Mapping[str, Any]) -> list[list[str]]:
+    return [[trip.guard for trip in guard.check({**SOUND, **step}, 10)] for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ({}, []),
+        ({"loss": NAN}, ["non_finite"]),
+        ({"grad_norm": INF}, ["non_finite"]),
+        ({"loss": NAN, "grad_norm": NAN}, ["non_finite"]),
+        ({"loss": None, "grad_norm": None, "kl_ref": None, "entropy": None, "logprob_diff_mean": None}, []),
+        ({"entropy": NAN, "kl_ref": NAN}, []),
+        ({"kl_ref": 1.0}, []),
+        ({"kl_ref": 1.01}, ["kl"]),
+        ({"entropy": 0.01}, []),
+        ({"entropy": 0.009}, ["entropy"]),
+        ({"dead_groups": 9}, []),
+        ({"dead_groups": 10}, ["dead_groups"]),
+        ({"logprob_diff_mean": 0.21}, ["logprob"]),
+        ({"entropy": 0.0, "kl_ref": 9.0, "loss": -INF}, ["non_finite", "kl", "entropy"]),
+    ],
+)
+def test_a_step_by_itself(step: dict[str, Any], expected: list[str]) -> None:
+    assert seen(guards(), step) == [expected]
+
+
+def test_a_step_without_an_update_sets_nothing_off() -> None:
+    assert guards().check({"reward_mean": None, "dead_groups": 0}, 10) == []
+
+
+@pytest.mark.parametrize(
+    ("norms", "trips"),
+    [
+        ([1, 99], []),  # too early to know what is usual
+        ([1, 1, 10], []),
+        ([1, 1, 10.1], [2]),
+        ([1, 1, 1, 1, 99, 1, 99], [4, 6]),  # a median forgives a spike
+        ([1, 1, 50, 50, 50, 50, 50], [2, 3]),  # and gets used to a new level
+        ([1, 1, NAN, 11], [2, 3]),  # what is not finite is not remembered
+    ],
+)
+def test_the_gradient_norm_against_the_median_before(norms: list[float], trips: list[int]) -> None:
+    found = seen(guards(), *({"grad_norm": norm} for norm in norms))
+    assert [number for number, names in enumerate(found) if names] == trips
+
+
+@pytest.mark.parametrize(
+    ("rewards", "trips"),
+    [
+        ([0.8, 0.8, 0.8, 0.8, 0.5, 0.5, 0.5, 0.5], []),
+        ([0.8, 0.8, 0.8, 0.8, 0.3, 0.3, 0.3, 0.3], [7]),  # one bad batch is not a collapse
+        ([0.1, 0.1, 0.1, 0.9, 0.9, 0.9, 0.9, 0.0, 0.0, 0.0], [9]),
+        ([-1.0, -1.0, -5.0, -9.0, -9.0], []),  # nothing to lose below zero
+        ([0.8, None, 0.8, None, None, 0.0, 0.0, 0.0], [7]),
+    ],
+)
+def test_the_mean_reward_against_its_highest(rewards: list[float], trips: list[int]) -> None:
+    found = seen(guards(), *({"reward_mean": reward} for reward in rewards))
+    assert [number for number, names in enumerate(found) if names] == trips
+
+
+def test_a_new_life_decides_as_the_old_one_would_have() -> None:
+    series = [{"grad_norm": 1 + n % 3, "reward_mean": 1 - 0.12 * n} for n in range(9)]
+    series.append({"grad_norm": 40.0, "reward_mean": 0.0})
+    straight = guards()
+    expected = [straight.check({**SOUND, **step}, 10) for step in series]
+    assert any(expected)
+    for cut in range(len(series)):
+        old, new = guards(), guards()
+        found = [old.check({**SOUND, **step}, 10) for step in series[:cut]]
+        new.load_state_dict(json.loads(json.dumps(old.state_dict())))
+        found += [new.check({**SOUND, **step}, 10) for step in series[cut:]]
+        assert found == expected
+
+
+def test_actions_are_settings_and_the_gravest_comes_first() -> None:
+    assert seen(guards("kl.action=ignore"), {"kl_ref": 5.0}) == [[]]
+    trips = guards("kl.action=warn", "entropy.action=rollback", "logprob.action=stop").check(
+        {**SOUND, "kl_ref": 5.0, "entropy": 0.0, "logprob_diff_mean": 3.0}, 10
+    )
+    assert [(trip.guard, trip.action) for trip in trips] == [
+        ("entropy", GuardAction.ROLLBACK), ("logprob", GuardAction.STOP), ("kl", GuardAction.WARN),
+    ]  # fmt: skip
+    assert trips[0].reason == "entropy is 0, below 0.01"
+
+
+def test_only_what_is_not_finite_acts_unless_told() -> None:
+    actions = {name: one.action for name, one in GuardSettings() if hasattr(one, "action")}
+    assert {name for name, action in actions.items() if action is not GuardAction.WARN} == {"non_finite"}
+    assert set(actions) == {"non_finite", "grad_norm", "kl", "reward", "entropy", "dead_groups", "logprob"}
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [("kl.action=pause", "kl.action"), ("grad_norm.threshold=0.5", "grad_norm.threshold"), ("klx.action=warn", "klx")],
+)
+def test_a_wrong_setting_is_named(override: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        guards(override)
+
+
+TRIP = Trip("grad_norm", GuardAction.ROLLBACK, "gradient norm is 99")
+
+
+def test_a_rollback_is_remembered_by_later_lives_and_bounded(tmp_path: Path) -> None:
+    first = Rollbacks(tmp_path, 2)
+    assert not first.skips(7)
+    error = first.roll_back(7, TRIP)
+    assert "guard 'grad_norm' at step 7: gradient norm is 99" in str(error)
+    assert "rollback 1 of 2" in str(error)
+    second = Rollbacks(tmp_path, 2)
+    assert (second.skips(7), second.skips(8)) == (True, False)
+    second.roll_back(9, TRIP)
+    third = Rollbacks(tmp_path, 2)
+    assert [step for step in range(12) if third.skips(step)] == [7, 9]
+    with pytest.raises(GuardStopError, match=r"at step 11.*max_rollbacks = 2 are used up \(before: steps 7, 9\)"):
+        third.roll_back(11, TRIP)
+    assert [one["step"] for one in json.loads((tmp_path / "rollbacks.json").read_text())] == [7, 9]
+
+
+def test_a_list_of_rollbacks_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+    (tmp_path / "rollbacks.json").write_text("[{")
+    with pytest.raises(UserError, match=r"rollbacks\.json cannot be read"):
+        Rollbacks(tmp_path, 2)
+
+
+def test_a_stop_says_which_guard_which_step_and_what_to_change() -> None:
+    error = stopped(4, TRIP)
+    assert isinstance(error, UserError)
+    for words in ("'grad_norm'", "step 4", "gradient norm is 99", "trainer.guards.grad_norm"):
+        assert words in str(error)

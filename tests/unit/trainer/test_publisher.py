@@ -1,0 +1,128 @@
+"""Published policies: whole folders, checksummed, announced under one epoch, retired once nobody serves them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from trainer_parts import write_model
+
+from forage_common.errors import FencedError, UserError
+from forage_common.settings import RedisSettings
+from forage_common.streams import StreamClient
+from forage_common.telemetry import Health
+from forage_trainer.files import digest
+from forage_trainer.publisher import KEPT, Publisher
+from forage_trainer.waiting import Insist, Stop
+from forage_trainer.weights_files import shards, write_model_folder
+
+
+@pytest.fixture
+def streams(redis_server: RedisSettings) -> StreamClient:
+    return StreamClient(redis_server, "publish", 2.0)
+
+
+def publisher(tmp_path: Path, streams: StreamClient, epoch: int, shard_bytes: int = 2**30) -> Publisher:
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps({"architectures": ["X"], "torch_dtype": "bfloat16"}))
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"the initial weights, not to be copied")
+    return Publisher(tmp_path / "policies", model, streams, epoch, shard_bytes, Insist(Stop(), Health()))
+
+
+def test_a_published_policy_is_a_model_folder_with_its_checksum(tmp_path: Path, streams: StreamClient) -> None:
+    policy = publisher(tmp_path, streams, 3).publish(7, {"w": torch.arange(4.0)})
+    folder = Path(policy.uri)
+    assert folder.name == "v7-e3"
+    assert json.loads((folder / "config.json").read_text()) == {"architectures": ["X"], "dtype": "float32"}
+    assert (folder / "tokenizer.json").exists()
+    assert load_file(folder / "model.safetensors")["w"].tolist() == [0, 1, 2, 3]
+    assert policy.digest == digest(folder / "model.safetensors")
+    assert streams.policy() == policy
+
+
+def test_weights_above_the_limit_are_shards_with_an_index_that_transformers_reads(
+    tmp_path: Path, streams: StreamClient
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(write_model(tmp_path / "real"), dtype=torch.bfloat16)
+    weights = {name: w for name, w in model.state_dict().items() if name != "lm_head.weight"}
+    source = publisher(tmp_path, streams, 1)
+    source = Publisher(tmp_path / "policies", tmp_path / "real", streams, 1, 20_000, Insist(Stop(), Health()))
+    folder = Path(source.publish(7, weights).uri)
+    written = sorted(folder.glob("*.safetensors"))
+    assert [file.name for file in written] == [
+        f"model-{n:05}-of-{len(written):05}.safetensors" for n in range(1, len(written) + 1)
+    ]
+    assert len(written) > 2
+    assert [(f.name, f.digest, f.bytes) for f in source.files] == [
+        (file.name, digest(file), file.stat().st_size) for file in written
+    ]
+    held = [set(load_file(file)) for file in written]
+    assert set().union(*held) == set(weights)
+    assert sum(len(names) for names in held) == len(weights)
+    assert all(file.stat().st_size < 25_000 for file in written)
+    found = AutoModelForCausalLM.from_pretrained(folder)
+    assert found.dtype == torch.bfloat16
+    for name, expected in model.state_dict().items():
+        assert torch.equal(found.state_dict()[name], expected)
+
+
+def test_parts_are_cut_in_order_and_only_a_tensor_of_its_own_may_be_larger() -> None:
+    assert shards({"a": 3, "b": 3, "c": 5, "d": 11, "e": 1, "f": 9}, 10) == [["a", "b"], ["c"], ["d"], ["e", "f"]]
+    assert shards({"a": 11}, 10) == [["a"]]
+
+
+def test_a_write_that_the_disk_refuses_says_why(tmp_path: Path) -> None:
+    """safetensors has errors of its own for it."""
+    model = write_model(tmp_path / "model")
+    (tmp_path / "out").mkdir()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as found:
+            write_model_folder(tmp_path / "out", model, {"w": torch.zeros(100_000)}, 2**30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert found.value.errno == errno.EFBIG
+
+
+def test_a_full_disk_is_a_users_error(tmp_path: Path, streams: StreamClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source = publisher(tmp_path, streams, 1)
+    monkeypatch.setattr("forage_trainer.publisher.write_model_folder", full)
+    with pytest.raises(UserError, match="no disk space to publish policy 3"):
+        source.publish(3, {"w": torch.zeros(1)})
+    assert list((tmp_path / "policies").iterdir()) == []
+    assert streams.policy() is None
+
+
+def test_an_older_trainer_is_fenced(tmp_path: Path, streams: StreamClient) -> None:
+    old, new = publisher(tmp_path, streams, 1), publisher(tmp_path, streams, 2)
+    old.publish(0, {"w": torch.zeros(1)})
+    announced = new.publish(0, {"w": torch.zeros(1)})
+    with pytest.raises(FencedError, match="epoch 1 is over"):
+        old.publish(1, {"w": torch.ones(1)})
+    assert streams.policy() == announced
+
+
+def test_old_folders_go_but_not_one_that_a_replica_serves(tmp_path: Path, streams: StreamClient) -> None:
+    source = publisher(tmp_path, streams, 1)
+    served = source.publish(0, {"w": torch.zeros(1)})
+    streams.acknowledge_policy("replica", served)
+    for version in range(1, KEPT + 3):
+        source.publish(version, {"w": torch.zeros(1)})
+    newest = [f"v{version}-e1" for version in range(3, KEPT + 3)]
+    assert sorted(p.name for p in (tmp_path / "policies").iterdir()) == sorted(["v0-e1", *newest])

@@ -1,0 +1,191 @@
+"""Copies of checkpoints: complete or without a manifest, retried, and never the run's problem."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from forage_common.errors import UserError
+from forage_trainer.checkpoint import Checkpoints, read_checkpoint
+from forage_trainer.upload import ATTEMPTS, DROPPED, FAILED, UPLOADED, WAITING, Uploader
+
+
+def save(checkpoints: Checkpoints, step: int, text: str = "") -> Path:
+    def write(state: Path) -> None:
+        (state / "deep").mkdir()
+        (state / "deep/weights.pt").write_text(text or f"weights {step}")
+
+    return checkpoints.save(step, 1, "data", (), {}, write)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "checkpoints", 2, 10)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Uploader]]:
+    made: list[Uploader] = []
+
+    def make(url: str | None = None) -> Uploader:
+        made.append(Uploader(tmp_path / "checkpoints", url or f"file://{tmp_path / 'copies'}", "r", pause_s=0.01))
+        return made[-1]
+
+    yield make
+    for uploader in made:
+        uploader.close(0)
+
+
+class Store:
+    """Makes the store behave as told, at each file that it is given."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.put: list[str] = []
+        self.before: Callable[[str], None] = lambda path: None
+        real = LocalFileSystem.put_file
+
+        def put_file(system: LocalFileSystem, local: str, remote: str, **named: Any) -> Any:
+            self.before(remote)
+            self.put.append(remote)
+            return real(system, local, remote, **named)
+
+        patch.setattr(LocalFileSystem, "put_file", put_file)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    return Store(monkeypatch)
+
+
+def count(counter: Any) -> float:
+    return counter._value.get()
+
+
+def copies(tmp_path: Path) -> list[str]:
+    return sorted(p.name for p in (tmp_path / "copies/r").glob("step_*") if (p / "manifest.json").exists())
+
+
+def test_a_copy_put_back_is_the_checkpoint(
+    tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader]
+) -> None:
+    uploader = start()
+    uploader.add(save(checkpoints, 5))
+    assert uploader.close(10)
+    assert read_checkpoint(tmp_path / "copies/r/step_5").step == 5
+    shutil.rmtree(tmp_path / "checkpoints")
+    shutil.copytree(tmp_path / "copies/r", tmp_path / "checkpoints")
+    found = Checkpoints(tmp_path / "checkpoints", 2, 10).newest()
+    assert found is not None
+    assert (found[0] / "deep/weights.pt").read_text() == "weights 5"
+
+
+def test_what_an_earlier_life_did_not_copy_is_copied_and_nothing_twice(
+    tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
+) -> None:
+    save(checkpoints, 5)
+    assert start().close(10)
+    save(checkpoints, 6)
+    assert start().close(10)
+    assert copies(tmp_path) == ["step_5", "step_6"]
+    assert len(store.put) == 2
+    assert list((tmp_path / "checkpoints/.upload").iterdir()) == []
+
+
+def test_a_step_that_was_taken_again_replaces_its_copy(
+    tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader]
+) -> None:
+    save(checkpoints, 5)
+    assert start().close(10)
+    save(checkpoints, 5, "others")
+    assert start().close(10)
+    assert read_checkpoint(tmp_path / "copies/r/step_5").step == 5
+    assert (tmp_path / "copies/r/step_5/state/deep/weights.pt").read_text() == "others"
+
+
+def test_a_store_that_fails_is_asked_again_and_counted(
+    tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
+) -> None:
+    failures = [OSError("away"), ConnectionError("reset")]
+
+    def before(remote: str) -> None:
+        if failures:
+            raise failures.pop()
+
+    store.before = before
+    failed, sent = count(FAILED), count(UPLOADED)
+    uploader = start()
+    uploader.add(save(checkpoints, 5))
+    assert uploader.close(10)
+    assert (count(FAILED) - failed, count(UPLOADED) - sent) == (2, 1)
+    assert copies(tmp_path) == ["step_5"]
+
+
+def test_a_store_that_is_dead_costs_the_run_nothing_and_the_next_start_tries_again(
+    tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
+) -> None:
+    def before(remote: str) -> None:
+        raise OSError("dead")
+
+    store.before = before
+    failed = count(FAILED)
+    uploader = start()
+    uploader.add(save(checkpoints, 5))
+    assert not uploader.close(10)
+    assert count(FAILED) - failed == ATTEMPTS
+    assert copies(tmp_path) == []
+    store.before = lambda remote: None
+    assert start().close(10)
+    assert copies(tmp_path) == ["step_5"]
+
+
+def test_a_slow_store_never_blocks_what_waits_is_bounded_and_retention_takes_nothing_from_it(
+    tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
+) -> None:
+    release = [False]
+
+    def before(remote: str) -> None:
+        while not release[0]:
+            time.sleep(0.005)
+
+    store.before = before
+    dropped = count(DROPPED)
+    uploader = start()
+    uploader.add(save(checkpoints, 1))
+    while uploader._current is None:
+        time.sleep(0.001)
+    began = time.monotonic()
+    for step in range(2, 9):
+        uploader.add(save(checkpoints, step))
+    assert time.monotonic() - began < 5
+    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step_*")) == ["step_7", "step_8"]
+    assert len(list((tmp_path / "checkpoints/.upload").glob("step_*"))) == WAITING + 1
+    assert count(DROPPED) - dropped == 5
+    release[0] = True
+    assert uploader.close(10)
+    assert copies(tmp_path) == ["step_1", "step_7", "step_8"]
+    for name in copies(tmp_path):
+        assert read_checkpoint(tmp_path / "copies/r" / name).step == int(name[5:])
+
+
+def test_a_copy_without_its_last_file_has_no_manifest(
+    tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
+) -> None:
+    uploader = start()
+    seen: list[bool] = []
+    store.before = lambda remote: seen.append((tmp_path / "copies/r/step_5/manifest.json").exists())
+    uploader.add(save(checkpoints, 5))
+    assert uploader.close(10)
+    save(checkpoints, 5, "others")
+    assert start().close(10)
+    assert seen == [False, False]
+
+
+def test_an_address_that_nothing_reads_is_named(checkpoints: Checkpoints, start: Callable[..., Uploader]) -> None:
+    with pytest.raises(UserError, match=r"trainer.upload_url = 'nosuch://bucket/x' cannot be used"):
+        start("nosuch://bucket/x")
