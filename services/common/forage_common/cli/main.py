@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
-from forage_common.cli import ask, config, data, demo, doctor, index, reward, status, trajectories, up
+from forage_common.cli import ask, config, data, demo, doctor, index, reward, status, trainer, trajectories, up
 from forage_common.errors import ForageError, UserError
 
 app = typer.Typer(
@@ -24,7 +24,8 @@ app.command("ask")(ask.ask)
 app.command("trajectories")(trajectories.trajectories)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
-for name, verb in (("reward", reward.reward), ("index", index.index)):  # commands of a service's own environment
+# Commands of a service's own environment.
+for name, verb in (("reward", reward.reward), ("index", index.index), ("trainer", trainer.trainer)):
     passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(name, context_settings=passed_on, add_help_option=False)(verb)
 app.add_typer(config.app, name="config")

@@ -1,0 +1,71 @@
+"""`forage trainer`: what is done with a run's checkpoints. Runs in this service's own environment."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from forage_common.errors import ForageError, UserError
+from forage_common.settings import PublishSettings
+from forage_common.telemetry import configure_logs
+
+app = typer.Typer(
+    help="Checkpoints of the trainer, for other programs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+class Precision(StrEnum):
+    """Types of exported weights."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+@app.callback()
+def trainer() -> None:
+    """Checkpoints of the trainer, for other programs."""
+
+
+@app.command("export")
+def export_checkpoint(
+    source: Annotated[Path, typer.Argument(help="A run's folder, or one checkpoint of it.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="Folder to make.", show_default=False)],
+    best: Annotated[bool, typer.Option("--best", help="Of a run: the best checkpoint, not the newest.")] = False,
+    dtype: Annotated[Precision, typer.Option("--dtype", help="Type of the weights.")] = Precision.BF16,
+    shard_bytes: Annotated[int, typer.Option("--shard-bytes", min=1, help="Largest file of weights.")] = (
+        PublishSettings().shard_bytes
+    ),
+) -> None:
+    """Write a checkpoint's policy as a Hugging Face folder, which transformers and vLLM load."""
+    import torch
+
+    from forage_trainer.export import export, find_checkpoint
+
+    checkpoint = find_checkpoint(source, best)
+    files = export(checkpoint, out, torch.bfloat16 if dtype is Precision.BF16 else torch.float32, shard_bytes)
+    size = sum(file.bytes for file in files)
+    Console().print(f"{out}: {checkpoint.name} as {dtype.value}, {len(files)} file(s) of weights, {size / 1e6:.1f} MB")
+
+
+def main() -> None:
+    """Entry point of `python -m forage_trainer.command`: a user's error is one sentence and exit code 2."""
+    configure_logs("trainer", "WARNING")
+    try:
+        app(prog_name="forage trainer")
+    except ForageError as error:
+        Console(stderr=True, soft_wrap=True).print(f"forage: {error}", style="red", markup=False, highlight=False)
+        sys.exit(error.exit_code if isinstance(error, UserError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
