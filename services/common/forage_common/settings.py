@@ -42,10 +42,42 @@ class RetrievalMode(StrEnum):
     HYBRID = "hybrid"
 
 
+KL_KINDS = "^(kl|abs|mse|low_var_kl)$"
+"""Estimates of a token's KL to the reference."""
+
+
 class AdvantageEstimator(StrEnum):
     """Which advantage the actor is trained on."""
 
     GRPO = "grpo"
+    GRPO_MULTITURN = "grpo_multiturn"
+    GAE = "gae"
+    RLOO = "rloo"
+    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
+
+
+class RewardPlacement(StrEnum):
+    """Where a score with rewards of single turns lands; any other score is on the last state token."""
+
+    AUTO = "auto"
+    TURN_PROPORTIONAL = "turn_proportional"
+    FINAL_TOKEN_ONLY = "final_token_only"
+
+
+class KlControl(StrEnum):
+    """What becomes of the coefficient of a KL in the reward."""
+
+    FIXED = "fixed"
+    ADAPTIVE = "adaptive"
+
+
+class OffPolicyCorrection(StrEnum):
+    """What is done about tokens that the engine sampled under slightly other probabilities than the trainer's."""
+
+    NONE = "none"
+    TIS = "tis"
+    DECOUPLED = "decoupled"
+    ICEPOP = "icepop"
 
 
 class RunSettings(Section):
@@ -222,12 +254,68 @@ class RolloutSettings(Section):
     engine: EngineSettings = EngineSettings()
 
 
+class KlControlSettings(Section):
+    type: KlControl = KlControl.FIXED
+    kl_coef: float = Field(0.001, ge=0, allow_inf_nan=False, description="beta, or what it starts from")
+    target_kl: float = Field(0.1, gt=0, description="adaptive: mean KL of a trajectory that beta is steered to")
+    horizon: int = Field(10000, ge=1, description="adaptive: trajectories over which beta moves by up to a fifth")
+
+
+class CorrectionSettings(Section):
+    mode: OffPolicyCorrection = Field(
+        OffPolicyCorrection.TIS,
+        description="weight of a token by its trainer-to-engine ratio: none; tis: cut off at rollout_is_threshold; "
+        "decoupled: the ratio itself; icepop: 0 outside icepop_low to icepop_high",
+    )
+    rollout_is_threshold: float = Field(2.0, gt=1)
+    icepop_low: float = Field(0.5, gt=0, le=1)
+    icepop_high: float = Field(5.0, ge=1, allow_inf_nan=False)
+
+
 class AlgorithmSettings(Section):
     adv_estimator: AdvantageEstimator = AdvantageEstimator.GRPO
-    norm_adv_by_std_in_grpo: bool = True
-    rollout_is_threshold: float | None = Field(
-        2.0, gt=1, description="cap of the trainer-to-engine importance weight of a token; null = no correction"
+    norm_adv_by_std_in_grpo: bool = Field(True, description="false = Dr. GRPO's advantage; multi-turn GRPO too")
+    turn_weight: float = Field(0.5, ge=0, allow_inf_nan=False, description="multi-turn GRPO: of the turns' part")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount of a token: gae, reinforce_plus_plus")
+    lam: float = Field(1.0, ge=0, le=1, description="gae")
+    state_masking: bool = Field(True, description="train on the model's own tokens only; false = observations too")
+    reward_placement: RewardPlacement = Field(
+        RewardPlacement.AUTO,
+        description="of scores with turns; auto: turn_proportional where the KL is in the reward but for gae, "
+        "else final_token_only",
     )
+    filter_groups: bool = Field(False, description="leave out groups whose rewards are all equal")
+    use_kl_in_reward: bool = False
+    kl_penalty: str = Field("kl", pattern=KL_KINDS, description="kind of the KL in the reward")
+    kl_ctrl: KlControlSettings = KlControlSettings()
+    rollout_correction: CorrectionSettings = CorrectionSettings()
+
+    @property
+    def placement(self) -> RewardPlacement:
+        """Where scores with turns land, `auto` resolved."""
+        if self.reward_placement is not RewardPlacement.AUTO:
+            return self.reward_placement
+        spread = self.use_kl_in_reward and self.adv_estimator is not AdvantageEstimator.GAE
+        return RewardPlacement.TURN_PROPORTIONAL if spread else RewardPlacement.FINAL_TOKEN_ONLY
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AlgorithmSettings:
+        estimator = self.adv_estimator
+        baseless = (AdvantageEstimator.GAE, AdvantageEstimator.REINFORCE_PLUS_PLUS)
+        if self.filter_groups and estimator in baseless:
+            raise ValueError(
+                f"filter_groups drops groups of equal rewards, which teach {estimator} something: "
+                "set filter_groups=false, or an adv_estimator that compares within a group"
+            )
+        if self.use_kl_in_reward and estimator is AdvantageEstimator.GRPO_MULTITURN:
+            raise ValueError(
+                "adv_estimator grpo_multiturn is computed from turns, where a KL in the reward would be lost: "
+                "set use_kl_in_reward=false and trainer.actor.use_kl_loss=true"
+            )
+        return self
+
+
+LOSS_AGG_MODES = "^(token-mean|seq-mean-token-sum|seq-mean-token-mean|seq-mean-token-sum-norm)$"
 
 
 class OptimSettings(Section):
@@ -243,11 +331,35 @@ class ActorSettings(Section):
     ppo_epochs: int = Field(1, ge=1)
     clip_ratio: float = Field(0.2, gt=0)
     clip_ratio_high: float = Field(0.28, gt=0)
-    loss_agg_mode: str = Field("token-mean", pattern="^(token-mean|seq-mean-token-sum|seq-mean-token-mean)$")
+    clip_ratio_c: float = Field(3.0, gt=1, description="dual clip: most that a ratio counts where the advantage is < 0")
+    loss_agg_mode: str = Field("token-mean", pattern=LOSS_AGG_MODES)
+    loss_scale_factor: int | None = Field(
+        None, ge=1, description="seq-mean-token-sum-norm (Dr. GRPO): what a sum over tokens is divided by"
+    )
     use_kl_loss: bool = True
     kl_loss_coef: float = Field(0.001, ge=0)
-    kl_loss_type: str = Field("low_var_kl", pattern="^(kl|abs|mse|low_var_kl)$")
+    kl_loss_type: str = Field("low_var_kl", pattern=KL_KINDS)
     entropy_coeff: float = 0.0
+    ppo_max_token_len_per_gpu: int = Field(8192, ge=1)
+
+    @model_validator(mode="after")
+    def _scaled(self) -> ActorSettings:
+        if self.loss_agg_mode == "seq-mean-token-sum-norm" and self.loss_scale_factor is None:
+            raise ValueError(
+                "loss_agg_mode seq-mean-token-sum-norm needs loss_scale_factor: give the longest response in tokens"
+            )
+        return self
+
+
+class CriticSettings(Section):
+    """Of the value model that adv_estimator gae needs."""
+
+    path: Path | None = Field(None, description="model folder to start from; null = model.path")
+    optim: OptimSettings = OptimSettings(lr=1e-5)
+    ppo_mini_batch_size: int = Field(16, ge=1, description="prompts an update; divides data.train_batch_size")
+    ppo_epochs: int = Field(1, ge=1)
+    cliprange_value: float = Field(0.5, gt=0, description="how far a value may move in a step")
+    loss_agg_mode: str = Field("token-mean", pattern="^(token-mean|seq-mean-token-sum|seq-mean-token-mean)$")
     ppo_max_token_len_per_gpu: int = Field(8192, ge=1)
 
 
@@ -319,10 +431,50 @@ class GuardSettings(Section):
     logprob: LogProbGuard = LogProbGuard()
 
 
+class TrainingEngineSettings(Section):
+    """Of verl's FSDP2 engines, names as verl's; null = what suits the machine."""
+
+    attn_implementation: str | None = Field(None, pattern="^(flash_attention_2|sdpa|eager)$")
+    use_remove_padding: bool | None = Field(None, description="GPU: rows packed without padding; needs flash attention")
+    use_torch_compile: bool | None = None
+    param_dtype: str | None = Field(None, pattern="^(bf16|fp32)$", description="of forward and backward passes")
+    enable_gradient_checkpointing: bool | None = Field(None, description="recompute activations: less memory, slower")
+    param_offload: bool = Field(False, description="GPU: parameters in the machine's memory while not in use")
+    optimizer_offload: bool = Field(False, description="GPU: likewise, the optimizer's state")
+    offload_policy: bool = Field(
+        False, description="GPU: parameters, gradients, optimizer always in the machine's memory"
+    )
+    reshard_after_forward: bool = Field(True, description="false: parameters stay whole until the backward pass")
+    fsdp_size: int = Field(-1, description="processes that one copy of the parameters is split over; -1 = all")
+    entropy_from_logits_with_chunking: bool = Field(False, description="GPU: entropy in pieces: less memory")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingEngineSettings:
+        if self.use_remove_padding and self.attn_implementation not in (None, "flash_attention_2"):
+            raise ValueError(
+                f"use_remove_padding needs flash_attention_2, not attn_implementation {self.attn_implementation}"
+            )
+        if self.fsdp_size == 0 or self.fsdp_size < -1:
+            raise ValueError(f"fsdp_size is {self.fsdp_size}: expected -1 or at least 1")
+        return self
+
+
+class LoraSettings(Section):
+    """Of the policy: train low-rank adapters beside frozen weights; names as verl's."""
+
+    lora_rank: int = Field(0, ge=0, description="0 = no LoRA")
+    lora_alpha: int = Field(16, ge=1)
+    target_modules: str | tuple[str, ...] = Field("all-linear", description="all-linear, or names such as q_proj")
+
+
 class TrainerSettings(Section):
     health_address: Address = "127.0.0.1:18641"
     algorithm: AlgorithmSettings = AlgorithmSettings()
     actor: ActorSettings = ActorSettings()
+    critic: CriticSettings = CriticSettings()
+    engine: TrainingEngineSettings = TrainingEngineSettings()
+    lora: LoraSettings = LoraSettings()
+    critic_warmup: int = Field(0, ge=0, description="first steps in which only the critic learns")
     total_training_steps: int = Field(100, ge=1)
     max_staleness: int = Field(1, ge=0, description="batches that may be outstanding beyond the one being trained on")
     save_freq: int = Field(5, ge=1, description="steps a checkpoint; groups are acknowledged with it")
@@ -336,6 +488,20 @@ class TrainerSettings(Section):
     resume: bool = True
     batch_timeout_s: float = Field(600.0, gt=0, description="wait for a batch before giving up with an error")
     threads: int = Field(2, ge=1, description="of torch, on CPU")
+
+    @model_validator(mode="after")
+    def _one_kl(self) -> TrainerSettings:
+        if self.algorithm.use_kl_in_reward and self.actor.use_kl_loss:
+            raise ValueError(
+                "the KL belongs in the reward or in the loss, never in both: "
+                "set algorithm.use_kl_in_reward=false or actor.use_kl_loss=false"
+            )
+        if self.critic_warmup and self.algorithm.adv_estimator is not AdvantageEstimator.GAE:
+            raise ValueError(
+                f"critic_warmup waits for a critic, and adv_estimator {self.algorithm.adv_estimator} has none: "
+                "set critic_warmup=0 or algorithm.adv_estimator=gae"
+            )
+        return self
 
 
 class Settings(Section):

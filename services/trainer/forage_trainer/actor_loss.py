@@ -1,7 +1,7 @@
-"""verl's PPO loss with truncated importance sampling between engine and trainer.
+"""verl's PPO loss, with weights for what engine and trainer disagree about.
 
-Where a batch gets a single update, the old log-probabilities are those of the update's own forward pass, so no pass is
-spent on them.
+Clipping (asymmetric and dual), aggregation, entropy and KL loss are verl's. Where a batch gets a single update, the old
+log-probabilities are those of the update's own forward pass, so no pass is spent on them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,8 @@ from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
-_LARGEST = 20.0
-
-
-def importance_weights(trainer: torch.Tensor, engine: torch.Tensor, cap: float) -> torch.Tensor:
-    """min(p_trainer / p_engine, cap) per token: both sampled the same tokens under nominally the same weights.
-
-    Truncated importance sampling (Yao et al., 2025, "Your efficient RL framework secretly brings you off-policy").
-    """
-    return (trainer - engine).clamp(-_LARGEST, _LARGEST).exp().clamp(max=cap)
+from forage_common.settings import CorrectionSettings, OffPolicyCorrection
+from forage_trainer.off_policy import importance_weights
 
 
 class ActorLoss:
@@ -31,9 +24,9 @@ class ActorLoss:
     seen: (row numbers, jagged log-probabilities over the response) of each micro-batch since `clear`.
     """
 
-    def __init__(self, config: FSDPActorConfig, importance_cap: float | None) -> None:
+    def __init__(self, config: FSDPActorConfig, correction: CorrectionSettings) -> None:
         self._config = config
-        self._cap = importance_cap
+        self._correction = correction
         self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
 
     def clear(self) -> None:
@@ -49,9 +42,9 @@ class ActorLoss:
         self.seen.append((data["row"], own, kept))
         if "old_log_probs" not in data:
             data["old_log_probs"] = own
-        if self._cap is not None:
-            old = data["old_log_probs"]
-            weights = importance_weights(old.values(), data["rollout_log_probs"].values(), self._cap)
+        if self._correction.mode is not OffPolicyCorrection.NONE:
+            old, engine, state = data["old_log_probs"], data["rollout_log_probs"], data["state_mask"]
+            weights = importance_weights(old.values(), engine.values(), state.values(), self._correction)
             rows = weights.split(old.offsets().diff().tolist())
             data["rollout_is_weights"] = torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
         loss, metrics = ppo_loss(self._config, model_output, data, dp_group)

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from prometheus_client import Counter, Gauge
 
+from forage_common.settings import RewardPlacement
 from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
+from forage_trainer.selection import is_valid
+from forage_trainer.token_rewards import token_rewards
 
 FORMAT = "format"
 """Name of the reward component that says whether a trajectory kept the format."""
@@ -28,6 +31,11 @@ _GAUGES = {
         "logprob_diff_max": "Highest difference of trainer's and engine's log-probabilities under one policy",
         "mismatch_mean": "Mean difference of trainer's and engine's log-probabilities over all state tokens",
         "kl_ref": "Mean KL of the policy to the reference",
+        "kl_reward": "Mean KL to the reference of the KL in the reward",
+        "kl_reward_coef": "Coefficient of the KL in the reward",
+        "is_mean": "Mean importance weight of trainer against engine",
+        "is_max": "Highest importance weight of trainer against engine",
+        "is_masked": "Share of state tokens whose importance weight is 0",
         "entropy": "Mean entropy of the policy",
         "grad_norm": "Norm of the gradient before clipping",
         "tokens_per_s": "Tokens trained on a second",
@@ -35,6 +43,8 @@ _GAUGES = {
 }
 _SECONDS = Gauge("forage_trainer_phase_seconds", "Seconds of the last step by phase", ["phase"])
 _DEAD = Counter("forage_trainer_dead_groups_total", "Groups with fewer than two valid trajectories")
+_FILTERED = Counter("forage_trainer_filtered_groups_total", "Groups left out for their rewards were all equal")
+_KL_NON_FINITE = Counter("forage_trainer_kl_non_finite_tokens_total", "Tokens whose KL in the reward was not finite")
 _TOKENS = Counter("forage_trainer_tokens_total", "Tokens of all trajectories trained on")
 
 
@@ -42,7 +52,8 @@ def trajectory_figures(groups: Sequence[TrajectoryGroup], version: int) -> dict[
     """Means over the trajectories of a batch that was trained on by policy `version`.
 
     Failed trajectories are in none of the means: a failure is not a reward of 0. None where there is no trajectory
-    to speak of.
+    to speak of. `reward_mean` is of totals, in which turns count by their mean; in `reward_turn_sum_mean` they count
+    by the sum of those that have tokens, which is what turn_proportional hands out.
     """
     every = [t for group in groups for t in group.trajectories]
     sound = [t for t in every if t.status == Status.STATUS_OK]
@@ -50,6 +61,11 @@ def trajectory_figures(groups: Sequence[TrajectoryGroup], version: int) -> dict[
     stale = [max(0, version - min(s.version for s in t.segments)) for t in every if t.segments]
     return {
         "reward_mean": _mean(t.score.total for t in judged),
+        "reward_max": max((t.score.total for t in judged), default=None),
+        "reward_min": min((t.score.total for t in judged), default=None),
+        "reward_turn_sum_mean": _mean(
+            token_rewards(t, RewardPlacement.TURN_PROPORTIONAL).turn_sum for t in judged if is_valid(t)
+        ),
         "em_mean": exact_match(sound),
         "search_rate": _mean(float(t.valid_searches > 0) for t in sound),
         "searches_mean": _mean(float(t.valid_searches) for t in sound),
@@ -58,6 +74,10 @@ def trajectory_figures(groups: Sequence[TrajectoryGroup], version: int) -> dict[
         "truncated_rate": _mean(float(t.truncated) for t in sound),
         "turns_mean": _mean(float(len(t.turns)) for t in sound),
         "response_tokens_mean": _mean(float(len(t.loss_mask)) for t in sound),
+        "response_tokens_max": max((len(t.loss_mask) for t in sound), default=None),
+        "response_tokens_min": min((len(t.loss_mask) for t in sound), default=None),
+        "prompt_tokens_mean": _mean(float(t.prompt_length) for t in sound),
+        "without_state_tokens": sum(1 not in t.loss_mask for t in sound),
         "staleness_mean": _mean(float(s) for s in stale),
         "staleness_max": max(stale, default=None),
         "trajectories": len(every),
@@ -113,6 +133,61 @@ def log_prob_figures(
     return figures
 
 
+def estimate_figures(
+    token_rewards: torch.Tensor,
+    advantages: torch.Tensor,
+    returns: torch.Tensor,
+    values: torch.Tensor | None,
+    mask: torch.Tensor,
+) -> dict[str, float]:
+    """Figures of what the estimator was given and gave, over the tokens of the mask, under verl's names.
+
+    Args:
+        token_rewards, advantages, returns, values, mask: (rows, tokens); values None without a critic.
+    """
+    inside = mask.bool()
+    totals = torch.where(inside, token_rewards, 0.0).sum(-1)
+    figures = {"advantage_abs_mean": float(advantages[inside].abs().mean())}
+    figures |= _spread("critic/rewards", totals)
+    figures |= _spread("critic/advantages", advantages[inside])
+    figures |= _spread("critic/returns", returns[inside])
+    if values is not None:
+        figures |= _spread("critic/values", values[inside])
+        unexplained = (returns - values)[inside].var(correction=0) / (returns[inside].var(correction=0) + 1e-5)
+        figures["critic/vf_explained_var"] = float(1 - unexplained)
+    return figures
+
+
+VERL_NAMES = {
+    "critic/score/mean": "reward_mean",
+    "critic/score/max": "reward_max",
+    "critic/score/min": "reward_min",
+    "response_length/mean": "response_tokens_mean",
+    "response_length/max": "response_tokens_max",
+    "response_length/min": "response_tokens_min",
+    "prompt_length/mean": "prompt_tokens_mean",
+    "num_turns/mean": "turns_mean",
+    "state_tokens/total": "state_tokens",
+    "state_tokens/coverage": "coverage",
+    "actor/entropy": "entropy",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "lr",
+    "actor/reward_kl_penalty": "kl_reward",
+    "actor/reward_kl_penalty_coeff": "kl_reward_coef",
+    "rollout_corr/k3_kl": "mismatch_kl",
+    "rollout_corr/rollout_is_mean": "is_mean",
+    "rollout_corr/rollout_is_max": "is_max",
+    "rollout_corr/rollout_is_min": "is_min",
+    "rollout_corr/rollout_rs_masked_fraction": "is_masked",
+}
+"""verl's name (or Search-R1's) → ours, where they mean the same."""
+
+
+def under_verl_names(figures: dict[str, Any]) -> dict[str, Any]:
+    """Those of the figures that verl has a name for, under that name."""
+    return {theirs: figures[ours] for theirs, ours in VERL_NAMES.items() if figures.get(ours) is not None}
+
+
 def export(figures: dict[str, Any]) -> None:
     """Put a step's figures where Prometheus reads them."""
     for name, gauge in _GAUGES.items():
@@ -121,12 +196,22 @@ def export(figures: dict[str, Any]) -> None:
     for phase, seconds in figures["seconds"].items():
         _SECONDS.labels(phase).set(seconds)
     _DEAD.inc(figures["dead_groups"])
+    _FILTERED.inc(figures.get("filtered_groups", 0))
+    _KL_NON_FINITE.inc(figures.get("kl_non_finite", 0))
     _TOKENS.inc(figures["tokens"])
 
 
 def _mean(values: Iterable[float]) -> float | None:
     found = list(values)
     return fmean(found) if found else None
+
+
+def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
+    return {
+        f"{name}/mean": float(values.mean()),
+        f"{name}/max": float(values.max()),
+        f"{name}/min": float(values.min()),
+    }
 
 
 def _ratio(part: int, whole: int) -> float | None:

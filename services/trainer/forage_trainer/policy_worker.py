@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,10 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """log_probs: (rows, tokens), before any update of this step; entropy: mean over state tokens, or NaN."""
+    """log_probs: (rows, tokens), before any update of this step; entropy: mean over tokens trained on, or NaN.
+
+    figures: means over the updates of what verl measures, under its names (`actor/…`).
+    """
 
     log_probs: torch.Tensor
     entropy: float
@@ -44,6 +47,7 @@ class UpdateResult:
     lr: float
     clip_fraction: float
     loss: float
+    figures: dict[str, float]
 
 
 def join_process_group() -> None:
@@ -64,7 +68,7 @@ def join_process_group() -> None:
 
 
 class PolicyWorker:
-    """Actor and, where the KL loss asks for it, reference: log-probabilities, updates, checkpoints, weights."""
+    """Actor and, where a KL asks for it, reference: log-probabilities, updates, checkpoints, weights."""
 
     def __init__(self, settings: Settings) -> None:
         torch.manual_seed(settings.run.seed)
@@ -76,8 +80,10 @@ class PolicyWorker:
         self._total_steps = settings.trainer.total_training_steps
         path = settings.model.path
         self._actor = self._worker(path, forward_only=False)
-        self._reference = self._worker(path, forward_only=True) if self._actor_settings.use_kl_loss else None
-        self._loss = ActorLoss(self._actor_config(settings.rollout.n), settings.trainer.algorithm.rollout_is_threshold)
+        algorithm = settings.trainer.algorithm
+        with_reference = self._actor_settings.use_kl_loss or algorithm.use_kl_in_reward
+        self._reference = self._worker(path, forward_only=True) if with_reference else None
+        self._loss = ActorLoss(self._actor_config(settings.rollout.n), algorithm.rollout_correction)
         self._actor.set_loss_fn(self._loss)
 
     @property
@@ -90,7 +96,7 @@ class PolicyWorker:
         return self._infer(self._actor, batch)
 
     def reference_log_probs(self, batch: StepTensors) -> torch.Tensor | None:
-        """The initial policy's, (rows, tokens); None where the loss does without."""
+        """The initial policy's, (rows, tokens); None where there is no KL."""
         return None if self._reference is None else self._infer(self._reference, batch)
 
     def updates_per_step(self, groups: int) -> int:
@@ -143,6 +149,7 @@ class PolicyWorker:
             lr=found[-1].get("lr", _NAN),
             clip_fraction=_mean([m.get("actor/pg_clipfrac", _NAN) for m in found]),
             loss=_mean([m["loss"] for m in found]),
+            figures={name: _mean([m[key] for m in found]) for key, name in _verl_names(found[0]).items()},
         )
 
     def save(self, folder: Path, step: int) -> None:
@@ -236,11 +243,13 @@ class PolicyWorker:
             clip_ratio=actor.clip_ratio,
             clip_ratio_low=actor.clip_ratio,
             clip_ratio_high=actor.clip_ratio_high,
+            clip_ratio_c=actor.clip_ratio_c,
             use_kl_loss=actor.use_kl_loss,
             kl_loss_coef=actor.kl_loss_coef,
             kl_loss_type=actor.kl_loss_type,
             entropy_coeff=actor.entropy_coeff,
             loss_agg_mode=actor.loss_agg_mode,
+            loss_scale_factor=actor.loss_scale_factor,
         )
 
 
@@ -258,6 +267,12 @@ def _plain(metrics: dict[str, Any]) -> dict[str, float]:
         else:
             numbers[name] = _mean([float(v) for v in values])
     return numbers
+
+
+def _verl_names(metrics: Iterable[str]) -> dict[str, str]:
+    """Those of the names that are the loss's own → the same with verl's prefix."""
+    bare = {"kl_loss": "actor/kl_loss", "kl_coef": "actor/kl_coef"}
+    return {name: bare.get(name, name) for name in metrics if name in bare or name.startswith("actor/")}
 
 
 def _by_row(like: torch.Tensor, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:

@@ -1,20 +1,26 @@
-"""The computation of one optimizer step: log-probabilities, reference, advantages, update."""
+"""The computation of one optimizer step: log-probabilities, reference, values, rewards, advantages, updates."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from forage_common.settings import Settings
+import torch
+
+from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_trainer.advantages import grpo_outcome
 from forage_trainer.batcher import Batch
-from forage_trainer.metrics import log_prob_figures, trajectory_figures
+from forage_trainer.estimators.registry import Advantages, Rewards, estimate
+from forage_trainer.kl import KlController, penalised
+from forage_trainer.metrics import estimate_figures, log_prob_figures, trajectory_figures, under_verl_names
+from forage_trainer.off_policy import correction_figures
 from forage_trainer.policy_worker import PolicyWorker
-from forage_trainer.tensors import step_tensors
+from forage_trainer.selection import selection
+from forage_trainer.tensors import StepTensors, step_tensors
 
 
 class Stopwatch:
@@ -32,50 +38,137 @@ class Stopwatch:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
-class PolicyStep:
-    """Turns a batch into an update of the policy."""
+class Critic(Protocol):
+    """The value model of adv_estimator gae."""
 
-    def __init__(self, settings: Settings, worker: PolicyWorker, pad_id: int) -> None:
-        self._settings = settings
+    def values(self, batch: StepTensors) -> torch.Tensor:
+        """V of each response token, given those before it, (rows, tokens)."""
+
+    def update_critic(
+        self, batch: StepTensors, values: torch.Tensor, returns: torch.Tensor, last_position: int
+    ) -> dict[str, float]:
+        """Take all updates of one step towards `returns`; figures under verl's names (`critic/…`).
+
+        Args:
+            values, returns: (rows, tokens), values as they were before any update of this step.
+            last_position: groups in the batch, trained on or not; mini-batches are cut by position.
+        """
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """What one step knows before its updates; tensors are (rows, tokens), or None where nothing asked for them."""
+
+    old: torch.Tensor | None
+    reference: torch.Tensor | None
+    values: torch.Tensor | None
+    found: Advantages
+    figures: dict[str, Any]
+
+
+class PolicyStep:
+    """Turns a batch into an update of the policy.
+
+    kl: the controller of the KL in the reward, which a checkpoint must hold.
+    """
+
+    def __init__(self, settings: Settings, worker: PolicyWorker, pad_id: int, critic: Critic | None = None) -> None:
+        """
+        Raises:
+            ValueError: the estimator needs a critic, and there is none.
+        """
+        if settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE and critic is None:
+            raise ValueError("trainer.algorithm.adv_estimator is gae, which needs a critic")
+        self._trainer = settings.trainer
         self._worker = worker
+        self._critic = critic
         self._pad_id = pad_id
+        self.kl = KlController(settings.trainer.algorithm.kl_ctrl)
 
     def __call__(self, batch: Batch, policy: Policy, clock: Stopwatch, check: Callable[[], None]) -> dict[str, Any]:
         """Take one step from `policy`; returns its figures.
 
         Args:
-            check: called between phases; may raise to abandon the step before the policy has changed.
+            check: called between phases; may raise to abandon the step before anything has changed.
         """
-        groups = batch.groups
-        figures = trajectory_figures(groups, policy.version)
-        tensors, dead = step_tensors(groups, policy.version, policy.epoch, self._pad_id)
-        figures |= {"dead_groups": dead, "dropped_stale": batch.stale}
+        groups, algorithm = batch.groups, self._trainer.algorithm
+        selected = selection(groups, algorithm)
+        figures = trajectory_figures(groups, policy.version) | {
+            "dead_groups": selected.dead_groups,
+            "filtered_groups": len(selected.filtered),
+            "dropped_stale": batch.stale,
+        }
+        tensors = step_tensors(selected, policy.version, policy.epoch, self._pad_id, algorithm)
         if tensors is None:
             get_logger().warning(
-                "step_without_update", batch=batch.number, reason="no group has two valid trajectories"
+                "step_without_update",
+                batch=batch.number,
+                dead_groups=selected.dead_groups,
+                filtered_groups=len(selected.filtered),
+                reason="no group has two valid trajectories of unequal reward"
+                if selected.filtered
+                else "no group has two valid trajectories",
             )
-            return figures
-        old = None
-        if self._worker.updates_per_step(len(groups)) > 1:
+            return figures | under_verl_names(figures)
+        known = self._estimate(tensors, len(groups), clock, check)
+        figures |= known.figures
+        if self._critic is not None and known.values is not None:
+            with clock("critic"):
+                figures |= self._critic.update_critic(tensors, known.values, known.found.returns, len(groups))
+        # Whoever waits for the critic publishes the same policy again.
+        if policy.version >= self._trainer.critic_warmup:
+            figures |= self._update(tensors, known, len(groups), clock)
+        return figures | under_verl_names(figures)
+
+    def _estimate(self, tensors: StepTensors, groups: int, clock: Stopwatch, check: Callable[[], None]) -> _Estimate:
+        algorithm = self._trainer.algorithm
+        old = values = None
+        if algorithm.use_kl_in_reward or self._worker.updates_per_step(groups) > 1:
             with clock("logp"):
                 old = self._worker.log_probs(tensors)
             check()
         with clock("ref"):
             reference = self._worker.reference_log_probs(tensors)
         check()
-        by_std = self._settings.trainer.algorithm.norm_adv_by_std_in_grpo
-        advantages = grpo_outcome(tensors.token_rewards, tensors.mask, tensors.uids, by_std)
+        if self._critic is not None:
+            with clock("values"):
+                values = self._critic.values(tensors)
+            check()
+        rewards, figures = tensors.token_rewards, {}
+        if algorithm.use_kl_in_reward and old is not None and reference is not None:
+            less = penalised(rewards, old, reference, tensors.mask, algorithm.kl_penalty, self.kl.beta)
+            rewards = less.token_rewards
+            figures = {"kl_reward": less.kl, "kl_reward_coef": self.kl.beta, "kl_non_finite": less.non_finite}
+            self.kl.update(less.kl, len(tensors.uids))
+        found = estimate(
+            Rewards(
+                token_rewards=rewards,
+                mask=tensors.mask,
+                uids=tensors.uids,
+                turn_ids=tensors.turn_ids,
+                turn_rewards=tensors.turn_rewards,
+                whole_rewards=tensors.whole_rewards,
+                values=values,
+            ),
+            algorithm,
+        )
+        figures |= estimate_figures(rewards, found.advantages, found.returns, values, tensors.mask)
+        return _Estimate(old, reference, values, found, figures)
+
+    def _update(self, tensors: StepTensors, known: _Estimate, groups: int, clock: Stopwatch) -> dict[str, Any]:
         with clock("update"):
-            result = self._worker.update(tensors, advantages, reference, old, len(groups))
+            result = self._worker.update(tensors, known.found.advantages, known.reference, known.old, groups)
+        engine, state = tensors.engine_log_probs, tensors.state
+        correction = self._trainer.algorithm.rollout_correction
         return (
-            figures
-            | log_prob_figures(result.log_probs, tensors.engine_log_probs, reference, tensors.mask, tensors.current)
+            log_prob_figures(result.log_probs, engine, known.reference, state, tensors.current)
+            | correction_figures(result.log_probs, engine, state, correction)
+            | result.figures
             | {
                 "entropy": result.entropy,
                 "grad_norm": result.grad_norm,
                 "lr": result.lr,
                 "loss": result.loss,
                 "clip_fraction": result.clip_fraction,
-                "advantage_abs_mean": float(advantages[tensors.mask.bool()].abs().mean()),
             }
         )

@@ -1,4 +1,4 @@
-"""Trajectory groups → the tensors of one optimizer step.
+"""Trajectories → the tensors of one optimizer step.
 
 Two layouts side by side: verl's no-padding TensorDict (jagged, for the engine), and padded (rows, tokens) matrices over
 the response (for estimators and metrics). Only rows that take part in the step are in either.
@@ -6,7 +6,7 @@ the response (for estimators and metrics). Only rows that take part in the step 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,64 +14,58 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
-from forage_trainer.advantages import participation
+from forage_common.settings import AlgorithmSettings
+from forage_common.v1.trajectory_pb2 import Trajectory
+from forage_trainer.selection import Selection
+from forage_trainer.token_rewards import reward_of, token_rewards
 
 
 @dataclass(frozen=True)
 class StepTensors:
     """What one optimizer step is computed from.
 
-    data: jagged `input_ids`, `position_ids`, `prompts`, `responses`, `response_mask`, `loss_mask`,
+    data: jagged `input_ids`, `position_ids`, `prompts`, `responses`, `response_mask`, `loss_mask`, `state_mask`,
         `rollout_log_probs`, and `row` (rows,), the row's number.
-    mask, token_rewards, engine_log_probs: (rows, tokens) float32 over the response, 0 beyond its end.
+    mask: (rows, tokens) float32 over the response, 1 on tokens that are trained on: state tokens, or all of them
+        where state masking is off. `response_mask` and `loss_mask` hold the same.
+    state: likewise, 1 on state tokens: those that the policy wrote.
+    token_rewards, engine_log_probs: (rows, tokens) float32, 0 outside the state tokens.
+    turn_ids: (rows, tokens) long, from 1 on state tokens, -1 elsewhere.
+    turn_rewards, whole_rewards: of each row, its turns' rewards by turn id, and (rows,) the rest of its score.
     current: (rows, tokens) bool, state tokens sampled under exactly the policy that is being trained.
     uids: group of each row; positions: its place within the batch.
-    rows: trajectories seen; dead_groups: groups with fewer than two valid rows.
     """
 
     data: TensorDict
     mask: torch.Tensor
+    state: torch.Tensor
     token_rewards: torch.Tensor
     engine_log_probs: torch.Tensor
+    turn_ids: torch.Tensor
+    turn_rewards: tuple[Mapping[int, float], ...]
+    whole_rewards: torch.Tensor
     current: torch.Tensor
     uids: tuple[str, ...]
     positions: tuple[int, ...]
-    rows: int
-    dead_groups: int
-
-
-def is_valid(trajectory: Trajectory) -> bool:
-    """Whether a trajectory may enter loss and baseline: no failure anywhere, and at least one state token."""
-    return (
-        trajectory.status == Status.STATUS_OK
-        and trajectory.score.status == Status.STATUS_OK
-        and trajectory.prompt_length > 0
-        and 1 in trajectory.loss_mask
-    )
 
 
 def step_tensors(
-    groups: Sequence[TrajectoryGroup], version: int, epoch: int, pad_id: int
-) -> tuple[StepTensors | None, int]:
-    """(tensors, dead groups); None for the tensors if no row takes part.
+    selected: Selection, version: int, epoch: int, pad_id: int, settings: AlgorithmSettings
+) -> StepTensors | None:
+    """The tensors of the selected rows; None if no row takes part.
 
     Args:
         version, epoch: of the policy that is being trained.
         pad_id: token id for padding inside the engine.
     """
-    rows = [(place, t) for place, group in enumerate(groups) for t in group.trajectories]
-    uids = [groups[place].group_uid for place, _ in rows]
-    taking_part = participation(uids, torch.tensor([is_valid(t) for _, t in rows], dtype=torch.bool))
-    # A group that came back empty has no rows to be counted by.
-    dead = taking_part.dead_groups + sum(not group.trajectories for group in groups)
-    used = [row for row, use in zip(rows, taking_part.used.tolist(), strict=True) if use]
-    if not used:
-        return None, dead
-    trajectories = [t for _, t in used]
+    trajectories = selected.trajectories
+    if not trajectories:
+        return None
     responses = [list(t.token_ids[t.prompt_length :]) for t in trajectories]
-    masks = [list(t.loss_mask) for t in trajectories]
-    log_probs = [list(t.logprobs) for t in trajectories]
+    states = [list(t.loss_mask) for t in trajectories]
+    masks = states if settings.state_masking else [[1] * len(state) for state in states]
+    # The engine has no log-probability of what it did not sample; whatever is said there is not looked at.
+    log_probs = [[p if own else 0.0 for p, own in zip(t.logprobs, t.loss_mask, strict=True)] for t in trajectories]
     data = tu.get_tensordict(
         {
             "input_ids": _jagged([list(t.token_ids) for t in trajectories], torch.long),
@@ -80,39 +74,34 @@ def step_tensors(
             "responses": _jagged(responses, torch.long),
             "response_mask": _jagged(masks, torch.float32),
             "loss_mask": _jagged(masks, torch.float32),
+            "state_mask": _jagged(states, torch.float32),
             "rollout_log_probs": _jagged(log_probs, torch.float32),
             "row": torch.arange(len(trajectories)),
         },
         # Log-probabilities are those of temperature 1 on both sides.
         non_tensor_dict={"temperature": 1.0, "pad_token_id": pad_id},
     )
-    mask = padded(masks)
-    rewards = torch.zeros_like(mask)
-    rewards[torch.arange(len(used)), last_state_token(mask)] = torch.tensor([t.score.total for t in trajectories])
-    return (
-        StepTensors(
-            data=data,
-            mask=mask,
-            token_rewards=rewards,
-            engine_log_probs=padded(log_probs),
-            current=_current(trajectories, version, epoch, mask),
-            uids=tuple(t.group_uid for t in trajectories),
-            positions=tuple(place for place, _ in used),
-            rows=len(rows),
-            dead_groups=dead,
-        ),
-        dead,
+    state = padded(states)
+    rewards = [reward_of(t.score) for t in trajectories]
+    return StepTensors(
+        data=data,
+        mask=padded(masks),
+        state=state,
+        token_rewards=padded([token_rewards(t, settings.placement).rewards for t in trajectories]),
+        engine_log_probs=padded(log_probs),
+        turn_ids=padded([list(t.turn_ids) for t in trajectories], beyond=-1).long(),
+        turn_rewards=tuple(reward.turns for reward in rewards),
+        whole_rewards=torch.tensor([reward.whole for reward in rewards], dtype=torch.double),
+        current=_current(trajectories, version, epoch, state),
+        uids=tuple(t.group_uid for t in trajectories),
+        positions=selected.positions,
     )
 
 
-def last_state_token(mask: torch.Tensor) -> torch.Tensor:
-    """Column of each row's last 1, (rows,); every row has one."""
-    return mask.shape[1] - 1 - mask.flip(1).argmax(1)
-
-
-def padded(rows: Sequence[Sequence[float]]) -> torch.Tensor:
-    """(rows, longest) float32, 0 beyond a row's end."""
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
+def padded(rows: Sequence[Sequence[float]], beyond: float = 0.0) -> torch.Tensor:
+    """(rows, longest) float32, `beyond` after a row's end."""
+    tensors = [torch.tensor(row, dtype=torch.float32) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=beyond)
 
 
 def like_response(values: torch.Tensor, data: TensorDict) -> torch.Tensor:
@@ -132,10 +121,10 @@ def _jagged(rows: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
     return torch.nested.as_nested_tensor([torch.tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
 
 
-def _current(trajectories: Sequence[Trajectory], version: int, epoch: int, mask: torch.Tensor) -> torch.Tensor:
-    current = torch.zeros_like(mask, dtype=torch.bool)
+def _current(trajectories: Sequence[Trajectory], version: int, epoch: int, state: torch.Tensor) -> torch.Tensor:
+    current = torch.zeros_like(state, dtype=torch.bool)
     for row, trajectory in enumerate(trajectories):
         for segment in trajectory.segments:
             if segment.version == version and segment.epoch == epoch:
                 current[row, segment.begin : segment.end] = True
-    return current & mask.bool()
+    return current & state.bool()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,15 +9,15 @@ import pytest
 import torch
 from trainer_parts import PROMPT_TOKENS, trajectory, write_model
 
-from forage_common.errors import SettingsError
-from forage_common.settings import Settings, load
+from forage_common.settings import AlgorithmSettings, Settings, load
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
-from forage_trainer.advantages import grpo_outcome
+from forage_trainer.estimators.grpo import grpo_outcome
 from forage_trainer.policy_worker import PolicyWorker, UpdateResult
-from forage_trainer.tensors import step_tensors
+from forage_trainer.selection import selection
+from forage_trainer.tensors import StepTensors, step_tensors
 
 LR, DECAY, CLIP = 1e-2, 0.1, 0.5
-EXAMPLES = Path(__file__).parents[2] / "data/trainer/kl.jsonl"
+ALGORITHM = AlgorithmSettings()
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +54,16 @@ def flat(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
     return [t for g in groups for t in g.trajectories]
 
 
+def tensors(groups: Sequence[TrajectoryGroup]) -> StepTensors:
+    batch = step_tensors(selection(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
+    assert batch is not None
+    return batch
+
+
 def take_step(
     worker: PolicyWorker, groups: Sequence[TrajectoryGroup], spend_a_pass: bool = False
 ) -> tuple[UpdateResult, dict[str, torch.Tensor]]:
-    batch, _ = step_tensors(groups, 0, 1, 0)
-    assert batch is not None
+    batch = tensors(groups)
     advantages = grpo_outcome(batch.token_rewards, batch.mask, batch.uids)
     old = worker.log_probs(batch) if spend_a_pass else None
     result = worker.update(batch, advantages, worker.reference_log_probs(batch), old, len(groups))
@@ -80,8 +84,7 @@ def response_log_probs(model: torch.nn.Module, row: Trajectory) -> torch.Tensor:
 
 def test_log_probs_equal_those_of_a_plain_forward(worker: PolicyWorker, settings: Settings) -> None:
     groups = rows()
-    batch, _ = step_tensors(groups, 0, 1, 0)
-    assert batch is not None
+    batch = tensors(groups)
     found, reference, model = (
         worker.log_probs(batch),
         worker.reference_log_probs(batch),
@@ -170,22 +173,7 @@ def test_exported_weights_are_a_model_that_transformers_loads(worker: PolicyWork
     write_model(tmp_path / "again")
     save_file(weights, tmp_path / "again/model.safetensors", metadata={"format": "pt"})
     model = plain_model(tmp_path / "again")
-    batch, _ = step_tensors(rows(), 0, 1, 0)
-    assert batch is not None
+    batch = tensors(rows())
     with torch.no_grad():
         expected = response_log_probs(model, flat(rows())[3])
     torch.testing.assert_close(worker.log_probs(batch)[3, : len(expected)], expected, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize(
-    "example", [json.loads(line) for line in EXAMPLES.read_text().splitlines()], ids=lambda e: e["id"]
-)
-def test_the_kl_of_the_loss_follows_the_specification(example: dict) -> None:
-    from verl.trainer.ppo.core_algos import kl_penalty
-
-    arguments = torch.tensor(example["log_prob"]), torch.tensor(example["reference"]), example["kind"]
-    if example["error"]:
-        with pytest.raises(SettingsError, match="kl_loss_type"):
-            load(None, [f"trainer.actor.kl_loss_type={example['kind']}"], {})
-    else:
-        torch.testing.assert_close(kl_penalty(*arguments), torch.tensor(example["kl"]), atol=1e-4, rtol=0)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_parts import PROMPT_TOKENS, group, trajectory
 
+from forage_common.errors import SettingsError
+from forage_common.settings import AdvantageEstimator, AlgorithmSettings, load
 from forage_common.v1.trajectory_pb2 import PolicySegment, Status, Trajectory, TrajectoryGroup
-from forage_trainer.actor_loss import importance_weights
-from forage_trainer.tensors import StepTensors, last_state_token, like_response, step_tensors
-from forage_trainer.verl_cpu import micro_batches
+from forage_trainer.cpu_engine import micro_batches
+from forage_trainer.selection import equal_groups, selection
+from forage_trainer.tensors import StepTensors, like_response, step_tensors
 
 FAILURES = [Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL, Status.STATUS_ABSTAIN, Status.STATUS_UNSPECIFIED]
 
 
-def tensors(*groups: TrajectoryGroup, version: int = 0) -> StepTensors:
-    found, _ = step_tensors(groups, version, 1, 0)
+PLAIN = AlgorithmSettings()
+
+
+def tensors(*groups: TrajectoryGroup, version: int = 0, algorithm: AlgorithmSettings = PLAIN) -> StepTensors:
+    found = step_tensors(selection(groups, algorithm), version, 1, 0, algorithm)
     assert found is not None
     return found
 
@@ -29,7 +36,6 @@ def test_a_failed_row_is_in_neither_baseline_nor_loss(status: Status.ValueType, 
     mixed = group("a", [0.0, 1.0, 1.0])
     mixed.trajectories.insert(1, trajectory("a", 9, 5.0, **{where: status}))
     with_failure, without = tensors(mixed), tensors(sound)
-    assert with_failure.rows == 4
     assert with_failure.uids == without.uids
     torch.testing.assert_close(with_failure.token_rewards, without.token_rewards)
     assert with_failure.data["input_ids"].values().tolist() == without.data["input_ids"].values().tolist()
@@ -44,17 +50,93 @@ def test_a_row_without_state_tokens_does_not_take_part() -> None:
 def test_a_group_with_one_valid_row_contributes_nothing_and_is_counted() -> None:
     lonely = group("b", [1.0])
     lonely.trajectories.append(trajectory("b", 1, 1.0, status=Status.STATUS_TIMEOUT))
-    found = tensors(group("a", [0.0, 1.0]), lonely, TrajectoryGroup(group_uid="c"))
-    assert set(found.uids) == {"a"}
+    groups = [group("a", [0.0, 1.0]), lonely, TrajectoryGroup(group_uid="c")]
+    found = selection(groups, PLAIN)
+    assert {t.group_uid for t in found.trajectories} == {"a"}
     assert found.dead_groups == 2
-    assert found.positions == (0, 0)
+    assert tensors(*groups).positions == (0, 0)
 
 
 def test_a_batch_of_failures_has_no_tensors() -> None:
     failed = TrajectoryGroup(
         group_uid="a", trajectories=[trajectory("a", i, 0.0, status=Status.STATUS_INTERNAL) for i in range(4)]
     )
-    assert step_tensors([failed], 0, 1, 0) == (None, 1)
+    found = selection([failed], PLAIN)
+    assert found.dead_groups == 1
+    assert step_tensors(found, 0, 1, 0, PLAIN) is None
+
+
+def test_a_reward_that_is_not_finite_is_a_failure() -> None:
+    mixed = group("a", [0.0, 1.0, math.nan])
+    mixed.trajectories.append(trajectory("a", 3, 0.5))
+    mixed.trajectories[3].score.components.add(name="turn_1", raw=math.inf, weighted=math.inf)
+    assert len(tensors(mixed).uids) == 2
+
+
+@pytest.mark.parametrize("field", ["turn_ids", "logprobs", "loss_mask"])
+def test_a_row_whose_fields_differ_in_length_does_not_take_part(field: str) -> None:
+    mixed = group("a", [0.0, 1.0, 1.0])
+    getattr(mixed.trajectories[1], field).pop()
+    assert len(tensors(mixed).uids) == 2
+
+
+# Groups whose rewards are all equal.
+
+
+FILTERING = AlgorithmSettings(filter_groups=True)
+
+
+def test_a_group_of_equal_rewards_is_left_out_where_asked_and_its_place_told() -> None:
+    flat = group("b", [0.3, 0.3, 0.3])
+    flat.trajectories.append(trajectory("b", 3, 1.0, status=Status.STATUS_TIMEOUT))
+    groups = [flat, group("a", [0.0, 1.0]), group("c", [0.7, 0.7]), group("d", [1.0])]
+    found = selection(groups, FILTERING)
+    assert found.filtered == (0, 2)
+    assert found.dead_groups == 1
+    assert set(found.positions) == {1}
+    assert selection(groups, PLAIN).filtered == ()
+    assert {t.group_uid for t in selection(groups, PLAIN).trajectories} == {"a", "b", "c"}
+
+
+def test_turns_that_earned_different_rewards_teach_multi_turn_grpo_something() -> None:
+    turned = group("a", [0.2, 0.2])
+    for row, parts in zip(turned.trajectories, ((0.2, 0.0), (0.0, 0.2)), strict=True):
+        for turn, part in enumerate(parts, 1):
+            row.score.components.add(name=f"turn_{turn}", raw=2 * part, weighted=part)
+    assert equal_groups([turned], AdvantageEstimator.GRPO) == (0,)
+    assert equal_groups([turned], AdvantageEstimator.GRPO_MULTITURN) == ()
+    assert equal_groups([group("a", [0.2, 0.2])], AdvantageEstimator.GRPO_MULTITURN) == (0,)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
+def test_filtering_is_refused_where_equal_rewards_teach_something(estimator: str) -> None:
+    with pytest.raises(SettingsError, match="compares within a group"):
+        load(None, [f"trainer.algorithm.adv_estimator={estimator}", "trainer.algorithm.filter_groups=true"], {})
+
+
+# What is trained on.
+
+
+def test_without_state_masking_observations_are_trained_on_but_bear_no_reward() -> None:
+    rows = [trajectory("a", i, float(i), turns=(3, 2), observation=4) for i in range(2)]
+    both = TrajectoryGroup(group_uid="a", trajectories=rows)
+    found, masked = tensors(both, algorithm=AlgorithmSettings(state_masking=False)), tensors(both)
+    assert found.mask.eq(1).all()
+    assert found.data["loss_mask"].values().eq(1).all()
+    assert found.data["response_mask"].values().eq(1).all()
+    assert torch.equal(found.state, masked.mask)
+    assert found.data["state_mask"].values().tolist() == masked.data["loss_mask"].values().tolist()
+    assert torch.equal(found.token_rewards, masked.token_rewards)
+    assert torch.equal(found.current, masked.current)
+
+
+def test_what_the_engine_says_about_observations_is_not_looked_at() -> None:
+    rows = [trajectory("a", i, float(i), turns=(2, 2), observation=2) for i in range(2)]
+    for row in rows:
+        row.logprobs[2:4] = [math.nan, -3.0]
+    found = tensors(TrajectoryGroup(group_uid="a", trajectories=rows))
+    assert found.engine_log_probs[:, 2:4].eq(0).all()
+    assert found.data["rollout_log_probs"].values().isfinite().all()
 
 
 def test_the_reward_is_on_the_last_state_token_even_if_an_observation_follows() -> None:
@@ -63,12 +145,6 @@ def test_the_reward_is_on_the_last_state_token_even_if_an_observation_follows() 
     found = tensors(TrajectoryGroup(group_uid="a", trajectories=[answered, cut]))
     assert found.token_rewards.nonzero().tolist() == [[0, 8], [1, 2]]
     assert found.token_rewards.sum(1).tolist() == [0.75, 0.5]
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 1), min_size=5, max_size=5).filter(any), min_size=1, max_size=8))
-def test_the_last_state_token_is_the_last_one(masks: list[list[int]]) -> None:
-    assert last_state_token(torch.tensor(masks)).tolist() == [max(i for i, m in enumerate(r) if m) for r in masks]
 
 
 def test_only_tokens_of_this_version_and_epoch_are_the_trainers_own() -> None:
@@ -106,9 +182,3 @@ def test_micro_batches_hold_every_row_once_within_the_budget(lengths: list[int],
     assert sorted(row for cut in cuts for row in cut) == list(range(len(lengths)))
     for cut in cuts:
         assert len(cut) == 1 or len(cut) * max(lengths[row] for row in cut) <= budget
-
-
-def test_importance_weights_are_ratios_cut_off_above() -> None:
-    trainer, engine = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.tensor([-1.0, -1.5, -9.0, -0.5])
-    found = importance_weights(trainer, engine, 2.0)
-    torch.testing.assert_close(found, torch.tensor([0.0, 0.5, 8.0, -0.5]).exp().clamp(max=2.0))

@@ -1,0 +1,61 @@
+"""What a token weighs in the actor's loss where engine and trainer disagree about its probability.
+
+The ratio is p_trainer / p_engine of the policy that the step starts from; both sampled the same tokens under
+nominally the same weights. By mode:
+
+| none      | 1                                                                                                    |
+| tis       | min(ratio, cap): truncated importance sampling (Yao et al. 2025, "Your efficient RL framework        |
+|           | secretly brings you off-policy training")                                                            |
+| decoupled | ratio: decoupled PPO (Hilton et al., arXiv:2110.00641; AReaL, arXiv:2505.24298): the engine is the   |
+|           | behaviour policy, clipping stays around the trainer's proximal policy                                |
+| icepop    | ratio within [low, high], 0 outside: IcePop (Zhao et al. 2025, "Small leak can sink a great ship")   |
+"""
+
+from __future__ import annotations
+
+import torch
+
+from forage_common.settings import CorrectionSettings, OffPolicyCorrection
+
+_LARGEST = 20.0
+
+
+def importance_weights(
+    trainer: torch.Tensor, engine: torch.Tensor, state: torch.Tensor, settings: CorrectionSettings
+) -> torch.Tensor:
+    """Weight of each token, shaped as the log-probabilities; 1 on tokens that the engine did not sample.
+
+    Args:
+        trainer, engine: log-probabilities of the same tokens, of any one shape.
+        state: 1 where the engine sampled the token; it has no log-probability of others.
+    """
+    ratio = (trainer - engine).clamp(-_LARGEST, _LARGEST).exp()
+    match settings.mode:
+        case OffPolicyCorrection.NONE:
+            weights = torch.ones_like(ratio)
+        case OffPolicyCorrection.TIS:
+            weights = ratio.clamp(max=settings.rollout_is_threshold)
+        case OffPolicyCorrection.DECOUPLED:
+            weights = ratio
+        case OffPolicyCorrection.ICEPOP:
+            weights = torch.where((ratio >= settings.icepop_low) & (ratio <= settings.icepop_high), ratio, 0.0)
+    return torch.where(state.bool(), weights, 1.0)
+
+
+def correction_figures(
+    trainer: torch.Tensor, engine: torch.Tensor, state: torch.Tensor, settings: CorrectionSettings
+) -> dict[str, float]:
+    """Figures of the weights over state tokens, (rows, tokens): is_mean, is_max, is_min, is_masked, is_cut.
+
+    is_masked: share whose weight is 0; is_cut: share of ratios above what the weight was cut off at.
+    """
+    weights = importance_weights(trainer, engine, state, settings)[state.bool()]
+    ratio = (trainer - engine)[state.bool()].exp()
+    cut = ratio > settings.rollout_is_threshold if settings.mode is OffPolicyCorrection.TIS else torch.zeros(1)
+    return {
+        "is_mean": float(weights.mean()),
+        "is_max": float(weights.max()),
+        "is_min": float(weights.min()),
+        "is_masked": float((weights == 0).float().mean()),
+        "is_cut": float(cut.float().mean()),
+    }

@@ -1,0 +1,113 @@
+"""Where a score lands on the tokens of its trajectory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainer_parts import PROMPT_TOKENS, group
+
+from forage_common.settings import AlgorithmSettings, RewardPlacement
+from forage_common.v1.trajectory_pb2 import Component, Score, Status, Trajectory
+from forage_trainer.selection import selection
+from forage_trainer.tensors import step_tensors
+from forage_trainer.token_rewards import reward_of, token_rewards
+
+DATA = Path(__file__).parents[2] / "data"
+SPREAD, LAST = RewardPlacement.TURN_PROPORTIONAL, RewardPlacement.FINAL_TOKEN_ONLY
+
+
+def examples(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / path).read_text().splitlines()]
+
+
+def with_turns(example: dict[str, Any]) -> bool:
+    """Components name turns from 1 only."""
+    return bool(example["turns"]) and all(turn >= 1 for turn, _ in example["turns"])
+
+
+def turned(turns: dict[int, float], whole: dict[str, float], mask: list[int], turn_ids: list[int]) -> Trajectory:
+    """A trajectory whose score has the components that the reward `structured` gives."""
+    parts = [Component(name=f"turn_{turn}", raw=one, weighted=one / len(turns)) for turn, one in turns.items()]
+    parts += [Component(name=name, raw=one, weighted=0.0 if name[0] == "_" else one) for name, one in whole.items()]
+    score = Score(total=sum(p.weighted for p in parts), components=parts, status=Status.STATUS_OK)
+    return Trajectory(loss_mask=mask, turn_ids=turn_ids, score=score)
+
+
+@pytest.mark.parametrize("example", examples("trainer/reward_placement.jsonl"))
+@pytest.mark.parametrize("placement", [SPREAD, LAST])
+def test_an_outcome_is_on_the_last_state_token(example: dict[str, Any], placement: RewardPlacement) -> None:
+    turn_ids = [1 if own else -1 for own in example["state"]]
+    score = Score(total=example["reward"], components=[Component(name="em", weighted=example["reward"])])
+    found = token_rewards(Trajectory(loss_mask=example["state"], turn_ids=turn_ids, score=score), placement)
+    assert [[place, value] for place, value in enumerate(found.rewards) if value] == example["nonzero"]
+
+
+@pytest.mark.parametrize("example", filter(with_turns, examples("reward/structured_to_tokens.jsonl")))
+def test_a_score_with_turns_lands_as_the_specification_says(example: dict[str, Any]) -> None:
+    turns = dict(example["turns"])
+    row = turned(turns, example["whole"], example["mask"], example["turn_ids"])
+    assert token_rewards(row, RewardPlacement(example["strategy"])).rewards == pytest.approx(example["want"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(st.integers(1, 4), st.floats(-1, 1), min_size=1, max_size=4),
+    st.floats(-1, 1),
+    st.lists(st.sampled_from([-1, 1, 2, 3, 4]), min_size=1, max_size=20).filter(lambda ids: max(ids) > 0),
+)
+def test_rewards_are_on_state_tokens_and_keep_their_sum(turns: dict[int, float], whole: float, ids: list[int]) -> None:
+    mask = [int(turn > 0) for turn in ids]
+    row = turned(turns, {"exact_match": whole, "_raw": 1.0}, mask, ids)
+    spread, last = token_rewards(row, SPREAD), token_rewards(row, LAST)
+    for found in (spread, last):
+        assert not any(value for value, own in zip(found.rewards, mask, strict=True) if not own)
+    assert sum(spread.rewards) == pytest.approx(sum(v for t, v in turns.items() if t in ids) + whole, abs=1e-6)
+    assert sum(last.rewards) == pytest.approx(row.score.total, abs=1e-6)
+    assert sum(spread.rewards) == pytest.approx(spread.turn_sum)
+    assert sum(last.rewards) == pytest.approx(last.mean_sum)
+
+
+def test_a_weighted_part_of_a_composition_keeps_its_turns() -> None:
+    parts = [Component(name=f"kg.turn_{turn}", raw=0.5, weighted=0.3 * 0.5 / 2) for turn in (1, 2)]
+    parts += [Component(name="kg.exact_match", raw=1.0, weighted=0.3), Component(name="em", raw=1.0, weighted=0.7)]
+    reward = reward_of(Score(total=1.15, components=parts))
+    assert reward.turns == pytest.approx({1: 0.15, 2: 0.15})
+    assert reward.whole == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "expected"),
+    [
+        ({}, LAST),
+        ({"adv_estimator": "gae"}, LAST),
+        ({"adv_estimator": "gae", "use_kl_in_reward": True}, LAST),
+        ({"adv_estimator": "grpo", "use_kl_in_reward": True}, SPREAD),
+        ({"adv_estimator": "gae", "reward_placement": "turn_proportional"}, SPREAD),
+        ({"use_kl_in_reward": True, "reward_placement": "final_token_only"}, LAST),
+    ],
+)
+def test_the_estimator_and_the_kl_decide_unless_told(given_settings: dict[str, Any], expected: RewardPlacement) -> None:
+    assert AlgorithmSettings(**given_settings).placement is expected
+
+
+def test_tensors_hold_the_placed_rewards_and_the_parts_of_the_score() -> None:
+    both = group("a", [0.0, 0.0])
+    for row, gain in zip(both.trajectories, (0.2, 0.4), strict=True):
+        row.turn_ids[:] = [1] * 6 + [-1] * 7 + [2] * 5
+        row.score.CopyFrom(turned({1: gain, 2: 0.1}, {"exact_match": 0.3}, [], []).score)
+    settings_ = AlgorithmSettings(reward_placement="turn_proportional")
+    found = step_tensors(selection([both], settings_), 0, 1, 0, settings_)
+    assert found is not None
+    for turns, gain in zip(found.turn_rewards, (0.2, 0.4), strict=True):
+        assert turns == pytest.approx({1: gain, 2: 0.1})
+    assert found.whole_rewards.tolist() == pytest.approx([0.3, 0.3])
+    first = [0.2 / 6 + 0.3 / 11] * 6 + [0.0] * 7 + [0.1 / 5 + 0.3 / 11] * 5
+    torch.testing.assert_close(found.token_rewards[0], torch.tensor(first))
+    assert found.turn_ids[0].tolist() == list(both.trajectories[0].turn_ids)
+    assert len(first) == len(both.trajectories[0].token_ids) - PROMPT_TOKENS
