@@ -17,6 +17,9 @@ class Request:
         token_ids: the whole context.
         max_tokens: at most so many are sampled.
         seed: of this generation alone; None = unseeded.
+        stop: texts that end it and stay part of it.
+        min_tokens: until so many are sampled nothing but `max_tokens` ends it.
+        affinity: requests of one name go to one replica, whose prefix cache knows them.
     """
 
     token_ids: list[int]
@@ -25,6 +28,9 @@ class Request:
     top_p: float
     top_k: int
     seed: int | None
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    affinity: str = ""
 
 
 @dataclass(frozen=True)

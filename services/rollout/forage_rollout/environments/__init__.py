@@ -1,0 +1,1 @@
+"""What a policy acts on. One file an environment; `environment.py` is what they share."""

@@ -1,0 +1,120 @@
+"""What a policy acts on: the action blocks that it may write, and what answers them.
+
+An environment of your own is a subclass, in a file or a package (`rollout.environments.<data_source>`). It decides what
+an action means and what the policy is shown; lengths, masks, escaping and time limits stay with the loop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forage_common.settings import RolloutSettings
+from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Provenance
+
+ANSWER = "answer"
+
+
+@dataclass(frozen=True)
+class Action:
+    """What a generation asks for.
+
+    Attributes:
+        content: the query or the answer, stripped.
+        tag: of the block that holds it; empty for an invalid action.
+    """
+
+    kind: ActionKind.ValueType
+    content: str
+    tag: str = ""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the policy is shown after an action.
+
+    Attributes:
+        body: escaped and, where it is too long, cut by the loop; `opening` and `closing` are kept whole.
+        succeeded: False where the action was understood but could not be carried out, such as a malformed query.
+        partial: a part of the source was missing.
+    """
+
+    body: str
+    opening: str = "\n\n<information>"
+    closing: str = "</information>\n\n"
+    succeeded: bool = True
+    documents: Sequence[Document] = ()
+    provenance: Provenance = field(default_factory=Provenance)
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many tokens the next generation may and must have."""
+
+    max_tokens: int
+    min_tokens: int = 0
+
+
+@dataclass
+class Episode:
+    """One trajectory, as its environment sees it.
+
+    Attributes:
+        turn: of the generation that is asked for or was just made, from 1.
+        state: the environment's own, of this trajectory alone.
+    """
+
+    prompt: Prompt
+    sample: int
+    turn: int = 1
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+class Environment:
+    """The base of all: actions in tags, of which `<answer>` ends the trajectory.
+
+    Attributes:
+        tags: of the action blocks. A generation ends after the first closing tag, looked for in this order.
+        feedback: what follows a generation without an action.
+        max_turns: with actions; one last generation without may follow.
+    """
+
+    tags: tuple[str, ...] = (ANSWER,)
+    feedback: str = ""
+
+    def __init__(self, settings: RolloutSettings) -> None:
+        self.max_turns = settings.max_turns
+        self._budget = Budget(settings.max_response_length)
+        self._blocks = re.compile(rf"<({'|'.join(map(re.escape, self.tags))})>(.*?)</\1>", re.DOTALL)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end a generation and stay part of it."""
+        return tuple(f"</{tag}>" for tag in self.tags)
+
+    def budget(self, episode: Episode) -> Budget:
+        """The length of the next generation."""
+        return self._budget
+
+    def parse(self, text: str, episode: Episode) -> Action:
+        """The first complete block of a generation; none of them is an invalid action."""
+        found = self._blocks.search(text)
+        if found is None:
+            return Action(ActionKind.ACTION_KIND_INVALID, "")
+        kind = ActionKind.ACTION_KIND_ANSWER if found[1] == ANSWER else ActionKind.ACTION_KIND_SEARCH
+        return Action(kind, found[2].strip(), found[1])
+
+    async def respond(self, action: Action, episode: Episode) -> Observation:
+        """Carry out an action that is neither an answer nor invalid, within the trajectory's deadline.
+
+        Raises:
+            UnavailableError, RefusedError, MalformedReplyError: a service failed; the trajectory keeps the status and
+                stays out of loss and baseline.
+        """
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Let go of what the environment holds open."""
