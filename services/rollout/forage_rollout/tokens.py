@@ -20,6 +20,11 @@ class TokenCodec(Protocol):
         """Control tokens that retrieved text must not produce."""
         ...
 
+    @property
+    def size(self) -> int:
+        """How many tokens there are; ids are below."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Token ids of the text alone: nothing is put before or after."""
         ...
@@ -44,6 +49,10 @@ class FileTokenizer:
     @property
     def special_tokens(self) -> tuple[str, ...]:
         return self._special
+
+    @property
+    def size(self) -> int:
+        return cast(int, self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
         return cast(list[int], self._tokenizer.encode(text, add_special_tokens=False).ids)

@@ -28,6 +28,10 @@ class CharCodec:
     def special_tokens(self) -> tuple[str, ...]:
         return self._special
 
+    @property
+    def size(self) -> int:
+        return 0x110000 + len(self._extra)
+
     def encode(self, text: str) -> list[int]:
         ids = []
         while text:

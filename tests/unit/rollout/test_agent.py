@@ -31,6 +31,7 @@ class ScriptedEngine:
     lines: list[str]
     delay_s: float = 0.0
     asked: list[Request] = field(default_factory=list)
+    released: list[tuple[str, int]] = field(default_factory=list)
 
     async def render(self, messages: list[dict[str, str]]) -> list[int]:
         if messages[0]["role"] != "user":
@@ -44,6 +45,9 @@ class ScriptedEngine:
         turn = sum(said.count(line) for line in set(self.lines))
         ids = self.codec.encode(self.lines[turn])
         return Generation(ids, [-0.1] * len(ids), False, [(3, 2, 0, len(ids))])
+
+    async def release(self, affinity: str) -> None:
+        self.released.append((affinity, len(self.asked)))
 
 
 class Library(ThreadingHTTPServer):

@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forage_common.errors import ForageError
 from forage_common.settings import RolloutSettings
 from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Provenance
+from forage_rollout.clients import Retriever
 
 ANSWER = "answer"
+
+
+class EnvironmentFailedError(ForageError):
+    """An environment raised what it may not; its trajectory keeps the sentence and stays out of loss and baseline."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +29,15 @@ class Action:
 
     Attributes:
         content: the query or the answer, stripped.
-        tag: of the block that holds it; empty for an invalid action.
+        tag: of the block that holds it; empty where there is none.
     """
 
     kind: ActionKind.ValueType
     content: str
     tag: str = ""
+
+
+INVALID = Action(ActionKind.ACTION_KIND_INVALID, "")
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens the next generation may and must have."""
+    """How many tokens the next generation may and must have; never more than `rollout.max_response_length`."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -64,29 +73,35 @@ class Episode:
 
     Attributes:
         turn: of the generation that is asked for or was just made, from 1.
+        hit_length: the generation just made did not end by itself.
         state: the environment's own, of this trajectory alone.
     """
 
     prompt: Prompt
-    sample: int
+    sample: int = 0
     turn: int = 1
+    hit_length: bool = False
     state: dict[str, Any] = field(default_factory=dict)
 
 
 class Environment:
     """The base of all: actions in tags, of which `<answer>` ends the trajectory.
 
+    One instance serves every trajectory of a data source; what belongs to one trajectory is in its `Episode`.
+
     Attributes:
         tags: of the action blocks. A generation ends after the first closing tag, looked for in this order.
-        feedback: what follows a generation without an action.
+        feedback: what follows a generation without an action; may be empty.
         max_turns: with actions; one last generation without may follow.
     """
 
     tags: tuple[str, ...] = (ANSWER,)
     feedback: str = ""
 
-    def __init__(self, settings: RolloutSettings) -> None:
+    def __init__(self, settings: RolloutSettings, retriever: Retriever) -> None:
+        """A subclass may take parameters besides: `rollout.environments.<data_source>.params`."""
         self.max_turns = settings.max_turns
+        self.retriever = retriever
         self._budget = Budget(settings.max_response_length)
         self._blocks = re.compile(rf"<({'|'.join(map(re.escape, self.tags))})>(.*?)</\1>", re.DOTALL)
 
@@ -100,10 +115,14 @@ class Environment:
         return self._budget
 
     def parse(self, text: str, episode: Episode) -> Action:
-        """The first complete block of a generation; none of them is an invalid action."""
+        """The first complete block of a generation; none of them is an invalid action.
+
+        Args:
+            text: what was generated, without a control token at its end.
+        """
         found = self._blocks.search(text)
         if found is None:
-            return Action(ActionKind.ACTION_KIND_INVALID, "")
+            return INVALID
         kind = ActionKind.ACTION_KIND_ANSWER if found[1] == ANSWER else ActionKind.ACTION_KIND_SEARCH
         return Action(kind, found[2].strip(), found[1])
 
@@ -112,9 +131,9 @@ class Environment:
 
         Raises:
             UnavailableError, RefusedError, MalformedReplyError: a service failed; the trajectory keeps the status and
-                stays out of loss and baseline.
+                stays out of loss and baseline. Anything else does the same as an internal error.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"<{action.tag}> is a tag of {type(self).__name__}, which does not respond to it")
 
     async def close(self) -> None:
         """Let go of what the environment holds open."""
