@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 from forage_common.v1.trajectory_pb2 import Prompt
 
@@ -17,12 +15,6 @@ class InvalidPromptError(ValueError):
     def __init__(self, field: str, value: object, expected: str) -> None:
         super().__init__(f"{field} is {value!r}: expected {expected}")
         self.field = field
-
-
-def vocabulary_size(model: Path) -> int:
-    """Rows of the model's embedding, by its config.json; 0 where that does not say."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
 
 
 def check(prompt: Prompt, vocabulary: int = 0) -> None:

@@ -16,15 +16,16 @@ from prometheus_client import REGISTRY
 from forage_common.auth import TokenFile
 from forage_common.errors import UnavailableError
 from forage_common.model_folder import check_model_folder
+from forage_common.retriever_client import RetrieverClient
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health, get_logger, port_in_use, serve_health, split_address
+from forage_rollout import environments
 from forage_rollout.backend import ServeBackend, State
 from forage_rollout.cluster import LocalCluster
 from forage_rollout.grpc_api import RolloutApi, make_server
 from forage_rollout.http_api import make_app
 from forage_rollout.loop import Limits
-from forage_rollout.prompt_checks import vocabulary_size
 from forage_rollout.readiness import watch
 from forage_rollout.tokens import FileTokenizer
 
@@ -40,12 +41,15 @@ def main(settings: Settings) -> None:
     """Run the service until SIGTERM or SIGINT.
 
     Raises:
-        UserError: the model folder is not one, a limit does not fit, the token file holds none, or a port is in use.
+        UserError: the model folder is not one, a limit does not fit, an environment cannot be loaded, the token file holds
+            none, or a port is in use.
     """
     check_model_folder(settings.model.path)
-    Limits.of(settings.rollout, FileTokenizer(settings.model.path))
+    tokenizer = FileTokenizer(settings.model.path)
+    Limits.of(settings.rollout, tokenizer)
+    environments.make(settings, RetrieverClient(settings.retriever.http_address))
     token = None if settings.rollout.auth_token_file is None else TokenFile(settings.rollout.auth_token_file)
-    asyncio.run(_serve(settings, token))
+    asyncio.run(_serve(settings, token, tokenizer.size))
 
 
 class _HttpServer(uvicorn.Server):  # type: ignore[misc]
@@ -56,7 +60,7 @@ class _HttpServer(uvicorn.Server):  # type: ignore[misc]
         yield
 
 
-async def _serve(settings: Settings, token: TokenFile | None) -> None:
+async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -> None:
     health = Health()
     for name in ("redis", "retriever", "reward"):
         health.wait_for(name, "not asked yet")
@@ -66,9 +70,7 @@ async def _serve(settings: Settings, token: TokenFile | None) -> None:
     backend, state = ServeBackend(), State(health)
     REGISTRY.register(state.shown)
     rollout = settings.rollout
-    grpc_server = make_server(
-        rollout.grpc_address, RolloutApi(backend, state, vocabulary_size(settings.model.path)), token
-    )
+    grpc_server = make_server(rollout.grpc_address, RolloutApi(backend, state, vocabulary), token)
     listening = _listen(rollout.http_address)
     http_server = _HttpServer(
         uvicorn.Config(
