@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from types import TracebackType
 
 import grpc
@@ -62,7 +62,7 @@ class RolloutClient:
         except grpc.RpcError as error:
             raise self._failure(error) from error
 
-    async def stream(self, prompt: Prompt) -> AsyncIterator[RunStreamResponse]:
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
         """What happens, as it happens; the whole group comes last. An attempt that fails is not repeated.
 
         Raises:

@@ -7,20 +7,15 @@ from rich.panel import Panel
 from rich.text import Text
 
 from forage_common.local.runs import Row
-from forage_common.v1.trajectory_pb2 import Role, Trajectory
+from forage_common.v1.rollout_pb2 import RunStreamResponse
 
 STYLES = {"model": "bold", "env": "cyan", "prompt": "dim"}
-_ROLES = {Role.ROLE_PROMPT: "prompt", Role.ROLE_MODEL: "model", Role.ROLE_ENV: "env"}
 
 
-def as_row(trajectory: Trajectory, question: str) -> Row:
-    """A trajectory in the form in which runs keep them (`validation/*.jsonl`)."""
-    return {
-        "question": question,
-        "targets": list(trajectory.ground_truth.targets),
-        "em": trajectory.validation_score.total,
-        "spans": [{"role": _ROLES.get(span.role, "?"), "text": span.text} for span in trajectory.spans],
-    }
+def happened(event: RunStreamResponse) -> Text:
+    """A turn as it happens: what the policy said (bold), or what it is shown in return (cyan)."""
+    author = "model" if event.WhichOneof("event") == "acted" else "env"
+    return Text(event.text.strip("\n"), style=STYLES[author])
 
 
 def panel(row: Row, title: str = "", judged: bool = True) -> RenderableType:
