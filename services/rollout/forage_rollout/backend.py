@@ -12,6 +12,7 @@ from forage_common.errors import ForageError, UnavailableError
 from forage_common.telemetry import Health
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
+from forage_rollout.cluster import LocalCluster
 from forage_rollout.metrics import Shown, Snapshot
 from forage_rollout.openai import Head
 from forage_rollout.policy import PolicyError, is_newer
@@ -107,10 +108,13 @@ def oldest(policies: Sequence[Policy | None]) -> Policy | None:
 
 
 class ServeBackend:
-    """`Backend` through Ray Serve."""
+    """`Backend` through the Ray Serve application of a cluster."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
 
     async def run(self, prompt: Prompt) -> TrajectoryGroup:
-        answer = _handle("Agent").run.remote(prompt.SerializeToString())
+        answer = self._cluster.handle("Agent").run.remote(prompt.SerializeToString())
         try:
             return TrajectoryGroup.FromString(await answer)
         except asyncio.CancelledError:
@@ -120,7 +124,7 @@ class ServeBackend:
             raise _failure(error) from error
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
-        agent = _handle("Agent").options(stream=True)
+        agent = self._cluster.handle("Agent").options(stream=True)
         async with aclosing(_parts(agent.run_stream.remote(prompt.SerializeToString()))) as parts:
             async for part in parts:
                 yield RunStreamResponse.FromString(part)
@@ -141,7 +145,7 @@ class ServeBackend:
     async def openai(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
     ) -> AsyncGenerator[Head | bytes, None]:
-        engine = _handle("Engine").options(stream=True)
+        engine = self._cluster.handle("Engine").options(stream=True)
         async with aclosing(_parts(engine.openai.remote(method, path, list(headers), body))) as parts:
             async for part in parts:
                 yield part
@@ -157,10 +161,8 @@ class ServeBackend:
         ]
 
     async def _everywhere(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
-        from forage_rollout.deployments import broadcast
-
         try:
-            found: list[Any] = await broadcast(deployment, method, *arguments)
+            found: list[Any] = await self._cluster.broadcast(deployment, method, *arguments)
         except Exception as error:
             raise _failure(error) from error
         return found
@@ -191,11 +193,3 @@ def _failure(error: Exception) -> ForageError:
 
 def _name(policy: Policy | None) -> str:
     return "none" if policy is None else f"version {policy.version} of epoch {policy.epoch}"
-
-
-def _handle(deployment: str) -> Any:
-    from ray import serve
-
-    from forage_rollout.deployments import APPLICATION
-
-    return serve.get_deployment_handle(deployment, APPLICATION)

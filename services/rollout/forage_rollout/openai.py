@@ -14,6 +14,7 @@ PATHS = {"/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions":
 
 Headers = list[tuple[str, str]]
 Head = tuple[int, Headers]
+_CLOSE_S = 5.0
 _AHEAD = 64  # parts of a reply that wait for a slow reader; then generation goes on, and its parts wait with vLLM
 
 
@@ -36,14 +37,17 @@ class OpenAI:
         """
         parts: asyncio.Queue[Head | bytes | None] = asyncio.Queue(_AHEAD)
         unread = [body]
+        closed = asyncio.Event()
 
         async def receive() -> dict[str, Any]:
             if unread:
                 return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            await asyncio.Event().wait()  # the caller's end of the connection is this iterator's
-            raise AssertionError("unreachable")
+            await closed.wait()
+            return {"type": "http.disconnect"}  # upon which vLLM ends the generation
 
         async def send(message: dict[str, Any]) -> None:
+            if closed.is_set():
+                return
             if message["type"] == "http.response.start":
                 raw = message.get("headers", ())
                 await parts.put((message["status"], [(k.decode("latin-1"), v.decode("latin-1")) for k, v in raw]))
@@ -54,7 +58,8 @@ class OpenAI:
             try:
                 await self._app(_scope(method, path, headers), receive, send)
             finally:
-                await parts.put(None)
+                if not closed.is_set():
+                    await parts.put(None)
 
         answering = asyncio.create_task(answer())
         try:
@@ -62,9 +67,11 @@ class OpenAI:
                 yield part
             await answering
         finally:
-            answering.cancel()
-            while not parts.empty():  # one that waits to put its last part may end
+            closed.set()
+            while not parts.empty():  # one that waits for room may go on
                 parts.get_nowait()
+            await asyncio.wait({answering}, timeout=_CLOSE_S)
+            answering.cancel()
 
 
 def _scope(method: str, path: str, headers: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -41,8 +41,8 @@ def main(settings: Settings) -> None:
     """Run the service until SIGTERM or SIGINT.
 
     Raises:
-        UserError: the model folder is not one, a limit does not fit, an environment cannot be loaded, the token file holds
-            none, or a port is in use.
+        UserError: the model folder is not one, a limit does not fit, an environment cannot be loaded, the token
+            file holds none, or a port is in use.
     """
     check_model_folder(settings.model.path)
     tokenizer = FileTokenizer(settings.model.path)
@@ -67,7 +67,8 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     health.wait_for("engine", "vLLM is starting")
     health.wait_for("policy", "no policy is served yet")
     health.ready()
-    backend, state = ServeBackend(), State(health)
+    cluster = LocalCluster(settings)
+    backend, state = ServeBackend(cluster), State(health)
     REGISTRY.register(state.shown)
     rollout = settings.rollout
     grpc_server = make_server(rollout.grpc_address, RolloutApi(backend, state, vocabulary), token)
@@ -88,7 +89,6 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    cluster = LocalCluster(settings)
     http = asyncio.create_task(http_server.serve([listening]))
     tasks = [
         http,
