@@ -28,7 +28,7 @@ _STARTS = 3
 _PATIENCE_S = 5.0
 _DRAIN_ANSWER_S = 3.0
 _OBJECT_STORE_BYTES = 80 * 2**20
-# Read by Serve in every replica. Each call would otherwise cross threads four times, at twice the CPU time.
+# Read by Serve when it is imported in a replica. Each call would otherwise cross threads four times, at twice the CPU time.
 _SERVE_ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
@@ -156,17 +156,15 @@ class JoinedCluster(_Application):
     """A Ray cluster that others run and share; of it only this run's application is ours."""
 
     def start(self) -> None:
-        os.environ.update(_SERVE_ENVIRONMENT)
         import ray
         from ray import serve
 
-        environment_of_engine = environment(self._settings.rollout.engine)
         ray.init(
             address=self._settings.rollout.ray_address,
             namespace=f"forage-{self._settings.run.id}",
             log_to_driver=False,
             configure_logging=False,
-            runtime_env={"env_vars": {**_SERVE_ENVIRONMENT, **environment_of_engine}},
+            runtime_env={"env_vars": {**_SERVE_ENVIRONMENT, **environment(self._settings.rollout.engine)}},
         )
         serve.start(http_options={"location": "NoServer"})
         log.info("ray_joined", address=self._settings.rollout.ray_address)
@@ -203,9 +201,11 @@ class LocalCluster(_Application):
 
     def start(self) -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        os.environ.update({**_RAY_ENVIRONMENT, **_SERVE_ENVIRONMENT, **environment(self._settings.rollout.engine)})
+        os.environ.update({**_RAY_ENVIRONMENT, **environment(self._settings.rollout.engine)})
         import ray
         from ray import serve
+
+        os.environ.update(_SERVE_ENVIRONMENT)  # after the import: not for this process, which blocks on handles
 
         from forage_rollout.deployments import cpus
 
