@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout_parts import CharCodec, ScriptedEngine
+from scripted_engine import CharCodec, ScriptedEngine
 
 from forage_common.retriever_client import RetrieverClient
 from forage_common.settings import EngineSettings, EnvironmentRoute, RewardSettings, RolloutSettings, Settings

@@ -12,9 +12,9 @@ import grpc
 
 from forage_common.calls import MalformedReplyError, RefusedError
 from forage_common.errors import UnavailableError
+from forage_common.reward_client import score_item
 from forage_common.settings import Settings
 from forage_common.telemetry import get_logger
-from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
@@ -25,7 +25,6 @@ from forage_common.v1.trajectory_pb2 import (
     Timings,
     Trajectory,
     TrajectoryGroup,
-    Turn,
 )
 from forage_rollout.clients import Retriever, Reward
 from forage_rollout.environments.environment import Environment, EnvironmentFailedError, Episode
@@ -58,7 +57,6 @@ class Counts:
     turns: int = 0
     searches: int = 0
     invalid_actions: int = 0
-    prompt_tokens: int = 0
     generated_tokens: int = 0
     wait_seconds: float = 0.0
     generate_seconds: float = 0.0
@@ -177,11 +175,18 @@ class Agent:
         environment, episode = loop.environment, loop.episode
         while (context := loop.next_context()) is not None:
             with self._failures_of(environment):
-                budget, stops = environment.budget(episode), environment.stops
-            length = min(budget.max_tokens, self._limits.max_response_length)
-            asked = request(
-                prompt.sampling, context, length, sample, episode.turn, stops, budget.min_tokens, _affinity(prompt)
-            )
+                budget = environment.budget(episode)
+                length = min(budget.max_tokens, self._limits.max_response_length)
+                asked = request(
+                    prompt.sampling,
+                    context,
+                    length,
+                    sample,
+                    episode.turn,
+                    environment.stops,
+                    budget.min_tokens,
+                    _affinity(prompt),
+                )
             start = time.perf_counter()
             try:
                 generation = await self._engine.generate(asked)
@@ -196,7 +201,8 @@ class Agent:
             if not loop.searching or action.kind == ActionKind.ACTION_KIND_ANSWER:
                 continue
             if action.kind == ActionKind.ACTION_KIND_INVALID:
-                loop.add_feedback()
+                with self._failures_of(environment):
+                    loop.add_feedback()
             else:
                 start = time.perf_counter()
                 try:
@@ -232,17 +238,7 @@ class Agent:
         whole = [t for t in trajectories if t.status == Status.STATUS_OK]
         if not whole:
             return
-        items = [
-            ScoreItem(
-                trajectory_id=t.id,
-                data_source=t.data_source,
-                spans=t.spans,
-                ground_truth=t.ground_truth,
-                end_of_turn=self._end_of_turn,
-                turns=[_without_documents(turn) for turn in t.turns],
-            )
-            for t in whole
-        ]
+        items = [score_item(trajectory, self._end_of_turn) for trajectory in whole]
         start = time.perf_counter()
         try:
             scored = await self._reward.score(items)
@@ -272,7 +268,6 @@ class Agent:
         counts.turns += len(trajectory.turns)
         counts.searches += sum(turn.executed for turn in trajectory.turns)
         counts.invalid_actions += len(trajectory.turns) - trajectory.valid_actions
-        counts.prompt_tokens += trajectory.prompt_length
         counts.generated_tokens += sum(trajectory.loss_mask)
         counts.wait_seconds += timings.queued_s
         counts.generate_seconds += timings.generate_s
@@ -291,15 +286,3 @@ def _status_of(error: Exception) -> Status.ValueType:
     refused = isinstance(error, RefusedError)
     refused |= isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.INVALID_ARGUMENT
     return Status.STATUS_INVALID_INPUT if refused else Status.STATUS_INTERNAL
-
-
-def _without_documents(turn: Turn) -> Turn:
-    """What a reward needs to know of a turn; the passages are in the spans already."""
-    return Turn(
-        index=turn.index,
-        action=turn.action,
-        content=turn.content,
-        executed=turn.executed,
-        retrieval_status=turn.retrieval_status,
-        tag=turn.tag,
-    )

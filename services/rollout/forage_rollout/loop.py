@@ -154,10 +154,12 @@ class Loop:
         turn.partial_retrieval = observation.partial
         turn.retrieval_status = Status.STATUS_OK if observation.succeeded else Status.STATUS_INVALID_INPUT
         opening, closing = observation.opening, observation.closing
-        reserved = (*self.environment.tags, *tag_names(opening), *tag_names(closing))
-        text = f"{opening}{escape(observation.body, self.codec.special_tokens, reserved)}{closing}"
-        ids = self.codec.encode(text)
         limit = self.limits.max_obs_length
+        body = observation.body[: limit * self.codec.longest]  # more cannot fit; to encode megabytes takes seconds
+        self.truncated |= len(body) < len(observation.body)
+        reserved = (*self.environment.tags, *tag_names(opening), *tag_names(closing))
+        text = f"{opening}{escape(body, self.codec.special_tokens, reserved)}{closing}"
+        ids = self.codec.encode(text)
         if len(ids) > limit:
             tail = self.codec.encode(closing)
             least = len(self.codec.encode(opening)) + len(tail)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-STOP = ("</search>", "</answer>")
-
 
 @dataclass(frozen=True)
 class Cut:

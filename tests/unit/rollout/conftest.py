@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout_parts import CharCodec
+from scripted_engine import CharCodec
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "rollout"
 TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout_parts import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from forage_common.errors import SettingsError
 from forage_common.retriever_client import RetrieverClient
@@ -93,6 +93,31 @@ async def test_an_environment_of_ones_own_decides_actions_lengths_and_what_is_sh
         assert trajectory.spans[4].text == "<dice>bad of 20: 2&lt;/dice&gt;</dice>"
     assert {request.stop for request in engine.asked} == {("</roll>", "</answer>")}
     assert sorted((r.max_tokens, r.min_tokens) for r in engine.asked) == [(30, 2)] * 2 + [(200, 0)] * 4
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "def budget(self, e): return Budget(0)",
+            "Budget(max_tokens=0, min_tokens=0): expected max_tokens of at least 1",
+        ),
+        ("def budget(self, e): return 64", "AttributeError"),
+        ("def parse(self, text, e): return 'search'", "AttributeError"),
+        ("def parse(self, text, e): raise RuntimeError(text)", "RuntimeError: no block"),
+    ],
+)
+async def test_what_an_environment_may_not_do_is_said_on_its_trajectories(
+    tmp_path: Path, char_codec: Any, code: str, words: str
+) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(f"from forage_rollout.environments import *\nclass Odd(Environment):\n    {code}\n")
+    settings = settings_of(own=EnvironmentRoute(path=file))
+    for trajectory in await run(settings, ScriptedEngine(char_codec(), ["no block"]), samples=2):
+        assert trajectory.status == Status.STATUS_INTERNAL
+        assert trajectory.status_detail.startswith("environment Odd: ")
+        assert words in trajectory.status_detail
+        assert len(trajectory.loss_mask) == len(trajectory.token_ids) - trajectory.prompt_length
 
 
 async def test_one_turn_ends_with_its_answer(char_codec: Any) -> None:

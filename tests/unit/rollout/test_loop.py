@@ -230,3 +230,24 @@ def test_a_parser_that_fails_leaves_the_generation_as_an_invalid_action(char_cod
     done = loop.trajectory()
     assert [turn.action for turn in done.turns] == [ActionKind.ACTION_KIND_INVALID]
     assert len(done.loss_mask) == len(done.turn_ids) == len(done.logprobs) == 3
+
+
+def test_a_huge_observation_costs_no_more_than_what_is_kept_of_it(char_codec: Any) -> None:
+    class Counting(char_codec):  # type: ignore[misc]
+        encoded = 0
+
+        def encode(self, text: str) -> list[int]:
+            self.encoded += len(text)
+            return list(super().encode(text))
+
+    shown = []
+    for size in (1_000, 3_000_000):
+        codec = Counting(extra=["zz"])
+        loop = begin(codec, Limits(100, 2000, 500, 100), "P")
+        loop.add_generation(generation(codec.encode("<search>q</search>")))
+        loop.add_observation(Observation("z" * size))
+        assert codec.encoded < 1_000
+        assert loop.truncated
+        shown.append(loop.observed)
+    assert shown[0] == shown[1]
+    assert len(codec.encode(shown[1])) == 100

@@ -66,6 +66,10 @@ class Budget:
     max_tokens: int
     min_tokens: int = 0
 
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1 or self.min_tokens < 0:
+            raise ValueError(f"{self}: expected max_tokens of at least 1 and min_tokens of at least 0")
+
 
 @dataclass
 class Episode:
