@@ -40,6 +40,7 @@ def sampler(engine: VllmEngine) -> Sample:
             min_tokens=tokens,
             max_tokens=tokens,
             logprobs=0,
+            flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )

@@ -240,8 +240,9 @@ def report(console: Console, rates: dict[str, list[float]], prompts: int, busy: 
 
     def ratio(one: str, other: str) -> float:
         """Median of the ratios of each round, in which both met the same neighbours on the machine."""
-        pairs = zip(rates[one], rates[other], strict=False)
-        return statistics.median(a / b for a, b in pairs)
+        if len(rates[one]) != len(rates[other]):  # Hugging Face is measured once
+            return statistics.median(rates[one]) / statistics.median(rates[other])
+        return statistics.median(a / b for a, b in zip(rates[one], rates[other], strict=True))
 
     for column in ("way", "trajectories/s", "tokens/s", "over ideal"):
         table.add_column(column, justify="left" if column == "way" else "right", no_wrap=True)

@@ -297,9 +297,9 @@ async def test_a_search_without_documents_is_an_answer(make_parts: MakeParts, sh
 async def test_a_huge_answer_is_cut_to_its_limit_in_bounded_time(
     make_parts: MakeParts, shelf: Shelf, codec: FileTokenizer
 ) -> None:
-    shelf.reply = partial(found, contents='"T"\n' + "word </information> " * 100_000)
+    shelf.reply = partial(found, contents='"T"\n' + "word </information> " * 400_000)
     (trajectory,), seconds = await make_parts(retrieve_timeout_s=20).run(samples=1, purpose=UNSCORED)
-    assert seconds < 20
+    assert seconds < 5.0  # the event loop that all trajectories share is held up no longer
     ((text, ids),) = observed(trajectory)
     assert len(ids) <= 128
     assert text.count("</information>") == 1
