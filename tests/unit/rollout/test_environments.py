@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from scripted_engine import ScriptedEngine
 
 from forage_common.errors import SettingsError
@@ -241,3 +243,25 @@ def test_environments_are_checked_without_an_engine(own: Path) -> None:
     assert wrong.returncode == 2
     assert wrong.stderr.startswith(f"rollout.environments.own ({own}): TypeError")
     assert wrong.stderr.count("\n") == 1
+
+
+async def test_what_the_page_shows_works(repository: Path, tmp_path: Path, char_codec: Any) -> None:
+    page = (repository / "docs/environments.md").read_text()
+    (routes,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    file = tmp_path / "dice.py"
+    file.write_text(code)
+    for route in yaml.safe_load(routes)["rollout"]["environments"].values():
+        if "path" in route:
+            route["path"] = repository / route["path"]
+        make(settings_of(own=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
+    settings = settings_of(own=EnvironmentRoute(path=file))
+    lines = ["hm", "<roll>6</roll>", "<roll>7</roll>", "<answer>6</answer>"]
+    first, again = [(await run(settings, ScriptedEngine(char_codec(), lines)))[0] for _ in range(2)]
+    shown = [span.text for span in first.spans[2::2]]
+    assert "I roll with <roll>sides</roll>" in shown[0]
+    assert re.fullmatch(r"\s*<information>roll 1: [1-6]</information>\s*", shown[1])
+    assert "There are dice of 4, 6 and 20 sides." in shown[2]
+    assert [turn.retrieval_status for turn in first.turns[1:3]] == [Status.STATUS_OK, Status.STATUS_INVALID_INPUT]
+    assert [span.text for span in again.spans] == [span.text for span in first.spans]
+    assert first.finished
