@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from forage_common.calls import MalformedReplyError, call
+from forage_common.calls import GRPC_RECONNECT, MalformedReplyError, call
 from forage_common.circuit import Circuit
 from forage_common.settings import Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem, ScoreRequest, ScoreResponse
@@ -24,7 +24,7 @@ class GrpcReward:
         self._timeout_s = settings.rollout.score_timeout_s
         self._circuit = Circuit("reward", address)
         sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]
-        self._stub = RewardStub(grpc.aio.insecure_channel(address, options=sizes))
+        self._stub = RewardStub(grpc.aio.insecure_channel(address, options=[*sizes, *GRPC_RECONNECT]))
 
     async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
         """Scores in the order of the items.

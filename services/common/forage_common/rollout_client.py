@@ -8,7 +8,7 @@ from types import TracebackType
 import grpc
 
 from forage_common.auth import presented
-from forage_common.calls import call
+from forage_common.calls import GRPC_RECONNECT, call
 from forage_common.circuit import Circuit
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import Settings
@@ -39,7 +39,7 @@ class RolloutClient:
         self._timeout_s = settings.rollout.trajectory_timeout_s + settings.rollout.score_timeout_s + _MARGIN_S
         self._circuit = Circuit("rollout", self._address)
         sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]
-        self._channel = grpc.aio.insecure_channel(self._address, options=sizes)
+        self._channel = grpc.aio.insecure_channel(self._address, options=[*sizes, *GRPC_RECONNECT])
         self._stub = RolloutStub(self._channel)
 
     async def run(self, prompt: Prompt) -> TrajectoryGroup:

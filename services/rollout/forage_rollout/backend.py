@@ -12,7 +12,7 @@ from forage_common.errors import ForageError, UnavailableError
 from forage_common.telemetry import Health
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
-from forage_rollout.cluster import LocalCluster
+from forage_rollout.cluster import Cluster
 from forage_rollout.metrics import Shown, Snapshot
 from forage_rollout.openai import Head
 from forage_rollout.policy import PolicyError, is_newer
@@ -110,7 +110,7 @@ def oldest(policies: Sequence[Policy | None]) -> Policy | None:
 class ServeBackend:
     """`Backend` through the Ray Serve application of a cluster."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def run(self, prompt: Prompt) -> TrajectoryGroup:

@@ -22,7 +22,7 @@ from forage_common.streams import StreamClient
 from forage_common.telemetry import Health, get_logger, port_in_use, serve_health, split_address
 from forage_rollout import environments
 from forage_rollout.backend import ServeBackend, State
-from forage_rollout.cluster import LocalCluster
+from forage_rollout.cluster import Cluster, open_cluster
 from forage_rollout.grpc_api import RolloutApi, make_server
 from forage_rollout.http_api import make_app
 from forage_rollout.loop import Limits
@@ -67,7 +67,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     health.wait_for("engine", "vLLM is starting")
     health.wait_for("policy", "no policy is served yet")
     health.ready()
-    cluster = LocalCluster(settings)
+    cluster = open_cluster(settings)
     backend, state = ServeBackend(cluster), State(health)
     REGISTRY.register(state.shown)
     rollout = settings.rollout
@@ -119,7 +119,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     os._exit(0)
 
 
-async def _work(settings: Settings, cluster: LocalCluster, backend: ServeBackend, state: State) -> None:
+async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, state: State) -> None:
     """Start the application, then keep what is shown of it up to date."""
     await asyncio.to_thread(cluster.start)
     state.running = True

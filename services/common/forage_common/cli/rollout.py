@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -110,19 +110,21 @@ def replay(
     done = ids(out) if out else set()
     chosen = _chosen(file, done, limit, mode)
     comparison = Comparison()
-    total = min(stored.rows, limit or stored.rows)
-    writer = TrajectoryWriter(out, stored.end_of_turn, keep=True) if out else None
-    try:
-        with serving.services(settings, console, (Program.REWARD,) if rescore else SERVING) as settings:
+    total = max(0, min(stored.rows, limit or stored.rows) - len(done))
+    with (
+        serving.services(settings, console, (Program.REWARD,) if rescore else SERVING) as settings,
+        TrajectoryWriter(out, stored.end_of_turn, keep=True) if out else nullcontext() as writer,
+    ):
+        try:
             work = _pairs(mode, chosen, settings, stored.end_of_turn)
-            asyncio.run(_compare(work, comparison, writer, total - len(done), console))
-    finally:
-        if writer is not None:
-            writer.close()
-        if comparison.total:
-            console.print(show.comparison(comparison, rerun))
+            asyncio.run(_compare(work, comparison, writer, total, console))
+        finally:
+            if comparison.total:
+                console.print(show.comparison(comparison, rerun))
     if writer is not None:
         console.print(f"{writer.written} trajectories in {out}", highlight=False)
+    if rescore and comparison.total < total:
+        console.print(f"{total - comparison.total} never reached a reward and were left out", highlight=False)
 
 
 def _settings(config: Path | None, overrides: list[str] | None, base_port: int | None, run: str) -> Settings:
