@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import operator
 import os
@@ -18,7 +19,7 @@ from ray.exceptions import RayActorError
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.schema import LoggingConfig
 
 from forage_common.retriever_client import RetrieverClient
@@ -48,6 +49,8 @@ REDIS_PATIENCE_S = 4.0
 _MANY = 4096
 _CPUS = 0.1  # of Ray's book-keeping: replicas share what the machine has
 _HEALTH_PERIOD_S = 2.0
+_ROUTING_PERIOD_S = 1.0
+_HANG_SLACK_S = 30.0  # a probe waits for `engine.hang_timeout_s` and says what is wrong; Serve must not be faster
 _OUT_OF_SERVICE_S = 60.0
 _NOT_SERVING_RETRY_S = 0.5
 Snapshot = tuple[str, bytes, dict[str, float]]
@@ -161,7 +164,7 @@ class RemoteEngine:
         self._releases = releases
 
     async def render(self, messages: list[dict[str, str]]) -> list[int]:
-        ids: list[int] = await self._handle.render.remote(messages)
+        ids: list[int] = await _call(self._handle.render, messages)
         return ids
 
     async def generate(self, request: Request) -> Generation:
@@ -169,7 +172,7 @@ class RemoteEngine:
         handle = self._handle.options(method_name="generate", session_id=request.affinity)
         fields = _fields(request)
         while True:
-            answer = handle.remote(fields)
+            answer = _call(handle, fields)
             try:
                 return Generation(*await answer)
             except asyncio.CancelledError:
@@ -180,7 +183,16 @@ class RemoteEngine:
 
     async def release(self, affinity: str) -> None:
         if self._releases:
-            await self._handle.options(method_name="release", session_id=affinity).remote(affinity)
+            await _call(self._handle.options(method_name="release", session_id=affinity), affinity)
+
+
+def _call(handle: DeploymentHandle, *arguments: Any) -> DeploymentResponse:
+    """A call under an id of its own.
+
+    In the context of a request all calls go by its id, and Serve's router, which tells them apart by id, loses all but
+    one of those that wait at the same time.
+    """
+    return contextvars.Context().run(handle.remote, *arguments)
 
 
 class AgentDeployment:
@@ -231,7 +243,7 @@ class AgentDeployment:
                     RetrieverClient(settings.retriever.http_address, settings.rollout.retrieve_timeout_s),
                     GrpcReward(settings),
                     FileTokenizer(settings.model.path),
-                    await self._handle.describe.remote(),
+                    await _call(self._handle.describe),
                     self._replica,
                 )
         return self._agent
@@ -301,21 +313,27 @@ def application(settings: Settings, gpus: int) -> Application:
     text, rollout = settings.model_dump_json(), settings.rollout
     # While a group runs, its replica is not ended; a group ends within its time limits.
     patience_s = rollout.trajectory_timeout_s + rollout.score_timeout_s
-    engine = _deployment(
-        "Engine",
-        EngineDeployment,
-        rollout.engine_replicas,
-        gpus=min(gpus, rollout.engine.tensor_parallel_size),
-        graceful_shutdown_timeout_s=rollout.trajectory_timeout_s,
-        health_check_timeout_s=rollout.engine.hang_timeout_s + 30.0,
-        request_router_config=RequestRouterConfig(
-            request_router_class=AffinityRouter, request_routing_stats_period_s=_HEALTH_PERIOD_S
-        ),
-    ).bind(text)
+    engine = engine_deployment(EngineDeployment, settings, rollout.engine_replicas, gpus).bind(text)
     agent = _deployment("Agent", AgentDeployment, rollout.agent_replicas, graceful_shutdown_timeout_s=patience_s)
     dispatcher = _deployment("Dispatcher", DispatcherDeployment, ReplicaSettings(), graceful_shutdown_timeout_s=1.0)
     agents = agent.bind(text, engine)
     return cast(Application, dispatcher.bind(text, agents, engine))
+
+
+def engine_deployment(of: type, settings: Settings, replicas: ReplicaSettings, gpus: int) -> Any:
+    """Engine replicas with the router and the limits that they need, not bound yet."""
+    rollout = settings.rollout
+    return _deployment(
+        "Engine",
+        of,
+        replicas,
+        gpus=min(gpus, rollout.engine.tensor_parallel_size),
+        graceful_shutdown_timeout_s=rollout.trajectory_timeout_s,
+        health_check_timeout_s=rollout.engine.hang_timeout_s + _HANG_SLACK_S,
+        request_router_config=RequestRouterConfig(
+            request_router_class=AffinityRouter, request_routing_stats_period_s=_ROUTING_PERIOD_S
+        ),
+    )
 
 
 def build(arguments: dict[str, str]) -> Application:

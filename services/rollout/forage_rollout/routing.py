@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from forage_rollout.affinity import preferred
@@ -20,6 +22,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """The replicas in the order in which they are tried, one a rank."""
+        await asyncio.sleep(0)  # whoever was routed before is sent now, and counts as load
         name = ""
         if pending_request is not None:
             name = pending_request.metadata.session_id
