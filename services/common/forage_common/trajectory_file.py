@@ -5,6 +5,7 @@ The column `trajectory` holds `forage.v1.Trajectory`, serialised; all others are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,9 @@ class Head:
 class TrajectoryWriter:
     """Writes a file that appears, whole, when the writer is closed; what is in it already can be kept.
 
+    Attributes:
+        statuses: how many rows of each there are by now.
+
     Example:
         with TrajectoryWriter(Path("out.parquet"), "<|im_end|>") as writer:
             writer.write(trajectory)
@@ -80,7 +84,7 @@ class TrajectoryWriter:
         self._file = file
         self._aside = file.with_name(f"{durable.TEMPORARY}{file.name}")
         self._rows: list[dict[str, Any]] = []
-        self.written = 0
+        self.statuses: Counter[str] = Counter()
         metadata = {_VERSION_KEY: VERSION.encode(), _END_OF_TURN_KEY: end_of_turn.encode()}
         kept = read(file) if keep and file.exists() else iter(())
         try:
@@ -98,8 +102,9 @@ class TrajectoryWriter:
 
     def write(self, trajectory: Trajectory) -> None:
         """Add one row."""
-        self._rows.append(_row(trajectory))
-        self.written += 1
+        row = _row(trajectory)
+        self._rows.append(row)
+        self.statuses[row["status"]] += 1
         if len(self._rows) >= _BATCH:
             self._flush()
 

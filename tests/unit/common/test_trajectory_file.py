@@ -80,7 +80,7 @@ def test_interrupted_work_stays_and_can_be_gone_on_with(tmp_path: Path) -> None:
         interrupted()
     assert ids(file) == {trajectory(1).id}
     with TrajectoryWriter(file, "<end>", keep=True) as writer:
-        assert writer.written == 1
+        assert writer.statuses == {"OK": 1}
         writer.write(trajectory(2))
     assert list(read(file)) == [trajectory(1), trajectory(2)]
     with TrajectoryWriter(file, "<end>") as writer:

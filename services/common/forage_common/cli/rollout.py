@@ -74,7 +74,8 @@ def sample(
         end = end_of_turn(settings.model.path)
         with TrajectoryWriter(out, end, keep=True) as writer:
             asyncio.run(_collect(sampling.groups(left, settings), writer, done, len(left), console))
-    console.print(f"{writer.written} trajectories in {out}", highlight=False)
+    statuses = ", ".join(f"{count} {status}" for status, count in writer.statuses.most_common())
+    console.print(f"{writer.statuses.total()} trajectories in {out}: {statuses}", highlight=False)
 
 
 @app.command()
@@ -122,7 +123,7 @@ def replay(
             if comparison.total:
                 console.print(show.comparison(comparison, rerun))
     if writer is not None:
-        console.print(f"{writer.written} trajectories in {out}", highlight=False)
+        console.print(f"{writer.statuses.total()} trajectories in {out}", highlight=False)
     if rescore and comparison.total < total:
         console.print(f"{total - comparison.total} never reached a reward and were left out", highlight=False)
 
