@@ -164,7 +164,7 @@ class Agent:
             detail = f"not finished within {limit} = {timeout_s:g} s"
         except (UnavailableError, RefusedError, MalformedReplyError, EnvironmentFailedError) as error:
             status, detail = _status_of(error), str(error)
-            if loop.turns:
+            if loop.turns and not loop.observed:  # else its action was answered
                 loop.turns[-1].retrieval_status = status
         timings.total_s = time.perf_counter() - begin
         trajectory = loop.trajectory()

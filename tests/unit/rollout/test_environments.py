@@ -122,6 +122,16 @@ async def test_what_an_environment_may_not_do_is_said_on_its_trajectories(
         assert len(trajectory.loss_mask) == len(trajectory.token_ids) - trajectory.prompt_length
 
 
+async def test_a_turn_that_was_answered_keeps_its_status_when_a_later_step_fails(own: Path, char_codec: Any) -> None:
+    own.write_text(
+        OWN.replace("return Budget(30, min_tokens=2) if", "return Budget(30) if").replace("Budget(9999)", "None")
+    )
+    settings = settings_of(own=EnvironmentRoute(path=own))
+    (trajectory,) = await run(settings, ScriptedEngine(char_codec(), ["<roll>a</roll>"]))
+    assert trajectory.status == Status.STATUS_INTERNAL
+    assert [turn.retrieval_status for turn in trajectory.turns] == [Status.STATUS_OK]
+
+
 async def test_one_turn_ends_with_its_answer(char_codec: Any) -> None:
     settings = settings_of(own=EnvironmentRoute(name="single_turn"))
     engine = ScriptedEngine(char_codec(), ["<think>1+1</think><answer> 1 + 1 </answer>", "never asked for"])

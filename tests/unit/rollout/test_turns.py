@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import pytest
@@ -90,6 +92,19 @@ def test_the_kept_prefix_is_the_shortest_that_says_the_stop_string(tokens: list[
 def test_no_text_breaks_the_parser(text: str) -> None:
     action = parse_action(text)
     assert action.content == action.content.strip()
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
+def test_an_action_is_the_first_block_that_ends(text: str) -> None:
+    found = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
+    action = parse_action(text)
+    assert (action.tag, action.content) == ((found[1], found[2].strip()) if found else ("", ""))
+
+
+def test_openers_without_end_cost_no_more_than_their_length() -> None:
+    begin = time.perf_counter()
+    assert parse_action("<search>" * 500_000).kind == ActionKind.ACTION_KIND_INVALID  # hours, where it is quadratic
+    assert time.perf_counter() - begin < 10
 
 
 def test_without_stops_nothing_is_cut() -> None:

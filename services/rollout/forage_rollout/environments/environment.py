@@ -6,7 +6,6 @@ an action means and what the policy is shown; lengths, masks, escaping and time 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,7 +106,6 @@ class Environment:
         self.max_turns = settings.max_turns
         self.retriever = retriever
         self._budget = Budget(settings.max_response_length)
-        self._blocks = re.compile(rf"<({'|'.join(map(re.escape, self.tags))})>(.*?)</\1>", re.DOTALL)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -124,11 +122,18 @@ class Environment:
         Args:
             text: what was generated, without a control token at its end.
         """
-        found = self._blocks.search(text)
-        if found is None:
+        # As the pattern <(tag)>(.*?)</tag> would, but that one is quadratic on openers without closers.
+        blocks = []
+        for tag in self.tags:
+            begin = text.find(f"<{tag}>")
+            end = text.find(f"</{tag}>", begin) if begin >= 0 else -1
+            if end >= 0:  # else no later opener has a closer either
+                blocks.append((begin, end, tag))
+        if not blocks:
             return INVALID
-        kind = ActionKind.ACTION_KIND_ANSWER if found[1] == ANSWER else ActionKind.ACTION_KIND_SEARCH
-        return Action(kind, found[2].strip(), found[1])
+        begin, end, tag = min(blocks)
+        kind = ActionKind.ACTION_KIND_ANSWER if tag == ANSWER else ActionKind.ACTION_KIND_SEARCH
+        return Action(kind, text[begin + len(f"<{tag}>") : end].strip(), tag)
 
     async def respond(self, action: Action, episode: Episode) -> Observation:
         """Carry out an action that is neither an answer nor invalid, within the trajectory's deadline.
