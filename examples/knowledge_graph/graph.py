@@ -127,7 +127,11 @@ def main() -> None:
         graph = Graph.of_file(file)
     except (OSError, ValueError, LookupError, TypeError) as error:
         sys.exit(f"{file} is not a file of triples ({error!r}): make one with 'forage data knowledge-graph'")
-    with GraphServer((host, int(port)), graph) as server:
+    try:
+        server = GraphServer((host, int(port)), graph)
+    except OSError as error:
+        sys.exit(f"{sys.argv[2]} cannot be listened on ({error.strerror}): give another HOST:PORT")
+    with server:
         logging.info("serving %s on %s:%s", file, host, server.server_address[1])
         server.serve_forever()
 
