@@ -23,7 +23,6 @@ _PREFIX = "forage_rollout_"
 _GAUGES = {
     "circuit_open": "Circuits that are open: the service is left alone for a moment",
     "groups_in_flight": "Prompts being worked on",
-    "kv_cache_usage": "Share of the key-value cache in use, of the fullest engine",
     "out_of_service": "Engines that do not serve: the announced policy could not be loaded",
     "paused": "Engines that stand still",
     "replicas": "Processes of a deployment that answer",
@@ -32,10 +31,11 @@ _GAUGES = {
     "requests_waiting": "Generations that wait within the engine",
     "samples_in_flight": "Trajectories being worked on",
 }
-_LARGEST = frozenset({"kv_cache_usage"})
 _HELP = {
+    "adapter_loads": "LoRA adapters loaded",
     "backpressure_seconds": "Time without new prompts because the trainer has not read what was written",
     "cached_prompt_tokens": "Prompt tokens found in the prefix cache: its hits; prompt_tokens are its queries",
+    "busy_seconds": "Time of engines with at least one request",
     "generate_seconds": "Time of trajectories in the engine",
     "policy_pause_seconds": "Time that generation stood still for new weights",
     "policy_updates": "Policies loaded",
@@ -120,9 +120,7 @@ class Totals:
         for snapshot in snapshots:
             for name, value in snapshot.counts.items():
                 base = name.partition("{")[0]
-                if base in _LARGEST:
-                    gauges[name] = max(gauges.get(name, 0.0), value)
-                elif base in _GAUGES:
+                if base in _GAUGES:
                     gauges[name] = gauges.get(name, 0.0) + value
                 elif base != _VERSION:
                     key = (snapshot.replica, name)

@@ -23,13 +23,12 @@ def engines(**counts: dict[str, float]) -> dict[str, list[Snapshot]]:
 
 def test_counts_of_replicas_are_summed_and_gauges_are_gauges() -> None:
     shown = Shown()
-    one = {"sampled_tokens": 5.0, "requests_in_flight": 2.0, "kv_cache_usage": 0.2}
-    two = {"sampled_tokens": 6.0, "requests_in_flight": 1.0, "kv_cache_usage": 0.7}
+    one = {"sampled_tokens": 5.0, "requests_in_flight": 2.0}
+    two = {"sampled_tokens": 6.0, "requests_in_flight": 1.0}
     shown.update(engines(a=one, b=two), Policy(version=3, epoch=2), Policy(version=5, epoch=2))
     found = page(shown)
     assert found["forage_rollout_sampled_tokens_total"] == 11
     assert found["forage_rollout_requests_in_flight"] == 3
-    assert found["forage_rollout_kv_cache_usage"] == 0.7
     assert found['forage_rollout_replicas{deployment="Engine"}'] == 2
     assert found["forage_rollout_policy_version"] == 3
     assert found["forage_rollout_policy_epoch"] == 2
