@@ -91,11 +91,14 @@ def _copy(policy: Policy, source: AbstractFileSystem, root: str, folder: Path) -
         except Exception as error:  # noqa: BLE001 - every file system has errors of its own
             raise PolicyError(f"{described(policy)} cannot be fetched ({type(error).__name__}: {error})") from None
         verify_files(policy, place)
-        shutil.rmtree(folder, ignore_errors=True)
         try:
             place.rename(folder)
-        except OSError:
-            verify_files(policy, folder)  # another engine of this machine was faster
+        except OSError:  # there is one: another engine of this machine was faster, or it is damaged
+            try:
+                verify_files(policy, folder)
+            except PolicyError:
+                shutil.rmtree(folder)
+                place.rename(folder)
 
 
 def _prune(cache: Path, newest: Path) -> None:
