@@ -207,7 +207,7 @@ class RewardSettings(Section):
 
 
 class EngineSettings(Section):
-    dtype: str = "float32"
+    dtype: str = Field("auto", description="auto: float32 on CPU, the model's own on GPUs")
     enforce_eager: bool = True
     max_num_seqs: int = Field(128, ge=1)
     max_model_len: int = Field(768, ge=16)
