@@ -8,7 +8,7 @@ from types import TracebackType
 import grpc
 
 from forage_common.auth import presented
-from forage_common.calls import GRPC_RECONNECT, call
+from forage_common.calls import GRPC_RECONNECT, RefusedError, call
 from forage_common.circuit import Circuit
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import Settings
@@ -48,7 +48,7 @@ class RolloutClient:
         Raises:
             UnavailableError: no answer within the deadline.
             SettingsError: the token is refused.
-            ValueError: the service refuses the prompt; says which field.
+            RefusedError: the service refuses the prompt; says which field.
         """
 
         async def attempt() -> RunResponse:
@@ -92,5 +92,5 @@ class RolloutClient:
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
             return SettingsError(f"{error.details()}: set rollout.auth_token_file to the file that the service reads")
         if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
-            return ValueError(error.details())
+            return RefusedError(error.details())
         return UnavailableError(f"the rollout service at {self._address} gave no answer: {error.details()}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from forage_common.calls import MalformedReplyError
+from forage_common.calls import MalformedReplyError, RefusedError
 from forage_common.errors import DataError
 from forage_common.reward_client import GrpcReward, score_item
 from forage_common.rollout_client import RolloutClient
@@ -51,7 +51,7 @@ def sampled_again(rollout: RolloutClient, run_id: str) -> Again:
     async def again(stored: Trajectory) -> Trajectory:
         try:
             group = await rollout.run(prompt_of(stored, run_id))
-        except ValueError as error:
+        except RefusedError as error:
             raise DataError(f"the rollout service refuses trajectory {stored.id}: {error}") from error
         (new,) = group.trajectories
         new.id, new.run_id, new.sample = stored.id, stored.run_id, stored.sample

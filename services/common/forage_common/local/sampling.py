@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 
+from forage_common.calls import RefusedError
 from forage_common.errors import DataError
 from forage_common.local.in_flight import each
 from forage_common.questions import Question
@@ -53,7 +54,7 @@ async def groups(work: Iterable[Prompt], settings: Settings) -> AsyncGenerator[l
         async def run(prompt: Prompt) -> list[Trajectory]:
             try:
                 return list((await rollout.run(prompt)).trajectories)
-            except ValueError as error:
+            except RefusedError as error:
                 raise DataError(f"the rollout service refuses question {prompt.group_uid}: {error}") from error
 
         async with aclosing(each(work, run, settings.rollout.max_groups_in_flight)) as answered:
