@@ -78,7 +78,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
             turn for t in reply.group.trajectories for turn in t.turns if turn.action == ActionKind.ACTION_KIND_SEARCH
         ]
         assert any(turn.executed and turn.documents and turn.index_digest for turn in searches)
-        with pytest.raises(grpc.RpcError, match="a prompt needs messages"):
+        with pytest.raises(grpc.RpcError, match=r"prompt.messages is \[\]"):
             stub.Run(RunRequest(), timeout=60)
         assert stub.GetStatus(GetStatusRequest(), timeout=10).serving == first
 

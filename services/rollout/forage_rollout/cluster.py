@@ -51,6 +51,7 @@ _RAY_ENVIRONMENT = {
     # Without it the engine core of a replica that was killed would live on.
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_worker_niceness": "0",  # engines are no less urgent than the trainer and the retriever beside them
     "AUTOSCALER_UPDATE_INTERVAL_S": "60",
 }
 
