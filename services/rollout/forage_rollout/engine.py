@@ -103,7 +103,7 @@ class VllmEngine:
         self._transport: Transport = (
             Nccl(self._shapes, replica, engine.tensor_parallel_size, gpu=not cpu)
             if weights.transport == WeightTransport.NCCL
-            else Filesystem(self._shapes, weights.cache_dir)
+            else Filesystem(self._shapes, weights.cache_dir.resolve())
         )
         self._llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
@@ -127,7 +127,7 @@ class VllmEngine:
         self._vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         self._stops: dict[tuple[str, ...], dict[str, Any]] = {}
         self._ids = itertools.count()
-        self._cache_dir = weights.cache_dir
+        self._cache_dir = weights.cache_dir.resolve()
         self._max_lora_rank = engine.max_lora_rank
         self._adapters = Adapters(self._llm)
         self._hang_timeout_s = engine.hang_timeout_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,12 +16,12 @@ class Leases:
     """One lease a name, from its first generation until it is released.
 
     Args:
-        limit_s: a lease that is not released within so long of an update's begin is void.
+        limit_s: a lease that was not released so long after it was opened is void; its owner must have died.
     """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._held: set[str] = set()
+        self._held: dict[str, float] = {}  # → when it was opened
         self._closed = 0
         self._changed = asyncio.Condition()
 
@@ -30,13 +31,13 @@ class Leases:
             return
         async with self._changed:
             await self._changed.wait_for(lambda: not self._closed)
-            self._held.add(name)
+            self._held[name] = time.monotonic()
 
     async def release(self, name: str) -> None:
         """Give the lease back; a name without one is ignored."""
         if name in self._held:
             async with self._changed:
-                self._held.discard(name)
+                self._held.pop(name, None)
                 self._changed.notify_all()
 
     @asynccontextmanager
@@ -45,10 +46,8 @@ class Leases:
         async with self._changed:
             self._closed += 1
             try:
-                await asyncio.wait_for(self._changed.wait_for(lambda: not self._held), self._limit_s)
-            except TimeoutError:
-                log.warning("leases_void", count=len(self._held), after_s=self._limit_s)
-                self._held.clear()
+                while self._held:
+                    await self._next_release()
             except BaseException:
                 self._open_again()
                 raise
@@ -57,6 +56,14 @@ class Leases:
         finally:
             async with self._changed:
                 self._open_again()
+
+    async def _next_release(self) -> None:
+        patience_s = max(self._held.values()) + self._limit_s - time.monotonic()
+        try:
+            await asyncio.wait_for(self._changed.wait(), patience_s)
+        except TimeoutError:
+            log.warning("leases_void", count=len(self._held), after_s=self._limit_s)
+            self._held.clear()
 
     def _open_again(self) -> None:
         self._closed -= 1
