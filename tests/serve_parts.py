@@ -10,11 +10,13 @@ from typing import Any
 from ray import serve
 
 from forage_common.settings import ReplicaSettings, Settings
+from forage_common.telemetry import configure_logs, get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.deployments import EngineDeployment, RemoteEngine, broadcast, engine_deployment
 from forage_rollout.engine import EngineCounts
 from forage_rollout.generation import Generation, Request
 from forage_rollout.policy import NotServingError, PolicyError
+from forage_rollout.relay import join
 
 
 @dataclass
@@ -58,6 +60,8 @@ class ScriptedDeployment(EngineDeployment):
     """The shell as it is; only what is inside differs."""
 
     async def __init__(self) -> None:  # type: ignore[misc]
+        join()
+        configure_logs("rollout")
         self._replica = str(os.getpid())
         self._engine: Any = Scripted()
 
@@ -67,6 +71,9 @@ class ScriptedDeployment(EngineDeployment):
     async def fail(self, pid: int, why: str) -> None:
         if pid == os.getpid():
             self._engine.out_of_service = why
+
+    async def say(self, word: str) -> None:
+        get_logger().info(word)
 
     async def inside(self) -> tuple[int, list[str], int]:
         return os.getpid(), self._engine.released, self._engine.cancelled

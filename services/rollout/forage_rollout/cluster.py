@@ -31,7 +31,7 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 # Read by Serve when it is imported in a replica. Calls between replicas as unary gRPC (with Ray's token) on one event
 # loop cost a third of the CPU time of the default, which streams object references and crosses threads.
 _SERVE_ENVIRONMENT = {
-    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "1",  # else Serve takes what replicas write there for itself
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 2**20),
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",

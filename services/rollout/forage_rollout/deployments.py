@@ -373,7 +373,7 @@ def _deployment(name: str, of: type, replicas: ReplicaSettings, gpus: int = 0, *
         max_ongoing_requests=_MANY,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=_HEALTH_PERIOD_S,
-        logging_config=LoggingConfig(enable_access_log=False),
+        logging_config=LoggingConfig(enable_access_log=False, log_level="WARNING"),
         **options,
     )(of)
 

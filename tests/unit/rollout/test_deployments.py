@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from forage_common.errors import SettingsError
 from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.cluster import LocalCluster
@@ -92,3 +94,23 @@ def test_a_replica_out_of_service_is_avoided_and_when_all_are_callers_wait(calle
     for pid in pids:
         caller.everywhere.remote("fail", pid, "").result(timeout_s=60)
     assert len(caller.many.remote(["g"], 1).result(timeout_s=60)) == 1
+
+
+def test_what_replicas_log_reaches_the_main_process(caller: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    caller.everywhere.remote("say", "one_word").result(timeout_s=60)
+    shown, deadline = "", time.monotonic() + 10
+    while shown.count('"event": "one_word"') < REPLICAS and time.monotonic() < deadline:
+        time.sleep(0.1)
+        shown += capsys.readouterr().err
+    assert shown.count('"event": "one_word"') == REPLICAS
+
+
+@pytest.mark.usefixtures("caller")
+def test_the_builder_of_serve_deploy_takes_settings_by_their_names() -> None:
+    from ray.serve import Application
+
+    from forage_rollout.deployments import build
+
+    assert isinstance(build({"run.id": "one", "rollout.engine_replicas.max": "4"}), Application)
+    with pytest.raises(SettingsError, match=r"rollout\.nn"):
+        build({"rollout.nn": "4"})
