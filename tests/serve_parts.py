@@ -114,7 +114,7 @@ class CallerDeployment:
         return await broadcast(self._handle, method, *arguments)
 
 
-def application(settings: Settings, engines: int) -> Any:
+def application(settings: Settings, engines: ReplicaSettings) -> Any:
     """Engines, and in the dispatcher's place somebody who calls them."""
-    engine = engine_deployment(ScriptedDeployment, settings, ReplicaSettings(min=engines, max=engines), 0).bind()
+    engine = engine_deployment(ScriptedDeployment, settings, engines, 0).bind()
     return serve.deployment(name="Dispatcher", ray_actor_options={"num_cpus": 0.1})(CallerDeployment).bind(engine)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forage_common.errors import SettingsError
-from forage_common.settings import Settings
+from forage_common.settings import ReplicaSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.cluster import LocalCluster
 
@@ -27,7 +27,8 @@ class ScriptedCluster(LocalCluster):
 
         from forage_rollout.deployments import application_name
 
-        serve.run(application(self._settings, REPLICAS), name=application_name(self._settings), route_prefix=None)
+        engines = ReplicaSettings(min=REPLICAS, max=REPLICAS)
+        serve.run(application(self._settings, engines), name=application_name(self._settings), route_prefix=None)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,23 @@ def test_a_replica_out_of_service_is_avoided_and_when_all_are_callers_wait(calle
     for pid in pids:
         caller.everywhere.remote("fail", pid, "").result(timeout_s=60)
     assert len(caller.many.remote(["g"], 1).result(timeout_s=60)) == 1
+
+
+@pytest.mark.usefixtures("caller")
+def test_replicas_are_added_as_the_queue_grows() -> None:
+    from ray import serve
+    from serve_parts import application
+
+    engines = ReplicaSettings(min=1, max=2, target_ongoing=2, upscale_delay_s=1)
+    elastic = serve.run(application(Settings(), engines), name="elastic", route_prefix=None)
+    assert len(elastic.everywhere.remote("snapshot").result(timeout_s=60)) == 1
+    busy = elastic.many.remote(["g"] * 40, 6000)
+    deadline = time.monotonic() + 60
+    while len(elastic.everywhere.remote("snapshot").result(timeout_s=60)) < 2:
+        assert time.monotonic() < deadline, "one replica has 40 requests, twice two are wanted, and nothing happens"
+        time.sleep(0.5)
+    busy.cancel()
+    serve.delete("elastic")
 
 
 def test_what_replicas_log_reaches_the_main_process(caller: Any, capsys: pytest.CaptureFixture[str]) -> None:

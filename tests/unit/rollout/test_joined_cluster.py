@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 LOOPBACK = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name
 SERVICE = """
 import sys
-from forage_common.settings import load
+from forage_common.settings import ReplicaSettings, load
 from forage_common.telemetry import configure_logs
 from forage_rollout.cluster import JoinedCluster, open_cluster
 
@@ -27,7 +27,8 @@ class Scripted(JoinedCluster):
         from ray import serve
         from serve_parts import application
         from forage_rollout.deployments import application_name
-        serve.run(application(self._settings, 1), name=application_name(self._settings), route_prefix=None)
+        bound = application(self._settings, ReplicaSettings())
+        serve.run(bound, name=application_name(self._settings), route_prefix=None)
 
 configure_logs("rollout")  # to stderr
 settings = load(overrides=sys.argv[1:])
