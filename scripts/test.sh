@@ -23,9 +23,9 @@ run reward reward tests/unit/reward tests/contract/test_reward_service.py tests/
 run retriever_service retriever tests/contract/test_retriever_*.py
 wait
 cat "$logs/common" "$logs/retriever"
-run rollout rollout tests/unit/rollout tests/e2e/test_rollout_service.py
+run rollout rollout tests/unit/rollout tests/contract/test_rollout_faults.py tests/contract/test_knowledge_graph.py tests/e2e/test_rollout_*.py tests/chaos/test_rollout_kills.py
 run trainer trainer tests/unit/trainer tests/e2e/test_trainer_resume.py
-run stack common tests/contract/test_streams.py tests/e2e/test_forage.py tests/chaos
+run stack common tests/contract/test_streams.py tests/e2e/test_forage.py tests/chaos/test_kills.py
 
 passed=0 failed=0 skipped=0 broken=0
 count() { local found; found=$(grep -oE "[0-9]+ $1" <<< "$2" | grep -oE '^[0-9]+'); echo "${found:-0}"; }

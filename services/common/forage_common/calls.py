@@ -26,6 +26,9 @@ T = TypeVar("T")
 RETRIED = Counter("forage_common_call_retries_total", "Attempts that failed and were repeated", ["service"])
 GIVEN_UP = Counter("forage_common_calls_given_up_total", "Calls that failed for good", ["service"])
 
+GRPC_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
+"""Options of a channel: by default it waits up to two minutes between its own attempts, and fails calls meanwhile."""
+
 _GRPC_TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,

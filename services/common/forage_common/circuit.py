@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import grpc
 import httpx
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 
 from forage_common.errors import ForageError
 
@@ -19,6 +19,7 @@ OPEN_S = 1.0
 """Pause before a probe: a service that was restarted is back in seconds."""
 
 OPENED = Counter("forage_common_circuits_opened_total", "Circuits opened by failures in a row", ["service"])
+OPEN = Gauge("forage_common_circuits_open", "Circuits that are open", ["service"])
 
 _GRPC_AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 _HTTP_AWAY = {502, 503, 504}
@@ -64,6 +65,7 @@ class Circuit:
         self._failures = 0
         self._probe_at: float | None = None
         self._probing = False
+        OPEN.labels(service)  # shown from the start, as 0
 
     @property
     def is_open(self) -> bool:
@@ -103,9 +105,13 @@ class Circuit:
     def _failed(self, probe: bool) -> None:
         self._failures += 1
         if probe or (self._probe_at is None and self._failures >= self._most):
+            if self._probe_at is None:
+                OPEN.labels(self.service).inc()
             self._probe_at = self._clock() + self._open_s
             OPENED.labels(self.service).inc()
 
     def _close(self) -> None:
         self._failures = 0
+        if self._probe_at is not None:
+            OPEN.labels(self.service).dec()
         self._probe_at = None

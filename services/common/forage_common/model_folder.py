@@ -37,6 +37,15 @@ def read_header(file: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def end_of_turn(folder: Path) -> str:
+    """The tokenizer's end-of-sequence text; empty where the folder names none."""
+    try:
+        named = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}/tokenizer_config.json cannot be read ({error}): {_REMEDY}") from None
+    return str(named.get("content", "") if isinstance(named, dict) else named or "")
+
+
 def model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Tensor name → shape over all weight files of a model folder.
 

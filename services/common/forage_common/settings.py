@@ -42,6 +42,20 @@ class RetrievalMode(StrEnum):
     HYBRID = "hybrid"
 
 
+class WeightUpdate(StrEnum):
+    """What a new policy does to trajectories that run."""
+
+    IN_FLIGHT = "in_flight"
+    DRAIN = "drain"
+
+
+class WeightTransport(StrEnum):
+    """How new weights reach the engines."""
+
+    FILESYSTEM = "filesystem"
+    NCCL = "nccl"
+
+
 KL_KINDS = "^(kl|abs|mse|low_var_kl)$"
 """Estimates of a token's KL to the reference."""
 
@@ -225,7 +239,7 @@ class RewardSettings(Section):
 
 
 class EngineSettings(Section):
-    dtype: str = "float32"
+    dtype: str = Field("auto", description="auto: float32 on CPU, the model's own on GPUs")
     enforce_eager: bool = True
     max_num_seqs: int = Field(128, ge=1)
     max_model_len: int = Field(768, ge=16)
@@ -233,11 +247,56 @@ class EngineSettings(Section):
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU only")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     tensor_parallel_size: int = Field(1, ge=1)
+    max_lora_rank: int = Field(0, ge=0, description="largest rank of a published LoRA adapter; 0 = whole policies only")
+    hang_timeout_s: float = Field(60.0, gt=0, description="an engine that samples nothing for so long is replaced")
+
+
+class ReplicaSettings(Section):
+    min: int = Field(1, ge=1)
+    max: int = Field(1, ge=1, description="above min: replicas are added as the queue grows")
+    target_ongoing: float = Field(64.0, gt=0, description="requests a replica that autoscaling aims at")
+    upscale_delay_s: float = Field(10.0, ge=0)
+    downscale_delay_s: float = Field(300.0, ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ReplicaSettings:
+        if self.max < self.min:
+            raise ValueError(f"max {self.max} is below min {self.min}")
+        return self
+
+
+class EnvironmentRoute(Section):
+    name: str = Field("", description="a built-in environment: search or single_turn; or give path or entry_point")
+    path: Path | None = Field(None, description="a Python file with an environment of your own")
+    entry_point: str = Field("", description="module:class of an environment of your own")
+    params: dict[str, float | int | str | bool] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> EnvironmentRoute:
+        if bool(self.name) + bool(self.path) + bool(self.entry_point) != 1:
+            raise ValueError("give exactly one of name, path and entry_point")
+        return self
+
+
+class WeightSettings(Section):
+    update: WeightUpdate = Field(
+        WeightUpdate.IN_FLIGHT,
+        description="in_flight: trajectories go on under the new policy; drain: they end under the old one first",
+    )
+    transport: WeightTransport = WeightTransport.FILESYSTEM
+    cache_dir: Path = Field(Path(".cache/policies"), description="policies fetched from other than local folders")
 
 
 class RolloutSettings(Section):
     grpc_address: Address = "127.0.0.1:18630"
     health_address: Address = "127.0.0.1:18631"
+    http_address: Address = Field("127.0.0.1:18632", description="/v1/ask and the OpenAI-compatible endpoints")
+    auth_token_file: Path | None = Field(
+        None, description="file with the bearer token that HTTP and gRPC callers must present; unset = none"
+    )
+    environments: dict[str, EnvironmentRoute] = Field(
+        default_factory=dict, description="data_source → environment; search where none is given"
+    )
     n: int = Field(8, ge=1, description="samples a prompt")
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -248,10 +307,16 @@ class RolloutSettings(Section):
     max_response_length: int = Field(64, ge=1, description="tokens of one generation")
     max_obs_length: int = Field(192, ge=1, description="tokens of one observation")
     max_groups_in_flight: int = Field(32, ge=1)
+    max_trajectories_in_flight: int = Field(0, ge=0, description="0 = twice engine.max_num_seqs for each replica")
     trajectory_timeout_s: float = Field(120.0, gt=0)
     retrieve_timeout_s: float = Field(30.0, gt=0, description="with all retries")
     score_timeout_s: float = Field(60.0, gt=0, description="with all retries")
+    drain_timeout_s: float = Field(5.0, ge=0, description="on SIGTERM: running trajectories may end within")
+    ray_address: str = Field("", description="of a Ray cluster to join; empty = a small one of its own")
     engine: EngineSettings = EngineSettings()
+    engine_replicas: ReplicaSettings = ReplicaSettings()
+    agent_replicas: ReplicaSettings = ReplicaSettings()
+    weights: WeightSettings = WeightSettings()
 
 
 class KlControlSettings(Section):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import grpc
 
 from forage_common.calls import MalformedReplyError, RefusedError
 from forage_common.errors import UnavailableError
+from forage_common.reward_client import score_item
 from forage_common.settings import Settings
 from forage_common.telemetry import get_logger
-from forage_common.v1.reward_pb2 import ScoreItem
+from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
     Prompt,
@@ -23,15 +25,17 @@ from forage_common.v1.trajectory_pb2 import (
     Timings,
     Trajectory,
     TrajectoryGroup,
-    Turn,
 )
 from forage_rollout.clients import Retriever, Reward
+from forage_rollout.environments.environment import Environment, EnvironmentFailedError, Episode
+from forage_rollout.environments.registry import make
 from forage_rollout.generation import Engine, request
 from forage_rollout.groups import group_of, signed
 from forage_rollout.loop import Limits, Loop
 from forage_rollout.tokens import TokenCodec
 
 log = get_logger()
+OnEvent = Callable[[RunStreamResponse], None]
 
 
 class PromptError(ValueError):
@@ -44,11 +48,17 @@ class Counts:
 
     trajectories: int = 0
     failed_trajectories: int = 0
+    failed_timeout: int = 0
+    failed_invalid_input: int = 0
+    failed_internal: int = 0
+    environment_failures: int = 0
     truncated_trajectories: int = 0
+    unfinished_trajectories: int = 0
     turns: int = 0
     searches: int = 0
-    prompt_tokens: int = 0
+    invalid_actions: int = 0
     generated_tokens: int = 0
+    wait_seconds: float = 0.0
     generate_seconds: float = 0.0
     retrieve_seconds: float = 0.0
     score_seconds: float = 0.0
@@ -71,91 +81,152 @@ class Agent:
         self._limits = Limits.of(settings.rollout, codec)
         self._timeout_s = settings.rollout.trajectory_timeout_s
         self._engine = engine
-        self._retriever = retriever
+        self._environments = make(settings, retriever)
         self._reward = reward
         self._codec = codec
         self._end_of_turn = end_of_turn
         self._replica = replica
         self.counts = Counts()
 
-    async def run(self, prompt: Prompt) -> TrajectoryGroup:
+    async def run(self, prompt: Prompt, on_event: OnEvent | None = None) -> TrajectoryGroup:
         """Every sample of the prompt, scored.
+
+        Args:
+            on_event: told of each generation as it ends and of each observation as it is shown; must not wait.
 
         Raises:
             Exception: whatever the engine raised; nothing of the group is kept.
         """
         samples = max(0, prompt.samples)
         try:
-            ids = await self._render(prompt)
+            ids = await self._prompt_ids(prompt)
         except PromptError as error:
             log.warning("prompt_refused", group=prompt.group_uid, detail=str(error))
             blank = Trajectory(status=Status.STATUS_INVALID_INPUT, status_detail=str(error))
             trajectories = [self._sign(blank, prompt, sample, Timings()) for sample in range(samples)]
         else:
-            self.counts.samples_in_flight += samples
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    running = [tasks.create_task(self._sample(prompt, ids, sample)) for sample in range(samples)]
-            finally:
-                self.counts.samples_in_flight -= samples
-            trajectories = [task.result() for task in running]
+            trajectories = await self._samples(prompt, ids, samples, on_event)
             if prompt.purpose != Purpose.PURPOSE_ASK:  # somebody's own question has no accepted answers
                 await self._score(trajectories)
         for trajectory in trajectories:
             self._count(trajectory)
         return group_of(prompt, trajectories)
 
-    async def _render(self, prompt: Prompt) -> list[int]:
+    async def close(self) -> None:
+        """Let go of what the environments hold open."""
+        await self._environments.close()
+
+    async def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if not prompt.timeout_s >= 0:
+            raise PromptError(f"timeout_s is {prompt.timeout_s}: expected seconds, or 0 for the service's own limit")
+        if prompt.token_ids:
+            ids = list(prompt.token_ids)
+            if max(ids) >= self._codec.size:
+                raise PromptError(f"token_ids holds {max(ids)}: the policy's tokenizer has {self._codec.size} tokens")
+            return ids
         if not prompt.messages:
-            raise PromptError("the prompt has no messages")
+            raise PromptError("the prompt has neither messages nor token_ids")
         try:
             return await self._engine.render([{"role": m.role, "content": m.content} for m in prompt.messages])
         except ValueError as error:
             raise PromptError(f"the chat template refuses the prompt: {error}") from error
 
-    async def _sample(self, prompt: Prompt, prompt_ids: Sequence[int], sample: int) -> Trajectory:
+    async def _samples(
+        self, prompt: Prompt, ids: Sequence[int], samples: int, on_event: OnEvent | None
+    ) -> list[Trajectory]:
+        self.counts.samples_in_flight += samples
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._sample(prompt, ids, sample, on_event)) for sample in range(samples)]
+        finally:
+            self.counts.samples_in_flight -= samples
+            await self._engine.release(_affinity(prompt))
+        return [task.result() for task in running]
+
+    async def _sample(
+        self, prompt: Prompt, prompt_ids: Sequence[int], sample: int, on_event: OnEvent | None
+    ) -> Trajectory:
         timings = Timings()
         if prompt.issued_unix_ms:
             timings.queued_s = max(0.0, time.time() - prompt.issued_unix_ms / 1000)
         begin = time.perf_counter()
-        loop = Loop.start(self._limits, self._codec, prompt_ids)
+        environment = self._environments(prompt.data_source)
+        loop = Loop.start(self._limits, self._codec, prompt_ids, environment, Episode(prompt, sample))
+        timeout_s = min(self._timeout_s, prompt.timeout_s or self._timeout_s)
         status: Status.ValueType = Status.STATUS_OK
         detail = ""
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._turns(loop, prompt, sample, timings)
+            async with asyncio.timeout(timeout_s):
+                await self._turns(loop, prompt, sample, timings, on_event)
         except TimeoutError:
             status = Status.STATUS_TIMEOUT
-            detail = f"not finished within rollout.trajectory_timeout_s = {self._timeout_s:g} s"
-        except (UnavailableError, RefusedError, MalformedReplyError) as error:
+            limit = "rollout.trajectory_timeout_s" if timeout_s == self._timeout_s else "the prompt's timeout_s"
+            detail = f"not finished within {limit} = {timeout_s:g} s"
+        except (UnavailableError, RefusedError, MalformedReplyError, EnvironmentFailedError) as error:
             status, detail = _status_of(error), str(error)
-            loop.turns[-1].retrieval_status = status
+            if loop.turns and not loop.observed:  # else its action was answered
+                loop.turns[-1].retrieval_status = status
         timings.total_s = time.perf_counter() - begin
         trajectory = loop.trajectory()
         trajectory.status, trajectory.status_detail = status, detail
         return self._sign(trajectory, prompt, sample, timings)
 
-    async def _turns(self, loop: Loop, prompt: Prompt, sample: int, timings: Timings) -> None:
+    async def _turns(self, loop: Loop, prompt: Prompt, sample: int, timings: Timings, on_event: OnEvent | None) -> None:
+        environment, episode = loop.environment, loop.episode
         while (context := loop.next_context()) is not None:
-            turn = len(loop.turns) + 1
-            asked = request(prompt.sampling, context, self._limits.max_response_length, sample, turn)
+            with self._failures_of(environment):
+                budget = environment.budget(episode)
+                length = min(budget.max_tokens, self._limits.max_response_length)
+                asked = request(
+                    prompt.sampling,
+                    context,
+                    length,
+                    sample,
+                    episode.turn,
+                    environment.stops,
+                    budget.min_tokens,
+                    _affinity(prompt),
+                )
             start = time.perf_counter()
             try:
                 generation = await self._engine.generate(asked)
             finally:
                 timings.generate_s += time.perf_counter() - start
-            action = loop.add_generation(generation)
+            with self._failures_of(environment):
+                action = loop.add_generation(generation)
+            if on_event is not None:
+                acted = RunStreamResponse(sample=sample, text=loop.spans[-1].text)
+                acted.acted.CopyFrom(loop.turns[-1])
+                on_event(acted)
             if not loop.searching or action.kind == ActionKind.ACTION_KIND_ANSWER:
                 continue
             if action.kind == ActionKind.ACTION_KIND_INVALID:
-                loop.add_feedback()
-                continue
-            start = time.perf_counter()
-            try:
-                found = await self._retriever.search([action.content])
-            finally:
-                timings.retrieve_s += time.perf_counter() - start
-            loop.add_documents(found.documents[0], found.provenance, found.partial)
+                with self._failures_of(environment):
+                    loop.add_feedback()
+            else:
+                start = time.perf_counter()
+                try:
+                    with self._failures_of(environment):
+                        loop.add_observation(await environment.respond(action, episode))
+                finally:
+                    timings.retrieve_s += time.perf_counter() - start
+            if on_event is not None and loop.observed:
+                observed = RunStreamResponse(sample=sample, text=loop.observed)
+                observed.observed.CopyFrom(loop.turns[-1])
+                on_event(observed)
+
+    @contextmanager
+    def _failures_of(self, environment: Environment) -> Iterator[None]:
+        """Errors of a service pass; whatever else an environment's own code raises is named after it and counted."""
+        try:
+            yield
+        except (UnavailableError, RefusedError, MalformedReplyError):
+            raise
+        except Exception as error:
+            self.counts.environment_failures += 1
+            name = type(environment).__name__
+            log.exception("environment_failed", environment=name)
+            raise EnvironmentFailedError(f"environment {name}: {type(error).__name__}: {error}") from error
 
     def _sign(self, trajectory: Trajectory, prompt: Prompt, sample: int, timings: Timings) -> Trajectory:
         whole = signed(trajectory, prompt, sample)
@@ -167,17 +238,7 @@ class Agent:
         whole = [t for t in trajectories if t.status == Status.STATUS_OK]
         if not whole:
             return
-        items = [
-            ScoreItem(
-                trajectory_id=t.id,
-                data_source=t.data_source,
-                spans=t.spans,
-                ground_truth=t.ground_truth,
-                end_of_turn=self._end_of_turn,
-                turns=[_without_documents(turn) for turn in t.turns],
-            )
-            for t in whole
-        ]
+        items = [score_item(trajectory, self._end_of_turn) for trajectory in whole]
         start = time.perf_counter()
         try:
             scored = await self._reward.score(items)
@@ -199,14 +260,23 @@ class Agent:
         counts, timings = self.counts, trajectory.timings
         counts.trajectories += 1
         counts.failed_trajectories += trajectory.status != Status.STATUS_OK
+        counts.failed_timeout += trajectory.status == Status.STATUS_TIMEOUT
+        counts.failed_invalid_input += trajectory.status == Status.STATUS_INVALID_INPUT
+        counts.failed_internal += trajectory.status == Status.STATUS_INTERNAL
         counts.truncated_trajectories += trajectory.truncated
+        counts.unfinished_trajectories += not trajectory.finished
         counts.turns += len(trajectory.turns)
         counts.searches += sum(turn.executed for turn in trajectory.turns)
-        counts.prompt_tokens += trajectory.prompt_length
+        counts.invalid_actions += len(trajectory.turns) - trajectory.valid_actions
         counts.generated_tokens += sum(trajectory.loss_mask)
+        counts.wait_seconds += timings.queued_s
         counts.generate_seconds += timings.generate_s
         counts.retrieve_seconds += timings.retrieve_s
         counts.score_seconds += timings.score_s
+
+
+def _affinity(prompt: Prompt) -> str:
+    return f"{prompt.run_id}/{prompt.group_uid}"
 
 
 def _status_of(error: Exception) -> Status.ValueType:
@@ -216,14 +286,3 @@ def _status_of(error: Exception) -> Status.ValueType:
     refused = isinstance(error, RefusedError)
     refused |= isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.INVALID_ARGUMENT
     return Status.STATUS_INVALID_INPUT if refused else Status.STATUS_INTERNAL
-
-
-def _without_documents(turn: Turn) -> Turn:
-    """What a reward needs to know of a turn; the passages are in the spans already."""
-    return Turn(
-        index=turn.index,
-        action=turn.action,
-        content=turn.content,
-        executed=turn.executed,
-        retrieval_status=turn.retrieval_status,
-    )

@@ -1,8 +1,9 @@
-"""A Ray of our own on this machine: loopback only, small, and gone with us."""
+"""The Ray that the deployments run in: a small one of our own, on loopback and gone with us, or one that is joined."""
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import secrets
 import shutil
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 
 import psutil
 
@@ -25,8 +26,18 @@ log = get_logger()
 _PREFIX = "forage-ray-"
 _STARTS = 3
 _PATIENCE_S = 5.0
+_DRAIN_ANSWER_S = 3.0
 _OBJECT_STORE_BYTES = 80 * 2**20
-# Read by Ray when it is imported, and by every process that it starts.
+# Read by Serve when it is imported in a replica. Calls between replicas as unary gRPC (with Ray's token) on one event
+# loop cost a third of the CPU time of the default, which streams object references and crosses threads.
+_SERVE_ENVIRONMENT = {
+    "RAY_SERVE_LOG_TO_STDERR": "1",  # else Serve takes what replicas write there for itself
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 2**20),
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+}
+# Read by a Ray of our own when it is imported, and by every process that it starts.
 _RAY_ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     "RAY_AUTH_MODE": "token",
@@ -37,8 +48,10 @@ _RAY_ENVIRONMENT = {
     "RAY_agent_register_timeout_ms": "180000",
     "RAY_enable_metrics_collection": "0",
     "RAY_worker_register_timeout_seconds": "300",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
+    # Without it the engine core of a replica that was killed would live on.
+    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_worker_niceness": "0",  # engines are no less urgent than the trainer and the retriever beside them
     "AUTOSCALER_UPDATE_INTERVAL_S": "60",
 }
 
@@ -70,11 +83,116 @@ def remove_abandoned(parent: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class LocalCluster:
-    """Starts Ray, deploys the application, and ends every process of both."""
+class Cluster(Protocol):
+    """Where the deployments run."""
+
+    def start(self) -> None:
+        """Blocks until all deployments run; takes most of a minute on CPU.
+
+        Raises:
+            Exception: there is no Ray, or Serve gave up on a deployment.
+        """
+        ...
+
+    def handle(self, deployment: str) -> Any:
+        """Serve's handle of a deployment that runs."""
+        ...
+
+    async def broadcast(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
+        """See `deployments.broadcast`."""
+        ...
+
+    def begin_drain(self) -> None:
+        """Take no more prompts; blocks until running groups have ended, for `rollout.drain_timeout_s` at most."""
+        ...
+
+    def stop(self, patience_s: float) -> None:
+        """End what was started, by force where it does not end by itself."""
+        ...
+
+
+def open_cluster(settings: Settings) -> Cluster:
+    """The cluster at `rollout.ray_address`, or one of our own where none is given."""
+    return JoinedCluster(settings) if settings.rollout.ray_address else LocalCluster(settings)
+
+
+class _Application:
+    """One run's Serve application in the Ray that this process is connected to."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+
+    def deploy(self) -> None:
+        import ray
+        from ray import serve
+
+        from forage_rollout.deployments import application, application_name
+
+        begin = time.perf_counter()
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        serve.run(application(self._settings, gpus), name=application_name(self._settings), route_prefix=None)
+        log.info("deployments_running", seconds=round(time.perf_counter() - begin, 1))
+
+    def handle(self, deployment: str) -> Any:
+        from ray import serve
+
+        from forage_rollout.deployments import application_name
+
+        return serve.get_deployment_handle(deployment, application_name(self._settings))
+
+    async def broadcast(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
+        from forage_rollout.deployments import broadcast
+
+        return await broadcast(self.handle(deployment), method, *arguments)
+
+    def begin_drain(self) -> None:
+        seconds = self._settings.rollout.drain_timeout_s
+        try:
+            left = self.handle("Dispatcher").drain.remote(seconds).result(timeout_s=seconds + _DRAIN_ANSWER_S)
+        except Exception as error:  # noqa: BLE001 - the end must come; prompts that nobody finished stay pending
+            log.warning("not_drained", detail=f"{type(error).__name__}: {error}")
+        else:
+            log.info("drained", groups_left=left)
+
+
+class JoinedCluster(_Application):
+    """A Ray cluster that others run and share; of it only this run's application is ours."""
+
+    def start(self) -> None:
+        import ray
+        from ray import serve
+
+        ray.init(
+            address=self._settings.rollout.ray_address,
+            namespace=f"forage-{self._settings.run.id}",
+            log_to_driver=False,
+            configure_logging=False,
+            runtime_env={"env_vars": {**_SERVE_ENVIRONMENT, **environment(self._settings.rollout.engine)}},
+        )
+        serve.start(http_options={"location": "NoServer"})
+        log.info("ray_joined", address=self._settings.rollout.ray_address)
+        self.deploy()
+
+    def stop(self, patience_s: float) -> None:
+        import ray
+        from ray import serve
+
+        from forage_rollout.deployments import application_name
+
+        if not ray.is_initialized():
+            return
+        serve.delete(application_name(self._settings), _blocking=False)
+        deadline = time.monotonic() + patience_s
+        while application_name(self._settings) in serve.status().applications and time.monotonic() < deadline:
+            time.sleep(0.2)
+        ray.shutdown()
+
+
+class LocalCluster(_Application):
+    """Starts Ray, deploys the application, and ends every process of both."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self._stopping = False
         # Sockets live in there, and their paths must stay below 108 bytes.
         remove_abandoned(Path(tempfile.gettempdir()))
@@ -85,23 +203,20 @@ class LocalCluster:
         self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def start(self) -> None:
-        """Blocks until all deployments run; takes most of a minute on CPU.
-
-        Raises:
-            Exception: Ray did not start, several times over, or Serve gave up on a deployment.
-        """
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        os.environ.update(_RAY_ENVIRONMENT, **environment(self._settings.rollout.engine))
+        os.environ.update({**_RAY_ENVIRONMENT, **environment(self._settings.rollout.engine)})
         import ray
         from ray import serve
 
-        from forage_rollout.deployments import APPLICATION, application
+        os.environ.update(_SERVE_ENVIRONMENT)  # after the import: not for this process, which blocks on handles
+
+        from forage_rollout.deployments import cpus
 
         begin = time.perf_counter()
         for attempt in range(1, _STARTS + 1):
             try:
                 ray.init(
-                    num_cpus=1,
+                    num_cpus=max(1, math.ceil(cpus(self._settings))),
                     object_store_memory=_OBJECT_STORE_BYTES,
                     include_dashboard=False,
                     log_to_driver=False,
@@ -117,12 +232,9 @@ class LocalCluster:
                     raise
                 self._end_processes(_PATIENCE_S)
         log.info("ray_started", seconds=round(time.perf_counter() - begin, 1))
-        gpus = int(ray.cluster_resources().get("GPU", 0))
-        serve.run(application(self._settings, gpus), name=APPLICATION, route_prefix=None)
-        log.info("deployments_running", seconds=round(time.perf_counter() - begin, 1))
+        self.deploy()
 
     def stop(self, patience_s: float) -> None:
-        """End what was started, by force where it does not end by itself, and remove its folder."""
         self._stopping = True
         self._end_processes(patience_s)
         self._reaper.communicate()

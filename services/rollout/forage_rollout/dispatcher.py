@@ -27,6 +27,7 @@ WaitForPolicy = Callable[[int, int, float], Awaitable[Policy | None]]
 WaitForServices = Callable[[], Awaitable[None]]
 BLOCK_S = 1.0
 RETRY_S = 0.5
+POLL_S = 0.1
 POLICY_WAIT_S = 20.0
 MAX_RUNS = 5
 
@@ -52,7 +53,8 @@ class Dispatcher:
 
     Args:
         run_group: runs a prompt; raises when the engine fails, and is then called again.
-        wait_for_policy: (version, epoch, seconds) → what is served, waiting for that policy at most so long.
+        wait_for_policy: (version, epoch, seconds) → the oldest policy that an engine serves, waiting for that one at
+            most so long; None where there is no engine in service.
         wait_for_services: returns once retriever and reward are ready. Awaited before the first prompt is taken,
             and again when a group came back with a trajectory that failed.
     """
@@ -70,7 +72,12 @@ class Dispatcher:
         self._wait_for_policy = wait_for_policy
         self._wait_for_services = wait_for_services
         self._services_in_doubt = True
-        self._most = settings.rollout.max_groups_in_flight
+        rollout = settings.rollout
+        self._most_groups = rollout.max_groups_in_flight
+        self._most_trajectories = rollout.max_trajectories_in_flight or (
+            2 * rollout.engine.max_num_seqs * rollout.engine_replicas.max
+        )
+        self._usual_samples = rollout.n
         self._reclaim_s = settings.redis.reclaim_idle_s / 2
         self._keep_alive_s = min(3.0, settings.redis.reclaim_idle_s / 3)
         # A group stays on the stream until the checkpoint that holds its step: twice what a working trainer leaves.
@@ -78,6 +85,10 @@ class Dispatcher:
         self._largest_backlog = 2 * settings.data.train_batch_size * (trainer.save_freq + trainer.max_staleness + 1)
         self._consumer = f"rollout-{uuid.uuid4().hex[:12]}"
         self._held: dict[bytes, asyncio.Task[None]] = {}
+        self._samples: dict[bytes, int] = {}
+        # Engines only move on, and one that starts begins with what is announced: nobody needs to be asked again.
+        self._reached = (0, -1)
+        self._draining = False
         self.counts = DispatchCounts()
 
     async def run(self) -> None:
@@ -94,14 +105,39 @@ class Dispatcher:
                 log.exception("dispatcher_restarts", held=len(self._held))
                 await asyncio.sleep(RETRY_S)
 
+    async def drain(self, timeout_s: float) -> int:
+        """Take no more prompts and let the held ones end; the rest stays pending for another worker to reclaim.
+
+        Returns:
+            How many did not end within the time.
+        """
+        self._draining = True
+        if self._held:
+            await asyncio.wait(list(self._held.values()), timeout=timeout_s)
+        left = list(self._held.values())
+        for task in left:
+            task.cancel()
+        log.info("drained", groups_left=len(left))
+        return len(left)
+
+    def _free(self) -> int:
+        """How many more groups may run, taking for granted that each has `rollout.n` samples."""
+        if self._draining:
+            return 0
+        groups = (self._most_trajectories - sum(self._samples.values())) // self._usual_samples
+        if not self._held:
+            groups = max(1, groups)
+        return min(self._most_groups - len(self._held), groups)
+
     async def _take(self) -> None:
-        while True:
+        while not self._draining:
             if self._services_in_doubt:
                 await self._wait_for_services()
                 self._services_in_doubt = False
-            free = self._most - len(self._held)
+            free = self._free()
             if free <= 0:
-                await asyncio.wait(list(self._held.values()), return_when=asyncio.FIRST_COMPLETED)
+                if self._held:
+                    await asyncio.wait(list(self._held.values()), return_when=asyncio.FIRST_COMPLETED)
                 continue
             if await self._redis(self._streams.backlog, self._streams.trajectories) >= self._largest_backlog:
                 self.counts.backpressure_seconds += RETRY_S
@@ -111,8 +147,8 @@ class Dispatcher:
                 self._start(entry)
 
     async def _reclaim(self) -> None:
-        while True:
-            free = 0 if self._services_in_doubt else self._most - len(self._held)
+        while not self._draining:
+            free = 0 if self._services_in_doubt else self._free()
             if free > 0:
                 for entry in await self._redis(self._streams.reclaim_prompts, self._consumer, free):
                     if entry.id not in self._held:
@@ -126,13 +162,17 @@ class Dispatcher:
             await self._redis(self._streams.keep_alive, self._consumer, list(self._held))
 
     def _start(self, entry: Entry[Prompt]) -> None:
+        if self._draining:
+            return
         task = supervise(self._work(entry), entry.message.group_uid)
         self._held[entry.id] = task
+        self._samples[entry.id] = entry.message.samples
         self.counts.groups_in_flight = len(self._held)
         task.add_done_callback(lambda _: self._drop(entry.id))
 
     def _drop(self, id: bytes) -> None:
         self._held.pop(id, None)
+        self._samples.pop(id, None)
         self.counts.groups_in_flight = len(self._held)
 
     async def _work(self, entry: Entry[Prompt]) -> None:
@@ -160,14 +200,18 @@ class Dispatcher:
                 await asyncio.sleep(RETRY_S)
                 continue
             version, epoch = prompt.min_policy_version, announced.epoch
+            if self._reached >= (epoch, max(version, announced.version)):
+                return True
             try:
                 served = await self._wait_for_policy(version, epoch, min(left, 5.0))
             except Exception as error:  # noqa: BLE001 - protects the prompt from an engine that is starting again
                 log.warning("waiting_for_engine", detail=str(error))
                 await asyncio.sleep(RETRY_S)
                 continue
-            if served is not None and served.epoch >= epoch and (served.epoch > epoch or served.version >= version):
+            if served is not None and (served.epoch, served.version) >= (epoch, version):
+                self._reached = max(self._reached, (served.epoch, served.version))
                 return True
+            await asyncio.sleep(POLL_S)
         return False
 
     async def _run(self, prompt: Prompt) -> TrajectoryGroup:

@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.model_folder import model_shapes
-from forage_common.settings import EngineSettings, Settings
+from forage_common.settings import EngineSettings, Settings, WeightTransport, WeightUpdate
 from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.generation import Generation, Request
-from forage_rollout.policy import label, parse_label, verify
-from forage_rollout.turns import STOP
+from forage_rollout.leases import Leases
+from forage_rollout.policy import NotServingError, PolicyError, described, is_newer, parse_label
+from forage_rollout.standstill import Standstill
+from forage_rollout.weights.adapter import Adapters, verify_adapter
+from forage_rollout.weights.adapter import arguments as adapter_arguments
+from forage_rollout.weights.filesystem import Filesystem, fetch
+from forage_rollout.weights.nccl import Nccl
+from forage_rollout.weights.transport import Shipment, Transport
 
 log = get_logger()
 _BATCHED_TOKENS_CPU = 4096
@@ -38,44 +44,70 @@ def environment(settings: EngineSettings) -> dict[str, str]:
     }
 
 
+class EngineHangsError(RuntimeError):
+    """The engine has sampled nothing for too long although it should."""
+
+
 @dataclass
 class EngineCounts:
-    """What an engine has done since it started."""
+    """What an engine has done since it started, and (running, waiting, paused, out_of_service) how it stands."""
 
     requests: int = 0
     requests_in_flight: int = 0
+    requests_running: int = 0
+    requests_waiting: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     sampled_tokens: int = 0
+    busy_seconds: float = 0.0
     policy_updates: int = 0
     policy_pause_seconds: float = 0.0
     policy_failures: int = 0
+    adapter_loads: int = 0
+    paused: int = 0
+    out_of_service: int = 0
 
 
 class VllmEngine:
-    """One model in one AsyncLLM. Make it inside the event loop that will use it."""
+    """One model in one AsyncLLM. Make it inside the event loop that will use it.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        replica: number of this engine among all that run, from 0.
+
+    Attributes:
+        serving: the policy whose tokens are sampled; None = the weights of `model.path`.
+        out_of_service: why `generate` refuses, such as a published policy that cannot be loaded; a load clears it.
+
+    Raises:
+        SettingsError: a setting needs GPUs and there are none.
+    """
+
+    def __init__(self, settings: Settings, replica: int = 0) -> None:
         os.environ.update(environment(settings.rollout.engine))
         from vllm.config import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from forage_rollout.weights import BACKEND
-
-        engine = settings.rollout.engine
-        arguments: dict[str, Any] = {}
-        if current_platform.is_cpu():
+        engine, weights = settings.rollout.engine, settings.rollout.weights
+        cpu = bool(current_platform.is_cpu())
+        arguments: dict[str, Any] = {"dtype": engine.dtype}
+        if cpu:
             # A seeded request whose prompt is split ends the engine on CPU ("Generator does not use offset").
             tokens = max(engine.max_model_len, _BATCHED_TOKENS_CPU)
-            arguments = {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
-        self._model = Path(settings.model.path).resolve()
-        self._shapes = model_shapes(self._model)
+            arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
+            if engine.dtype == "auto":  # a CPU is slower in half precision, and far from the trainer's logprobs
+                arguments["dtype"] = "float32"
+        model = Path(settings.model.path).resolve()
+        self._shapes = model_shapes(model)
+        self._transport: Transport = (
+            Nccl(self._shapes, replica, engine.tensor_parallel_size, gpu=not cpu)
+            if weights.transport == WeightTransport.NCCL
+            else Filesystem(self._shapes, weights.cache_dir.resolve())
+        )
         self._llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
-                model=str(self._model),
-                dtype=engine.dtype,
+                model=str(model),
                 enforce_eager=engine.enforce_eager,
                 max_model_len=engine.max_model_len,
                 max_num_seqs=engine.max_num_seqs,
@@ -84,24 +116,56 @@ class VllmEngine:
                 tensor_parallel_size=engine.tensor_parallel_size,
                 seed=settings.run.seed,
                 logprobs_mode="processed_logprobs",
-                weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+                weight_transfer_config=WeightTransferConfig(backend=self._transport.backend),
                 disable_log_stats=True,
                 enable_log_requests=False,
                 **arguments,
+                **adapter_arguments(engine.max_lora_rank),
             )
         )
         self._tokenizer = self._llm.get_tokenizer()
-        self._stops = self._stop_arguments()
+        self._vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        self._stops: dict[tuple[str, ...], dict[str, Any]] = {}
         self._ids = itertools.count()
-        self._transfer_ready = False
+        self._cache_dir = weights.cache_dir.resolve()
+        self._max_lora_rank = engine.max_lora_rank
+        self._adapters = Adapters(self._llm)
+        self._hang_timeout_s = engine.hang_timeout_s
+        drains = weights.update == WeightUpdate.DRAIN
+        self._leases = Leases(settings.rollout.trajectory_timeout_s) if drains else None
+        self._standstill = Standstill(self._llm)
+        self._loading = asyncio.Lock()
+        self._progress = 0
+        self._counted = time.perf_counter()
         self._changed = asyncio.Condition()
+        self._counts = EngineCounts()
         self.serving: Policy | None = None
-        self.counts = EngineCounts()
+        self.out_of_service = ""
+
+    @property
+    def llm(self) -> Any:
+        """vLLM's AsyncLLM, for callers that bring requests of its own kind."""
+        return self._llm
 
     @property
     def end_of_turn(self) -> str:
         """The tokenizer's end-of-sequence text."""
         return str(self._tokenizer.eos_token or "")
+
+    @property
+    def paused(self) -> bool:
+        """Whether generation was paused and not resumed."""
+        return self._standstill.paused
+
+    @property
+    def counts(self) -> EngineCounts:
+        """How the engine stands now."""
+        self._count_busy()
+        counts, states = self._counts, self._llm.output_processor.request_states.values()
+        counts.requests_waiting = sum(state.is_prefilling for state in states)
+        counts.requests_running = len(states) - counts.requests_waiting
+        counts.paused, counts.out_of_service = int(self.paused), int(bool(self.out_of_service))
+        return counts
 
     async def render(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a chat, ready for the assistant's turn.
@@ -118,7 +182,31 @@ class VllmEngine:
         return [int(token) for token in ids]
 
     async def generate(self, request: Request) -> Generation:
-        """Sample until a stop string, end-of-sequence or `max_tokens`."""
+        """Sample until a stop text, end-of-sequence or `max_tokens`.
+
+        In drain mode a request's `affinity` holds a lease from now until `release`: one policy serves it all along.
+
+        Raises:
+            NotServingError: see `out_of_service`.
+        """
+        if self.out_of_service:
+            raise NotServingError(self.out_of_service)
+        if self._leases is None:
+            return await self._generate(request)
+        lease = request.affinity or f"request {next(self._ids)}"
+        await self._leases.open(lease)
+        try:
+            return await self._generate(request)
+        finally:
+            if not request.affinity:
+                await self._leases.release(lease)
+
+    async def release(self, affinity: str) -> None:
+        """No more requests of this affinity will come; only drain mode needs to know."""
+        if self._leases is not None:
+            await self._leases.release(affinity)
+
+    async def _generate(self, request: Request) -> Generation:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -128,64 +216,118 @@ class VllmEngine:
             top_k=request.top_k,
             seed=request.seed,
             max_tokens=request.max_tokens,
+            min_tokens=request.min_tokens,
             logprobs=0,
+            flat_logprobs=True,
             skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            **self._stops,
+            **self._stop_arguments(request.stop),
         )
-        self.counts.requests += 1
-        self.counts.requests_in_flight += 1
+        counts = self._counts
+        self._count_busy()
+        counts.requests += 1
+        counts.requests_in_flight += 1
         try:
-            stream = self._llm.generate(
-                {"prompt_token_ids": request.token_ids}, parameters, request_id=str(next(self._ids))
-            )
-            async for output in stream:
-                final = output
+            async with self._adapters.use() as adapter:
+                stream = self._llm.generate(
+                    {"prompt_token_ids": request.token_ids},
+                    parameters,
+                    request_id=str(next(self._ids)),
+                    lora_request=adapter and adapter.request,
+                )
+                async for output in stream:
+                    final = output
         finally:
-            self.counts.requests_in_flight -= 1
+            self._count_busy()
+            counts.requests_in_flight -= 1
         part = final.outputs[0]
-        ids = [int(token) for token in part.token_ids]
-        self.counts.prompt_tokens += len(request.token_ids)
-        self.counts.cached_prompt_tokens += final.num_cached_tokens or 0
-        self.counts.sampled_tokens += len(ids)
+        ids = list(part.token_ids)
+        counts.prompt_tokens += len(request.token_ids)
+        counts.cached_prompt_tokens += final.num_cached_tokens or 0
+        counts.sampled_tokens += len(ids)
+        if adapter is not None:
+            versions = [(adapter.policy.version, adapter.policy.epoch, 0, len(ids))]
+        else:
+            versions = [(*parse_label(v.version), v.start, v.end) for v in part.weight_versions or ()]
+        flat = part.logprobs
         return Generation(
             token_ids=ids,
-            logprobs=[row[token].logprob for row, token in zip(part.logprobs, ids, strict=True)],
+            logprobs=[flat.logprobs[start] for start in flat.start_indices[: len(ids)]],
             hit_length=part.finish_reason == "length",
-            versions=[(*parse_label(v.version), v.start, v.end) for v in part.weight_versions or ()],
+            versions=versions,
         )
 
+    def _count_busy(self) -> None:
+        """Add the time since the last call, where requests were in flight; called before their number changes."""
+        before, self._counted = self._counted, time.perf_counter()
+        if self._counts.requests_in_flight:
+            self._counts.busy_seconds += self._counted - before
+
     async def load(self, policy: Policy) -> float:
-        """Serve another policy; running requests go on under it. Returns the seconds that generation stood still.
+        """Serve another policy, whoever asks for it and whether they wait for it or not.
+
+        Running generations go on under it; those of adapters end under the one they began with. In drain mode all
+        leases are released first.
+
+        Returns:
+            Seconds that generation stood still.
 
         Raises:
             PolicyError: it must not be served; the engine goes on as before.
         """
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+        return await asyncio.shield(asyncio.ensure_future(self._load(policy)))
 
-        try:
-            file = await asyncio.to_thread(verify, policy, self._shapes)
-        except Exception:
-            self.counts.policy_failures += 1
-            raise
-        if not self._transfer_ready:
-            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
-            self._transfer_ready = True
-        start = time.perf_counter()
-        # Keys and values of the old weights must go: running requests compute theirs again.
-        await self._llm.pause_generation(mode="keep", clear_cache=True)
-        await self._llm.start_weight_update()
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"path": str(file)}))
-        await self._llm.finish_weight_update(label(policy))
-        await self._llm.resume_generation()
-        seconds = time.perf_counter() - start
-        self.counts.policy_updates += 1
-        self.counts.policy_pause_seconds += seconds
-        async with self._changed:
-            self.serving = policy
-            self._changed.notify_all()
+    async def _load(self, policy: Policy) -> float:
+        async with self._loading:
+            try:
+                if not is_newer(policy, self.serving):
+                    assert self.serving is not None
+                    raise PolicyError(f"{described(policy)} is not newer than {described(self.serving)}, now served")
+                if policy.adapter != bool(self._max_lora_rank):
+                    kind = "a LoRA adapter" if policy.adapter else "a whole policy"
+                    raise PolicyError(
+                        f"{described(policy)} is {kind} and rollout.engine.max_lora_rank is {self._max_lora_rank}: "
+                        "an engine with a rank takes adapters alone, one without takes none"
+                    )
+                if policy.adapter:
+                    folder = await asyncio.to_thread(self._verified_adapter, policy)
+                    async with self._drained():
+                        await self._adapters.load(policy, folder)
+                        await self._serve(policy)
+                    self._counts.adapter_loads += 1
+                    seconds = 0.0
+                else:
+                    shipment = await self._transport.prepare(policy)
+                    async with self._drained():
+                        seconds = await self._update(policy, shipment)
+                        await self._serve(policy)
+            except Exception:
+                self._counts.policy_failures += 1
+                raise
+        self._counts.policy_updates += 1
+        self._counts.policy_pause_seconds += seconds
         log.info("policy_loaded", version=policy.version, epoch=policy.epoch, seconds=round(seconds, 3))
         return seconds
+
+    def _verified_adapter(self, policy: Policy) -> Path:
+        return verify_adapter(policy, fetch(policy, self._cache_dir), self._shapes, self._max_lora_rank)
+
+    def _drained(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext() if self._leases is None else self._leases.drained()
+
+    async def _update(self, policy: Policy, shipment: Shipment) -> float:
+        try:
+            return await self._standstill.update(policy, shipment)
+        except BaseException as error:
+            self.out_of_service = f"{described(policy)} was loaded by half ({error!r}): the engine must start again"
+            self.kill()
+            raise
+
+    async def _serve(self, policy: Policy) -> None:
+        async with self._changed:
+            self.serving = policy
+            self.out_of_service = ""
+            self._changed.notify_all()
 
     async def wait_for(self, version: int, epoch: int, timeout_s: float) -> Policy | None:
         """What is served, once it is at least this version of this epoch (or of a later one), or after the wait."""
@@ -201,25 +343,64 @@ class VllmEngine:
                 await asyncio.wait_for(self._changed.wait_for(reached), timeout_s)
         return self.serving
 
+    async def pause(self, drain: bool) -> None:
+        """Let generation stand still until `resume`; policies may be loaded meanwhile.
+
+        Args:
+            drain: running generations end first, and in drain mode whole trajectories; else they go on after `resume`.
+        """
+        await self._standstill.pause(drain, self._drained())
+
+    async def resume(self) -> None:
+        """End a pause; without one nothing happens."""
+        await self._standstill.resume()
+
     async def check_health(self) -> None:
         """Raises when the engine has died."""
         await self._llm.check_health()
+
+    async def probe(self) -> None:
+        """Sample a token, unless others were sampled since the last call or generation stands still on purpose.
+
+        Raises:
+            EngineHangsError: nothing was sampled within `engine.hang_timeout_s`.
+        """
+        if self._standstill.intended or self._progressed():
+            return
+        try:
+            async with asyncio.timeout(self._hang_timeout_s):
+                await self._generate(Request([self._tokenizer.eos_token_id or 0], 1, 0.0, 1.0, -1, None))
+        except TimeoutError:
+            if not (self._standstill.intended or self._progressed()):
+                raise EngineHangsError(f"the engine has sampled nothing for {self._hang_timeout_s:g} s") from None
+
+    def _progressed(self) -> bool:
+        """Whether tokens were sampled since the last call."""
+        running = self._llm.output_processor.request_states.values()
+        now = self._counts.sampled_tokens + sum(state.detokenizer.num_output_tokens() for state in running)
+        before, self._progress = self._progress, now
+        return bool(now != before)
+
+    def kill(self) -> None:
+        """End the engine's processes at once: running and later requests fail."""
+        for process in self._llm.engine_core.resources.engine_manager.processes:
+            process.kill()
 
     def shutdown(self) -> None:
         """End the engine's processes; a second call does nothing."""
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
+            del self._adapters, self._standstill  # the last to hold it
             llm.shutdown()
 
-    def _stop_arguments(self) -> dict[str, Any]:
-        """Tokens that hold a closing tag stop the engine at once; a tag spelt in pieces stops it by its text."""
-        return {
-            "stop_token_ids": stop_token_ids(self._tokenizer.get_vocab()),
-            "stop": list(STOP),
-            "include_stop_str_in_output": True,
-        }
+    def _stop_arguments(self, stop: tuple[str, ...]) -> dict[str, Any]:
+        """Tokens that hold a stop text end a generation at once; one spelt in pieces ends it by its text."""
+        if stop not in self._stops:
+            ids = stop_token_ids(self._vocabulary, stop)
+            self._stops[stop] = {"stop": list(stop), "stop_token_ids": ids, "include_stop_str_in_output": True}
+        return self._stops[stop]
 
 
-def stop_token_ids(vocabulary: Mapping[str, int]) -> list[int]:
-    """Every token whose text holds a whole stop string, also with a space or more around it."""
-    return sorted(id for token, id in vocabulary.items() if any(tag in token for tag in STOP))
+def stop_token_ids(vocabulary: Mapping[str, int], stop: Sequence[str]) -> list[int]:
+    """Every token whose text holds a whole stop text, also with a space or more around it."""
+    return sorted(id for token, id in vocabulary.items() if any(text in token for text in stop))

@@ -17,6 +17,9 @@ class Request:
         token_ids: the whole context.
         max_tokens: at most so many are sampled.
         seed: of this generation alone; None = unseeded.
+        stop: texts that end it and stay part of it.
+        min_tokens: until so many are sampled nothing but `max_tokens` ends it.
+        affinity: requests of one name go to one replica, whose prefix cache knows them.
     """
 
     token_ids: list[int]
@@ -25,6 +28,9 @@ class Request:
     top_p: float
     top_k: int
     seed: int | None
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    affinity: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,11 +63,27 @@ class Engine(Protocol):
 
     async def generate(self, request: Request) -> Generation: ...
 
+    async def release(self, affinity: str) -> None:
+        """Nothing more will be asked for under this name."""
+        ...
 
-def request(sampling: Sampling, context: list[int], max_tokens: int, sample: int, turn: int) -> Request:
+
+def request(
+    sampling: Sampling,
+    context: list[int],
+    max_tokens: int,
+    sample: int,
+    turn: int,
+    stop: tuple[str, ...] = (),
+    min_tokens: int = 0,
+    affinity: str = "",
+) -> Request:
     """The request of one turn: `seed + sample`, mixed with the turn so that turns differ and can be repeated."""
     seed = None
     if sampling.seed:
         digest = hashlib.blake2b(f"{sampling.seed + sample}/{turn}".encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "big") >> 2
-    return Request(context, max_tokens, sampling.temperature, sampling.top_p or 1.0, sampling.top_k or -1, seed)
+    top_p, top_k = sampling.top_p or 1.0, sampling.top_k or -1
+    return Request(
+        context, max_tokens, sampling.temperature, top_p, top_k, seed, stop, min(min_tokens, max_tokens), affinity
+    )

@@ -1,7 +1,7 @@
 """The multi-turn loop of one trajectory as a state machine: no clock, no network, token in, token out.
 
-The caller asks `next_context()`, generates, hands the result to `add_generation()`, fetches what the action wants,
-hands that to `add_documents()` or `add_feedback()`, and starts over until `next_context()` is None.
+The caller asks `next_context()`, generates, hands the result to `add_generation()`, lets the environment answer the
+action, hands that to `add_observation()` or calls `add_feedback()`, and starts over until `next_context()` is None.
 """
 
 from __future__ import annotations
@@ -13,26 +13,24 @@ from forage_common.errors import SettingsError
 from forage_common.settings import RolloutSettings
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
-    Document,
     PolicySegment,
-    Provenance,
     Role,
     Span,
     Status,
     Trajectory,
     Turn,
 )
+from forage_rollout.environments.environment import INVALID, Action, Environment, Episode, Observation
 from forage_rollout.generation import Generation
-from forage_rollout.observation import CLOSING, FEEDBACK, information
+from forage_rollout.observation import escape, tag_names
 from forage_rollout.tokens import TokenCodec
-from forage_rollout.turns import Action, cut, parse_action
+from forage_rollout.turns import cut
 
 
 @dataclass(frozen=True)
 class Limits:
     """Lengths in tokens; see `RolloutSettings`."""
 
-    max_turns: int
     max_start_length: int
     max_context_length: int
     max_response_length: int
@@ -51,14 +49,14 @@ class Limits:
                 f"rollout.max_response_length {settings.max_response_length} leaves no room for a prompt within "
                 f"rollout.engine.max_model_len {settings.engine.max_model_len}: make the latter larger"
             )
-        least = len(codec.encode(information([])))
+        empty = Observation("")
+        least = len(codec.encode(empty.opening + empty.closing))
         if settings.max_obs_length < least:
             raise SettingsError(
                 f"rollout.max_obs_length {settings.max_obs_length} is less than an empty observation: "
                 f"make it at least {least}"
             )
         return cls(
-            max_turns=settings.max_turns,
             max_start_length=settings.max_start_length,
             max_context_length=min(settings.max_prompt_length, room),
             max_response_length=settings.max_response_length,
@@ -72,6 +70,8 @@ class Loop:
 
     limits: Limits
     codec: TokenCodec
+    environment: Environment
+    episode: Episode
     token_ids: list[int]
     truncated: bool = False
     finished: bool = False
@@ -84,29 +84,42 @@ class Loop:
     segments: list[PolicySegment] = field(default_factory=list)
 
     @classmethod
-    def start(cls, limits: Limits, codec: TokenCodec, prompt_ids: Sequence[int]) -> Loop:
+    def start(
+        cls,
+        limits: Limits,
+        codec: TokenCodec,
+        prompt_ids: Sequence[int],
+        environment: Environment,
+        episode: Episode,
+    ) -> Loop:
         """Begin from a rendered prompt, of which the last `max_start_length` tokens are kept."""
         kept = list(prompt_ids)[-limits.max_start_length :]
-        loop = cls(limits, codec, kept, truncated=len(kept) < len(prompt_ids), prompt_length=len(kept))
+        truncated = len(kept) < len(prompt_ids)
+        loop = cls(limits, codec, environment, episode, kept, truncated=truncated, prompt_length=len(kept))
         loop.spans.append(Span(role=Role.ROLE_PROMPT, begin=0, end=len(kept), text=codec.decode(kept)))
         return loop
 
     @property
     def searching(self) -> bool:
-        """Whether a search would still be executed."""
-        return len(self.turns) <= self.limits.max_turns
+        """Whether the action of the last turn is still carried out."""
+        return len(self.turns) <= self.environment.max_turns
 
     def next_context(self) -> list[int] | None:
         """What the next generation sees, or None when the trajectory is over."""
-        if self.finished or len(self.turns) > self.limits.max_turns:
+        if self.finished or len(self.turns) > self.environment.max_turns:
             return None
         context = self.token_ids[-self.limits.max_context_length :]
         self.truncated |= len(context) < len(self.token_ids)
+        self.episode.turn = len(self.turns) + 1
         return context
 
     def add_generation(self, generation: Generation) -> Action:
-        """Take a generation in; the action of a turn whose search must not be executed has `executed` False."""
-        part = cut(generation.token_ids, self.codec.decode)
+        """Take a generation in; the environment says what it asks for.
+
+        Raises:
+            Exception: whatever the environment raised; the generation is kept, as an invalid action.
+        """
+        part = cut(generation.token_ids, self.codec.decode, self.environment.stops)
         index = len(self.turns) + 1
         begin = len(self.loss_mask)
         kept = generation.token_ids[: part.length]
@@ -118,41 +131,64 @@ class Loop:
             last = min(last, part.length)
             if first < last:
                 self.segments.append(PolicySegment(version=version, epoch=epoch, begin=begin + first, end=begin + last))
-        self.truncated |= generation.hit_length and not part.stopped
-        action = parse_action(part.text)
-        self.turns.append(
-            Turn(index=index, action=action.kind, content=action.content, retrieval_status=Status.STATUS_UNSPECIFIED)
-        )
+        self.episode.hit_length = generation.hit_length and not part.stopped
+        self.truncated |= self.episode.hit_length
+        turn = Turn(index=index, action=INVALID.kind, retrieval_status=Status.STATUS_UNSPECIFIED)
+        self.turns.append(turn)
+        action = self.environment.parse(self._without_end(part.text), self.episode)
+        turn.action, turn.content, turn.tag = action.kind, action.content, action.tag
         self.finished = action.kind == ActionKind.ACTION_KIND_ANSWER
         return action
 
-    def add_documents(self, documents: Sequence[Document], provenance: Provenance, partial: bool = False) -> None:
-        """Answer the search of the last turn; `partial` says that a part of the index was missing."""
+    def add_observation(self, observation: Observation) -> None:
+        """Answer the action of the last turn.
+
+        Raises:
+            ValueError: its `opening` and `closing` alone are longer than `max_obs_length`.
+        """
         turn = self.turns[-1]
         turn.executed = True
-        turn.documents.extend(documents)
-        turn.index_digest = provenance.index_digest
-        turn.provenance.CopyFrom(provenance)
-        turn.partial_retrieval = partial
-        turn.retrieval_status = Status.STATUS_OK
-        text = information(documents, self.codec.special_tokens)
+        turn.documents.extend(observation.documents)
+        turn.index_digest = observation.provenance.index_digest
+        turn.provenance.CopyFrom(observation.provenance)
+        turn.partial_retrieval = observation.partial
+        turn.retrieval_status = Status.STATUS_OK if observation.succeeded else Status.STATUS_INVALID_INPUT
+        opening, closing = observation.opening, observation.closing
+        limit = self.limits.max_obs_length
+        body = observation.body[: limit * self.codec.longest]  # more cannot fit; to encode megabytes takes seconds
+        self.truncated |= len(body) < len(observation.body)
+        reserved = (*self.environment.tags, *tag_names(opening), *tag_names(closing))
+        text = f"{opening}{escape(body, self.codec.special_tokens, reserved)}{closing}"
         ids = self.codec.encode(text)
-        if len(ids) > self.limits.max_obs_length:
-            tail = self.codec.encode(CLOSING)
-            head = ids[: max(0, self.limits.max_obs_length - len(tail))]
-            ids, text = head + tail, self.codec.decode(head) + CLOSING
+        if len(ids) > limit:
+            tail = self.codec.encode(closing)
+            least = len(self.codec.encode(opening)) + len(tail)
+            if least > limit:
+                raise ValueError(
+                    f"an observation begins and ends with {least} tokens, rollout.max_obs_length is {limit}"
+                )
+            head = ids[: limit - len(tail)]
+            ids, text = head + tail, self.codec.decode(head) + closing
             self.truncated = True
         self._observe(ids, text)
 
     def add_feedback(self) -> None:
-        """Explain both tags after an invalid action."""
-        text = FEEDBACK
+        """Explain the actions after an invalid one, where the environment has something to say."""
+        text = self.environment.feedback
         ids = self.codec.encode(text)
+        if not ids:
+            return
         if len(ids) > self.limits.max_obs_length:
             ids = ids[: self.limits.max_obs_length]
             text = self.codec.decode(ids)
             self.truncated = True
         self._observe(ids, text)
+
+    @property
+    def observed(self) -> str:
+        """The text that the policy was shown last; empty where it was a generation that came last."""
+        last = self.spans[-1]
+        return last.text if last.role == Role.ROLE_ENV else ""
 
     def trajectory(self) -> Trajectory:
         """Everything that the loop knows; identity, status, score and times are the caller's."""
@@ -172,6 +208,10 @@ class Loop:
             valid_searches=sum(kind == ActionKind.ACTION_KIND_SEARCH for kind in kinds),
             status=Status.STATUS_OK,
         )
+
+    def _without_end(self, text: str) -> str:
+        ends = (token for token in self.codec.special_tokens if token and text.endswith(token))
+        return text.removesuffix(next(ends, ""))
 
     def _observe(self, ids: list[int], text: str) -> None:
         self._append(Role.ROLE_ENV, ids, text)

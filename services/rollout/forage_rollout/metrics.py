@@ -1,49 +1,226 @@
-"""Prometheus metrics of the whole service, from the counts that its processes report."""
+"""Prometheus metrics of the whole service, from the counts that its processes report.
+
+A count is a number under a name, which may carry labels as Prometheus writes them: `calls{service="reward"}`.
+"""
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.calls import GIVEN_UP, RETRIED
+from forage_common.circuit import OPEN, OPENED
+from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
 
+Counts = Mapping[str, float]
 _PREFIX = "forage_rollout_"
 _GAUGES = {
+    "circuit_open": "Circuits that are open: the service is left alone for a moment",
     "groups_in_flight": "Prompts being worked on",
-    "samples_in_flight": "Trajectories being worked on",
+    "out_of_service": "Engines that do not serve: the announced policy could not be loaded",
+    "paused": "Engines that stand still",
+    "replicas": "Processes of a deployment that answer",
     "requests_in_flight": "Generations waiting or running in the engine",
+    "requests_running": "Generations that the engine samples from",
+    "requests_waiting": "Generations that wait within the engine",
+    "samples_in_flight": "Trajectories being worked on",
 }
+_HELP = {
+    "adapter_loads": "LoRA adapters loaded",
+    "backpressure_seconds": "Time without new prompts because the trainer has not read what was written",
+    "cached_prompt_tokens": "Prompt tokens found in the prefix cache: its hits; prompt_tokens are its queries",
+    "busy_seconds": "Time of engines with at least one request",
+    "generate_seconds": "Time of trajectories in the engine",
+    "policy_pause_seconds": "Time that generation stood still for new weights",
+    "policy_updates": "Policies loaded",
+    "retrieve_seconds": "Time of trajectories in the environment",
+    "score_seconds": "Time of trajectories in the reward",
+    "wait_seconds": "Time of trajectories between their issue and their start",
+}
+_LABELS = re.compile(r'(\w+)="([^"]*)"')
+_VERSION = "tokens_of_version"
+_VERSIONS_KEPT = 32
+_STALENESS = (0, 1, 2, 3, 4, 8, 16)
 
 
-class SnapshotCollector(Collector):
-    """Shows the counts of the last snapshot; those that only grow are counters."""
+def count_name(name: str, **labels: object) -> str:
+    """The name of a count with labels."""
+    inner = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+    return f"{name}{{{inner}}}" if inner else name
+
+
+def call_counts() -> dict[str, float]:
+    """Calls of this process that were repeated or given up, and the circuits of the services that it calls."""
+    metrics: dict[str, Counter | Gauge] = {
+        "call_retries": RETRIED,
+        "calls_given_up": GIVEN_UP,
+        "circuits_opened": OPENED,
+        "circuit_open": OPEN,
+    }
+    return {
+        count_name(name, **sample.labels): sample.value
+        for name, metric in metrics.items()
+        for family in metric.collect()
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+class VersionTokens:
+    """Tokens that were sampled under each of the latest versions of the policy."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[int, int], int] = {}
+
+    def add(self, group: TrajectoryGroup) -> None:
+        """Count what the group was sampled under."""
+        for trajectory in group.trajectories:
+            for segment in trajectory.segments:
+                key = (segment.epoch, segment.version)
+                self._tokens[key] = self._tokens.get(key, 0) + segment.end - segment.begin
+        for old in sorted(self._tokens)[:-_VERSIONS_KEPT]:
+            del self._tokens[old]
+
+    @property
+    def counts(self) -> dict[str, float]:
+        return {count_name(_VERSION, epoch=e, version=v): n for (e, v), n in self._tokens.items()}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one replica says of itself.
+
+    Attributes:
+        replica: names its process; a replica that starts again has another name.
+        counts: since it started.
+        serving: engines only; None = nothing published.
+    """
+
+    replica: str
+    counts: Counts
+    serving: Policy | None = None
+
+
+class Totals:
+    """Sums over replicas. Those that only grow go on growing when a replica ends or starts again."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], float] = {}
+        self._sums: dict[str, float] = {}
+
+    def add(self, snapshots: Iterable[Snapshot]) -> dict[str, float]:
+        """All sums after another look at the replicas."""
+        gauges: dict[str, float] = {}
+        for snapshot in snapshots:
+            for name, value in snapshot.counts.items():
+                base = name.partition("{")[0]
+                if base in _GAUGES:
+                    gauges[name] = gauges.get(name, 0.0) + value
+                elif base != _VERSION:
+                    key = (snapshot.replica, name)
+                    self._sums[name] = self._sums.get(name, 0.0) + max(0.0, value - self._seen.get(key, 0.0))
+                    self._seen[key] = value
+        return self._sums | gauges
+
+
+@dataclass
+class Staleness:
+    """How many versions behind the announced policy tokens were sampled, looked at when their group ended."""
+
+    tokens: dict[int, float] = field(default_factory=dict)
+    _seen: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def add(self, snapshots: Iterable[Snapshot], announced: Policy | None) -> None:
+        """Count the tokens since the last look. Before anything is announced there is nothing to be behind of."""
+        seen: dict[tuple[str, str], float] = {}
+        for snapshot in snapshots:
+            for name, value in snapshot.counts.items():
+                if not name.startswith(_VERSION):
+                    continue
+                key = (snapshot.replica, name)
+                seen[key] = value
+                labels = dict(_LABELS.findall(name))
+                if announced is not None and int(labels["epoch"]) == announced.epoch:
+                    behind = max(0, announced.version - int(labels["version"]))
+                    new = value - self._seen.get(key, 0.0)
+                    self.tokens[behind] = self.tokens.get(behind, 0.0) + new
+        self._seen |= seen
+
+    def histogram(self) -> Metric:
+        """Cumulative, as Prometheus has it."""
+        buckets = [(str(float(most)), sum(n for b, n in self.tokens.items() if b <= most)) for most in _STALENESS]
+        buckets.append(("+Inf", sum(self.tokens.values())))
+        total = sum(behind * n for behind, n in self.tokens.items())
+        text = "Sampled tokens by the versions that their policy was behind the announced one"
+        return HistogramMetricFamily(_PREFIX + "token_staleness", text, buckets, total)
+
+
+class Shown(Collector):
+    """What `/metrics` shows of the last look at all replicas. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._totals = Totals()
+        self._staleness = Staleness()
         self._counts: dict[str, float] = {}
-        self._serving = Policy()
+        self._serving: Policy | None = None
+        self._announced: Policy | None = None
 
-    def update(self, counts: Mapping[str, float], serving: Policy) -> None:
-        """Replace what is shown."""
+    def update(
+        self,
+        snapshots: Mapping[str, Iterable[Snapshot]],
+        serving: Policy | None,
+        announced: Policy | None,
+    ) -> None:
+        """Replace what is shown.
+
+        Args:
+            snapshots: of the replicas of each deployment.
+            serving: the oldest policy that an engine serves.
+            announced: what engines are to serve.
+        """
+        every = [snapshot for replicas in snapshots.values() for snapshot in replicas]
         with self._lock:
-            self._counts = dict(counts)
-            self._serving = serving
+            self._counts = self._totals.add(every)
+            self._counts |= {count_name("replicas", deployment=n): len(list(r)) for n, r in snapshots.items()}
+            self._staleness.add(every, announced)
+            self._serving, self._announced = serving, announced
 
     def get(self, name: str) -> int:
-        """One count of the last snapshot; 0 before there is any."""
+        """One count of the last look; 0 before there is any."""
         with self._lock:
             return int(self._counts.get(name, 0))
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            counts, serving = self._counts, self._serving
-        for name, value in counts.items():
-            if name in _GAUGES:
-                yield GaugeMetricFamily(_PREFIX + name, _GAUGES[name], value)
-            else:
-                yield CounterMetricFamily(_PREFIX + name, name.replace("_", " ").capitalize(), value)
-        yield GaugeMetricFamily(_PREFIX + "policy_version", "Policy version that is served", serving.version)
-        yield GaugeMetricFamily(_PREFIX + "policy_epoch", "Epoch of the policy that is served", serving.epoch)
+            counts, serving, announced = dict(self._counts), self._serving, self._announced
+            histogram = self._staleness.histogram()
+        yield from families(counts)
+        yield histogram
+        served = serving or Policy()
+        yield GaugeMetricFamily(_PREFIX + "policy_version", "Policy version that is served", served.version)
+        yield GaugeMetricFamily(_PREFIX + "policy_epoch", "Epoch of the policy that is served", served.epoch)
+        if announced is not None:
+            text = "Policy version that the trainer announced last"
+            yield GaugeMetricFamily(_PREFIX + "policy_announced_version", text, announced.version)
+
+
+def families(counts: Counts) -> Iterator[Metric]:
+    """One metric for each name, with a sample for each set of labels."""
+    grouped: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for name, value in sorted(counts.items()):
+        base, _, labels = name.partition("{")
+        grouped.setdefault(base, []).append((dict(_LABELS.findall(labels)), value))
+    for base, samples in grouped.items():
+        gauge = base in _GAUGES
+        text = _GAUGES.get(base) or _HELP.get(base) or base.replace("_", " ").capitalize()
+        family = (GaugeMetricFamily if gauge else CounterMetricFamily)(_PREFIX + base, text, labels=[*samples[0][0]])
+        for labels_of, value in samples:
+            family.add_metric(list(labels_of.values()), value)
+        yield family

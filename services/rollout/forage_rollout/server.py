@@ -1,93 +1,99 @@
-"""The main process: gRPC, health and metrics in front of the Serve application, from start to clean end."""
+"""The main process: gRPC, HTTP, health and metrics in front of the Serve application, from start to clean end."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import sys
-from typing import Any
+from collections.abc import Iterator
 
-import grpc
+import uvicorn
 from prometheus_client import REGISTRY
 
+from forage_common.auth import TokenFile
+from forage_common.errors import UnavailableError
 from forage_common.model_folder import check_model_folder
+from forage_common.retriever_client import RetrieverClient
 from forage_common.settings import Settings
-from forage_common.telemetry import Health, get_logger, port_in_use, serve_health
-from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
-from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
-from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
-from forage_rollout.cluster import LocalCluster
+from forage_common.streams import StreamClient
+from forage_common.telemetry import Health, get_logger, port_in_use, serve_health, split_address
+from forage_rollout import environments
+from forage_rollout.backend import ServeBackend, State
+from forage_rollout.cluster import Cluster, open_cluster
+from forage_rollout.grpc_api import RolloutApi, make_server
+from forage_rollout.http_api import make_app
 from forage_rollout.loop import Limits
-from forage_rollout.metrics import SnapshotCollector
 from forage_rollout.readiness import watch
 from forage_rollout.tokens import FileTokenizer
 
 log = get_logger()
-_MESSAGE_BYTES = 64 * 2**20
 _STOP_S = 6.0
-_SNAPSHOT_S = 1.0
-
-
-class RolloutService(RolloutServicer):
-    """`forage.v1.Rollout`: one prompt off the streams, through the same loop."""
-
-    def __init__(self, health: Health, shown: SnapshotCollector) -> None:
-        self._health = health
-        self._shown = shown
-        self.serving = Policy()
-        self.running = False
-
-    async def Run(self, request: RunRequest, context: Any) -> RunResponse:  # the name is gRPC's
-        if not self.running:
-            waiting = "; ".join(f"{k}: {v}" for k, v in self._health.waiting.items())
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the rollout service is starting ({waiting})")
-        if not request.prompt.messages or request.prompt.samples < 1:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a prompt needs messages and at least one sample")
-        agent = _handle("Agent")
-        group = TrajectoryGroup.FromString(await agent.run.remote(request.prompt.SerializeToString()))
-        return RunResponse(group=group)
-
-    async def GetStatus(self, request: GetStatusRequest, context: Any) -> GetStatusResponse:  # the name is gRPC's
-        return GetStatusResponse(
-            serving=self.serving,
-            groups_in_flight=self._shown.get("groups_in_flight"),
-            groups_done=self._shown.get("groups_done"),
-            tokens_generated=self._shown.get("generated_tokens"),
-        )
+_LOOK_S = 1.0
+_LOOK_TIMEOUT_S = 30.0
+_REDIS_S = 2.0
+_BACKLOG = 1024
 
 
 def main(settings: Settings) -> None:
     """Run the service until SIGTERM or SIGINT.
 
     Raises:
-        UserError: the model folder is not one, a limit does not fit, or a port is in use.
+        UserError: the model folder is not one, a limit does not fit, an environment cannot be loaded, the token
+            file holds none, or a port is in use.
     """
     check_model_folder(settings.model.path)
-    Limits.of(settings.rollout, FileTokenizer(settings.model.path))
-    asyncio.run(_serve(settings))
+    tokenizer = FileTokenizer(settings.model.path)
+    Limits.of(settings.rollout, tokenizer)
+    environments.make(settings, RetrieverClient(settings.retriever.http_address))
+    token = None if settings.rollout.auth_token_file is None else TokenFile(settings.rollout.auth_token_file)
+    asyncio.run(_serve(settings, token, tokenizer.size))
 
 
-async def _serve(settings: Settings) -> None:
+class _HttpServer(uvicorn.Server):  # type: ignore[misc]
+    """Leaves signals to this module, which has more than HTTP to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -> None:
     health = Health()
     for name in ("redis", "retriever", "reward"):
         health.wait_for(name, "not asked yet")
     health.wait_for("engine", "vLLM is starting")
     health.wait_for("policy", "no policy is served yet")
     health.ready()
-    shown = SnapshotCollector()
-    REGISTRY.register(shown)
-    service = RolloutService(health, shown)
-    server = _grpc_server(settings.rollout.grpc_address, service)
-    endpoint = serve_health(settings.rollout.health_address, health)
-    await server.start()
+    cluster = open_cluster(settings)
+    backend, state = ServeBackend(cluster), State(health)
+    REGISTRY.register(state.shown)
+    rollout = settings.rollout
+    grpc_server = make_server(rollout.grpc_address, RolloutApi(backend, state, vocabulary), token)
+    listening = _listen(rollout.http_address)
+    http_server = _HttpServer(
+        uvicorn.Config(
+            make_app(backend, state, settings, token),
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, round(rollout.drain_timeout_s)),
+        )
+    )
+    endpoint = serve_health(rollout.health_address, health)
+    await grpc_server.start()
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    cluster = LocalCluster(settings)
+    http = asyncio.create_task(http_server.serve([listening]))
     tasks = [
+        http,
         asyncio.create_task(watch(settings, health)),
-        asyncio.create_task(_work(cluster, service, health, shown)),
+        asyncio.create_task(_work(settings, cluster, backend, state)),
         asyncio.create_task(stop.wait()),
     ]
     try:
@@ -95,10 +101,16 @@ async def _serve(settings: Settings) -> None:
         for task in done:
             task.result()
     finally:
-        log.info("stopping")
+        log.info("draining", seconds=rollout.drain_timeout_s)
+        health.wait_for("stop", "draining")
+        was_running, state.running = state.running, False
+        http_server.should_exit = True
+        drained = [grpc_server.stop(rollout.drain_timeout_s), http]
+        if was_running:
+            drained.append(asyncio.to_thread(cluster.begin_drain))
+        await asyncio.gather(*drained, return_exceptions=True)
         for task in tasks:
             task.cancel()
-        await server.stop(grace=0.5)
         endpoint.shutdown()
         await asyncio.to_thread(cluster.stop, _STOP_S)
         log.info("stopped")
@@ -107,52 +119,37 @@ async def _serve(settings: Settings) -> None:
     os._exit(0)
 
 
-async def _work(cluster: LocalCluster, service: RolloutService, health: Health, shown: SnapshotCollector) -> None:
+async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, state: State) -> None:
     """Start the application, then keep what is shown of it up to date."""
     await asyncio.to_thread(cluster.start)
-    service.running = True
-    engine, agent, dispatcher = _handle("Engine"), _handle("Agent"), _handle("Dispatcher")
+    state.running = True
+    streams = StreamClient(settings.redis, settings.run.id, _REDIS_S)
+    health = state.health
     while True:
+        with contextlib.suppress(UnavailableError):  # readiness tells of it
+            state.announced = await asyncio.to_thread(streams.policy)
         try:
-            async with asyncio.timeout(30):
-                (served, counts), of_agent, of_dispatcher = await asyncio.gather(
-                    engine.snapshot.remote(), agent.snapshot.remote(), dispatcher.snapshot.remote()
-                )
-        except Exception as error:  # noqa: BLE001 - protects the endpoint from a replica that is starting again
+            async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                await state.look(backend)
+        except (UnavailableError, TimeoutError) as error:
             health.wait_for("engine", f"a part of the service does not answer ({type(error).__name__})")
             log.warning("snapshot_failed", detail=str(error))
         else:
             health.have("engine")
-            service.serving = Policy.FromString(served)
-            if served:
+            if state.serving is not None:
                 health.have("policy")
             else:
                 health.wait_for("policy", "the trainer has published none yet, or it could not be loaded")
-            shown.update({**counts, **of_agent, **of_dispatcher}, service.serving)
-        await asyncio.sleep(_SNAPSHOT_S)
+        await asyncio.sleep(_LOOK_S)
 
 
-def _handle(deployment: str) -> Any:
-    from ray import serve
-
-    from forage_rollout.deployments import APPLICATION
-
-    return serve.get_deployment_handle(deployment, APPLICATION)
-
-
-def _grpc_server(address: str, service: RolloutService) -> grpc.aio.Server:
-    server = grpc.aio.server(
-        options=[
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-            ("grpc.max_send_message_length", _MESSAGE_BYTES),
-        ]
-    )
-    add_RolloutServicer_to_server(service, server)
+def _listen(address: str) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise port_in_use(address, OSError(str(error))) from None
-    if bound == 0:
-        raise port_in_use(address, OSError("address already in use"))
-    return server
+        listening.bind(split_address(address))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise port_in_use(address, error) from None
+    return listening

@@ -20,6 +20,16 @@ class TokenCodec(Protocol):
         """Control tokens that retrieved text must not produce."""
         ...
 
+    @property
+    def size(self) -> int:
+        """How many tokens there are; ids are below."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """Characters that one token stands for at most."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Token ids of the text alone: nothing is put before or after."""
         ...
@@ -39,11 +49,20 @@ class FileTokenizer:
             added = json.loads(file.read_text())["added_tokens"]
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception on any malformed file
             raise DataError(f"{file} is not a tokenizer ({error}): give a complete Hugging Face folder") from None
+        self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
         self._special = tuple(token["content"] for token in added if token["special"])
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
         return self._special
+
+    @property
+    def size(self) -> int:
+        return cast(int, self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def longest(self) -> int:
+        return self._longest
 
     def encode(self, text: str) -> list[int]:
         return cast(list[int], self._tokenizer.encode(text, add_special_tokens=False).ids)

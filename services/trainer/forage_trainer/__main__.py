@@ -16,12 +16,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from forage_common import service
 from forage_common.errors import FencedError, UserError
 from forage_common.model_folder import check_model_folder
+from forage_common.questions import Questions, read_questions
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health, get_logger, serve_health
 from forage_trainer.batcher import BatchTimeoutError
 from forage_trainer.chat_tokenizer import ChatTokenizer
-from forage_trainer.dataset import Batches, Questions, read_questions
+from forage_trainer.dataset import Batches
 from forage_trainer.rollbacks import RolledBackError
 from forage_trainer.waiting import PATIENCE_S, Stop, Stopped
 

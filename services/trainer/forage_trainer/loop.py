@@ -12,13 +12,14 @@ import torch.distributed as dist
 from prometheus_client import Counter
 
 from forage_common.errors import UserError
+from forage_common.questions import Questions
 from forage_common.settings import GuardAction, Settings
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health, get_logger
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy
 from forage_trainer.batcher import Batch, Batcher
 from forage_trainer.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep, Stateful
-from forage_trainer.dataset import Batches, Questions
+from forage_trainer.dataset import Batches
 from forage_trainer.feeder import Feeder
 from forage_trainer.guards import Guards
 from forage_trainer.metrics import export, trajectory_figures

@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from prometheus_client import Gauge
 
+from forage_common.questions import Question
 from forage_common.settings import Settings
 from forage_common.streams import Entry, StreamClient
 from forage_common.telemetry import Health, get_logger
@@ -25,7 +26,6 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
 )
 from forage_trainer.batcher import CONSUMER, BatchTimeoutError
-from forage_trainer.dataset import Question
 from forage_trainer.feeder import ISSUED
 from forage_trainer.files import write_json, write_text
 from forage_trainer.metrics import exact_match, format_rate

@@ -13,6 +13,7 @@ import pytest
 
 from forage_common.errors import DataError, UserError
 from forage_common.local import preflight
+from forage_common.settings import EnvironmentRoute, RolloutSettings, Settings
 
 
 def questions(file: Path, leave_out: str = "", source: str = "world_facts") -> Path:
@@ -87,3 +88,23 @@ def test_too_little_space_is_named_with_what_is_needed(tmp_path: Path, monkeypat
     monkeypatch.setattr(preflight, "_SPACE_GIB", 1e9)
     with pytest.raises(UserError, match=r"GiB free, a run needs 1000000000\.0"):
         preflight.check_space(tmp_path / "not" / "yet" / "there")
+
+
+def of_environment(path: Path, **params: str) -> Settings:
+    route = EnvironmentRoute(path=path, params=dict(params))
+    return Settings(rollout=RolloutSettings(environments={"kg": route}))
+
+
+def test_an_environment_that_cannot_be_loaded_is_named_with_its_data_source(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preflight.check_environments(Settings())
+    # what the shell says was resolved before, and does not count again
+    monkeypatch.setenv("FORAGE__ROLLOUT__ENVIRONMENTS", "{kg: {name: nonsense}}")
+    preflight.check_environments(of_environment(repository / "examples/knowledge_graph/environment.py"))
+    file = tmp_path / "own.py"
+    file.write_text("import nowhere")
+    with pytest.raises(UserError) as error:
+        preflight.check_environments(of_environment(file))
+    expected = "ModuleNotFoundError: No module named 'nowhere'"
+    assert str(error.value) == f"rollout.environments.kg ({file}): {expected}"

@@ -1,13 +1,13 @@
-"""Tiny models with their own tokenizer, and a tokenizer of single characters for tests of the loop."""
+"""Tiny models with their own tokenizer, and tables of examples."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_engine import CharCodec
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "rollout"
 TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]
@@ -15,29 +15,6 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-class CharCodec:
-    """One token a character; `extra` strings are tokens of their own, wherever they occur."""
-
-    def __init__(self, extra: Sequence[str] = (), special: Sequence[str] = ()) -> None:
-        self._extra = sorted((*extra, *special), key=len, reverse=True)
-        self._special = tuple(special)
-
-    @property
-    def special_tokens(self) -> tuple[str, ...]:
-        return self._special
-
-    def encode(self, text: str) -> list[int]:
-        ids = []
-        while text:
-            token = next((i for i, extra in enumerate(self._extra) if text.startswith(extra)), None)
-            ids.append(ord(text[0]) if token is None else 0x110000 + token)
-            text = text[1 if token is None else len(self._extra[token]) :]
-        return ids
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(chr(i) if i < 0x110000 else self._extra[i - 0x110000] for i in token_ids)
 
 
 @pytest.fixture(scope="session")

@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, ClassVar
 
 import grpc
 import pytest
+from scripted_engine import ScriptedEngine
 
+from forage_common.errors import UnavailableError
 from forage_common.retriever_client import RetrieverClient
 from forage_common.settings import RewardSettings, RolloutSettings, Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreRequest, ScoreResponse
 from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
+from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Score, Status
 from forage_rollout.agent import Agent
 from forage_rollout.clients import GrpcReward
-from forage_rollout.generation import Generation, Request, request
-
-
-@dataclass
-class ScriptedEngine:
-    """Says the same lines in every trajectory; `delays` are seconds a turn."""
-
-    codec: Any
-    lines: list[str]
-    delay_s: float = 0.0
-    asked: list[Request] = field(default_factory=list)
-
-    async def render(self, messages: list[dict[str, str]]) -> list[int]:
-        if messages[0]["role"] != "user":
-            raise ValueError("roles must begin with user")
-        return list(self.codec.encode(messages[0]["content"]))
-
-    async def generate(self, asked: Request) -> Generation:
-        self.asked.append(asked)
-        await asyncio.sleep(self.delay_s)
-        said = self.codec.decode(asked.token_ids)
-        turn = sum(said.count(line) for line in set(self.lines))
-        ids = self.codec.encode(self.lines[turn])
-        return Generation(ids, [-0.1] * len(ids), False, [(3, 2, 0, len(ids))])
+from forage_rollout.environments import Action, Episode, Observation
+from forage_rollout.environments.search import Search
+from forage_rollout.generation import request
 
 
 class Library(ThreadingHTTPServer):
@@ -274,3 +255,123 @@ async def test_an_engine_that_dies_fails_the_whole_group(make_agent: MakeAgent, 
         await agent.run(prompt())
     assert agent.counts.samples_in_flight == 0
     assert agent.counts.trajectories == 0
+
+
+async def test_requests_carry_the_stops_of_the_environment_and_the_name_of_the_group_which_is_released_once(
+    make_agent: MakeAgent, char_codec: Any
+) -> None:
+    engine = ScriptedEngine(char_codec(), SEARCHING)
+    await make_agent(engine).run(prompt())
+    assert {asked.stop for asked in engine.asked} == {("</search>", "</answer>")}
+    assert {asked.affinity for asked in engine.asked} == {"r/g/train/1/0"}
+    assert engine.released == [("r/g/train/1/0", 9)]
+
+
+async def test_a_group_that_fails_is_released_too(make_agent: MakeAgent, char_codec: Any) -> None:
+    engine = ScriptedEngine(char_codec(), [])
+    with pytest.raises(ExceptionGroup):
+        await make_agent(engine).run(prompt(samples=1))
+    assert engine.released == [("r/g/train/1/0", 1)]
+
+
+async def test_each_generation_and_observation_is_told_as_it_happens(make_agent: MakeAgent, char_codec: Any) -> None:
+    told: list[RunStreamResponse] = []
+    lines = ["<search>one</search>", "nothing", "<answer>a</answer>"]
+    group = await make_agent(ScriptedEngine(char_codec(), lines)).run(prompt(samples=1), told.append)
+    spans = [span.text for span in group.trajectories[0].spans]
+    assert [event.text for event in told] == spans[1:]
+    assert [event.WhichOneof("event") for event in told] == ["acted", "observed", "acted", "observed", "acted"]
+    assert [event.acted.tag for event in told[::2]] == ["search", "", "answer"]
+    assert not told[0].acted.documents
+    assert told[1].observed.documents[0].id == "d1"
+    assert told[1].observed.executed
+
+
+async def test_token_ids_are_taken_as_they_are(make_agent: MakeAgent, char_codec: Any) -> None:
+    engine = ScriptedEngine(char_codec(), SEARCHING[2:])
+    asked = prompt(samples=1, messages=[], token_ids=[81, 82])
+    (trajectory,) = (await make_agent(engine).run(asked)).trajectories
+    assert engine.asked[0].token_ids == [81, 82]
+    assert (trajectory.prompt_length, trajectory.spans[0].text) == (2, "QR")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"token_ids": [1, 0x110000]}, "token_ids holds 1114112"),
+        ({"timeout_s": -1.0}, "timeout_s is -1.0"),
+        ({"timeout_s": float("nan")}, "timeout_s is nan"),
+        ({"messages": []}, "neither messages nor token_ids"),
+    ],
+)
+async def test_a_prompt_that_makes_no_sense_is_answered_with_what_was_expected(
+    make_agent: MakeAgent, char_codec: Any, fields: dict[str, Any], words: str
+) -> None:
+    engine = ScriptedEngine(char_codec(), SEARCHING)
+    group = await make_agent(engine).run(prompt(**fields))
+    assert [t.status for t in group.trajectories] == [Status.STATUS_INVALID_INPUT] * 3
+    assert words in group.trajectories[0].status_detail
+    assert not engine.asked
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "limit"), [(0.2, "the prompt's timeout_s = 0.2"), (60, "trajectory_timeout_s = 0.3")]
+)
+async def test_a_prompt_may_have_less_time_than_the_service_gives_but_not_more(
+    make_agent: MakeAgent, char_codec: Any, asked_s: float, limit: str
+) -> None:
+    agent = make_agent(ScriptedEngine(char_codec(), SEARCHING, delay_s=5), trajectory_timeout_s=0.3)
+    (trajectory,) = (await agent.run(prompt(samples=1, timeout_s=asked_s))).trajectories
+    assert trajectory.status == Status.STATUS_TIMEOUT
+    assert limit in trajectory.status_detail
+    assert agent.counts.failed_timeout == 1
+
+
+async def moody(self: Search, action: Action, episode: Episode) -> Observation:
+    """Answers the first sample as its query says."""
+    if episode.sample:
+        return Observation("fine")
+    match action.content:
+        case "away":
+            raise UnavailableError("the weather station gave no answer")
+        case "late":
+            raise TimeoutError
+        case "nothing":
+            return None  # type: ignore[return-value]
+    raise KeyError(action.content)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "detail"),
+    [
+        ("away", Status.STATUS_TIMEOUT, "the weather station gave no answer"),
+        ("late", Status.STATUS_INTERNAL, "environment Search: TimeoutError: "),
+        ("nothing", Status.STATUS_INTERNAL, "environment Search: AttributeError: "),
+        ("oops", Status.STATUS_INTERNAL, "environment Search: KeyError: 'oops'"),
+    ],
+)
+async def test_an_environment_that_fails_costs_one_trajectory_and_not_its_group(
+    make_agent: MakeAgent,
+    char_codec: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    query: str,
+    status: Status.ValueType,
+    detail: str,
+) -> None:
+    monkeypatch.setattr(Search, "respond", moody)
+    agent = make_agent(ScriptedEngine(char_codec(), [f"<search>{query}</search>", "<answer>a</answer>"]))
+    failed, whole = (await agent.run(prompt(samples=2))).trajectories
+    assert (failed.status, failed.status_detail[: len(detail)]) == (status, detail)
+    assert failed.turns[-1].retrieval_status == status
+    assert not failed.HasField("score")
+    assert (whole.status, whole.score.total) == (Status.STATUS_OK, 1.0)
+    assert agent.counts.environment_failures == (status == Status.STATUS_INTERNAL)
+    assert agent.counts.failed_trajectories == 1
+
+
+async def test_counts_tell_invalid_actions_and_the_wait_in_the_queue(make_agent: MakeAgent, char_codec: Any) -> None:
+    agent = make_agent(ScriptedEngine(char_codec(), ["nothing", "<answer>a</answer>"]))
+    await agent.run(prompt(samples=2, issued_unix_ms=round((time.time() - 3) * 1000)))
+    counts = agent.counts
+    assert (counts.turns, counts.invalid_actions, counts.unfinished_trajectories) == (4, 2, 0)
+    assert 5.9 <= counts.wait_seconds < 20

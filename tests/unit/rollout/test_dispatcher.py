@@ -16,8 +16,9 @@ from forage_common.settings import DataSettings, RedisSettings, RolloutSettings,
 from forage_common.streams import StreamClient
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
 from forage_rollout import dispatcher as module
+from forage_rollout import follower
 from forage_rollout.dispatcher import Dispatcher
-from forage_rollout.follower import follow_policy
+from forage_rollout.follower import catch_up, follow_policy
 from forage_rollout.policy import PolicyError
 
 
@@ -37,11 +38,13 @@ class Served:
     def __init__(self, serving: Policy | None = None) -> None:
         self.serving = serving
         self.refuse = False
+        self.out_of_service = ""
 
     async def load(self, policy: Policy) -> float:
         if self.refuse:
             raise PolicyError("altered")
         self.serving = policy
+        self.out_of_service = ""
         return 0.0
 
     async def wait(self, version: int, epoch: int, timeout_s: float) -> Policy | None:
@@ -54,7 +57,7 @@ class Bench:
 
     def __init__(self, redis: RedisSettings) -> None:
         fast = redis.model_copy(update={"reclaim_idle_s": 0.6, "timeout_s": 2.0})
-        rollout = RolloutSettings(max_groups_in_flight=4)
+        rollout = RolloutSettings(max_groups_in_flight=4, n=2)
         self.settings = Settings(redis=fast, rollout=rollout, data=DataSettings(train_batch_size=2))
         self.trainer = StreamClient(fast, "r", 2.0)
         self.trainer.create()
@@ -63,6 +66,10 @@ class Bench:
         self.services = asyncio.Event()
         self.services.set()
         self.runs: list[str] = []
+
+    def limit(self, trajectories: int) -> None:
+        rollout = self.settings.rollout.model_copy(update={"max_trajectories_in_flight": trajectories})
+        self.settings = self.settings.model_copy(update={"rollout": rollout})
 
     @asynccontextmanager
     async def working(self, run: Callable[[Prompt], Awaitable[TrajectoryGroup]] = answer) -> AsyncIterator[Dispatcher]:
@@ -124,6 +131,58 @@ async def test_no_more_groups_are_in_flight_than_allowed(bench: Bench) -> None:
         assert dispatcher.counts.groups_in_flight == len(bench.runs) == 4
         release.set()
         assert len(await bench.groups(6)) == 6
+
+
+async def test_no_more_trajectories_are_in_flight_than_allowed(bench: Bench) -> None:
+    release = asyncio.Event()
+
+    async def wait(asked: Prompt) -> TrajectoryGroup:
+        await release.wait()
+        return await answer(asked)
+
+    bench.limit(5)
+    for position in range(6):
+        bench.trainer.issue(prompt(position))
+    async with bench.working(wait) as dispatcher:
+        await bench.until(lambda: len(bench.runs) == 2)
+        await asyncio.sleep(0.5)
+        assert dispatcher.counts.groups_in_flight == len(bench.runs) == 2, "2 groups of 2; a third would make it 6"
+        release.set()
+        assert len(await bench.groups(6)) == 6
+
+
+async def test_a_group_larger_than_the_limit_runs_alone(bench: Bench) -> None:
+    bench.limit(1)
+    for position in range(2):
+        bench.trainer.issue(prompt(position))
+    async with bench.working():
+        assert len(await bench.groups(2)) == 2
+
+
+async def test_draining_lets_running_groups_end_and_leaves_the_others_to_the_next(bench: Bench) -> None:
+    release = asyncio.Event()
+
+    async def wait(asked: Prompt) -> TrajectoryGroup:
+        if asked.position == 0:
+            await release.wait()
+        elif asked.position == 1:
+            await asyncio.sleep(3600)
+        return await answer(asked)
+
+    for position in range(2):
+        bench.trainer.issue(prompt(position))
+    async with bench.working(wait) as dispatcher:
+        await bench.until(lambda: len(bench.runs) == 2)
+        draining = asyncio.create_task(dispatcher.drain(1.5))
+        await asyncio.sleep(0.2)
+        bench.trainer.issue(prompt(2))
+        release.set()
+        assert [group.position for group in await bench.groups(1)] == [0]
+        assert await draining == 1
+        assert await bench.groups(1, 1.5) == [], "nothing is taken any more"
+    assert sorted(bench.runs) == ["g/0", "g/1"]
+    async with bench.working():
+        assert sorted(group.position for group in await bench.groups(2)) == [1, 2]
 
 
 async def test_what_a_dead_worker_held_is_done_by_the_next(bench: Bench) -> None:
@@ -251,6 +310,44 @@ async def test_the_follower_loads_newer_policies_and_acknowledges_them(bench: Be
     bench.trainer.publish(Policy(version=1, epoch=2))
     await bench.until(lambda: served(1, 2))
     task.cancel()
+
+
+async def test_an_engine_that_cannot_load_what_is_announced_leaves_service_until_it_can(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "RETRY_S", 0.05)
+    engine = Served(Policy(version=1, epoch=1))
+    engine.refuse = True
+    task = asyncio.create_task(follow_policy(StreamClient(bench.settings.redis, "r", 1.0), engine, "replica"))
+    await asyncio.sleep(0.3)
+    assert engine.out_of_service == "", "nothing newer was announced"
+    bench.trainer.publish(Policy(version=2, epoch=1))
+    await bench.until(lambda: engine.out_of_service == "altered")
+    engine.refuse = False
+    await bench.until(lambda: engine.out_of_service == "" and engine.serving == Policy(version=2, epoch=1))
+    task.cancel()
+
+
+async def test_a_new_engine_is_ready_once_it_serves_what_is_announced(bench: Bench) -> None:
+    engine = Served()
+    await catch_up(StreamClient(bench.settings.redis, "r", 1.0), engine)
+    assert engine.serving == Policy(version=1, epoch=1)
+
+
+async def test_a_new_engine_is_ready_with_its_own_weights_where_nothing_was_announced(bench: Bench) -> None:
+    engine = Served()
+    await catch_up(StreamClient(bench.settings.redis, "another-run", 1.0), engine)
+    assert (engine.serving, engine.out_of_service) == (None, "")
+
+
+async def test_a_new_engine_that_cannot_load_what_is_announced_begins_out_of_service(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "RETRY_S", 0.05)
+    engine = Served()
+    engine.refuse = True
+    await catch_up(StreamClient(bench.settings.redis, "r", 1.0), engine, 0.3)
+    assert (engine.serving, engine.out_of_service) == (None, "altered")
 
 
 async def test_no_prompt_is_taken_before_retriever_and_reward_are_ready(bench: Bench) -> None:

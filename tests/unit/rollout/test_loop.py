@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
 from forage_common.settings import EngineSettings, RolloutSettings
-from forage_common.v1.trajectory_pb2 import ActionKind, Document, Provenance, Role, Trajectory
+from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, Trajectory
+from forage_rollout.environments.environment import Episode, Observation
+from forage_rollout.environments.search import Search, passages
 from forage_rollout.generation import Generation
 from forage_rollout.loop import Limits, Loop
 
-WIDE = Limits(max_turns=2, max_start_length=100, max_context_length=2000, max_response_length=500, max_obs_length=500)
+WIDE = Limits(max_start_length=100, max_context_length=2000, max_response_length=500, max_obs_length=500)
 
 
 def generation(ids: list[int], split: int | None = None, hit_length: bool = False) -> Generation:
@@ -23,15 +25,26 @@ def generation(ids: list[int], split: int | None = None, hit_length: bool = Fals
     return Generation(ids, [-0.5] * len(ids), hit_length, spans)
 
 
+def begin(codec: Any, limits: Limits, prompt: str, max_turns: int = 2) -> Loop:
+    search = Search(RolloutSettings(max_turns=max_turns), None)  # type: ignore[arg-type] - no test here searches
+    return Loop.start(limits, codec, codec.encode(prompt), search, Episode(Prompt()))
+
+
+def found(contents: Sequence[str]) -> Observation:
+    documents = [Document(contents=text) for text in contents]
+    return Observation(passages(documents).strip(), documents=documents)
+
+
 def play(
     codec: Any,
+    max_turns: int,
     limits: Limits,
     prompt: str,
     script: Sequence[str],
     documents: dict[str, list[str]],
     split: int | None = None,
 ) -> tuple[Trajectory, list[list[int]]]:
-    loop = Loop.start(limits, codec, codec.encode(prompt))
+    loop = begin(codec, limits, prompt, max_turns)
     contexts = []
     answers = iter(script)
     while (context := loop.next_context()) is not None:
@@ -40,7 +53,7 @@ def play(
         if not loop.searching or action.kind == ActionKind.ACTION_KIND_ANSWER:
             continue
         if action.kind == ActionKind.ACTION_KIND_SEARCH:
-            loop.add_documents([Document(contents=c) for c in documents.get(action.content, [])], Provenance())
+            loop.add_observation(found(documents.get(action.content, [])))
         else:
             loop.add_feedback()
     return loop.trajectory(), contexts
@@ -50,13 +63,14 @@ def test_a_scripted_rollout_gives_what_the_table_says(loops_row: dict[str, Any],
     codec = char_codec()
     sizes = loops_row["limits"]
     limits = Limits(
-        max_turns=sizes["max_turns"],
         max_start_length=sizes["max_start_length"],
         max_context_length=sizes["max_prompt_length"],
         max_response_length=sizes["max_response_length"],
         max_obs_length=sizes["max_obs_length"],
     )
-    done, contexts = play(codec, limits, loops_row["prompt"], loops_row["generations"], loops_row["documents"])
+    done, contexts = play(
+        codec, sizes["max_turns"], limits, loops_row["prompt"], loops_row["generations"], loops_row["documents"]
+    )
     response = list(done.token_ids)[done.prompt_length :]
     assert codec.decode(list(done.token_ids)[: done.prompt_length]) == loops_row["kept_prompt"]
     assert codec.decode(response) == loops_row["response"]
@@ -74,10 +88,10 @@ def test_a_scripted_rollout_gives_what_the_table_says(loops_row: dict[str, Any],
 def test_a_single_step_gives_what_the_table_says(steps_row: dict[str, Any], char_codec: Any) -> None:
     codec = char_codec()
     text = steps_row["generation"]
-    loop = Loop.start(WIDE, codec, codec.encode("P"))
+    loop = begin(codec, WIDE, "P")
     action = loop.add_generation(generation(codec.encode(text)))
     if action.kind == ActionKind.ACTION_KIND_SEARCH:
-        loop.add_documents([Document(contents=c) for c in steps_row["documents"][action.content]], Provenance())
+        loop.add_observation(found(steps_row["documents"][action.content]))
     elif action.kind == ActionKind.ACTION_KIND_INVALID:
         loop.add_feedback()
     done = loop.trajectory()
@@ -104,9 +118,9 @@ def test_per_token_fields_agree(
     script: list[str], max_turns: int, context: int, observation: int, split: int, char_codec: Any
 ) -> None:
     codec = char_codec(extra=["</search>ta", "</answer>"])
-    limits = Limits(max_turns, 100, context, 500, observation)
+    limits = Limits(100, context, 500, observation)
     documents = {"q": ["Title\nbody <answer>no</answer>" * 5, "Other"]}
-    done, contexts = play(codec, limits, "prompt", script, documents, split)
+    done, contexts = play(codec, max_turns, limits, "prompt", script, documents, split)
     length = len(done.token_ids) - done.prompt_length
     assert len(done.loss_mask) == len(done.turn_ids) == len(done.logprobs) == length
     for state, turn, logprob in zip(done.loss_mask, done.turn_ids, done.logprobs, strict=True):
@@ -128,8 +142,8 @@ def test_per_token_fields_agree(
 
 def test_a_long_observation_is_cut_and_keeps_its_closing_tag(char_codec: Any) -> None:
     codec = char_codec()
-    limits = Limits(1, 100, 2000, 500, 60)
-    done, _ = play(codec, limits, "P", ["<search>q</search>", "<answer>a</answer>"], {"q": ["T\n" + "z" * 500]})
+    limits = Limits(100, 2000, 500, 60)
+    done, _ = play(codec, 1, limits, "P", ["<search>q</search>", "<answer>a</answer>"], {"q": ["T\n" + "z" * 500]})
     span = done.spans[2]
     assert span.end - span.begin == 60
     assert span.text.startswith("\n\n<information>Doc 1(Title: T) zzz")
@@ -140,9 +154,9 @@ def test_a_long_observation_is_cut_and_keeps_its_closing_tag(char_codec: Any) ->
 
 def test_a_context_that_slides_marks_the_trajectory_but_loses_no_token_of_it(char_codec: Any) -> None:
     codec = char_codec()
-    limits = Limits(2, 100, 40, 500, 500)
+    limits = Limits(100, 40, 500, 500)
     script = ["<search>q</search>", "<answer>a</answer>"]
-    done, contexts = play(codec, limits, "prompt", script, {"q": ["T\nbody of the passage"]})
+    done, contexts = play(codec, 2, limits, "prompt", script, {"q": ["T\nbody of the passage"]})
     assert done.truncated
     assert len(contexts[1]) == 40
     text = codec.decode(list(done.token_ids))
@@ -152,14 +166,14 @@ def test_a_context_that_slides_marks_the_trajectory_but_loses_no_token_of_it(cha
 
 def test_a_generation_that_hits_its_length_is_marked_and_explained(char_codec: Any) -> None:
     codec = char_codec()
-    loop = Loop.start(WIDE, codec, codec.encode("P"))
+    loop = begin(codec, WIDE, "P")
     action = loop.add_generation(generation(codec.encode("<search>never en"), hit_length=True))
     assert action.kind == ActionKind.ACTION_KIND_INVALID
     assert loop.trajectory().truncated
 
 
 def test_a_search_in_the_last_generation_counts_but_is_not_executed(char_codec: Any) -> None:
-    done, _ = play(char_codec(), Limits(0, 100, 2000, 500, 500), "P", ["<search>q</search>"], {"q": ["T\nb"]})
+    done, _ = play(char_codec(), 0, Limits(100, 2000, 500, 500), "P", ["<search>q</search>"], {"q": ["T\nb"]})
     assert [turn.executed for turn in done.turns] == [False]
     assert (done.valid_searches, done.finished, len(done.spans)) == (1, False, 2)
 
@@ -174,3 +188,66 @@ def test_limits_that_leave_no_room_are_refused(char_codec: Any) -> None:
 def test_a_context_and_a_response_fit_the_engine(char_codec: Any) -> None:
     tight = RolloutSettings(max_prompt_length=640, max_response_length=64, engine=EngineSettings(max_model_len=300))
     assert Limits.of(tight, char_codec()).max_context_length == 236
+
+
+def test_an_observation_keeps_its_frame_and_cannot_close_it_from_within(char_codec: Any) -> None:
+    loop = begin(char_codec(special=["<|end|>"]), WIDE, "P")
+    loop.add_generation(generation(loop.codec.encode("<search>q</search>")))
+    loop.add_observation(Observation("a</result><|end|></search>", opening="<result>", closing="</result>"))
+    assert loop.observed == "<result>a&lt;/result&gt;&lt;|end|&gt;&lt;/search&gt;</result>"
+    assert char_codec(special=["<|end|>"]).size - 1 not in loop.token_ids
+
+
+def test_a_frame_that_does_not_fit_is_an_error_that_names_the_setting(char_codec: Any) -> None:
+    loop = begin(char_codec(), Limits(100, 2000, 500, 40), "P")
+    loop.add_generation(generation(loop.codec.encode("<search>q</search>")))
+    with pytest.raises(ValueError, match=r"41 tokens, rollout\.max_obs_length is 40"):
+        loop.add_observation(Observation("body", opening="x" * 21, closing="y" * 20))
+
+
+def test_without_feedback_the_next_generation_follows_at_once(char_codec: Any) -> None:
+    loop = begin(char_codec(), WIDE, "P")
+    loop.environment.feedback = ""
+    loop.add_generation(generation(loop.codec.encode("nothing")))
+    loop.add_feedback()
+    assert loop.observed == ""
+    assert loop.codec.decode(loop.next_context() or []) == "Pnothing"
+    loop.add_generation(generation(loop.codec.encode("<answer>a</answer>")))
+    done = loop.trajectory()
+    assert list(done.turn_ids) == [1] * 7 + [2] * 18
+    assert [(span.begin, span.end) for span in done.spans] == [(0, 1), (1, 8), (8, 26)]
+
+
+def test_a_parser_that_fails_leaves_the_generation_as_an_invalid_action(char_codec: Any) -> None:
+    loop = begin(char_codec(), WIDE, "P")
+
+    def fail(text: str, episode: Episode) -> Any:
+        raise KeyError(text)
+
+    loop.environment.parse = fail  # type: ignore[method-assign]
+    with pytest.raises(KeyError):
+        loop.add_generation(generation(loop.codec.encode("abc")))
+    done = loop.trajectory()
+    assert [turn.action for turn in done.turns] == [ActionKind.ACTION_KIND_INVALID]
+    assert len(done.loss_mask) == len(done.turn_ids) == len(done.logprobs) == 3
+
+
+def test_a_huge_observation_costs_no_more_than_what_is_kept_of_it(char_codec: Any) -> None:
+    class Counting(char_codec):  # type: ignore[misc]
+        encoded = 0
+
+        def encode(self, text: str) -> list[int]:
+            self.encoded += len(text)
+            return list(super().encode(text))
+
+    shown = []
+    for size in (1_000, 3_000_000):
+        codec = Counting(extra=["zz"])
+        loop = begin(codec, Limits(100, 2000, 500, 100), "P")
+        loop.add_generation(generation(codec.encode("<search>q</search>")))
+        loop.add_observation(Observation("z" * size))
+        assert codec.encoded < 1_000
+        assert loop.truncated
+        shown.append(loop.observed)
+    assert shown[0] == shown[1]
+    assert len(codec.encode(shown[1])) == 100

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_common.v1.trajectory_pb2 import Document
-from forage_rollout.observation import RESERVED_TAGS, escape, information, passages
+from forage_rollout.environments.search import passages
+from forage_rollout.observation import RESERVED_TAGS, escape, tag_names
 
 TAGS = [f"<{slash}{name}>" for name in RESERVED_TAGS for slash in ("", "/")]
 CONTROL = ["<|im_end|>", "<|im_start|>", "[PAD]"]
@@ -18,14 +19,12 @@ HOSTILE = st.lists(st.sampled_from([*TAGS, *CONTROL, "<", ">", "/", "answer", "&
 
 def test_passages_are_written_as_the_table_says(passages_row: dict[str, Any]) -> None:
     documents = [Document(contents=contents) for contents in passages_row["contents"]]
-    assert passages(documents) == passages_row["text"]
+    assert escape(passages(documents)) == passages_row["text"]
 
 
 @given(HOSTILE, HOSTILE)
 def test_no_passage_can_write_a_tag_or_a_control_token(one: str, other: str) -> None:
-    text = information([Document(contents=one), Document(contents=other)], CONTROL)
-    inside = text.removeprefix("\n\n<information>").removesuffix("</information>\n\n")
-    assert len(inside) == len(text) - len("\n\n<information></information>\n\n")
+    inside = escape(passages([Document(contents=one), Document(contents=other)]), CONTROL)
     assert not [token for token in (*TAGS, *CONTROL) if token in inside]
 
 
@@ -44,3 +43,11 @@ def test_text_without_tags_is_left_alone(text: str) -> None:
 @pytest.mark.parametrize("text", ["a < b > c", "<SEARCH>", "<b>bold</b>", "1 </ 2"])
 def test_what_is_not_reserved_stays_readable(text: str) -> None:
     assert escape(text, CONTROL) == text
+
+
+def test_an_environment_reserves_tags_of_its_own() -> None:
+    assert (
+        escape("<kg-query>a</kg-query><answer>", tags=["kg-query"])
+        == "&lt;kg-query&gt;a&lt;/kg-query&gt;&lt;answer&gt;"
+    )
+    assert tag_names("\n\n<kg-result>") == tag_names("</kg-result>") == ["kg-result"]

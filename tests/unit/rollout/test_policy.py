@@ -10,13 +10,16 @@ import pytest
 from model_folders import smallest_model, write_weights
 
 from forage_common.model_folder import model_shapes, read_header
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_rollout.policy import (
     PolicyError,
+    announced_files,
     is_newer,
     label,
     parse_label,
-    verify,
+    tensor_shapes,
+    verify_files,
+    verify_shapes,
 )
 
 
@@ -30,25 +33,83 @@ def policy_of(folder: Path, version: int = 1, epoch: int = 1) -> Policy:
     return Policy(version=version, epoch=epoch, uri=str(folder), digest=digest)
 
 
+def sharded(folder: Path, names: list[str]) -> Policy:
+    files = []
+    for name in names:
+        content = (folder / name).read_bytes()
+        files.append(PolicyFile(name=name, digest=hashlib.sha256(content).hexdigest(), bytes=len(content)))
+    return Policy(version=1, epoch=1, uri=str(folder), files=files)
+
+
+def loadable(policy: Policy, expected: dict[str, tuple[int, ...]]) -> list[Path]:
+    """What a transport does with a policy in a local folder."""
+    files = verify_files(policy, Path(policy.uri))
+    verify_shapes(policy, tensor_shapes(policy, files), expected)
+    return files
+
+
 def test_a_policy_is_served_only_as_it_was_announced(folder: Path) -> None:
     expected = model_shapes(folder)
     policy = policy_of(folder)
-    assert verify(policy, expected) == folder / "model.safetensors"
+    assert loadable(policy, expected) == [folder / "model.safetensors"]
     write_weights(folder / "model.safetensors", {"embed": [4, 2], "norm": [2], "extra": [1]})
     with pytest.raises(PolicyError, match="digest"):
-        verify(policy, expected)
+        loadable(policy, expected)
     with pytest.raises(PolicyError, match="extra and 0 more differ"):
-        verify(policy_of(folder), expected)
+        loadable(policy_of(folder), expected)
     shutil.rmtree(folder)
     with pytest.raises(PolicyError, match="cannot be read"):
-        verify(policy, expected)
+        loadable(policy, expected)
+
+
+def test_a_torn_file_is_refused_whatever_was_announced(folder: Path) -> None:
+    expected = model_shapes(folder)
+    whole, file = policy_of(folder), folder / "model.safetensors"
+    listed = sharded(folder, ["model.safetensors"])
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(PolicyError, match="has digest"):
+        loadable(whole, expected)
+    with pytest.raises(PolicyError, match=r"has \d+ bytes, announced were \d+"):
+        loadable(listed, expected)
+    with pytest.raises(PolicyError, match="where the header promises"):
+        loadable(policy_of(folder), expected)
 
 
 def test_a_tied_head_may_be_in_the_file_or_not(folder: Path) -> None:
     expected = model_shapes(folder)
     write_weights(folder / "model.safetensors", {"embed": [4, 2], "norm": [2], "lm_head.weight": [4, 2]})
-    verify(policy_of(folder), expected)
-    verify(policy_of(folder), expected | {"lm_head.weight": (4, 2)})
+    loadable(policy_of(folder), expected)
+    loadable(policy_of(folder), expected | {"lm_head.weight": (4, 2)})
+
+
+def test_shards_are_verified_one_by_one_and_hold_the_model_together(folder: Path) -> None:
+    expected = model_shapes(folder)
+    write_weights(folder / "one.safetensors", {"embed": [4, 2]})
+    write_weights(folder / "two.safetensors", {"norm": [2]})
+    names = ["one.safetensors", "two.safetensors"]
+    assert loadable(sharded(folder, names), expected) == [folder / name for name in names]
+    with pytest.raises(PolicyError, match="norm and 0 more differ"):
+        loadable(sharded(folder, names[:1]), expected)
+    policy = sharded(folder, names)
+    write_weights(folder / "two.safetensors", {"more": [2]})
+    with pytest.raises(PolicyError, match=r"two\.safetensors has digest"):
+        loadable(policy, expected)
+    write_weights(folder / "two.safetensors", {"norm": [2], "embed": [4, 2]})
+    with pytest.raises(PolicyError, match="holds embed a second time"):
+        loadable(sharded(folder, names), expected)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../model.safetensors", "/etc/passwd", "a/b", "a\\b"])
+def test_a_file_outside_the_folder_cannot_be_announced(name: str) -> None:
+    policy = Policy(uri="/", files=[PolicyFile(name=name, digest="0" * 64)])
+    with pytest.raises(PolicyError, match="expected a plain name"):
+        announced_files(policy)
+
+
+@pytest.mark.parametrize("digest", ["", "abc", "G" * 64])
+def test_a_digest_is_a_sha256(digest: str) -> None:
+    with pytest.raises(PolicyError, match="expected 64 hex digits"):
+        announced_files(Policy(digest=digest))
 
 
 @pytest.mark.parametrize(

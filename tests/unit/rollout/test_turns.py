@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.v1.trajectory_pb2 import ActionKind
-from forage_rollout.turns import cut, parse_action
+from forage_common.settings import RolloutSettings
+from forage_common.v1.trajectory_pb2 import ActionKind, Prompt
+from forage_rollout.environments.environment import Action, Episode
+from forage_rollout.environments.search import Search
+from forage_rollout.turns import cut
 
 KINDS = {
     None: ActionKind.ACTION_KIND_INVALID,
     "search": ActionKind.ACTION_KIND_SEARCH,
     "answer": ActionKind.ACTION_KIND_ANSWER,
 }
+STOPS = ("</search>", "</answer>")
 PIECES = [
     "</search>",
     "</answer>",
@@ -32,15 +38,20 @@ PIECES = [
 ]
 
 
+def parse_action(text: str) -> Action:
+    return Search(RolloutSettings(), None).parse(text, Episode(Prompt()))  # type: ignore[arg-type]
+
+
 def test_a_generation_is_cut_as_the_table_says(cuts_row: dict[str, Any], char_codec: Any) -> None:
     codec = char_codec()
-    part = cut(codec.encode(cuts_row["text"]), codec.decode)
+    part = cut(codec.encode(cuts_row["text"]), codec.decode, STOPS)
     assert part.text == cuts_row["kept"]
     assert part.length == len(cuts_row["kept"])
 
 
 def test_an_action_is_read_as_the_table_says(actions_row: dict[str, Any]) -> None:
     action = parse_action(actions_row["text"])
+    assert action.tag == (actions_row["action"] or "")
     assert (action.kind, action.content) == (KINDS[actions_row["action"]], actions_row["content"])
 
 
@@ -59,16 +70,16 @@ def test_an_action_is_read_as_the_table_says(actions_row: dict[str, Any]) -> Non
     ],
 )
 def test_the_token_that_completes_the_stop_string_is_the_last_one_kept(tokens: list[str], kept: int, text: str) -> None:
-    part = cut(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids))
+    part = cut(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids), STOPS)
     assert (part.length, part.text) == (kept, text)
     assert part.stopped == (text != "no stop" and bool(tokens))
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12))
 def test_the_kept_prefix_is_the_shortest_that_says_the_stop_string(tokens: list[str]) -> None:
-    part = cut(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids))
+    part = cut(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids), STOPS)
     whole = "".join(tokens)
-    stop = next((tag for tag in ("</search>", "</answer>") if tag in whole), None)
+    stop = next((tag for tag in STOPS if tag in whole), None)
     if stop is None:
         assert (part.length, part.text) == (len(tokens), whole)
         return
@@ -81,3 +92,21 @@ def test_the_kept_prefix_is_the_shortest_that_says_the_stop_string(tokens: list[
 def test_no_text_breaks_the_parser(text: str) -> None:
     action = parse_action(text)
     assert action.content == action.content.strip()
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
+def test_an_action_is_the_first_block_that_ends(text: str) -> None:
+    found = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
+    action = parse_action(text)
+    assert (action.tag, action.content) == ((found[1], found[2].strip()) if found else ("", ""))
+
+
+def test_openers_without_end_cost_no_more_than_their_length() -> None:
+    begin = time.perf_counter()
+    assert parse_action("<search>" * 500_000).kind == ActionKind.ACTION_KIND_INVALID  # hours, where it is quadratic
+    assert time.perf_counter() - begin < 10
+
+
+def test_without_stops_nothing_is_cut() -> None:
+    part = cut([1, 2], lambda ids: "</answer>" * len(ids), ())
+    assert (part.length, part.text, part.stopped) == (2, "</answer></answer>", False)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from trainer_parts import question, write_questions
 
 from forage_common.errors import DataError
-from forage_trainer.dataset import Batches, Question, read_questions
+from forage_common.questions import Question, read_questions
+from forage_trainer.dataset import Batches
 
 
 class Characters:

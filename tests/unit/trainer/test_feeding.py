@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from trainer_parts import group
 
+from forage_common.questions import Question
 from forage_common.settings import RedisSettings, Settings, load
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
 from forage_trainer.batcher import Batcher, BatchTimeoutError
-from forage_trainer.dataset import Batches, Question
+from forage_trainer.dataset import Batches
 from forage_trainer.feeder import Feeder, sampling_seed
 from forage_trainer.waiting import Insist, Stop, Stopped
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from forage_common.cli.options import BasePort, Config
+
+if TYPE_CHECKING:
+    from forage_common.settings import Settings
+    from forage_common.v1.trajectory_pb2 import Prompt
 
 
 def ask(
@@ -20,46 +26,39 @@ def ask(
     config: Config = None,
     base_port: BasePort = None,
 ) -> None:
-    """Ask a policy one question and see the whole trajectory: thoughts, searches, passages, answer.
+    """Ask a policy one question and watch the trajectory: thoughts, searches, passages, answer.
 
     Uses the services that are running ('forage up', or a demo in progress); without them starts what it needs, with
     the policy of the latest run where there is one, and ends it afterwards.
     """
     from forage_common.local import demo as local
-    from forage_common.local import preflight, serving, show
-    from forage_common.local.stack import SERVING, Stack, repository, shift_ports
+    from forage_common.local import serving
+    from forage_common.local.stack import repository, shift_ports
     from forage_common.settings import load
-    from forage_common.v1.trajectory_pb2 import Status
 
     console = Console()
     file = config or repository() / local.CONFIG
     settings = load(file, [*(shift_ports(base_port) if base_port else []), "run.id=ask"])
-    if serving.is_running(settings):
-        with console.status("asking …") as spinner:
-            serving.wait_for_rollout(settings, spinner)
-        trajectory = serving.ask(settings, question, temperature)
-    else:
-        policy = model or latest_policy(settings.run.dir) or settings.model.path
-        console.print(
-            f"no services are running: starting them with the policy {policy} (about a minute)",
-            highlight=False,
-        )
-        local.prepare_world(settings, console)
-        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": policy})})
-        preflight.check(settings, SERVING)
-        stack = Stack(settings, SERVING)
-        with local.ended_by_signals():
-            try:
-                stack.start()
-                serving.publish(settings, policy)
-                with console.status("starting …") as spinner:
-                    serving.wait_until_ready(stack, spinner)
-                trajectory = serving.ask(settings, question, temperature)
-            finally:
-                stack.stop()
-    console.print(show.panel(show.as_row(trajectory, question), judged=False))
-    if trajectory.status != Status.STATUS_OK:
-        console.print(f"[yellow]{Status.Name(trajectory.status)}[/]: {trajectory.status_detail}", highlight=False)
+    with serving.services(settings, console, model=model or latest_policy(settings.run.dir)) as settings:
+        asyncio.run(_watch(settings, serving.ask_prompt(settings, question, temperature), question, console))
+
+
+async def _watch(settings: Settings, prompt: Prompt, question: str, console: Console) -> None:
+    from forage_common.local import show
+    from forage_common.rollout_client import RolloutClient
+    from forage_common.v1.trajectory_pb2 import Status
+
+    console.print(question, style="bold magenta", highlight=False)
+    with console.status("the policy writes …"):
+        async with RolloutClient(settings) as rollout, aclosing(rollout.stream(prompt)) as events:
+            async for event in events:
+                if event.WhichOneof("event") != "group":
+                    console.print(show.happened(event))
+                    continue
+                for trajectory in event.group.trajectories:
+                    if trajectory.status != Status.STATUS_OK:
+                        reason = f"{Status.Name(trajectory.status)}: {trajectory.status_detail}"
+                        console.print(reason, style="yellow", highlight=False)
 
 
 def latest_policy(runs: Path) -> Path | None:

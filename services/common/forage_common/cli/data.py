@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 app = typer.Typer(help="Make data sets.", no_args_is_help=True)
 
@@ -27,4 +28,43 @@ def world(
     console = Console()
     with console.status("making the world facts …"):
         summary = build(out, seed)
+    console.print(summary, highlight=False)
+
+
+@app.command(name="knowledge-graph")
+def knowledge_graph(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/knowledge_graph"),
+    seed: Annotated[int, typer.Option(help="Of splits, draws and phrasings.", min=0)] = 0,
+) -> None:
+    """Make the world facts as a knowledge graph: triples, and questions whose prompt explains the query tool."""
+    from forage_common.world.knowledge_graph import build
+
+    console = Console()
+    with console.status("making the knowledge graph …"):
+        summary = build(out, seed)
+    console.print(summary, highlight=False)
+
+
+@app.command()
+def countdown(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/countdown"),
+    train: Annotated[int, typer.Option(help="Problems to train on.")] = 20_000,
+    test: Annotated[int, typer.Option(help="Problems held out.")] = 500,
+    numbers: Annotated[str, typer.Option(help="How many numbers a problem has, 3 to 6.")] = "3,4",
+    max_target: Annotated[int, typer.Option(help="The largest number to make.")] = 99,
+    seed: Annotated[int, typer.Option(help="Of numbers, operators and order.", min=0)] = 0,
+) -> None:
+    """Make countdown problems: an equation of the given numbers that equals the target. All can be solved."""
+    from forage_common.countdown import build
+    from forage_common.errors import UserError
+
+    try:
+        sizes = [int(size) for size in numbers.split(",")]
+    except ValueError:
+        raise UserError(f"--numbers is {numbers!r}: give sizes joined by commas, for instance 3,4") from None
+    console = Console()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("making problems", total=train + test)
+        counts = {"train": train, "test": test}
+        summary = build(out, counts, sizes, max_target, seed, lambda rows: progress.advance(task, rows))
     console.print(summary, highlight=False)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from forage_common.errors import DataError, UserError
-from forage_common.local.stack import Program, addresses, free_gib
+from forage_common.local.stack import Program, addresses, free_gib, interpreter
 from forage_common.model_folder import check_model_folder
-from forage_common.settings import Settings
+from forage_common.settings import ENV_PREFIX, Settings
 from forage_common.telemetry import port_in_use, split_address
 
 COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
@@ -29,9 +31,10 @@ def check(settings: Settings, programs: Iterable[Program]) -> None:
 
 
 def check_files(settings: Settings, training: bool = True) -> None:
-    """The model folder, the corpus and, when training, the questions and their rewards."""
+    """The model folder, the corpus, the environments and, when training, the questions and their rewards."""
     check_model_folder(settings.model.path)
     check_corpus(settings.data.corpus)
+    check_environments(settings)
     if training:
         for file in (*settings.data.train_files, *settings.data.val_files):
             check_questions(file, set(settings.reward.routes))
@@ -90,6 +93,18 @@ def check_questions(file: Path, routes: set[str]) -> None:
             f"data source '{unknown[0]}' of {file} has no reward: add reward.routes.{unknown[0]}.name "
             f"(routes exist for {', '.join(sorted(routes))})"
         )
+
+
+def check_environments(settings: Settings) -> None:
+    """That each environment can be loaded; the rollout service's own environment looks, where its packages are."""
+    if not settings.rollout.environments:
+        return
+    command = [str(interpreter(Program.ROLLOUT)), "-m", "forage_rollout.environments", "--config", "/dev/stdin"]
+    # The settings are resolved: what the shell says must not win over the command line now.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    done = subprocess.run(command, input=settings.to_yaml(), env=environ, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(done.stderr.strip())
 
 
 def check_space(folder: Path) -> None:

@@ -1,24 +1,25 @@
-"""Serving a policy without a trainer: publish a folder, wait for the services, run one question."""
+"""Serving a policy without a trainer: publish a folder, wait for the services or start them, put a question."""
 
 from __future__ import annotations
 
 import hashlib
 import socket
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import grpc
+from rich.console import Console
 from rich.status import Status
 
 from forage_common.errors import UnavailableError, UserError
-from forage_common.local.stack import Stack, not_ready
+from forage_common.local.stack import SERVING, Program, Stack, health_urls, not_ready
 from forage_common.model_folder import WEIGHTS, check_model_folder
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
 from forage_common.telemetry import split_address
-from forage_common.v1.rollout_pb2 import RunRequest
-from forage_common.v1.rollout_pb2_grpc import RolloutStub
-from forage_common.v1.trajectory_pb2 import ChatMessage, Policy, Prompt, Purpose, Sampling, Trajectory
+from forage_common.v1.trajectory_pb2 import ChatMessage, Policy, Prompt, Purpose, Sampling
 
 _READY_S = 300.0
 
@@ -57,35 +58,75 @@ def wait_until_ready(stack: Stack, spinner: Status) -> None:
         time.sleep(0.5)
 
 
-def is_running(settings: Settings) -> bool:
-    """Whether a rollout service listens at the settings' address, ready or not."""
+def is_running(settings: Settings, program: Program) -> bool:
+    """Whether the service listens at the settings' address, ready or not."""
     with socket.socket() as probe:
-        return probe.connect_ex(split_address(settings.rollout.health_address)) == 0
+        return probe.connect_ex(split_address(urlsplit(health_urls(settings)[program]).netloc)) == 0
 
 
-def wait_for_rollout(settings: Settings, spinner: Status) -> None:
-    """Wait until somebody else's rollout service is ready.
+def wait_for(settings: Settings, program: Program, spinner: Status) -> None:
+    """Wait until somebody else's service is ready.
 
     Raises:
         UnavailableError: not ready within five minutes.
     """
     deadline = time.monotonic() + _READY_S
-    while waiting := not_ready(f"http://{settings.rollout.health_address}/readyz"):
+    while waiting := not_ready(health_urls(settings)[program]):
         if time.monotonic() > deadline:
-            raise UnavailableError(f"the rollout service is not ready after {_READY_S:.0f} s: {waiting}")
-        spinner.update(f"the rollout service waits for {waiting}")
+            raise UnavailableError(f"the {program} service is not ready after {_READY_S:.0f} s: {waiting}")
+        spinner.update(f"the {program} service waits for {waiting}")
         time.sleep(0.5)
 
 
-def ask(settings: Settings, question: str, temperature: float = 0.0) -> Trajectory:
-    """One trajectory for one question.
+@contextmanager
+def services(
+    settings: Settings, console: Console, programs: Sequence[Program] = SERVING, model: Path | None = None
+) -> Iterator[Settings]:
+    """The services of the settings, for a block: those that run, else started for it, and ended afterwards.
+
+    Args:
+        programs: what the block needs; the last of them tells whether all run.
+        model: policy to start with, where services must be started; None = model.path.
 
     Raises:
-        UnavailableError: the rollout service does not answer.
+        UserError: something is missing for a start.
+        UnavailableError: not ready within five minutes.
     """
+    last = programs[-1]
+    if is_running(settings, last):
+        with console.status(f"waiting for the {last} service …") as spinner:
+            wait_for(settings, last, spinner)
+        yield settings
+        return
+    from forage_common.local import demo as local
+    from forage_common.local import preflight
+
+    policy = model or settings.model.path
+    served = f" with the policy {policy} (about a minute)" if Program.ROLLOUT in programs else ""
+    console.print(f"no services are running: starting them{served}", highlight=False)
+    if Program.RETRIEVER in programs:
+        local.prepare_world(settings, console)
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": policy})})
+    if Program.ROLLOUT in programs:
+        preflight.check(settings, programs)
+    stack = Stack(settings, programs)
+    with local.ended_by_signals():
+        try:
+            stack.start()
+            if Program.ROLLOUT in programs:
+                publish(settings, policy)
+            with console.status("starting …") as spinner:
+                wait_until_ready(stack, spinner)
+            yield settings
+        finally:
+            stack.stop()
+
+
+def ask_prompt(settings: Settings, question: str, temperature: float = 0.0) -> Prompt:
+    """One trajectory for one question."""
     from forage_common.world.write import prompt_text
 
-    prompt = Prompt(
+    return Prompt(
         run_id=settings.run.id,
         group_uid=f"ask/{time.time_ns()}",
         data_source=next(iter(settings.reward.routes)),
@@ -94,11 +135,3 @@ def ask(settings: Settings, question: str, temperature: float = 0.0) -> Trajecto
         sampling=Sampling(temperature=temperature),
         purpose=Purpose.PURPOSE_ASK,
     )
-    address = settings.rollout.grpc_address
-    with grpc.insecure_channel(address) as channel:
-        try:
-            reply = RolloutStub(channel).Run(RunRequest(prompt=prompt), timeout=settings.rollout.trajectory_timeout_s)
-        except grpc.RpcError as error:
-            raise UnavailableError(f"the rollout service at {address} gave no answer: {error.details()}") from error
-    answered: Trajectory = reply.group.trajectories[0]
-    return answered

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, RenderableType
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from forage_common.local.runs import Row
-from forage_common.v1.trajectory_pb2 import Role, Trajectory
+from forage_common.v1.rollout_pb2 import RunStreamResponse
+
+if TYPE_CHECKING:
+    from forage_common.local.replay import Comparison
 
 STYLES = {"model": "bold", "env": "cyan", "prompt": "dim"}
-_ROLES = {Role.ROLE_PROMPT: "prompt", Role.ROLE_MODEL: "model", Role.ROLE_ENV: "env"}
 
 
-def as_row(trajectory: Trajectory, question: str) -> Row:
-    """A trajectory in the form in which runs keep them (`validation/*.jsonl`)."""
-    return {
-        "question": question,
-        "targets": list(trajectory.ground_truth.targets),
-        "em": trajectory.validation_score.total,
-        "spans": [{"role": _ROLES.get(span.role, "?"), "text": span.text} for span in trajectory.spans],
-    }
+def happened(event: RunStreamResponse) -> Text:
+    """A turn as it happens: what the policy said (bold), or what it is shown in return (cyan)."""
+    author = "model" if event.WhichOneof("event") == "acted" else "env"
+    return Text(event.text.strip("\n"), style=STYLES[author])
 
 
 def panel(row: Row, title: str = "", judged: bool = True) -> RenderableType:
@@ -37,3 +38,34 @@ def panel(row: Row, title: str = "", judged: bool = True) -> RenderableType:
     style = ("green" if right else "red") if judged else "blue"
     question = Text(row["question"], style="bold magenta")
     return Panel(Group(question, body, verdict), title=title or None, border_style=style, title_align="left")
+
+
+def comparison(found: Comparison, rerun: bool) -> RenderableType:
+    """What a replay has changed.
+
+    Args:
+        rerun: the texts may differ, too.
+    """
+    table = Table(box=None, header_style="dim")
+    for name in ("mean of", "before", "after", "changed", "of"):
+        table.add_column(name, justify="left" if name == "mean of" else "right")
+    for name, figure in found.figures.items():
+        n = max(1, figure.count)
+        table.add_row(
+            name, f"{figure.before / n:.4f}", f"{figure.after / n:.4f}", str(figure.changed), str(figure.count)
+        )
+    parts: list[RenderableType] = [table]
+    if rerun:
+        parts.append(Text(f"identical {found.diverged['']} of {found.total}"))
+        parts += [Text(f"  {count} part at {where}") for where, count in found.diverged.most_common() if where]
+        if found.unseeded:
+            parts.append(
+                Text(f"  {found.unseeded} had neither a seed nor temperature 0: they need not repeat", "yellow")
+            )
+    for (before, after), count in found.statuses.most_common():
+        parts.append(Text(f"{count} went from {before} to {after}", style="yellow"))
+    if found.largest:
+        parts.append(Text("largest changes of the score", style="dim"))
+    for _, id, one, other, detail in sorted(found.largest, reverse=True):
+        parts.append(Text(f"  {one:.4f} → {other:.4f}  {id}  {detail}"))
+    return Group(*parts)

@@ -81,6 +81,7 @@ def addresses(settings: Settings, programs: Iterable[Program]) -> dict[str, str]
         Program.ROLLOUT: {
             "rollout.grpc_address": settings.rollout.grpc_address,
             "rollout.health_address": settings.rollout.health_address,
+            "rollout.http_address": settings.rollout.http_address,
         },
         Program.TRAINER: {"trainer.health_address": settings.trainer.health_address},
     }
@@ -96,6 +97,7 @@ def shift_ports(base: int) -> list[str]:
         "reward.health_address": 21,
         "rollout.grpc_address": 30,
         "rollout.health_address": 31,
+        "rollout.http_address": 32,
         "trainer.health_address": 41,
     }
     moved = [f"{name}=127.0.0.1:{base + offset}" for name, offset in offsets.items()]

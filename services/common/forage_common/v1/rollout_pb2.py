@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from forage_common.v1 import trajectory_pb2 as forage__common_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66orage_common/v1/rollout.proto\x12\tforage.v1\x1a!forage_common/v1/trajectory.proto\"/\n\nRunRequest\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.forage.v1.Prompt\"8\n\x0bRunResponse\x12)\n\x05group\x18\x01 \x01(\x0b\x32\x1a.forage.v1.TrajectoryGroup\"\x12\n\x10GetStatusRequest\"\x80\x01\n\x11GetStatusResponse\x12\"\n\x07serving\x18\x01 \x01(\x0b\x32\x11.forage.v1.Policy\x12\x18\n\x10groups_in_flight\x18\x02 \x01(\r\x12\x13\n\x0bgroups_done\x18\x03 \x01(\x04\x12\x18\n\x10tokens_generated\x18\x04 \x01(\x04\x32\x87\x01\n\x07Rollout\x12\x34\n\x03Run\x12\x15.forage.v1.RunRequest\x1a\x16.forage.v1.RunResponse\x12\x46\n\tGetStatus\x12\x1b.forage.v1.GetStatusRequest\x1a\x1c.forage.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66orage_common/v1/rollout.proto\x12\tforage.v1\x1a!forage_common/v1/trajectory.proto\"/\n\nRunRequest\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.forage.v1.Prompt\"8\n\x0bRunResponse\x12)\n\x05group\x18\x01 \x01(\x0b\x32\x1a.forage.v1.TrajectoryGroup\"5\n\x10RunStreamRequest\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.forage.v1.Prompt\"\xae\x01\n\x11RunStreamResponse\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12 \n\x05\x61\x63ted\x18\x02 \x01(\x0b\x32\x0f.forage.v1.TurnH\x00\x12#\n\x08observed\x18\x03 \x01(\x0b\x32\x0f.forage.v1.TurnH\x00\x12+\n\x05group\x18\x04 \x01(\x0b\x32\x1a.forage.v1.TrajectoryGroupH\x00\x12\x0c\n\x04text\x18\x05 \x01(\tB\x07\n\x05\x65vent\"\x12\n\x10GetStatusRequest\"\xa1\x01\n\x11GetStatusResponse\x12\"\n\x07serving\x18\x01 \x01(\x0b\x32\x11.forage.v1.Policy\x12\x18\n\x10groups_in_flight\x18\x02 \x01(\r\x12\x13\n\x0bgroups_done\x18\x03 \x01(\x04\x12\x18\n\x10tokens_generated\x18\x04 \x01(\x04\x12\x0e\n\x06paused\x18\x05 \x01(\x08\x12\x0f\n\x07\x65ngines\x18\x06 \x01(\r\"\x1d\n\x0cPauseRequest\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\" \n\rPauseResponse\x12\x0f\n\x07\x65ngines\x18\x01 \x01(\r\"\x0f\n\rResumeRequest\"!\n\x0eResumeResponse\x12\x0f\n\x07\x65ngines\x18\x01 \x01(\r\"9\n\x14UpdateWeightsRequest\x12!\n\x06policy\x18\x01 \x01(\x0b\x32\x11.forage.v1.Policy\"L\n\x15UpdateWeightsResponse\x12\"\n\x07serving\x18\x01 \x01(\x0b\x32\x11.forage.v1.Policy\x12\x0f\n\x07pause_s\x18\x02 \x01(\x01\x32\xa0\x03\n\x07Rollout\x12\x34\n\x03Run\x12\x15.forage.v1.RunRequest\x1a\x16.forage.v1.RunResponse\x12H\n\tRunStream\x12\x1b.forage.v1.RunStreamRequest\x1a\x1c.forage.v1.RunStreamResponse0\x01\x12\x46\n\tGetStatus\x12\x1b.forage.v1.GetStatusRequest\x1a\x1c.forage.v1.GetStatusResponse\x12:\n\x05Pause\x12\x17.forage.v1.PauseRequest\x1a\x18.forage.v1.PauseResponse\x12=\n\x06Resume\x12\x18.forage.v1.ResumeRequest\x1a\x19.forage.v1.ResumeResponse\x12R\n\rUpdateWeights\x12\x1f.forage.v1.UpdateWeightsRequest\x1a .forage.v1.UpdateWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,10 +36,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNREQUEST']._serialized_end=127
   _globals['_RUNRESPONSE']._serialized_start=129
   _globals['_RUNRESPONSE']._serialized_end=185
-  _globals['_GETSTATUSREQUEST']._serialized_start=187
-  _globals['_GETSTATUSREQUEST']._serialized_end=205
-  _globals['_GETSTATUSRESPONSE']._serialized_start=208
-  _globals['_GETSTATUSRESPONSE']._serialized_end=336
-  _globals['_ROLLOUT']._serialized_start=339
-  _globals['_ROLLOUT']._serialized_end=474
+  _globals['_RUNSTREAMREQUEST']._serialized_start=187
+  _globals['_RUNSTREAMREQUEST']._serialized_end=240
+  _globals['_RUNSTREAMRESPONSE']._serialized_start=243
+  _globals['_RUNSTREAMRESPONSE']._serialized_end=417
+  _globals['_GETSTATUSREQUEST']._serialized_start=419
+  _globals['_GETSTATUSREQUEST']._serialized_end=437
+  _globals['_GETSTATUSRESPONSE']._serialized_start=440
+  _globals['_GETSTATUSRESPONSE']._serialized_end=601
+  _globals['_PAUSEREQUEST']._serialized_start=603
+  _globals['_PAUSEREQUEST']._serialized_end=632
+  _globals['_PAUSERESPONSE']._serialized_start=634
+  _globals['_PAUSERESPONSE']._serialized_end=666
+  _globals['_RESUMEREQUEST']._serialized_start=668
+  _globals['_RESUMEREQUEST']._serialized_end=683
+  _globals['_RESUMERESPONSE']._serialized_start=685
+  _globals['_RESUMERESPONSE']._serialized_end=718
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=720
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=777
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=779
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=855
+  _globals['_ROLLOUT']._serialized_start=858
+  _globals['_ROLLOUT']._serialized_end=1274
 # @@protoc_insertion_point(module_scope)

@@ -58,6 +58,66 @@ class RunResponse(_message.Message):
 Global___RunResponse: _TypeAlias = RunResponse  # noqa: Y015
 
 @_typing.final
+class RunStreamRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prompt(self) -> _trajectory_pb2.Prompt: ...
+    def __init__(
+        self,
+        *,
+        prompt: _trajectory_pb2.Prompt | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunStreamRequest: _TypeAlias = RunStreamRequest  # noqa: Y015
+
+@_typing.final
+class RunStreamResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    ACTED_FIELD_NUMBER: _builtins.int
+    OBSERVED_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    sample: _builtins.int
+    text: _builtins.str
+    @_builtins.property
+    def acted(self) -> _trajectory_pb2.Turn:
+        """a generation ended; `text` is what it said"""
+
+    @_builtins.property
+    def observed(self) -> _trajectory_pb2.Turn:
+        """the environment answered; `text` is what the policy is shown"""
+
+    @_builtins.property
+    def group(self) -> _trajectory_pb2.TrajectoryGroup: ...
+    def __init__(
+        self,
+        *,
+        sample: _builtins.int = ...,
+        acted: _trajectory_pb2.Turn | None = ...,
+        observed: _trajectory_pb2.Turn | None = ...,
+        group: _trajectory_pb2.TrajectoryGroup | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acted", b"acted", "event", b"event", "group", b"group", "observed", b"observed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acted", b"acted", "event", b"event", "group", b"group", "observed", b"observed", "sample", b"sample", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["acted", "observed", "group"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___RunStreamResponse: _TypeAlias = RunStreamResponse  # noqa: Y015
+
+@_typing.final
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -80,9 +140,14 @@ class GetStatusResponse(_message.Message):
     GROUPS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     GROUPS_DONE_FIELD_NUMBER: _builtins.int
     TOKENS_GENERATED_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    ENGINES_FIELD_NUMBER: _builtins.int
     groups_in_flight: _builtins.int
     groups_done: _builtins.int
     tokens_generated: _builtins.int
+    paused: _builtins.bool
+    engines: _builtins.int
+    """replicas that run"""
     @_builtins.property
     def serving(self) -> _trajectory_pb2.Policy: ...
     def __init__(
@@ -92,11 +157,131 @@ class GetStatusResponse(_message.Message):
         groups_in_flight: _builtins.int = ...,
         groups_done: _builtins.int = ...,
         tokens_generated: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+        engines: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["serving", b"serving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups_done", b"groups_done", "groups_in_flight", b"groups_in_flight", "serving", b"serving", "tokens_generated", b"tokens_generated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "groups_done", b"groups_done", "groups_in_flight", b"groups_in_flight", "paused", b"paused", "serving", b"serving", "tokens_generated", b"tokens_generated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class PauseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAIN_FIELD_NUMBER: _builtins.int
+    drain: _builtins.bool
+    """first let running trajectories end"""
+    def __init__(
+        self,
+        *,
+        drain: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
+
+@_typing.final
+class PauseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINES_FIELD_NUMBER: _builtins.int
+    engines: _builtins.int
+    """replicas that stand still"""
+    def __init__(
+        self,
+        *,
+        engines: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseResponse: _TypeAlias = PauseResponse  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
+
+@_typing.final
+class ResumeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINES_FIELD_NUMBER: _builtins.int
+    engines: _builtins.int
+    def __init__(
+        self,
+        *,
+        engines: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> _trajectory_pb2.Policy: ...
+    def __init__(
+        self,
+        *,
+        policy: _trajectory_pb2.Policy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsRequest: _TypeAlias = UpdateWeightsRequest  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVING_FIELD_NUMBER: _builtins.int
+    PAUSE_S_FIELD_NUMBER: _builtins.int
+    pause_s: _builtins.float
+    """the longest that a replica stood still"""
+    @_builtins.property
+    def serving(self) -> _trajectory_pb2.Policy: ...
+    def __init__(
+        self,
+        *,
+        serving: _trajectory_pb2.Policy | None = ...,
+        pause_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["serving", b"serving"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pause_s", b"pause_s", "serving", b"serving"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsResponse: _TypeAlias = UpdateWeightsResponse  # noqa: Y015

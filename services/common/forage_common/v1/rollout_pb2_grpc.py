@@ -39,10 +39,30 @@ class RolloutStub:
                 request_serializer=forage__common_dot_v1_dot_rollout__pb2.RunRequest.SerializeToString,
                 response_deserializer=forage__common_dot_v1_dot_rollout__pb2.RunResponse.FromString,
                 _registered_method=True)
+        self.RunStream = channel.unary_stream(
+                '/forage.v1.Rollout/RunStream',
+                request_serializer=forage__common_dot_v1_dot_rollout__pb2.RunStreamRequest.SerializeToString,
+                response_deserializer=forage__common_dot_v1_dot_rollout__pb2.RunStreamResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/forage.v1.Rollout/GetStatus',
                 request_serializer=forage__common_dot_v1_dot_rollout__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=forage__common_dot_v1_dot_rollout__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/forage.v1.Rollout/Pause',
+                request_serializer=forage__common_dot_v1_dot_rollout__pb2.PauseRequest.SerializeToString,
+                response_deserializer=forage__common_dot_v1_dot_rollout__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/forage.v1.Rollout/Resume',
+                request_serializer=forage__common_dot_v1_dot_rollout__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=forage__common_dot_v1_dot_rollout__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/forage.v1.Rollout/UpdateWeights',
+                request_serializer=forage__common_dot_v1_dot_rollout__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=forage__common_dot_v1_dot_rollout__pb2.UpdateWeightsResponse.FromString,
                 _registered_method=True)
 
 
@@ -55,8 +75,35 @@ class RolloutServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RunStream(self, request, context):
+        """The same, turn by turn as it happens; the whole group comes last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Hold every replica: running generations stand still, new ones wait.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWeights(self, request, context):
+        """Serve a policy without a trainer's announcement. Refused where it is not newer than what is served.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,10 +116,30 @@ def add_RolloutServicer_to_server(servicer, server):
                     request_deserializer=forage__common_dot_v1_dot_rollout__pb2.RunRequest.FromString,
                     response_serializer=forage__common_dot_v1_dot_rollout__pb2.RunResponse.SerializeToString,
             ),
+            'RunStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.RunStream,
+                    request_deserializer=forage__common_dot_v1_dot_rollout__pb2.RunStreamRequest.FromString,
+                    response_serializer=forage__common_dot_v1_dot_rollout__pb2.RunStreamResponse.SerializeToString,
+            ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
                     request_deserializer=forage__common_dot_v1_dot_rollout__pb2.GetStatusRequest.FromString,
                     response_serializer=forage__common_dot_v1_dot_rollout__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=forage__common_dot_v1_dot_rollout__pb2.PauseRequest.FromString,
+                    response_serializer=forage__common_dot_v1_dot_rollout__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=forage__common_dot_v1_dot_rollout__pb2.ResumeRequest.FromString,
+                    response_serializer=forage__common_dot_v1_dot_rollout__pb2.ResumeResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=forage__common_dot_v1_dot_rollout__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=forage__common_dot_v1_dot_rollout__pb2.UpdateWeightsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -113,6 +180,33 @@ class Rollout:
             _registered_method=True)
 
     @staticmethod
+    def RunStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/forage.v1.Rollout/RunStream',
+            forage__common_dot_v1_dot_rollout__pb2.RunStreamRequest.SerializeToString,
+            forage__common_dot_v1_dot_rollout__pb2.RunStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetStatus(request,
             target,
             options=(),
@@ -129,6 +223,87 @@ class Rollout:
             '/forage.v1.Rollout/GetStatus',
             forage__common_dot_v1_dot_rollout__pb2.GetStatusRequest.SerializeToString,
             forage__common_dot_v1_dot_rollout__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/forage.v1.Rollout/Pause',
+            forage__common_dot_v1_dot_rollout__pb2.PauseRequest.SerializeToString,
+            forage__common_dot_v1_dot_rollout__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/forage.v1.Rollout/Resume',
+            forage__common_dot_v1_dot_rollout__pb2.ResumeRequest.SerializeToString,
+            forage__common_dot_v1_dot_rollout__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/forage.v1.Rollout/UpdateWeights',
+            forage__common_dot_v1_dot_rollout__pb2.UpdateWeightsRequest.SerializeToString,
+            forage__common_dot_v1_dot_rollout__pb2.UpdateWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,13 +32,27 @@ class RolloutStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RolloutAsyncStub: ...
     Run: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.RunRequest, _rollout_pb2.RunResponse]
+    RunStream: _grpc.UnaryStreamMultiCallable[_rollout_pb2.RunStreamRequest, _rollout_pb2.RunStreamResponse]
+    """The same, turn by turn as it happens; the whole group comes last."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.GetStatusRequest, _rollout_pb2.GetStatusResponse]
+    Pause: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.PauseRequest, _rollout_pb2.PauseResponse]
+    """Hold every replica: running generations stand still, new ones wait."""
+    Resume: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.ResumeRequest, _rollout_pb2.ResumeResponse]
+    UpdateWeights: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.UpdateWeightsRequest, _rollout_pb2.UpdateWeightsResponse]
+    """Serve a policy without a trainer's announcement. Refused where it is not newer than what is served."""
 
 @_typing.type_check_only
 class RolloutAsyncStub(RolloutStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Run: _aio.UnaryUnaryMultiCallable[_rollout_pb2.RunRequest, _rollout_pb2.RunResponse]  # type: ignore[assignment]
+    RunStream: _aio.UnaryStreamMultiCallable[_rollout_pb2.RunStreamRequest, _rollout_pb2.RunStreamResponse]  # type: ignore[assignment]
+    """The same, turn by turn as it happens; the whole group comes last."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_rollout_pb2.GetStatusRequest, _rollout_pb2.GetStatusResponse]  # type: ignore[assignment]
+    Pause: _aio.UnaryUnaryMultiCallable[_rollout_pb2.PauseRequest, _rollout_pb2.PauseResponse]  # type: ignore[assignment]
+    """Hold every replica: running generations stand still, new ones wait."""
+    Resume: _aio.UnaryUnaryMultiCallable[_rollout_pb2.ResumeRequest, _rollout_pb2.ResumeResponse]  # type: ignore[assignment]
+    UpdateWeights: _aio.UnaryUnaryMultiCallable[_rollout_pb2.UpdateWeightsRequest, _rollout_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
+    """Serve a policy without a trainer's announcement. Refused where it is not newer than what is served."""
 
 class RolloutServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -49,10 +63,41 @@ class RolloutServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_rollout_pb2.RunResponse, _abc.Awaitable[_rollout_pb2.RunResponse]]: ...
 
     @_abc_1.abstractmethod
+    def RunStream(
+        self,
+        request: _rollout_pb2.RunStreamRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_rollout_pb2.RunStreamResponse], _abc.AsyncIterator[_rollout_pb2.RunStreamResponse]]:
+        """The same, turn by turn as it happens; the whole group comes last."""
+
+    @_abc_1.abstractmethod
     def GetStatus(
         self,
         request: _rollout_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.GetStatusResponse, _abc.Awaitable[_rollout_pb2.GetStatusResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Pause(
+        self,
+        request: _rollout_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.PauseResponse, _abc.Awaitable[_rollout_pb2.PauseResponse]]:
+        """Hold every replica: running generations stand still, new ones wait."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _rollout_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.ResumeResponse, _abc.Awaitable[_rollout_pb2.ResumeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def UpdateWeights(
+        self,
+        request: _rollout_pb2.UpdateWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.UpdateWeightsResponse, _abc.Awaitable[_rollout_pb2.UpdateWeightsResponse]]:
+        """Serve a policy without a trainer's announcement. Refused where it is not newer than what is served."""
 
 def add_RolloutServicer_to_server(servicer: RolloutServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -217,6 +217,8 @@ class Prompt(_message.Message):
     TRACE_ID_FIELD_NUMBER: _builtins.int
     ISSUED_UNIX_MS_FIELD_NUMBER: _builtins.int
     REPLY_STREAM_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     group_uid: _builtins.str
     """data_source/split/index/epoch"""
@@ -235,12 +237,18 @@ class Prompt(_message.Message):
     issued_unix_ms: _builtins.int
     reply_stream: _builtins.str
     """where the group goes"""
+    timeout_s: _builtins.float
+    """of each trajectory; 0 = the service's own limit, which it never exceeds"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def ground_truth(self) -> Global___GroundTruth: ...
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the rendered prompt; where given, messages are not rendered"""
+
     def __init__(
         self,
         *,
@@ -259,10 +267,12 @@ class Prompt(_message.Message):
         trace_id: _builtins.str = ...,
         issued_unix_ms: _builtins.int = ...,
         reply_stream: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        timeout_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ground_truth", b"ground_truth", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch", b"batch", "data_source", b"data_source", "ground_truth", b"ground_truth", "group_uid", b"group_uid", "issued_unix_ms", b"issued_unix_ms", "messages", b"messages", "min_policy_version", b"min_policy_version", "position", b"position", "purpose", b"purpose", "reply_stream", b"reply_stream", "run_id", b"run_id", "samples", b"samples", "sampling", b"sampling", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch", b"batch", "data_source", b"data_source", "ground_truth", b"ground_truth", "group_uid", b"group_uid", "issued_unix_ms", b"issued_unix_ms", "messages", b"messages", "min_policy_version", b"min_policy_version", "position", b"position", "purpose", b"purpose", "reply_stream", b"reply_stream", "run_id", b"run_id", "samples", b"samples", "sampling", b"sampling", "timeout_s", b"timeout_s", "token_ids", b"token_ids", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -399,6 +409,7 @@ class Turn(_message.Message):
     RETRIEVAL_STATUS_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
     PARTIAL_RETRIEVAL_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """from 1"""
     action: Global___ActionKind.ValueType
@@ -411,6 +422,8 @@ class Turn(_message.Message):
     retrieval_status: Global___Status.ValueType
     partial_retrieval: _builtins.bool
     """a shard of the index was missing"""
+    tag: _builtins.str
+    """of the action block, such as search, kg-query or answer; empty where the action is invalid"""
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]: ...
     @_builtins.property
@@ -427,10 +440,11 @@ class Turn(_message.Message):
         retrieval_status: Global___Status.ValueType = ...,
         provenance: Global___Provenance | None = ...,
         partial_retrieval: _builtins.bool = ...,
+        tag: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "content", b"content", "documents", b"documents", "executed", b"executed", "index", b"index", "index_digest", b"index_digest", "partial_retrieval", b"partial_retrieval", "provenance", b"provenance", "retrieval_status", b"retrieval_status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "content", b"content", "documents", b"documents", "executed", b"executed", "index", b"index", "index_digest", b"index_digest", "partial_retrieval", b"partial_retrieval", "provenance", b"provenance", "retrieval_status", b"retrieval_status", "tag", b"tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -695,6 +709,34 @@ class TrajectoryGroup(_message.Message):
 Global___TrajectoryGroup: _TypeAlias = TrajectoryGroup  # noqa: Y015
 
 @_typing.final
+class PolicyFile(_message.Message):
+    """One file of a published policy, by its name within the folder."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    digest: _builtins.str
+    """sha256"""
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digest", b"digest", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyFile: _TypeAlias = PolicyFile  # noqa: Y015
+
+@_typing.final
 class Policy(_message.Message):
     """The policy that replicas must serve; the value of the `policy` key."""
 
@@ -705,15 +747,28 @@ class Policy(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     PUBLISHED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    NCCL_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """optimizer steps behind these weights"""
     uri: _builtins.str
-    """a folder with config.json, tokenizer and safetensors"""
+    """a folder, or any address of one that fsspec reads"""
     digest: _builtins.str
-    """sha256 of the weights file"""
+    """sha256 of model.safetensors; unused where files are listed"""
     epoch: _builtins.int
     """fencing token: grows with every trainer start"""
     published_unix_ms: _builtins.int
+    adapter: _builtins.bool
+    """a LoRA adapter of the model that the engine was started with"""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFile]:
+        """safetensors shards, or the two files of an adapter"""
+
+    @_builtins.property
+    def nccl(self) -> Global___NcclTransfer:
+        """set: the weights come from the trainer's GPUs, and uri is not read"""
+
     def __init__(
         self,
         *,
@@ -722,14 +777,79 @@ class Policy(_message.Message):
         digest: _builtins.str = ...,
         epoch: _builtins.int = ...,
         published_unix_ms: _builtins.int = ...,
+        files: _abc.Iterable[Global___PolicyFile] | None = ...,
+        adapter: _builtins.bool = ...,
+        nccl: Global___NcclTransfer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["nccl", b"nccl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "epoch", b"epoch", "published_unix_ms", b"published_unix_ms", "uri", b"uri", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "digest", b"digest", "epoch", b"epoch", "files", b"files", "nccl", b"nccl", "published_unix_ms", b"published_unix_ms", "uri", b"uri", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Policy: _TypeAlias = Policy  # noqa: Y015
+
+@_typing.final
+class NcclTransfer(_message.Message):
+    """Where a trainer sends weights from: rank 0 of a NCCL group that the engine's workers join."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MASTER_ADDRESS_FIELD_NUMBER: _builtins.int
+    MASTER_PORT_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    master_address: _builtins.str
+    master_port: _builtins.int
+    world_size: _builtins.int
+    """the trainer's rank 0 and every worker of every replica"""
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorInfo]:
+        """in the order in which they are sent"""
+
+    def __init__(
+        self,
+        *,
+        master_address: _builtins.str = ...,
+        master_port: _builtins.int = ...,
+        world_size: _builtins.int = ...,
+        tensors: _abc.Iterable[Global___TensorInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["master_address", b"master_address", "master_port", b"master_port", "tensors", b"tensors", "world_size", b"world_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NcclTransfer: _TypeAlias = NcclTransfer  # noqa: Y015
+
+@_typing.final
+class TensorInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Hugging Face's"""
+    dtype: _builtins.str
+    """such as bfloat16"""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TensorInfo: _TypeAlias = TensorInfo  # noqa: Y015
 
 @_typing.final
 class LedgerEntry(_message.Message):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
+from forage_common.manifest import digests_of, write_manifest
 from forage_common.world.corpus import Passage, passages
 from forage_common.world.facts import SOURCE_PACKAGES, load_facts
 from forage_common.world.questions import Question, questions
@@ -47,17 +46,17 @@ def build(out: Path, seed: int) -> WorldSummary:
     by_split = questions(facts, seed)
     _write_corpus(out / "corpus.jsonl", texts)
     for split, found in by_split.items():
-        _write_questions(out / f"{split}.parquet", found)
-    names = ["corpus.jsonl", *(f"{split}.parquet" for split in by_split)]
-    digests = {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in names}
+        write_questions(out / f"{split}.parquet", found, DATA_SOURCE, PROMPT_PREFIX)
+    digests = digests_of(out, ["corpus.jsonl", *(f"{split}.parquet" for split in by_split)])
     summary = WorldSummary(len(texts), {split: len(found) for split, found in by_split.items()}, digests)
-    _write_manifest(out / "manifest.json", seed, summary)
+    counts = {"seed": seed, "passages": summary.passages, "questions": summary.questions}
+    write_manifest(out, counts, digests, (*SOURCE_PACKAGES, "pyarrow"))
     return summary
 
 
-def prompt_text(question: str) -> str:
+def prompt_text(question: str, prefix: str = PROMPT_PREFIX) -> str:
     """The user message for a question."""
-    return f"{PROMPT_PREFIX}{question}\n"
+    return f"{prefix}{question}\n"
 
 
 def _write_corpus(path: Path, texts: list[Passage]) -> None:
@@ -66,7 +65,8 @@ def _write_corpus(path: Path, texts: list[Passage]) -> None:
             lines.write(json.dumps({"id": text.id, "contents": text.contents}, ensure_ascii=False) + "\n")
 
 
-def _write_questions(path: Path, found: list[Question]) -> None:
+def write_questions(path: Path, found: list[Question], data_source: str, prefix: str) -> None:
+    """Questions as Parquet in the Search-R1 layout."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -94,14 +94,14 @@ def _write_questions(path: Path, found: list[Question]) -> None:
             ),
         ]
     )
-    rows = [_row(question, index) for index, question in enumerate(found)]
+    rows = [_row(question, index, data_source, prefix) for index, question in enumerate(found)]
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
 
 
-def _row(question: Question, index: int) -> dict[str, object]:
+def _row(question: Question, index: int, data_source: str, prefix: str) -> dict[str, object]:
     return {
-        "data_source": DATA_SOURCE,
-        "prompt": [{"role": "user", "content": prompt_text(question.text)}],
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": prompt_text(question.text, prefix)}],
         "ability": "fact-reasoning",
         "reward_model": {"style": "rule", "ground_truth": {"target": list(question.targets)}},
         "extra_info": {
@@ -112,14 +112,3 @@ def _row(question: Question, index: int) -> dict[str, object]:
             "question": question.text,
         },
     }
-
-
-def _write_manifest(path: Path, seed: int, summary: WorldSummary) -> None:
-    manifest = {
-        "seed": seed,
-        "passages": summary.passages,
-        "questions": summary.questions,
-        "sha256": summary.digests,
-        "packages": {name: version(name) for name in (*SOURCE_PACKAGES, "pyarrow")},
-    }
-    path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,7 +1,4 @@
-"""vLLM's weight-transfer engine of Forage: whole safetensors files, loaded in place.
-
-vLLM calls `register` in every process it starts (entry-point group `vllm.general_plugins`).
-"""
+"""vLLM's weight-transfer engine of Forage, inside its workers: safetensors files, loaded in place."""
 
 from __future__ import annotations
 
@@ -16,9 +13,6 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-
-BACKEND = "forage_file"
 
 
 @dataclass
@@ -28,13 +22,13 @@ class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A safetensors file in Hugging Face's naming, readable by every worker."""
+    """Safetensors files in Hugging Face's naming, readable by every worker; together they hold the whole model."""
 
-    path: str
+    paths: list[str]
 
 
 class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
-    """Reloads layer by layer from one file, on CPU and GPU."""
+    """Reloads layer by layer from files, on CPU and GPU."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
@@ -54,7 +48,7 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        self.model.load_weights(self._tensors(update_info.path))
+        self.model.load_weights(self._tensors(update_info.paths))
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -65,10 +59,11 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
     def shutdown(self) -> None:
         pass
 
-    def _tensors(self, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-        with safe_open(path, framework="pt", device=str(self.device)) as file:
-            for name in file.keys():  # noqa: SIM118 - a safetensors file is not a dict
-                yield name, file.get_tensor(name)
+    def _tensors(self, paths: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        for path in paths:
+            with safe_open(path, framework="pt", device=str(self.device)) as file:
+                for name in file.keys():  # noqa: SIM118 - a safetensors file is not a dict
+                    yield name, file.get_tensor(name)
 
     def _repack_heads(self) -> None:
         """On CPU the output head multiplies with a packed copy of its weight, made once when a model is loaded.
@@ -82,9 +77,3 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
             for module in self.model.modules():
                 if isinstance(module, ParallelLMHead):
                     module.quant_method.process_weights_after_loading(module)
-
-
-def register() -> None:
-    """Make the backend known to vLLM; may be called again."""
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)

@@ -1,0 +1,129 @@
+"""vLLM in this process, without the service: the lock-step loop and the ideal, on the service's own engine settings.
+
+`python in_process.py key=value …` makes the engine, says `{"ready": true}`, and then answers every line on stdin, such
+as `{"way": "lockstep", "prompts": 64, "samples": 8, "number": 1, "batch": 64}`, with one line: `{"tokens_per_s": …}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import plan
+from lockstep import Sample, run_batches, shown
+from plan import Row
+
+from forage_common.retriever_client import RetrieverClient
+from forage_common.settings import Settings, load
+from forage_common.v1.trajectory_pb2 import Document
+from forage_rollout.clients import GrpcReward
+from forage_rollout.engine import VllmEngine
+from forage_rollout.tokens import FileTokenizer, TokenCodec
+
+
+def sampler(engine: VllmEngine) -> Sample:
+    """Requests straight to AsyncLLM: unseeded, not decoded; log-probabilities as every trainer asks for them."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    ids = itertools.count()
+
+    async def sample(context: list[int], tokens: int) -> list[int]:
+        parameters = SamplingParams(
+            temperature=1.0,
+            min_tokens=tokens,
+            max_tokens=tokens,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        async for output in engine.llm.generate({"prompt_token_ids": context}, parameters, request_id=f"b{next(ids)}"):
+            final = output
+        said = list(final.outputs[0].token_ids)
+        assert len(said) == tokens
+        return said
+
+    return sample
+
+
+async def ideal(
+    rows: Sequence[Row], prompts: Sequence[list[int]], sample: Sample, codec: TokenCodec, in_flight: int
+) -> float:
+    """The same generations as requests of their own, `in_flight` of them always there: the engine is never idle.
+
+    Contexts are as long as in a trajectory, and begin with its earlier turns, as the prefix cache sees them.
+
+    Returns:
+        Tokens a second, from the end of the first `in_flight` requests until none is left to begin.
+    """
+    requests = deque(
+        request
+        for _, request in sorted(
+            (
+                (turn, request)
+                for row, prompt in zip(rows, prompts, strict=True)
+                for turn, request in enumerate(_requests(row, prompt, codec))
+            ),
+            key=lambda numbered: numbered[0],
+        )
+    )
+    done: list[tuple[float, int]] = []
+    emptied = 0.0
+
+    async def work() -> None:
+        nonlocal emptied
+        while requests:
+            context, tokens = requests.popleft()
+            if not requests:
+                emptied = time.perf_counter()
+            await sample(context, tokens)
+            done.append((time.perf_counter(), tokens))
+
+    await asyncio.gather(*(work() for _ in range(in_flight)))
+    began = done[in_flight - 1][0]
+    return sum(tokens for ended, tokens in done if began < ended <= emptied) / (emptied - began)
+
+
+def _requests(row: Row, prompt: list[int], codec: TokenCodec) -> list[tuple[list[int], int]]:
+    """(context, tokens) of every generation; what the policy would have said are prompt tokens again."""
+    context, found = list(prompt), []
+    for turn, tokens in enumerate(row.lengths, start=1):
+        found.append((list(context), tokens))
+        said = list(itertools.islice(itertools.cycle(prompt), tokens))
+        context += said + codec.encode(shown([Document(contents=plan.document(row.query(turn)))]))
+    return found
+
+
+async def serve(settings: Settings) -> None:
+    """Answer the lines on stdin."""
+    engine = VllmEngine(settings)
+    sample, codec, reward = sampler(engine), FileTokenizer(settings.model.path), GrpcReward(settings)
+    async with RetrieverClient(settings.retriever.http_address) as retriever:
+        answer({"ready": True})
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            order: dict[str, Any] = json.loads(line)
+            uids = plan.uids(order["prompts"], order["number"])
+            rows = plan.rows(uids, order["samples"])
+            rendered = {uid: await engine.render([{"role": "user", "content": plan.question(uid)}]) for uid in uids}
+            prompts = [rendered[row.uid] for row in rows]
+            if order["way"] == "ideal":
+                rate = await ideal(rows, prompts, sample, codec, order["batch"])
+            else:
+                rate = await run_batches(rows, prompts, order["batch"], sample, retriever, reward, codec)
+            answer({"tokens_per_s": rate})
+    engine.shutdown()
+
+
+def answer(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(load(overrides=sys.argv[1:])))

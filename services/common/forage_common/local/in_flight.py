@@ -1,0 +1,35 @@
+"""Many calls, a bounded number at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def each(items: Iterable[T], work: Callable[[T], Awaitable[R]], limit: int) -> AsyncGenerator[tuple[T, R], None]:
+    """(item, result) in the order in which they are done, at most `limit` at a time; items are read as they are needed.
+
+    The first failure, and closing it early, ends the work that goes on.
+    """
+    source = iter(items)
+    running: dict[asyncio.Future[R], T] = {}
+    try:
+        while True:
+            while len(running) < limit:
+                try:
+                    item = next(source)
+                except StopIteration:
+                    break
+                running[asyncio.ensure_future(work(item))] = item
+            if not running:
+                return
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                yield running.pop(task), task.result()
+    finally:
+        for task in running:
+            task.cancel()

@@ -1,0 +1,149 @@
+"""Questions from Parquet files in the Search-R1 layout."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forage_common.errors import DataError
+from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth
+
+COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
+_INT64 = range(-(2**63), 2**63)
+
+
+class PromptTokenizer(Protocol):
+    """What the filter needs of a tokenizer."""
+
+    def lengths(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
+        """Tokens of each conversation under the chat template, generation prompt included."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One row: `split` and `index` are unique within `data_source` only."""
+
+    data_source: str
+    split: str
+    index: int
+    messages: tuple[ChatMessage, ...]
+    ground_truth: GroundTruth
+    text: str  # for people: the question without its instructions, where the file has it
+
+    def uid(self, epoch: int) -> str:
+        """The group's name when the question is met for the `epoch`-th time (from 0)."""
+        return f"{self.data_source}/{self.split}/{self.index}/{epoch}"
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What was read. digest: SHA-256 over the files; filtered: prompts that were too long."""
+
+    rows: tuple[Question, ...]
+    digest: str
+    filtered: int = 0
+
+    def fitting(self, tokenizer: PromptTokenizer, max_tokens: int, limit: int = -1) -> Questions:
+        """Those whose prompt has at most `max_tokens` tokens, the first `limit` of them; -1 keeps all.
+
+        Raises:
+            DataError: no prompt is short enough.
+        """
+        lengths = tokenizer.lengths([[{"role": m.role, "content": m.content} for m in q.messages] for q in self.rows])
+        kept = [row for row, length in zip(self.rows, lengths, strict=True) if 0 < length <= max_tokens]
+        if not kept:
+            raise DataError(
+                f"none of {len(self.rows)} questions has a prompt of at most {max_tokens} tokens: "
+                "raise rollout.max_start_length"
+            )
+        return Questions(tuple(kept if limit < 0 else kept[:limit]), self.digest, len(self.rows) - len(kept))
+
+
+def read_questions(files: Iterable[Path]) -> Questions:
+    """Questions of all files in order.
+
+    Raises:
+        DataError: names the file, the column, the row and what was expected.
+    """
+    rows: list[Question] = []
+    digest = hashlib.sha256()
+    seen: dict[str, str] = {}
+    for file in files:
+        for number, question in enumerate(_read_file(file)):
+            here = f"{file} row {number}"
+            uid = question.uid(0)
+            if uid in seen:
+                raise DataError(
+                    f"{here}: data_source, extra_info.split and extra_info.index repeat those of {seen[uid]}: "
+                    "together they must name a question"
+                )
+            seen[uid] = here
+            rows.append(question)
+        digest.update(file.read_bytes())
+    return Questions(tuple(rows), digest.hexdigest())
+
+
+def _read_file(file: Path) -> list[Question]:
+    if not file.is_file():
+        raise DataError(f"data file {file} does not exist: give a Parquet file, for instance of `forage data world`")
+    try:
+        parquet = pq.ParquetFile(file)
+        missing = [name for name in COLUMNS if name not in parquet.schema_arrow.names]
+        if missing:
+            raise DataError(
+                f"{file} lacks the column '{missing[0]}' (it has: {', '.join(parquet.schema_arrow.names)}): "
+                f"the Search-R1 layout needs {', '.join(COLUMNS)}"
+            )
+        rows = parquet.read(columns=list(COLUMNS)).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file} cannot be read as Parquet ({' '.join(str(error).split())}): write it again") from None
+    return [_question(row, f"{file} row {number}") for number, row in enumerate(rows)]
+
+
+def _question(row: dict[str, Any], where: str) -> Question:
+    source = _field(row, "data_source", str, where, "data_source")
+    info = _field(row, "extra_info", dict, where, "extra_info")
+    split = _field(info, "split", str, where, "extra_info.split")
+    index = _field(info, "index", int, where, "extra_info.index")
+    messages = _field(row, "prompt", list, where, "prompt")
+    if not messages:
+        raise DataError(f"{where}: column 'prompt' is empty: it must hold at least one {{role, content}}")
+    chat = []
+    for message in messages:
+        if not isinstance(message, dict):
+            raise DataError(f"{where}: column 'prompt' must hold {{role, content}} messages, not {message!r}")
+        role = _field(message, "role", str, where, "prompt.role")
+        chat.append(ChatMessage(role=role, content=_field(message, "content", str, where, "prompt.content")))
+    judged = _field(row, "reward_model", dict, where, "reward_model")
+    truth = _ground_truth(_field(judged, "ground_truth", dict, where, "reward_model.ground_truth"), where)
+    text = info.get("question")
+    return Question(source, split, index, tuple(chat), truth, text if isinstance(text, str) else chat[-1].content)
+
+
+def _ground_truth(truth: dict[str, Any], where: str) -> GroundTruth:
+    column = "reward_model.ground_truth"
+    target = truth.get("target")
+    if isinstance(target, int) and not isinstance(target, bool):
+        numbers = _field(truth, "numbers", list, where, f"{column}.numbers")
+        if not all(isinstance(n, int) and n in _INT64 for n in numbers):
+            raise DataError(f"{where}: column '{column}.numbers' must hold integers, not {numbers!r}")
+        return GroundTruth(countdown_target=target, countdown_numbers=numbers)
+    if isinstance(target, str):
+        target = [target]
+    if not isinstance(target, list) or not target or not all(isinstance(t, str) for t in target):
+        raise DataError(f"{where}: column '{column}.target' must be a list of strings or an integer, not {target!r}")
+    return GroundTruth(targets=target)
+
+
+def _field(row: dict[str, Any], name: str, kind: type, where: str, column: str) -> Any:
+    value = row.get(name)
+    if not isinstance(value, kind):
+        words = {str: "text", int: "an integer", list: "a list", dict: "a struct"}
+        raise DataError(f"{where}: column '{column}' must be {words[kind]}, not {value!r}")
+    return value

@@ -1,0 +1,22 @@
+"""`python -m forage_rollout.environments [--config FILE] [key=value …]`: loads and checks every environment."""
+
+from __future__ import annotations
+
+import sys
+
+from forage_common.errors import UserError
+from forage_common.retriever_client import RetrieverClient
+from forage_common.settings import from_arguments
+from forage_rollout.environments.registry import make
+
+
+def main() -> None:
+    try:
+        settings = from_arguments(sys.argv[1:])
+        make(settings, RetrieverClient(settings.retriever.http_address))
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(error.exit_code) from None
+
+
+main()

@@ -1,0 +1,135 @@
+"""Which environment a data source has: built in, or of one's own from a file or a package."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from forage_common.errors import SettingsError
+from forage_common.settings import EnvironmentRoute, Settings
+from forage_rollout.clients import Retriever
+from forage_rollout.environments.environment import Environment
+from forage_rollout.environments.search import Search
+from forage_rollout.environments.single_turn import SingleTurn
+
+BUILT_IN: Mapping[str, type[Environment]] = {"search": Search, "single_turn": SingleTurn}
+DEFAULT = "search"
+_TAG = re.compile(r"[A-Za-z][\w-]*")
+
+
+class Environments:
+    """The environment of each data source; `search` where the settings name none."""
+
+    def __init__(self, default: Environment, of: Mapping[str, Environment]) -> None:
+        self._default = default
+        self._of = dict(of)
+
+    def __call__(self, data_source: str) -> Environment:
+        return self._of.get(data_source, self._default)
+
+    async def close(self) -> None:
+        """Let go of what the environments hold open."""
+        for environment in (self._default, *self._of.values()):
+            await environment.close()
+
+
+def make(settings: Settings, retriever: Retriever) -> Environments:
+    """Every environment of the settings, loaded and checked.
+
+    Raises:
+        SettingsError: one cannot be loaded or is none; names its data source and its file.
+    """
+    rollout = settings.rollout
+    made = {}
+    for source, route in rollout.environments.items():
+        try:
+            kind = _class_of(route)
+            made[source] = kind(rollout, retriever, **route.params)
+            _check(made[source])
+        except (Exception, SystemExit) as error:
+            known = isinstance(error, _NotAnEnvironmentError | ValueError)
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            raise SettingsError(f"rollout.environments.{source} ({_title(route)}): {reason}") from error
+    return Environments(BUILT_IN[DEFAULT](rollout, retriever), made)
+
+
+class _NotAnEnvironmentError(Exception):
+    """What was named is no environment; the message says why, and what was expected."""
+
+
+def _title(route: EnvironmentRoute) -> str:
+    return route.name or route.entry_point or str(route.path)
+
+
+def _class_of(route: EnvironmentRoute) -> type[Environment]:
+    if route.name:
+        if route.name not in BUILT_IN:
+            raise _NotAnEnvironmentError(f"no environment has this name: give one of {', '.join(BUILT_IN)}")
+        return BUILT_IN[route.name]
+    if route.path is not None:
+        return _only_class(_module(route.path))
+    module, colon, name = route.entry_point.partition(":")
+    if not colon:
+        raise _NotAnEnvironmentError("entry_point must be module:class")
+    found = getattr(importlib.import_module(module), name, None)
+    if not (inspect.isclass(found) and issubclass(found, Environment)):
+        raise _NotAnEnvironmentError(f"{name} is {found!r}: expected a subclass of {Environment.__qualname__}")
+    return found
+
+
+def _module(path: Path) -> ModuleType:
+    """The file as a module, imported once a process."""
+    name = f"forage_environment_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise _NotAnEnvironmentError("not a Python file: give an existing .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _only_class(module: ModuleType) -> type[Environment]:
+    own = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Environment) and value.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        names = ", ".join(kind.__name__ for kind in own) or "none"
+        raise _NotAnEnvironmentError(
+            f"defines {len(own)} environments ({names}): expected one subclass of "
+            "forage_rollout.environments.environment.Environment"
+        )
+    return own[0]
+
+
+def _check(environment: Environment) -> None:
+    tags = environment.tags
+    if not isinstance(tags, tuple) or not tags or not all(isinstance(t, str) and _TAG.fullmatch(t) for t in tags):
+        raise _NotAnEnvironmentError(f"tags is {tags!r}: expected a tuple of names such as ('search', 'answer')")
+    if not isinstance(environment.feedback, str):
+        raise _NotAnEnvironmentError(f"feedback is {environment.feedback!r}: expected a text")
+    turns = environment.max_turns
+    if not isinstance(turns, int) or isinstance(turns, bool) or turns < 0:
+        raise _NotAnEnvironmentError(f"max_turns is {turns!r}: expected 0 or more turns")
+    if not inspect.iscoroutinefunction(environment.respond):
+        raise _NotAnEnvironmentError(
+            "respond is no coroutine function: write 'async def respond(self, action, episode)'"
+        )
+    stops = environment.stops
+    if not isinstance(stops, tuple) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise _NotAnEnvironmentError(f"stops is {stops!r}: expected a tuple of texts")

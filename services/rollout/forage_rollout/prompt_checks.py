@@ -1,0 +1,46 @@
+"""What a prompt from outside must be, looked at before anything is spent on it."""
+
+from __future__ import annotations
+
+import math
+
+from forage_common.v1.trajectory_pb2 import Prompt
+
+MAX_SAMPLES = 1024
+
+
+class InvalidPromptError(ValueError):
+    """A field of the prompt cannot be what it is; says which, what it holds and what was expected."""
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        super().__init__(f"{field} is {value!r}: expected {expected}")
+        self.field = field
+
+
+def check(prompt: Prompt, vocabulary: int = 0) -> None:
+    """Return if the prompt can be run.
+
+    Args:
+        vocabulary: token ids must be below it; 0 = any.
+
+    Raises:
+        InvalidPromptError: it cannot.
+    """
+    if not prompt.messages and not prompt.token_ids:
+        raise InvalidPromptError("prompt.messages", [], "at least one {role, content}, or token_ids instead")
+    for index, message in enumerate(prompt.messages):
+        if not message.role:
+            raise InvalidPromptError(f"prompt.messages[{index}].role", "", "user, system or assistant")
+    if vocabulary and (largest := max(prompt.token_ids, default=0)) >= vocabulary:
+        raise InvalidPromptError("prompt.token_ids", largest, f"ids below {vocabulary}, the model's vocabulary")
+    if not 1 <= prompt.samples <= MAX_SAMPLES:
+        raise InvalidPromptError("prompt.samples", prompt.samples, f"1 to {MAX_SAMPLES}")
+    sampling = prompt.sampling
+    if not (sampling.temperature >= 0 and math.isfinite(sampling.temperature)):
+        raise InvalidPromptError("prompt.sampling.temperature", sampling.temperature, "0 (greedy) or more")
+    if not 0 <= sampling.top_p <= 1:
+        raise InvalidPromptError("prompt.sampling.top_p", sampling.top_p, "more than 0, at most 1; or 0 = unset")
+    if sampling.top_k < -1:
+        raise InvalidPromptError("prompt.sampling.top_k", sampling.top_k, "1 or more; or -1 or 0 = all")
+    if not (prompt.timeout_s >= 0 and math.isfinite(prompt.timeout_s)):
+        raise InvalidPromptError("prompt.timeout_s", prompt.timeout_s, "seconds; or 0 = the service's own limit")

@@ -1,0 +1,182 @@
+"""Engine, dispatcher and Redis are killed -9 under load, an engine is frozen: every group comes out exactly once."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from rollout_parts import ADDRESSES, Services, prompt, publish, small_corpus, take, until, waits_for
+
+from forage_common.settings import RedisSettings
+from forage_common.streams import StreamClient
+from forage_common.v1.trajectory_pb2 import Status, TrajectoryGroup
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+GROUPS = 24
+ENGINES = 2
+
+
+@pytest.fixture
+def services(repository: Path, tmp_path: Path) -> Iterator[Services]:
+    made = Services(repository, tmp_path)
+    yield made
+    made.end()
+
+
+class Load:
+    """A trainer that issues batches of groups and takes them back."""
+
+    def __init__(self, streams: StreamClient) -> None:
+        self._streams = streams
+        self.batch = 0
+        self.taken: list[TrajectoryGroup] = []
+
+    def issue(self) -> None:
+        self.batch += 1
+        for position in range(GROUPS):
+            self._streams.issue(prompt(position, self.batch, 0))
+
+    def take(self, count: int) -> None:
+        found = take(self._streams, count)
+        assert len(found) >= count, f"{len(found)} of {count} groups came out"
+        self.taken += found
+
+    def strike(self, kill: Callable[[], psutil.Process], whole: Callable[[], bool]) -> dict[str, float]:
+        """Kill something in the middle of a batch.
+
+        Args:
+            kill: returns the process that must go.
+            whole: whether everything runs.
+
+        Returns:
+            Seconds until another group comes out, and until the process is gone and everything runs.
+        """
+        self.issue()
+        self.take(GROUPS // 4)
+        victim = kill()
+        begin = time.monotonic()
+        self.take(1)
+        flows = time.monotonic() - begin
+        until(lambda: gone(victim) and whole())
+        again = time.monotonic() - begin
+        self.take(len(self.expected) - len(self.taken))
+        return {"next_group_s": round(flows, 1), "whole_again_s": round(again, 1)}
+
+    @property
+    def expected(self) -> list[tuple[int, int]]:
+        return [(batch, position) for batch in range(1, self.batch + 1) for position in range(GROUPS)]
+
+
+def replicas(service: int, deployment: str) -> list[psutil.Process]:
+    """The worker processes of a deployment; Ray writes its name into their titles."""
+    family = psutil.Process(service).children(recursive=True)
+    return [process for process in family if re.match(rf"ray::ServeReplica:[^:]*:{deployment}\b", title(process))]
+
+
+def title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_every_group_comes_out_exactly_once_whatever_dies(
+    services: Services,
+    free_address: Callable[[], str],
+    redis_server: RedisSettings,
+    repository: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, corpus = repository / "models/tiny-policy", tmp_path / "corpus.jsonl"
+    small_corpus(corpus)
+    addresses = {f"{name}_address": free_address() for name in ADDRESSES}
+    common = [f"{name}={address}" for name, address in addresses.items()]
+    common += [f"redis.url={redis_server.url}", "redis.reclaim_idle_s=3", "run.id=e2e", f"run.dir={tmp_path}/runs"]
+    common += [f"model.path={model}", f"data.corpus={corpus}", "retriever.mode=bm25", "rollout.n=4"]
+    common += [f"rollout.engine_replicas.min={ENGINES}", f"rollout.engine_replicas.max={ENGINES}"]
+    common += ["rollout.engine.hang_timeout_s=10", "rollout.max_groups_in_flight=12"]
+    services.start("reward", *common)
+    services.start("retriever", *common, f"retriever.cache_dir={tmp_path}/cache")
+    service = services.start("rollout", *common).pid
+    streams = StreamClient(redis_server, "e2e")
+    streams.create()
+    publish(streams, model, tmp_path, 0, 1)
+    load = Load(streams)
+
+    def whole() -> bool:
+        engines, dispatchers = replicas(service, "Engine"), replicas(service, "Dispatcher")
+        starting = [process for process in engines + dispatchers if "initialize" in title(process)]
+        return len(engines) == ENGINES and len(dispatchers) == 1 and not starting
+
+    until(lambda: whole() and waits_for(addresses["rollout.health_address"]) == set())
+    assert len(streams.replicas()) == ENGINES
+
+    def kill_engine() -> psutil.Process:
+        """The replica alone: what it leaves behind must go, too."""
+        victim = replicas(service, "Engine")[0]
+        left = victim.children(recursive=True)
+        assert left, "the engine has a process of its own"
+        victim.kill()
+        until(lambda: all(map(gone, left)), 20)
+        return victim
+
+    def signal_core(signum: signal.Signals) -> psutil.Process:
+        victim = replicas(service, "Engine")[0]
+        victim.children(recursive=True)[0].send_signal(signum)
+        return victim
+
+    def kill_dispatcher() -> psutil.Process:
+        (victim,) = replicas(service, "Dispatcher")
+        victim.kill()
+        return victim
+
+    restarted: list[subprocess.Popen[bytes]] = []
+
+    def kill_redis() -> psutil.Process:
+        port = int(redis_server.url.rpartition(":")[2].partition("/")[0])
+        (pid,) = {c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.status == "LISTEN"}
+        victim = psutil.Process(pid)
+        command = [victim.exe(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", victim.cwd()]
+        command += ["--appendonly", "yes", "--appendfsync", "always"]
+        victim.kill()
+        time.sleep(2.0)
+        restarted.append(subprocess.Popen(command))
+        return victim
+
+    try:
+        for name, kill in (
+            ("an engine replica", kill_engine),
+            ("an engine's core", partial(signal_core, signal.SIGKILL)),
+            ("an engine's core (frozen)", partial(signal_core, signal.SIGSTOP)),
+            ("the dispatcher", kill_dispatcher),
+            ("Redis, for 2 s", kill_redis),
+        ):
+            times = load.strike(kill, whole)
+            with capsys.disabled():
+                sys.stdout.write(f"\nkilled {name}: {json.dumps(times)}\n")
+        assert take(streams, 1, 5.0) == [], "a group came out a second time"
+        assert sorted((group.batch, group.position) for group in load.taken) == load.expected
+        assert streams.backlog(streams.prompts) == 0
+        for trajectory in (t for group in load.taken for t in group.trajectories):
+            assert trajectory.status == Status.STATUS_OK, trajectory.status_detail
+    finally:
+        for server in restarted:
+            server.kill()
+            server.wait()

@@ -1,0 +1,124 @@
+"""The rollout service without Ray: the real agent over an engine that says given lines, behind `Backend`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forage_common.errors import UnavailableError
+from forage_common.retriever_client import Found
+from forage_common.settings import Settings
+from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
+from forage_common.v1.rollout_pb2 import RunStreamResponse
+from forage_common.v1.trajectory_pb2 import Document, Policy, Prompt, Provenance, Score, Status, TrajectoryGroup
+from forage_rollout.agent import Agent
+from forage_rollout.backend import RefusedPolicyError
+from forage_rollout.generation import Generation, Request
+from forage_rollout.metrics import Snapshot
+from forage_rollout.openai import Head
+
+LINES = ("<think>hm</think><search> who </search>", "<answer> me </answer>")
+
+
+@dataclass
+class LineEngine:
+    """Says one line a turn. `gate` holds the second turn back."""
+
+    codec: Any
+    lines: Sequence[str] = LINES
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: list[Request] = field(default_factory=list)
+    cancelled: int = 0
+
+    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+        return list(self.codec.encode(messages[0]["content"]))
+
+    async def generate(self, request: Request) -> Generation:
+        self.asked.append(request)
+        said = self.codec.decode(request.token_ids)
+        turn = sum(said.count(line) for line in set(self.lines))
+        try:
+            if turn:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        ids = self.codec.encode(self.lines[turn])
+        return Generation(ids, [-0.1] * len(ids), False, [(3, 2, 0, len(ids))])
+
+    async def release(self, affinity: str) -> None:
+        pass
+
+
+class Shelf:
+    """A retriever with one document."""
+
+    async def search(self, queries: Sequence[str]) -> Found:
+        document = Document(id="d1", contents='"T"\nbody', score=0.5)
+        return Found([[document] for _ in queries], Provenance(index_digest="abc"), False)
+
+
+class Points:
+    """A reward of one point for everybody."""
+
+    async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
+        score = Score(status=Status.STATUS_OK, total=1.0)
+        return [ScoredItem(trajectory_id=i.trajectory_id, score=score, validation_score=score) for i in items]
+
+
+class AgentBackend:
+    """`Backend` in this process; engines of its own that only know how to stand still."""
+
+    def __init__(self, settings: Settings, engine: LineEngine) -> None:
+        self._agent = Agent(settings, engine, Shelf(), Points(), engine.codec, "<eos>", "replica-1")
+        self.policies: list[Policy | None] = [Policy(version=3, epoch=2), Policy(version=4, epoch=2)]
+        self.paused = False
+        self.drained = False
+        self.dead = False
+        self.passed: list[tuple[str, str, list[tuple[str, str]], bytes]] = []
+
+    async def run(self, prompt: Prompt) -> TrajectoryGroup:
+        if self.dead:
+            raise UnavailableError("a part of the service failed (it was told to): try again")
+        return await self._agent.run(prompt)
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
+        events: asyncio.Queue[RunStreamResponse] = asyncio.Queue()
+        running = asyncio.create_task(self._agent.run(prompt, events.put_nowait))
+        running.add_done_callback(lambda _: events.put_nowait(RunStreamResponse()))
+        try:
+            while (event := await events.get()).WhichOneof("event"):
+                yield event
+            if self.dead:
+                raise UnavailableError("a part of the service failed (it was told to): try again")
+            yield RunStreamResponse(group=running.result())
+        finally:
+            running.cancel()
+
+    async def pause(self, drain: bool) -> int:
+        self.paused, self.drained = True, drain
+        return len(self.policies)
+
+    async def resume(self) -> int:
+        self.paused = False
+        return len(self.policies)
+
+    async def update(self, policy: Policy) -> float:
+        if policy.version <= 4:
+            raise RefusedPolicyError(f"version {policy.version} is not newer than what is served, version 4 of epoch 2")
+        self.policies = [policy, policy]
+        return 0.25
+
+    async def openai(
+        self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> AsyncGenerator[Head | bytes, None]:
+        self.passed.append((method, path, list(headers), body))
+        yield 200, [("content-type", "text/event-stream")]
+        yield b"data: 1\n\n"
+        yield b"data: [DONE]\n\n"
+
+    async def snapshots(self) -> dict[str, list[Snapshot]]:
+        engines = [Snapshot(f"e{i}", {"paused": float(self.paused)}, p) for i, p in enumerate(self.policies)]
+        return {"Engine": engines, "Agent": [Snapshot("a", {"generated_tokens": 7.0})], "Dispatcher": []}

@@ -1,0 +1,127 @@
+"""The rollout service and what it needs as processes of their own environments, and a trainer's end of the streams."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from forage_common.streams import StreamClient
+from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Sampling, TrajectoryGroup
+from forage_common.world.write import prompt_text
+
+START_S = 240.0
+ADDRESSES = (
+    "retriever.http",
+    "retriever.grpc",
+    "reward.grpc",
+    "reward.health",
+    "rollout.grpc",
+    "rollout.health",
+    "rollout.http",
+)
+
+
+class Services:
+    """Starts services, each from its own environment, with its log in a file; `end` kills what is left of them."""
+
+    def __init__(self, repository: Path, folder: Path) -> None:
+        self._repository = repository
+        self._folder = folder
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, *overrides: str) -> subprocess.Popen[bytes]:
+        python = self._repository / f".venvs/{name}/bin/python"
+        command = [str(python if python.exists() else sys.executable), "-m", f"forage_{name}", *overrides]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("FORAGE__")} | {"OMP_NUM_THREADS": "1"}
+        with (self._folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(command, cwd=self._folder, env=environment, stderr=log, stdout=log)
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                for member in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+                    member.kill()
+            process.wait()
+
+
+def small_corpus(file: Path) -> None:
+    """Passages about invented countries; the capital of Norland is Norcity."""
+    rows = [{"id": f"d{i}", "contents": f'"Land {i}"\nThe capital of Land {i} is City {i}.'} for i in range(20)]
+    rows.append({"id": "north", "contents": '"Norland"\nThe capital of Norland is Norcity.'})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    """(status, text); status 0 when nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def waits_for(address: str) -> set[str] | None:
+    """What /readyz names; None before the process listens."""
+    status, text = get(address, "/readyz")
+    return set(json.loads(text)["waiting_for"]) if status else None
+
+
+def until(true: Callable[[], Any], timeout_s: float = START_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.1)
+
+
+def publish(streams: StreamClient, model: Path, runs: Path, version: int, epoch: int) -> Policy:
+    folder = runs / f"policies/v{version}-e{epoch}"
+    shutil.copytree(model, folder)
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    policy = Policy(version=version, epoch=epoch, uri=str(folder), digest=digest)
+    streams.publish(policy)
+    return policy
+
+
+def prompt(position: int, batch: int, version: int, **fields: Any) -> Prompt:
+    question = prompt_text("What is the capital of Norland?")
+    known: dict[str, Any] = {
+        "run_id": "e2e",
+        "group_uid": f"world/train/{position}/0",
+        "data_source": "world_facts",
+        "messages": [ChatMessage(role="user", content=question)],
+        "ground_truth": GroundTruth(targets=["Norcity"]),
+        "samples": 4,
+        "sampling": Sampling(temperature=1.0, seed=1 + 10 * position),
+        "batch": batch,
+        "position": position,
+        "min_policy_version": version,
+    }
+    return Prompt(**{**known, **fields})
+
+
+def take(streams: StreamClient, count: int, timeout_s: float = START_S) -> list[TrajectoryGroup]:
+    """Groups as they come, off the stream; also those whose delivery a Redis that died did not see acknowledged."""
+    groups: list[TrajectoryGroup] = []
+    deadline = time.monotonic() + timeout_s
+    while len(groups) < count and time.monotonic() < deadline:
+        entries = streams.reclaim_groups(streams.trajectories, "trainer", count)
+        entries = entries or streams.take_groups(streams.trajectories, "trainer", count, 0.5)
+        groups += [entry.message for entry in entries]
+        streams.discard(streams.trajectories, [entry.id for entry in entries])
+    return groups

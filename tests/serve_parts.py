@@ -1,0 +1,120 @@
+"""Serve deployments around engines that are scripted. Import it where Ray's environment is set: it imports Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray import serve
+
+from forage_common.settings import ReplicaSettings, Settings
+from forage_common.telemetry import configure_logs, get_logger
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_rollout.deployments import EngineDeployment, RemoteEngine, broadcast, engine_deployment
+from forage_rollout.engine import EngineCounts
+from forage_rollout.generation import Generation, Request
+from forage_rollout.policy import NotServingError, PolicyError
+from forage_rollout.relay import join
+
+
+@dataclass
+class Scripted:
+    """An engine that says which process answers."""
+
+    serving: Policy | None = None
+    out_of_service: str = ""
+    released: list[str] = field(default_factory=list)
+    counts: EngineCounts = field(default_factory=EngineCounts)
+    cancelled: int = 0
+
+    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+        raise ValueError("no such role")
+
+    async def generate(self, request: Request) -> Generation:
+        if self.out_of_service:
+            raise NotServingError(self.out_of_service)
+        try:
+            await asyncio.sleep(request.max_tokens / 100)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        self.counts.requests += 1
+        assert request == Request(
+            request.token_ids, request.max_tokens, 0.5, 0.9, 7, 11, ("</x>",), 2, request.affinity
+        )
+        return Generation([os.getpid()], [-0.5], True, [(1, 2, 0, 1)])
+
+    async def release(self, affinity: str) -> None:
+        self.released.append(affinity)
+
+    async def load(self, policy: Policy) -> float:
+        if policy.version == 13:
+            raise PolicyError("altered")
+        self.serving = policy
+        return 0.25
+
+
+class ScriptedDeployment(EngineDeployment):
+    """The shell as it is; only what is inside differs."""
+
+    async def __init__(self) -> None:  # type: ignore[misc]
+        join()
+        configure_logs("rollout")
+        self._replica = str(os.getpid())
+        self._engine: Any = Scripted()
+
+    async def check_health(self) -> None:
+        pass
+
+    async def fail(self, pid: int, why: str) -> None:
+        if pid == os.getpid():
+            self._engine.out_of_service = why
+
+    async def say(self, word: str) -> None:
+        get_logger().info(word)
+
+    async def inside(self) -> tuple[int, list[str], int]:
+        return os.getpid(), self._engine.released, self._engine.cancelled
+
+    def __del__(self) -> None:
+        pass
+
+
+class CallerDeployment:
+    """Calls engines from inside a replica, as agents do."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = RemoteEngine(engine, releases=True)
+        self._handle = engine
+
+    async def many(self, names: list[str], tokens: int) -> list[int]:
+        requests = [Request([1, 2], tokens, 0.5, 0.9, 7, 11, ("</x>",), 2, name) for name in names]
+        return [done.token_ids[0] for done in await asyncio.gather(*map(self._engine.generate, requests))]
+
+    async def give_up(self, name: str, after_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self.many([name], 1000), after_s)
+        except TimeoutError:
+            return True
+        return False
+
+    async def render(self) -> str:
+        try:
+            await self._engine.render([{"role": "?", "content": ""}])
+        except ValueError as error:
+            return str(error)
+        return "rendered"
+
+    async def release(self, name: str) -> None:
+        await self._engine.release(name)
+
+    async def everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        return await broadcast(self._handle, method, *arguments)
+
+
+def application(settings: Settings, engines: ReplicaSettings) -> Any:
+    """Engines, and in the dispatcher's place somebody who calls them."""
+    engine = engine_deployment(ScriptedDeployment, settings, engines, 0).bind()
+    return serve.deployment(name="Dispatcher", ray_actor_options={"num_cpus": 0.1})(CallerDeployment).bind(engine)

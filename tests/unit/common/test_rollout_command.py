@@ -1,0 +1,82 @@
+"""`forage rollout replay` as a user runs it, with the reward service that it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forage_common.trajectory_file import TrajectoryWriter, read
+from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
+
+FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()", "rollout"]
+ANSWERS = ("Oslo", "Rome", "Oslo")
+
+
+def forage(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*FORAGE, *arguments], capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """Three trajectories, of which the reward gave 0.25 to each; and one that never got so far."""
+    file = tmp_path / "stored.parquet"
+    with TrajectoryWriter(file, "<|im_end|>") as writer:
+        for number, answer in enumerate(ANSWERS):
+            spans = [
+                Span(role=Role.ROLE_PROMPT, text="Capital of Norway?"),
+                Span(role=Role.ROLE_MODEL, text=f"<answer> {answer} </answer><|im_end|>"),
+            ]
+            writer.write(
+                Trajectory(
+                    id=f"run/q/{number}",
+                    data_source="world_facts",
+                    spans=spans,
+                    ground_truth=GroundTruth(targets=["Oslo"]),
+                    status=Status.STATUS_OK,
+                    score=Score(status=Status.STATUS_OK, total=0.25),
+                )
+            )
+        writer.write(Trajectory(id="run/q/lost", status=Status.STATUS_TIMEOUT))
+    return file
+
+
+def test_another_reward_judges_and_the_same_command_goes_on(
+    stored: Path, free_base_port: Callable[[], int], tmp_path: Path
+) -> None:
+    common = [stored.name, "--rescore", "-o", "new.parquet", "--base-port", str(free_base_port())]
+    common += ["reward.routes.world_facts.name=em", "run.dir=runs"]
+    ended = forage("replay", *common, "--limit", "2", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 trajectories in new.parquet" in ended.stdout
+    assert [t.score.total for t in read(tmp_path / "new.parquet")] == [1.0, 0.0]
+    ended = forage("replay", *common, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "3 trajectories in new.parquet" in ended.stdout
+    assert "1 never reached a reward and were left out" in ended.stdout
+    assert "0.2500 → 1.0000  run/q/2" in ended.stdout  # the one of this run
+    new = list(read(tmp_path / "new.parquet"))
+    assert [(t.id, t.score.total, t.score.reward) for t in new] == [
+        ("run/q/0", 1.0, "em"),
+        ("run/q/1", 0.0, "em"),
+        ("run/q/2", 1.0, "em"),
+    ]
+    assert [t.score.total for t in read(stored)] == [0.25, 0.25, 0.25, 0.0]  # what was stored is untouched
+
+
+def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(stored: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.parquet").write_text("PAR?")
+    for arguments, sentence in (
+        (["stored.parquet"], "--rescore or --rerun, one of both"),
+        (["stored.parquet", "--rescore", "--rerun"], "--rescore or --rerun, one of both"),
+        (["bad.parquet", "--rescore"], "bad.parquet cannot be read as Parquet"),
+        (["stored.parquet", "--rescore", "-o", "bad.parquet"], "bad.parquet cannot be read as Parquet"),
+        (["stored.parquet", "--rescore", "reward.rutes=1"], "rutes"),
+    ):
+        ended = forage("replay", *arguments, cwd=tmp_path)
+        assert (ended.returncode, ended.stdout) == (2, ""), arguments
+        assert sentence in ended.stderr
+        assert "Traceback" not in ended.stderr

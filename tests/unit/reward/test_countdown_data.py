@@ -1,0 +1,47 @@
+"""`forage data countdown` against the reward that judges it: every problem can be solved, and its own solution earns
+all there is."""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import islice
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage_common.countdown import MAX_NUMBER, PROMPT, SIZES, draw, problems
+from forage_reward.arithmetic import evaluate
+from forage_reward.rewards.countdown import REWARD, Params
+from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
+
+
+def earned(answer: str, truth: GroundTruth, prompt: str = "") -> float:
+    spans = (Span(Role.PROMPT, prompt), Span(Role.MODEL, f"<think>t</think>\n<answer> {answer} </answer><|im_end|>"))
+    return REWARD.judge(TrajectoryView(spans), truth, Params()).total
+
+
+@given(st.integers(), st.sampled_from(SIZES))
+def test_the_generators_own_solution_earns_the_whole_reward(seed: int, size: int) -> None:
+    problem = draw(size, random.Random(seed))
+    truth = GroundTruth(countdown_target=problem.target, countdown_numbers=problem.numbers)
+    prompt = PROMPT.format(numbers=", ".join(map(str, problem.numbers)), target=problem.target)
+    assert len(problem.numbers) == size
+    assert all(1 <= number <= MAX_NUMBER for number in problem.numbers)
+    assert earned(problem.solution, truth, prompt) == 1.0
+    assert earned(f"({problem.solution}) + 1 - 1", truth, prompt) == 0.1
+    other = GroundTruth(countdown_target=problem.target + 1, countdown_numbers=problem.numbers)
+    assert earned(problem.solution, other, prompt) == 0.1
+
+
+def test_every_problem_of_a_data_set_is_new_within_its_limits_and_can_be_solved() -> None:
+    found = list(islice(problems((3, 4), 50, seed=7), 3_000))
+    assert len({(p.target, *sorted(p.numbers)) for p in found}) == len(found)
+    for problem in found:
+        assert len(problem.numbers) in (3, 4)
+        assert 1 <= problem.target <= 50
+        assert evaluate(problem.solution) == problem.target
+        assert sorted(map(int, re.findall(r"\d+", problem.solution))) == sorted(problem.numbers)
+    used = "".join(problem.solution for problem in found)
+    assert all(used.count(operator) > 100 for operator in "+-*/")
+    assert {len(problem.numbers) for problem in found} == {3, 4}

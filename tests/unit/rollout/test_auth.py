@@ -1,0 +1,70 @@
+"""The token file: what it may hold, and what happens when it changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forage_common.auth import TokenFile, presented, read_token
+from forage_common.errors import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "holds no single token"),
+        (b" \n", "holds no single token"),
+        (b"two words", "holds no single token"),
+        ("schlüssel".encode(), "not ASCII"),
+    ],
+)
+def test_a_file_without_a_token_is_refused_by_name(tmp_path: Path, content: bytes, sentence: str) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(SettingsError, match=sentence) as error:
+        TokenFile(file)
+    assert f"rollout.auth_token_file {file}" in str(error.value)
+
+
+def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read"):
+        TokenFile(tmp_path / "none")
+
+
+def test_what_a_caller_presents_is_accepted_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    token = TokenFile(file)
+    assert token.accepts(presented(file)[0][1])
+    assert token.accepts("bearer secret")
+    for wrong in ("", "secret", "Bearer", "Bearer secre", "Bearer secrets", "Basic secret", "Bearer sécret"):
+        assert not token.accepts(wrong), wrong
+    assert presented(None) == ()
+
+
+def test_a_new_token_counts_at_once_and_the_old_one_no_more(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first")
+    token = TokenFile(file)
+    aside = tmp_path / "aside"
+    aside.write_text("later")
+    os.utime(aside, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))  # even where the times are the same
+    aside.replace(file)
+    assert token.accepts("Bearer later")
+    assert not token.accepts("Bearer first")
+
+
+def test_while_the_file_is_away_or_empty_the_last_token_counts(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first")
+    token = TokenFile(file)
+    file.unlink()
+    assert token.accepts("Bearer first")
+    file.write_text("")
+    assert token.accepts("Bearer first")
+    assert not token.accepts("Bearer ")
+    file.write_text("second")
+    assert token.accepts("Bearer second")
+    assert read_token(file) == "second"

@@ -1,0 +1,118 @@
+"""Two runs in one Ray cluster that neither of them started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+LOOPBACK = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name
+SERVICE = """
+import sys
+from forage_common.settings import ReplicaSettings, load
+from forage_common.telemetry import configure_logs
+from forage_rollout.cluster import JoinedCluster, open_cluster
+
+class Scripted(JoinedCluster):
+    def deploy(self):
+        from ray import serve
+        from serve_parts import application
+        from forage_rollout.deployments import application_name
+        bound = application(self._settings, ReplicaSettings())
+        serve.run(bound, name=application_name(self._settings), route_prefix=None)
+
+configure_logs("rollout")  # to stderr
+settings = load(overrides=sys.argv[1:])
+assert isinstance(open_cluster(settings), JoinedCluster)
+cluster = Scripted(settings)
+cluster.start()
+for line in sys.stdin:
+    if line == "run\\n":
+        print("answers", len(cluster.handle("Dispatcher").many.remote(["g"] * 3, 1).result(timeout_s=60)), flush=True)
+cluster.stop(10.0)
+print("stopped", flush=True)
+"""
+
+
+@pytest.fixture
+def head(free_address: Callable[[], str], tmp_path: Path) -> Iterator[str]:
+    """A Ray cluster of one node on loopback."""
+    address = free_address()
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+    ray += ["--node-ip-address=127.0.0.1", f"--port={address.rpartition(':')[2]}", "--num-cpus=2"]
+    ray += ["--include-dashboard=false", f"--object-store-memory={80 * 2**20}"]
+    folder = tempfile.mkdtemp(prefix="forage-")  # sockets live in there, and their paths must stay below 108 bytes
+    environment = os.environ | LOOPBACK | {"RAY_TMPDIR": folder, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with (tmp_path / "ray.log").open("wb") as log:
+        process = subprocess.Popen(ray, env=environment, stdout=log, stderr=log)
+    deadline = time.monotonic() + 120
+    while b"Ray runtime started" not in (tmp_path / "ray.log").read_bytes():
+        assert process.poll() is None, (tmp_path / "ray.log").read_text()
+        assert time.monotonic() < deadline, (tmp_path / "ray.log").read_text()
+        time.sleep(0.2)
+    yield address
+    for member in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        member.kill()
+    process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Run:
+    """One run's service in a process of its own."""
+
+    def __init__(self, name: str, address: str, log: Path) -> None:
+        command = [sys.executable, "-c", SERVICE, f"run.id={name}", f"rollout.ray_address={address}"]
+        environment = os.environ | LOOPBACK | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+
+    def answers(self) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("run\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline()
+
+    def stop(self) -> str:
+        return self._process.communicate(timeout=60)[0]
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def run(head: str, tmp_path: Path) -> Iterator[Callable[[str], Run]]:
+    made: list[Run] = []
+
+    def start(name: str) -> Run:
+        made.append(Run(name, head, tmp_path / f"{name}.log"))
+        return made[-1]
+
+    yield start
+    for service in made:
+        service.end()
+
+
+def test_runs_share_a_cluster_and_leave_it_as_it_was(run: Callable[[str], Run], tmp_path: Path) -> None:
+    one = run("one")
+    assert one.answers() == "answers 3\n", (tmp_path / "one.log").read_text()
+    two = run("two")
+    assert two.answers() == "answers 3\n", (tmp_path / "two.log").read_text()
+    assert one.stop() == "stopped\n"
+    assert two.answers() == "answers 3\n", "the other run's end is none of its business"
+    assert two.stop() == "stopped\n"
+    again = run("one")
+    assert again.answers() == "answers 3\n", "the cluster is still there"
+    assert again.stop() == "stopped\n"

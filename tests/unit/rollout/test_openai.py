@@ -1,0 +1,131 @@
+"""The OpenAI client against the HTTP side over a real vLLM engine on a tiny random model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+import uvicorn
+from rollout_backend import AgentBackend, LineEngine
+
+from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_common.telemetry import Health
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_rollout.backend import State
+from forage_rollout.engine import VllmEngine
+from forage_rollout.http_api import make_app
+from forage_rollout.openai import Head, OpenAI
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+CHAT: Any = [{"role": "user", "content": "the capital of France"}]
+
+
+class EngineBackend(AgentBackend):
+    """`AgentBackend`, with an engine for the OpenAI-compatible endpoints."""
+
+    def __init__(self, settings: Settings, engine: LineEngine, served: OpenAI) -> None:
+        super().__init__(settings, engine)
+        self._served = served
+
+    async def openai(
+        self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> AsyncGenerator[Head | bytes, None]:
+        async for part in self._served.handle(method, path, headers, body):
+            yield part
+
+
+@dataclass
+class Parts:
+    engine: VllmEngine
+    client: openai.AsyncOpenAI
+    model: str
+    other: Path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def parts(make_model: Callable[[int], Path], char_codec: Any) -> AsyncIterator[Parts]:
+    folder = make_model(0)
+    rollout = RolloutSettings(engine=EngineSettings(max_model_len=768, max_num_seqs=64))
+    settings = Settings(model=ModelSettings(path=folder), rollout=rollout)
+    engine = VllmEngine(settings)
+    backend = EngineBackend(settings, LineEngine(char_codec()), OpenAI(engine.llm, settings))
+    app = make_app(backend, State(Health(), running=True), settings)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
+    server.capture_signals = contextlib.nullcontext
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
+    yield Parts(engine, client, folder.name, make_model(1))
+    await client.close()
+    server.should_exit = True
+    await serving
+    engine.shutdown()
+
+
+async def text_of(stream: Any) -> str:
+    parts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+    assert len(parts) > 2  # it came in pieces
+    return "".join(parts)
+
+
+async def test_the_model_is_listed_by_its_folder_and_nothing_tells_its_path(parts: Parts) -> None:
+    (model,) = [model async for model in parts.client.models.list()]
+    assert model.id == parts.model
+    assert "/" not in str(model.model_dump())
+
+
+async def test_chats_and_completions_answer_with_and_without_stream(parts: Parts) -> None:
+    chat: Any = {"model": parts.model, "messages": CHAT, "temperature": 0, "max_tokens": 12}
+    whole = await parts.client.chat.completions.create(**chat)
+    assert whole.choices[0].message.content
+    assert whole.usage.completion_tokens == 12
+    assert await text_of(await parts.client.chat.completions.create(**chat, stream=True)) == (
+        whole.choices[0].message.content
+    )
+    asked: Any = {"model": parts.model, "prompt": "the search for", "temperature": 0, "max_tokens": 12}
+    completion = await parts.client.completions.create(**asked, logprobs=1)
+    assert len(completion.choices[0].logprobs.token_logprobs) == 12
+    stream = await parts.client.completions.create(**asked, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == completion.choices[0].text
+
+
+async def test_what_vllm_refuses_reaches_the_client(parts: Parts) -> None:
+    with pytest.raises(openai.NotFoundError, match="`other` does not exist"):
+        await parts.client.chat.completions.create(model="other", messages=CHAT)
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        await parts.client.chat.completions.create(model=parts.model, messages=CHAT, temperature=-1)
+    with pytest.raises(openai.BadRequestError, match="768"):
+        await parts.client.completions.create(model=parts.model, prompt="a" * 4000)
+
+
+async def test_a_client_that_goes_away_frees_the_engine(parts: Parts) -> None:
+    endless: Any = {"model": parts.model, "messages": CHAT, "max_tokens": 600, "extra_body": {"ignore_eos": True}}
+    stream = await parts.client.chat.completions.create(**endless, stream=True)
+    await anext(aiter(stream))
+    assert parts.engine.llm.output_processor.has_unfinished_requests()
+    await stream.close()
+    whole = asyncio.create_task(parts.client.chat.completions.create(**endless))
+    await asyncio.sleep(0.2)
+    whole.cancel()
+    async with asyncio.timeout(1.5):  # 600 tokens would take longer
+        while parts.engine.llm.output_processor.has_unfinished_requests():
+            await asyncio.sleep(0.02)
+
+
+async def test_after_an_update_the_new_policy_answers(parts: Parts) -> None:
+    chat: Any = {"model": parts.model, "messages": CHAT, "temperature": 0, "max_tokens": 12}
+    before = await parts.client.chat.completions.create(**chat)
+    digest = hashlib.sha256((parts.other / "model.safetensors").read_bytes()).hexdigest()
+    await parts.engine.load(Policy(version=1, epoch=1, uri=str(parts.other), digest=digest))
+    after = await parts.client.chat.completions.create(**chat)
+    assert after.choices[0].message.content != before.choices[0].message.content

@@ -1,0 +1,223 @@
+"""`forage.v1.Rollout` over a real channel, the agent behind it real, the engine scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from rollout_backend import LINES, AgentBackend, LineEngine
+
+from forage_common.auth import TokenFile, presented
+from forage_common.settings import EngineSettings, RolloutSettings, Settings
+from forage_common.telemetry import Health
+from forage_common.v1.rollout_pb2 import (
+    GetStatusRequest,
+    PauseRequest,
+    ResumeRequest,
+    RunRequest,
+    RunStreamRequest,
+    UpdateWeightsRequest,
+)
+from forage_common.v1.rollout_pb2_grpc import RolloutStub
+from forage_common.v1.trajectory_pb2 import ActionKind, ChatMessage, Policy, Prompt, Purpose, Sampling, Status
+from forage_rollout.backend import State, oldest
+from forage_rollout.grpc_api import RolloutApi, make_server
+
+SIZES = {"max_start_length": 500, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(rollout=RolloutSettings(**SIZES, engine=EngineSettings(max_model_len=9999)))
+
+
+@pytest.fixture
+def engine(char_codec: Any) -> LineEngine:
+    engine = LineEngine(char_codec())
+    engine.gate.set()
+    return engine
+
+
+@pytest.fixture
+def backend(settings: Settings, engine: LineEngine) -> AgentBackend:
+    return AgentBackend(settings, engine)
+
+
+@pytest.fixture
+async def state(backend: AgentBackend) -> State:
+    state = State(Health())
+    state.health.ready()
+    state.running = True
+    await state.look(backend)
+    return state
+
+
+@pytest.fixture
+async def stub(backend: AgentBackend, state: State, free_address: Callable[[], str]) -> AsyncIterator[RolloutStub]:
+    address = free_address()
+    server = make_server(address, RolloutApi(backend, state, vocabulary=0x110000), None)
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield RolloutStub(channel)
+    await server.stop(None)
+
+
+def prompt(**fields: Any) -> Prompt:
+    known: dict[str, Any] = {"messages": [ChatMessage(role="user", content="Who?")], "samples": 2}
+    return Prompt(**{**known, "purpose": Purpose.PURPOSE_VALIDATION, **fields})
+
+
+async def test_a_prompt_is_run_and_scored(stub: RolloutStub) -> None:
+    group = (await stub.Run(RunRequest(prompt=prompt()))).group
+    assert [t.status for t in group.trajectories] == [Status.STATUS_OK] * 2
+    assert [t.score.total for t in group.trajectories] == [1.0] * 2
+    assert group.group_uid.startswith("call/")  # nameless prompts do not share a name
+
+
+async def test_a_prompt_may_be_token_ids(stub: RolloutStub, engine: LineEngine) -> None:
+    group = (await stub.Run(RunRequest(prompt=prompt(messages=[], token_ids=[87, 104, 111, 63], samples=1)))).group
+    assert engine.asked[0].token_ids == [87, 104, 111, 63]
+    assert list(group.trajectories[0].token_ids[:4]) == [87, 104, 111, 63]
+
+
+async def test_turns_come_as_they_happen_and_the_group_last(stub: RolloutStub, engine: LineEngine) -> None:
+    engine.gate.clear()
+    call = stub.RunStream(RunStreamRequest(prompt=prompt(samples=1)))
+    acted, observed = await call.read(), await call.read()
+    assert (acted.acted.action, acted.text) == (ActionKind.ACTION_KIND_SEARCH, LINES[0])
+    assert [d.id for d in observed.observed.documents] == ["d1"]
+    assert 'Doc 1(Title: "T") body' in observed.text
+    engine.gate.set()  # only now can the second turn end
+    answered, done = await call.read(), await call.read()
+    assert answered.acted.content == "me"
+    assert done.group.trajectories[0].finished
+    assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_caller_that_goes_away_ends_its_trajectories(stub: RolloutStub, engine: LineEngine) -> None:
+    engine.gate.clear()
+    call = stub.RunStream(RunStreamRequest(prompt=prompt(samples=3)))
+    for _ in range(6):
+        await call.read()
+    call.cancel()
+    await until(lambda: engine.cancelled == 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"messages": []}, r"prompt.messages is \[\]: expected at least one"),
+        ({"messages": [ChatMessage(content="x")]}, r"prompt.messages\[0\].role is ''"),
+        ({"samples": 0}, "prompt.samples is 0: expected 1 to 1024"),
+        ({"samples": 1025}, "prompt.samples is 1025"),
+        ({"sampling": Sampling(temperature=-1)}, "prompt.sampling.temperature is -1.0: expected 0"),
+        ({"sampling": Sampling(temperature=float("nan"))}, "prompt.sampling.temperature is nan"),
+        ({"sampling": Sampling(top_p=1.5)}, "prompt.sampling.top_p is 1.5: expected more than 0, at most 1"),
+        ({"sampling": Sampling(top_k=-2)}, "prompt.sampling.top_k is -2: expected 1 or more"),
+        ({"timeout_s": -1.0}, "prompt.timeout_s is -1.0: expected seconds"),
+        ({"token_ids": [0x110000]}, "prompt.token_ids is 1114112: expected ids below 1114112"),
+    ],
+)
+async def test_a_bad_prompt_is_refused_by_field(stub: RolloutStub, fields: dict[str, Any], sentence: str) -> None:
+    for call in (
+        lambda: stub.Run(RunRequest(prompt=prompt(**fields))),
+        lambda: stub.RunStream(RunStreamRequest(prompt=prompt(**fields))).read(),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match=sentence) as refused:
+            await call()
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_before_the_start_calls_say_what_is_missing(stub: RolloutStub, state: State) -> None:
+    state.running = False
+    state.health.wait_for("engine", "vLLM is starting")
+    for call in (lambda: stub.Run(RunRequest(prompt=prompt())), lambda: stub.Pause(PauseRequest())):
+        with pytest.raises(grpc.aio.AioRpcError, match="engine: vLLM is starting") as refused:
+            await call()
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_dead_engine_is_unavailable(stub: RolloutStub, backend: AgentBackend) -> None:
+    backend.dead = True
+    for call in (
+        lambda: stub.Run(RunRequest(prompt=prompt())),
+        lambda: drain(stub.RunStream(RunStreamRequest(prompt=prompt()))),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match="try again") as failed:
+            await call()
+        assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_engines_pause_and_resume_and_the_status_tells(stub: RolloutStub, backend: AgentBackend) -> None:
+    status = await stub.GetStatus(GetStatusRequest())
+    assert (status.engines, status.paused, status.tokens_generated) == (2, False, 7)
+    assert status.serving == Policy(version=3, epoch=2)  # the oldest of both
+    assert (await stub.Pause(PauseRequest(drain=True))).engines == 2
+    assert backend.drained
+    assert (await stub.GetStatus(GetStatusRequest())).paused
+    assert (await stub.Resume(ResumeRequest())).engines == 2
+    assert not (await stub.GetStatus(GetStatusRequest())).paused
+
+
+async def test_weights_are_updated_but_never_to_older_ones(stub: RolloutStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="not newer than what is served, version 4 of epoch 2") as refused:
+        await stub.UpdateWeights(UpdateWeightsRequest(policy=Policy(version=4, epoch=2, uri="/x")))
+    assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    with pytest.raises(grpc.aio.AioRpcError, match=r"policy\.uri is empty") as refused:
+        await stub.UpdateWeights(UpdateWeightsRequest(policy=Policy(version=9, epoch=2)))
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    newer = Policy(version=9, epoch=2, uri="/x")
+    reply = await stub.UpdateWeights(UpdateWeightsRequest(policy=newer))
+    assert (reply.serving, reply.pause_s) == (newer, 0.25)
+    assert (await stub.GetStatus(GetStatusRequest())).serving == newer
+
+
+async def test_with_a_token_file_calls_need_the_token_and_follow_its_rotation(
+    backend: AgentBackend, state: State, free_address: Callable[[], str], tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    address = free_address()
+    server = make_server(address, RolloutApi(backend, state), TokenFile(file))
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = RolloutStub(channel)
+        calls = [
+            lambda **kind: stub.Run(RunRequest(prompt=prompt()), **kind),
+            lambda **kind: stub.GetStatus(GetStatusRequest(), **kind),
+            lambda **kind: drain(stub.RunStream(RunStreamRequest(prompt=prompt()), **kind)),
+        ]
+        for call in calls:
+            await call(metadata=presented(file))
+            for metadata in (None, (("authorization", "Bearer wrong"),), (("authorization", "first"),)):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call(metadata=metadata)
+                assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        old = presented(file)
+        file.write_text("second\n")
+        for call in calls:
+            await call(metadata=presented(file))
+            with pytest.raises(grpc.aio.AioRpcError, match="asks for a token"):
+                await call(metadata=old)
+    await server.stop(None)
+
+
+def test_the_oldest_policy_is_none_while_an_engine_has_none() -> None:
+    one, two = Policy(version=9, epoch=1), Policy(version=1, epoch=2)
+    assert oldest([two, one]) == one
+    assert oldest([one, None]) is None
+    assert oldest([]) is None
+
+
+async def drain(call: Any) -> list[Any]:
+    return [event async for event in call]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():
+            await asyncio.sleep(0.01)

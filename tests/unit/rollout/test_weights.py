@@ -1,0 +1,222 @@
+"""How policies travel: fetched from any address and verified; NCCL as far as a CPU can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+
+import fsspec
+import pytest
+from model_folders import smallest_model, write_weights
+
+from forage_common.errors import SettingsError
+from forage_common.model_folder import model_shapes
+from forage_common.v1.trajectory_pb2 import NcclTransfer, Policy, PolicyFile, TensorInfo
+from forage_rollout.leases import Leases
+from forage_rollout.policy import PolicyError
+from forage_rollout.weights.filesystem import KEPT, Filesystem
+from forage_rollout.weights.nccl import Nccl
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return smallest_model(tmp_path)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def publish(folder: Path, uri: str, version: int = 1) -> Policy:
+    """The model's weights at an address, announced."""
+    content = (folder / WEIGHTS).read_bytes()
+    with fsspec.open(f"{uri}/{WEIGHTS}", "wb") as stream:
+        stream.write(content)
+    return Policy(version=version, epoch=1, uri=uri, digest=sha256(content))
+
+
+def altered(folder: Path, byte: int) -> Path:
+    """Other weights of the same shapes."""
+    file = folder / WEIGHTS
+    content = bytearray(file.read_bytes())
+    content[-1] = byte
+    file.write_bytes(content)
+    return folder
+
+
+async def test_a_local_policy_is_read_where_it_is(folder: Path, tmp_path: Path) -> None:
+    transport = Filesystem(model_shapes(folder), tmp_path / "cache")
+    digest = sha256((folder / WEIGHTS).read_bytes())
+    for uri in (str(folder), f"file://{folder}"):
+        shipment = await transport.prepare(Policy(version=1, epoch=1, uri=uri, digest=digest))
+        assert shipment.update_info == {"paths": [str(folder / WEIGHTS)]}
+    assert not (tmp_path / "cache").exists()
+
+
+async def test_a_remote_policy_is_fetched_once_and_again_when_its_copy_is_damaged(folder: Path, tmp_path: Path) -> None:
+    transport = Filesystem(model_shapes(folder), tmp_path / "cache")
+    policy = publish(folder, "memory://fetched-once/v1")
+    [path] = (await transport.prepare(policy)).update_info["paths"]
+    assert Path(path).read_bytes() == (folder / WEIGHTS).read_bytes()
+    Path(path).write_bytes(b"x")
+    assert (await transport.prepare(policy)).update_info["paths"] == [path]
+    assert Path(path).read_bytes() == (folder / WEIGHTS).read_bytes()
+    fsspec.filesystem("memory").rm("/fetched-once", recursive=True)
+    assert (await transport.prepare(policy)).update_info["paths"] == [path]  # from the cache
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [Path(path).parent.name]
+
+
+async def test_a_torn_or_absent_remote_policy_is_refused_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    transport = Filesystem(model_shapes(folder), tmp_path / "cache")
+    policy = publish(folder, "memory://torn/v1")
+    with fsspec.open(f"{policy.uri}/{WEIGHTS}", "wb") as stream:
+        stream.write((folder / WEIGHTS).read_bytes()[:-5])
+    with pytest.raises(PolicyError, match="has digest"):
+        await transport.prepare(policy)
+    fsspec.filesystem("memory").rm("/torn", recursive=True)
+    with pytest.raises(PolicyError, match="cannot be fetched"):
+        await transport.prepare(policy)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+async def test_an_address_that_nothing_reads_is_refused(folder: Path, tmp_path: Path) -> None:
+    transport = Filesystem(model_shapes(folder), tmp_path / "cache")
+    with pytest.raises(PolicyError, match="nothing here reads such an address"):
+        await transport.prepare(Policy(version=1, epoch=1, uri="nowhere://bucket/v1", digest="0" * 64))
+
+
+async def test_shards_come_together_in_the_announced_order(folder: Path, tmp_path: Path) -> None:
+    expected = model_shapes(folder)
+    files = []
+    for name, shapes in (("b.safetensors", {"embed": [4, 2]}), ("a.safetensors", {"norm": [2]}), ("notes.txt", None)):
+        if shapes is not None:
+            write_weights(tmp_path / name, shapes)
+        else:
+            (tmp_path / name).write_text("not weights")
+        content = (tmp_path / name).read_bytes()
+        with fsspec.open(f"memory://shards/{name}", "wb") as stream:
+            stream.write(content)
+        files.append(PolicyFile(name=name, digest=sha256(content), bytes=len(content)))
+    transport = Filesystem(expected, tmp_path / "cache")
+    policy = Policy(version=1, epoch=1, uri="memory://shards", files=files)
+    names = [Path(path).name for path in (await transport.prepare(policy)).update_info["paths"]]
+    assert names == ["b.safetensors", "a.safetensors"]
+
+
+async def test_the_cache_keeps_the_policies_used_last(folder: Path, tmp_path: Path) -> None:
+    transport = Filesystem(model_shapes(folder), tmp_path / "cache")
+    used = []
+    for version in range(KEPT + 2):
+        policy = publish(altered(folder, version), f"memory://pruned/v{version}", version)
+        [path] = (await transport.prepare(policy)).update_info["paths"]
+        used.append(Path(path).parent)
+        os.utime(used[-1], (version, version))  # the clock of a file system may be coarse
+    assert {entry.name for entry in (tmp_path / "cache").iterdir()} == {folder.name for folder in used[-KEPT:]}
+
+
+async def test_engines_of_one_machine_may_fetch_at_the_same_time(folder: Path, tmp_path: Path) -> None:
+    digest = sha256((folder / WEIGHTS).read_bytes())
+    policy = Policy(version=1, epoch=1, uri=f"simplecache::file://{folder}", digest=digest)
+    engines = [Filesystem(model_shapes(folder), tmp_path / "cache") for _ in range(8)]
+    shipments = await asyncio.gather(*[engine.prepare(policy) for engine in engines])
+    assert len({shipment.update_info["paths"][0] for shipment in shipments}) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def sender(folder: Path, world_size: int = 9, dtype: str = "bfloat16") -> Policy:
+    tensors = [TensorInfo(name=n, dtype=dtype, shape=s) for n, s in model_shapes(folder).items()]
+    transfer = NcclTransfer(master_address="10.0.0.1", master_port=29500, world_size=world_size, tensors=tensors)
+    return Policy(version=2, epoch=1, nccl=transfer)
+
+
+async def test_a_broadcast_is_announced_in_vllms_own_terms(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from vllm.distributed.weight_transfer.nccl_engine import (
+        NCCLTrainerInitInfo,
+        NCCLWeightTransferInitInfo,
+        NCCLWeightTransferUpdateInfo,
+    )
+
+    ranks = []
+    for replica in range(4):
+        shipment = await Nccl(model_shapes(folder), replica, workers=2, gpu=True).prepare(sender(folder))
+        init = NCCLWeightTransferInitInfo(**shipment.init_info)
+        ranks += [init.rank_offset + worker for worker in range(2)]
+        trainer = NCCLTrainerInitInfo("10.0.0.1", 29500, init.world_size, rank=0)
+        assert (init.packed, init.packed_buffer_size_bytes) == (trainer.packed, trainer.packed_buffer_size_bytes)
+        assert (init.master_address, init.master_port) == (trainer.master_address, trainer.master_port)
+        update = NCCLWeightTransferUpdateInfo(**shipment.update_info)
+        assert dict(zip(update.names, map(tuple, update.shapes), strict=True)) == model_shapes(folder)
+        assert {getattr(torch, name) for name in update.dtype_names} == {torch.bfloat16}
+    assert ranks == list(range(1, 9))  # with the trainer's 0 the whole world
+
+
+async def test_a_broadcast_that_cannot_work_is_refused_before_anybody_waits_for_it(folder: Path) -> None:
+    with pytest.raises(SettingsError, match=r"set rollout\.weights\.transport to filesystem"):
+        Nccl(model_shapes(folder), 0, 1, gpu=False)
+    transport = Nccl(model_shapes(folder), 1, 2, gpu=True)
+    await transport.prepare(sender(folder, world_size=5))
+    with pytest.raises(PolicyError, match="world of 4 ranks: this engine's go up to 4"):
+        await transport.prepare(sender(folder, world_size=4))
+    with pytest.raises(PolicyError, match="names no sender"):
+        await transport.prepare(Policy(version=2, epoch=1, uri=str(folder)))
+    with pytest.raises(PolicyError, match="dtype 'int3'"):
+        await transport.prepare(sender(folder, dtype="int3"))
+    short = sender(folder)
+    del short.nccl.tensors[0]
+    with pytest.raises(PolicyError, match="does not fit the model"):
+        await transport.prepare(short)
+
+
+async def test_an_update_waits_for_every_lease_and_newcomers_for_the_update() -> None:
+    leases, order = Leases(limit_s=30), []
+
+    async def update() -> None:
+        async with leases.drained():
+            order.append("updating")
+            await asyncio.sleep(0.05)
+            order.append("updated")
+
+    async def newcomer() -> None:
+        await leases.open("late")
+        order.append("late")
+
+    await leases.open("early")
+    tasks = [asyncio.create_task(update())]
+    await asyncio.sleep(0.02)
+    tasks.append(asyncio.create_task(newcomer()))
+    await leases.open("early")  # a later turn of the same trajectory does not wait
+    await asyncio.sleep(0.02)
+    assert order == []
+    await leases.release("early")
+    await asyncio.gather(*tasks)
+    assert order == ["updating", "updated", "late"]
+
+
+async def test_a_lease_that_is_never_released_holds_an_update_for_a_while_only() -> None:
+    leases = Leases(limit_s=0.1)
+    await leases.open("lost")
+    async with asyncio.timeout(5), leases.drained():
+        pass
+    await leases.release("lost")  # and its owner may still say so
+
+
+async def test_an_update_that_is_given_up_lets_newcomers_in() -> None:
+    leases = Leases(limit_s=30)
+    await leases.open("early")
+
+    async def update() -> None:
+        async with leases.drained():
+            raise AssertionError("a lease is held")
+
+    waiting = asyncio.create_task(update())
+    await asyncio.sleep(0.02)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    async with asyncio.timeout(5):
+        await leases.open("late")
