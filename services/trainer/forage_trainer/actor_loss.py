@@ -14,8 +14,30 @@ from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
-from forage_common.settings import CorrectionSettings, OffPolicyCorrection
+from forage_common.settings import ActorSettings, CorrectionSettings, OffPolicyCorrection
 from forage_trainer.off_policy import importance_weights
+
+
+def actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
+    """verl's configuration of the loss, for groups of so many samples."""
+    return FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=samples,
+        ppo_mini_batch_size=actor.ppo_mini_batch_size,
+        ppo_micro_batch_size_per_gpu=1,
+        use_dynamic_bsz=True,
+        ppo_max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
+        clip_ratio=actor.clip_ratio,
+        clip_ratio_low=actor.clip_ratio,
+        clip_ratio_high=actor.clip_ratio_high,
+        clip_ratio_c=actor.clip_ratio_c,
+        use_kl_loss=actor.use_kl_loss,
+        kl_loss_coef=actor.kl_loss_coef,
+        kl_loss_type=actor.kl_loss_type,
+        entropy_coeff=actor.entropy_coeff,
+        loss_agg_mode=actor.loss_agg_mode,
+        loss_scale_factor=actor.loss_scale_factor,
+    )
 
 
 class ActorLoss:

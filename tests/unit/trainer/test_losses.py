@@ -1,0 +1,269 @@
+"""The losses of actor and critic, as they are configured here, against their formulas in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from trainer_parts import PROMPT_TOKENS, trajectory
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import CriticConfig
+from verl.workers.utils.losses import value_loss
+
+from forage_common.errors import SettingsError
+from forage_common.settings import ActorSettings, AlgorithmSettings, CorrectionSettings, CriticSettings, load
+from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trainer.actor_loss import ActorLoss, actor_config
+from forage_trainer.off_policy import correction_figures, importance_weights
+from forage_trainer.selection import selection
+from forage_trainer.tensors import StepTensors, like_response, select, step_tensors
+
+MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+SCALE = 40
+Matrices = dict[str, np.ndarray]
+
+
+def batch(state_masking: bool = True) -> StepTensors:
+    rows = [trajectory("a", i, float(i % 2), turns=(2 + i, 3 + i), observation=i + 1) for i in range(4)]
+    algorithm = AlgorithmSettings(state_masking=state_masking)
+    found = step_tensors(selection([TrajectoryGroup(trajectories=rows)], algorithm), 0, 1, 0, algorithm)
+    assert found is not None
+    return found
+
+
+def drawn(tensors: StepTensors, seed: int = 0) -> Matrices:
+    """Log-probabilities far enough apart that every clip is met; float32, as the loss sees them."""
+    numbers, shape = np.random.default_rng(seed), tensors.mask.shape
+    own = -numbers.uniform(0.1, 3, shape)
+    made = {
+        "own": own,
+        "old": own + numbers.normal(0, 0.8, shape),
+        "engine": own + numbers.normal(0, 1.2, shape),
+        "reference": own + numbers.normal(0, 1, shape),
+        "entropy": numbers.uniform(0, 3, shape),
+        "advantages": numbers.normal(0, 1, shape),
+        "values": numbers.normal(0, 1, shape),
+        "predicted": numbers.normal(0, 1.5, shape),
+        "returns": numbers.normal(0, 1, shape),
+    }
+    return {name: value.astype(np.float32) for name, value in made.items()}
+
+
+def jagged(tensors: StepTensors, matrix: np.ndarray) -> torch.Tensor:
+    return like_response(torch.tensor(matrix), tensors.data)
+
+
+def predicted(tensors: StepTensors, matrix: torch.Tensor) -> torch.Tensor:
+    """As a model gives it: jagged as the input, what belongs to a response token at the token before it."""
+    lengths = tensors.data["responses"].offsets().diff().tolist()
+    rows = [
+        torch.cat([torch.zeros(PROMPT_TOKENS - 1), row[:length], torch.zeros(1)])
+        for row, length in zip(matrix, lengths, strict=True)
+    ]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def counted(data: TensorDict, tensors: StepTensors) -> TensorDict:
+    """What an engine says of the mini-batch that a micro-batch belongs to."""
+    tokens, rows = float(tensors.mask.sum()), len(tensors.uids)
+    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=rows)
+    return data
+
+
+def actor_loss(
+    tensors: StepTensors,
+    given_: Matrices,
+    actor: ActorSettings,
+    correction: CorrectionSettings,
+    rows: Sequence[int] | None = None,
+    own: torch.Tensor | None = None,
+) -> torch.Tensor:
+    data = tensors.data.copy()
+    data["advantages"] = jagged(tensors, given_["advantages"])
+    data["old_log_probs"] = jagged(tensors, given_["old"])
+    data["ref_log_prob"] = jagged(tensors, given_["reference"])
+    data["rollout_log_probs"] = jagged(tensors, given_["engine"])
+    output = {
+        "log_probs": predicted(tensors, torch.tensor(given_["own"]) if own is None else own),
+        "entropy": predicted(tensors, torch.tensor(given_["entropy"])),
+    }
+    if rows is not None:
+        data = select(data, rows)
+        output = {name: select(TensorDict({name: v}, len(tensors.uids)), rows)[name] for name, v in output.items()}
+    loss, _ = ActorLoss(actor_config(actor, 4), correction)(output, counted(data, tensors))
+    return loss
+
+
+def aggregated(tokens: np.ndarray, mask: np.ndarray, mode: str) -> float:
+    tokens = np.where(mask == 1, tokens, 0.0)
+    if mode == "token-mean":
+        return float(tokens.sum() / mask.sum())
+    rows = tokens.sum(1) / (mask.sum(1) if mode == "seq-mean-token-mean" else 1)
+    return float(rows.mean() / (SCALE if mode == "seq-mean-token-sum-norm" else 1))
+
+
+def weights(given_: Matrices, state: np.ndarray, mode: str) -> np.ndarray:
+    ratio = np.exp(given_["old"].astype(float) - given_["engine"])
+    found = {
+        "none": np.ones_like(ratio),
+        "tis": np.minimum(ratio, 2.0),
+        "decoupled": ratio,
+        "icepop": np.where((ratio < 0.5) | (ratio > 5.0), 0.0, ratio),
+    }[mode]
+    return np.where(state == 1, found, 1.0)
+
+
+def actor_oracle(tensors: StepTensors, given_: Matrices, actor: ActorSettings, mode: str) -> float:
+    ratio = np.exp(given_["own"].astype(float) - given_["old"])
+    advantage = given_["advantages"]
+    clipped = np.clip(ratio, 1 - actor.clip_ratio, 1 + actor.clip_ratio_high)
+    gain = np.minimum(ratio * advantage, clipped * advantage)
+    gain = np.where(advantage < 0, np.maximum(gain, actor.clip_ratio_c * advantage), gain)
+    away = given_["reference"].astype(float) - given_["own"]
+    k3 = np.clip(np.exp(away) - away - 1, -10, 10)
+    mask, how = tensors.mask.numpy(), actor.loss_agg_mode
+    return (
+        aggregated(-gain * weights(given_, tensors.state.numpy(), mode), mask, how)
+        - actor.entropy_coeff * aggregated(given_["entropy"], mask, how)
+        + (actor.kl_loss_coef * aggregated(k3, mask, how) if actor.use_kl_loss else 0.0)
+    )
+
+
+def settings_of(mode: str, **others: Any) -> ActorSettings:
+    scale = SCALE if mode == "seq-mean-token-sum-norm" else None
+    fields = {"clip_ratio": 0.2, "clip_ratio_high": 0.4, "clip_ratio_c": 1.5, "entropy_coeff": 0.01}
+    return ActorSettings(loss_agg_mode=mode, loss_scale_factor=scale, kl_loss_coef=0.3, **(fields | others))
+
+
+@pytest.mark.parametrize("agg", MODES)
+@pytest.mark.parametrize("correction", ["none", "tis", "decoupled", "icepop"])
+@pytest.mark.parametrize("state_masking", [True, False])
+def test_the_actor_loss_is_its_formula(agg: str, correction: str, state_masking: bool) -> None:
+    tensors, actor = batch(state_masking), settings_of(agg)
+    given_ = drawn(tensors)
+    found = actor_loss(tensors, given_, actor, CorrectionSettings(mode=correction))
+    assert float(found) == pytest.approx(actor_oracle(tensors, given_, actor, correction), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("others", [{"use_kl_loss": False}, {"entropy_coeff": 0.0}, {"clip_ratio_c": 100.0}])
+def test_each_part_of_the_loss_can_be_left_out(others: dict[str, Any]) -> None:
+    tensors = batch()
+    given_, actor = drawn(tensors), settings_of("token-mean", **others)
+    found = float(actor_loss(tensors, given_, actor, CorrectionSettings()))
+    assert found == pytest.approx(actor_oracle(tensors, given_, actor, "tis"), rel=1e-4)
+    assert found != pytest.approx(actor_oracle(tensors, given_, settings_of("token-mean"), "tis"), rel=1e-4)
+
+
+@pytest.mark.parametrize("agg", MODES)
+def test_micro_batches_add_up_to_the_mini_batch(agg: str) -> None:
+    tensors, actor = batch(), settings_of(agg)
+    given_ = drawn(tensors)
+    parts = [actor_loss(tensors, given_, actor, CorrectionSettings(), rows) for rows in ([2, 0], [3], [1])]
+    assert float(sum(parts)) == pytest.approx(float(actor_loss(tensors, given_, actor, CorrectionSettings())), rel=1e-5)
+
+
+@pytest.mark.parametrize("agg", MODES)
+@pytest.mark.parametrize("correction", ["none", "tis", "decoupled", "icepop"])
+def test_nothing_said_about_information_tokens_changes_the_gradient(agg: str, correction: str) -> None:
+    tensors, actor = batch(), settings_of(agg)
+    given_ = drawn(tensors)
+    other = {name: np.where(tensors.mask == 1, value, 7.0) for name, value in given_.items() if name != "own"}
+    gradients = []
+    for some in (given_, other | {"own": given_["own"]}):
+        own = torch.tensor(given_["own"], requires_grad=True)
+        actor_loss(tensors, some, actor, CorrectionSettings(mode=correction), own=own).backward()
+        assert own.grad is not None
+        gradients.append(own.grad)
+    assert torch.equal(*gradients)
+    assert not gradients[0][tensors.mask == 0].any()
+    assert gradients[0][tensors.mask == 1].any()
+
+
+# Weights of tokens on which engine and trainer disagree.
+
+LOG_RATIOS = [0.0, 0.5, 8.0, -0.5, -0.8, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("none", [1.0] * 6),
+        ("tis", [1.0, 1.648721, 2.0, 0.606531, 0.449329, 2.0]),
+        ("decoupled", [1.0, 1.648721, 2980.958, 0.606531, 0.449329, 4.481689]),
+        ("icepop", [1.0, 1.648721, 0.0, 0.606531, 0.0, 4.481689]),
+    ],
+)
+def test_a_token_weighs_what_its_ratio_says(mode: str, expected: list[float]) -> None:
+    engine, state, options = torch.full((6,), -9.0), torch.ones(6), CorrectionSettings(mode=mode)
+    trainer = engine + torch.tensor(LOG_RATIOS)
+    torch.testing.assert_close(importance_weights(trainer, engine, state, options), torch.tensor(expected))
+    figures = correction_figures(trainer, engine, state, options)
+    assert figures["is_mean"] == pytest.approx(sum(expected) / 6, rel=1e-5)
+    assert (figures["is_max"], figures["is_min"]) == pytest.approx((max(expected), min(expected)), rel=1e-5)
+    assert figures["is_masked"] == pytest.approx(expected.count(0.0) / 6)
+    assert figures["is_cut"] == pytest.approx(2 / 6 if mode == "tis" else 0.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.sampled_from(["none", "tis", "decoupled", "icepop"]),
+    st.lists(st.tuples(st.floats(-30, 0), st.sampled_from([0.0, float("nan"), -5.0])), min_size=1, max_size=9),
+)
+def test_what_the_engine_did_not_sample_weighs_one(mode: str, tokens: list[tuple[float, float]]) -> None:
+    trainer, engine = (torch.tensor(column) for column in zip(*tokens, strict=True))
+    found = importance_weights(trainer, engine, torch.zeros(len(tokens)), CorrectionSettings(mode=mode))
+    assert found.eq(1).all()
+
+
+# The critic.
+
+
+def critic_loss(tensors: StepTensors, given_: Matrices, critic: CriticSettings) -> torch.Tensor:
+    config = CriticConfig(
+        strategy="fsdp2",
+        ppo_micro_batch_size_per_gpu=1,
+        cliprange_value=critic.cliprange_value,
+        loss_agg_mode=critic.loss_agg_mode,
+    )
+    data = tensors.data.copy()
+    data["values"], data["returns"] = jagged(tensors, given_["values"]), jagged(tensors, given_["returns"])
+    output = {"values": predicted(tensors, torch.tensor(given_["predicted"]))}
+    loss, _ = value_loss(config, output, counted(data, tensors))
+    return loss
+
+
+@pytest.mark.parametrize("agg", MODES[:3])
+def test_verls_value_loss_is_the_clipped_square_on_state_tokens(agg: str) -> None:
+    tensors, critic = batch(), CriticSettings(cliprange_value=0.3, loss_agg_mode=agg)
+    given_ = drawn(tensors)
+    close = np.clip(given_["predicted"], given_["values"] - 0.3, given_["values"] + 0.3)
+    squares = np.maximum((given_["predicted"] - given_["returns"]) ** 2, (close - given_["returns"]) ** 2)
+    found = critic_loss(tensors, given_, critic)
+    assert float(found) == pytest.approx(0.5 * aggregated(squares, tensors.mask.numpy(), agg), rel=1e-5)
+    poisoned = {name: np.where(tensors.mask == 1, value, 99.0) for name, value in given_.items()}
+    assert torch.equal(critic_loss(tensors, poisoned, critic), found)
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("trainer.actor.loss_agg_mode=seq-mean-token-sum-norm", "give the longest response in tokens"),
+        ("trainer.actor.loss_agg_mode=sum", "loss_agg_mode"),
+        ("trainer.actor.clip_ratio_c=1", "clip_ratio_c"),
+        ("trainer.critic_warmup=3", "adv_estimator grpo has none"),
+        ("trainer.algorithm.rollout_correction.mode=truncate", "rollout_correction.mode"),
+        ("trainer.algorithm.rollout_correction.icepop_low=1.5", "icepop_low"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(override: str, sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        load(None, [override], {})

@@ -1,0 +1,192 @@
+"""The order and the figures of one step, with a worker that answers what it is told and writes down what it is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from trainer_parts import group, trajectory
+
+from forage_common.settings import Settings, load
+from forage_common.streams import Entry
+from forage_common.v1.trajectory_pb2 import Policy, Status, TrajectoryGroup
+from forage_trainer.batcher import Batch
+from forage_trainer.policy_worker import UpdateResult
+from forage_trainer.step import PolicyStep, Stopwatch
+from forage_trainer.tensors import StepTensors
+
+KL = ["trainer.algorithm.use_kl_in_reward=true", "trainer.actor.use_kl_loss=false"]
+
+
+class Worker:
+    """Log-probabilities of -5.5 (policy) and -6 (reference), values of 0.25; keeps what updates are given."""
+
+    def __init__(self, updates: int = 1, reference: bool = True) -> None:
+        self.asked: list[str] = []
+        self.given: dict[str, Any] = {}
+        self._updates = updates
+        self._reference = reference
+
+    def updates_per_step(self, groups: int) -> int:
+        return self._updates
+
+    def log_probs(self, batch: StepTensors) -> torch.Tensor:
+        return self._said("log_probs", batch, -5.5)
+
+    def reference_log_probs(self, batch: StepTensors) -> torch.Tensor | None:
+        return self._said("reference", batch, -6.0) if self._reference else None
+
+    def values(self, batch: StepTensors) -> torch.Tensor:
+        return self._said("values", batch, 0.25)
+
+    def update_critic(
+        self, batch: StepTensors, values: torch.Tensor, returns: torch.Tensor, last_position: int
+    ) -> dict[str, float]:
+        self.asked.append("update_critic")
+        self.given |= {"values": values, "returns": returns}
+        return {"critic/vf_loss": 0.5}
+
+    def update(
+        self,
+        batch: StepTensors,
+        advantages: torch.Tensor,
+        reference: torch.Tensor | None,
+        old: torch.Tensor | None,
+        last_position: int,
+    ) -> UpdateResult:
+        self.asked.append("update")
+        self.given |= {"batch": batch, "advantages": advantages, "reference": reference, "old": old}
+        own = torch.full_like(batch.mask, -5.5)
+        return UpdateResult(own, 1.5, 2.5, 1e-6, 0.1, 0.3, {"actor/pg_loss": 0.2})
+
+    def _said(self, what: str, batch: StepTensors, value: float) -> torch.Tensor:
+        self.asked.append(what)
+        return torch.full_like(batch.mask, value)
+
+
+def settings(*overrides: str) -> Settings:
+    return load(None, list(overrides), {})
+
+
+def take(
+    worker: Worker, found: Settings, *groups: TrajectoryGroup, version: int = 0
+) -> tuple[dict[str, Any], PolicyStep]:
+    step = PolicyStep(found, worker, 0, worker if found.trainer.algorithm.adv_estimator == "gae" else None)  # type: ignore[arg-type]
+    batch = Batch(1, tuple(Entry(b"1-0", g) for g in groups), 0)
+    return step(batch, Policy(version=version, epoch=1), Stopwatch(), lambda: None), step
+
+
+def test_a_single_update_spends_no_pass_on_old_log_probabilities() -> None:
+    worker = Worker()
+    take(worker, settings(), group("a", [0.0, 1.0]))
+    assert worker.asked == ["reference", "update"]
+    assert worker.given["old"] is None
+    several = Worker(updates=2)
+    take(several, settings(), group("a", [0.0, 1.0]))
+    assert several.asked == ["log_probs", "reference", "update"]
+    assert several.given["old"].eq(-5.5).all()
+
+
+def test_failed_rows_change_neither_advantages_nor_figures_of_the_update() -> None:
+    sound, mixed = group("a", [0.0, 1.0, 1.0]), group("a", [0.0, 1.0, 1.0])
+    mixed.trajectories.insert(1, trajectory("a", 9, 5.0, status=Status.STATUS_TIMEOUT))
+    mixed.trajectories.append(trajectory("a", 8, 0.0, score_status=Status.STATUS_INTERNAL))
+    lonely = TrajectoryGroup(group_uid="b", trajectories=[trajectory("b", 0, 1.0)])
+    one, other = Worker(), Worker()
+    expected, _ = take(one, settings(), sound)
+    found, _ = take(other, settings(), mixed, lonely)
+    assert torch.equal(one.given["advantages"], other.given["advantages"])
+    assert found["dead_groups"] == 1
+    for name in ("critic/advantages/mean", "critic/rewards/mean", "kl_ref", "is_mean", "advantage_abs_mean"):
+        assert found[name] == expected[name]
+
+
+def test_a_batch_without_two_valid_rows_takes_no_step() -> None:
+    worker = Worker()
+    figures, _ = take(worker, settings(), group("a", [1.0]))
+    assert worker.asked == []
+    assert figures["dead_groups"] == 1
+    assert figures["state_tokens/total"] == figures["state_tokens"]
+
+
+def test_groups_of_equal_rewards_are_left_out_and_counted() -> None:
+    worker = Worker()
+    groups = [group("a", [0.5, 0.5]), group("b", [0.0, 1.0])]
+    figures, _ = take(worker, settings("trainer.algorithm.filter_groups=true"), *groups)
+    assert set(worker.given["batch"].positions) == {1}
+    assert figures["filtered_groups"] == 1
+    nothing, _ = take(Worker(), settings("trainer.algorithm.filter_groups=true"), groups[0])
+    assert "grad_norm" not in nothing
+    assert nothing["filtered_groups"] == 1
+
+
+def test_the_kl_in_the_reward_is_taken_from_every_state_token() -> None:
+    worker = Worker()
+    adaptive = [f"trainer.algorithm.kl_ctrl.{one}" for one in ("type=adaptive", "kl_coef=0.1", "target_kl=0.1")]
+    short, long = trajectory("a", 0, 0.0, turns=(2, 2)), trajectory("a", 1, 0.0, turns=(6, 4))
+    figures, step = take(
+        worker,
+        settings(*KL, *adaptive, "trainer.algorithm.norm_adv_by_std_in_grpo=false"),
+        TrajectoryGroup(group_uid="a", trajectories=[short, long]),
+    )
+    assert worker.asked == ["log_probs", "reference", "update"]
+    # k = 0.5 a token, so the longer row has 6 tokens of 0.05 less; each is half of that from their mean.
+    assert worker.given["advantages"][0, 0].item() == pytest.approx(0.15)
+    assert worker.given["advantages"][1, 0].item() == pytest.approx(-0.15)
+    assert (figures["kl_reward"], figures["kl_reward_coef"]) == pytest.approx((0.5, 0.1))
+    assert figures["actor/reward_kl_penalty"] == pytest.approx(0.5)
+    assert step.kl.beta == pytest.approx(0.1 * (1 + 0.2 * 2 / 10000))
+
+
+def test_gae_asks_the_critic_and_teaches_it() -> None:
+    worker = Worker()
+    figures, _ = take(worker, settings("trainer.algorithm.adv_estimator=gae"), group("a", [0.0, 1.0]))
+    assert worker.asked == ["reference", "values", "update_critic", "update"]
+    mask = worker.given["batch"].mask.bool()
+    torch.testing.assert_close(worker.given["returns"][0][mask[0]], torch.zeros(int(mask[0].sum())))
+    torch.testing.assert_close(worker.given["returns"][1][mask[1]], torch.ones(int(mask[1].sum())))
+    assert figures["critic/vf_loss"] == 0.5
+    assert figures["critic/values/mean"] == 0.25
+
+
+def test_the_actor_waits_for_a_critic_that_warms_up() -> None:
+    warming = settings("trainer.algorithm.adv_estimator=gae", "trainer.critic_warmup=2")
+    for version, expected in ((1, False), (2, True)):
+        worker = Worker()
+        figures, _ = take(worker, warming, group("a", [0.0, 1.0]), version=version)
+        assert "update_critic" in worker.asked
+        assert ("update" in worker.asked) == expected
+        assert ("grad_norm" in figures) == expected
+
+
+def test_gae_without_a_critic_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a critic"):
+        PolicyStep(settings("trainer.algorithm.adv_estimator=gae"), Worker(), 0)  # type: ignore[arg-type]
+
+
+def test_an_abandoned_step_has_changed_nothing() -> None:
+    worker = Worker()
+    step = PolicyStep(settings(*KL), worker, 0)  # type: ignore[arg-type]
+
+    def stop() -> None:
+        raise InterruptedError
+
+    batch = Batch(1, (Entry(b"1-0", group("a", [0.0, 1.0])),), 0)
+    with pytest.raises(InterruptedError):
+        step(batch, Policy(version=0, epoch=1), Stopwatch(), stop)
+    assert worker.asked == ["log_probs"]
+
+
+def test_figures_have_verls_names_beside_ours() -> None:
+    figures, _ = take(Worker(), settings(), group("a", [0.0, 1.0]))
+    same = {
+        "critic/score/mean": "reward_mean",
+        "actor/entropy": "entropy",
+        "actor/grad_norm": "grad_norm",
+        "state_tokens/coverage": "coverage",
+        "rollout_corr/rollout_is_mean": "is_mean",
+    }
+    assert {name: figures[name] for name in same} == {name: figures[ours] for name, ours in same.items()}
+    assert figures["actor/pg_loss"] == 0.2
+    assert figures["critic/score/max"] == 1.0
