@@ -71,8 +71,8 @@ class Guards:
         entropy = _number(figures, "entropy")
         if entropy is not None and entropy < to.entropy.threshold:
             yield Trip("entropy", to.entropy.action, f"entropy is {entropy:.4g}, below {to.entropy.threshold:g}")
-        dead = _number(figures, "dead_groups")
-        if dead is not None and groups and dead / groups > to.dead_groups.threshold:
+        dead = (_number(figures, "dead_groups") or 0) + (_number(figures, "filtered_groups") or 0)
+        if groups and dead / groups > to.dead_groups.threshold:
             bound = f"above a share of {to.dead_groups.threshold:g}"
             yield Trip("dead_groups", to.dead_groups.action, f"{dead:g} of {groups} groups teach nothing, {bound}")
         apart = _number(figures, "logprob_diff_mean")

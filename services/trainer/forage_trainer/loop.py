@@ -78,7 +78,7 @@ class Loop:
         self._health = health
         self._version = 0
         self._pending: list[tuple[ConsumedStep, list[bytes]]] = []
-        self._parts: dict[str, Stateful] = {"guards": self._guards}
+        self._parts: dict[str, Stateful] = {"guards": self._guards, "kl": self._step.kl}
 
     def run(self) -> None:
         """Train to `trainer.total_training_steps`.
@@ -145,7 +145,7 @@ class Loop:
         self._remember(batch, policy.epoch)
         with clock("publish"):
             policy = self._publish()
-        figures["publish_bytes"] = sum(file.bytes for file in self._publisher.files)
+        figures["publish_bytes"] = sum(file.bytes for file in policy.files)
         line = self._line(step, figures, clock, time.perf_counter() - began)
         if step % self._settings.trainer.save_freq == 0 or step == self._total or self._is_validated(step):
             with clock("checkpoint"):

@@ -13,10 +13,10 @@ from prometheus_client import Counter, Gauge
 from forage_common.errors import UserError
 from forage_common.streams import StreamClient
 from forage_common.telemetry import get_logger
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_trainer.files import new_folder, remove, remove_leftovers
 from forage_trainer.waiting import Insist
-from forage_trainer.weights_files import WeightsFile, write_model_folder
+from forage_trainer.weights_files import write_model_folder
 
 KEPT = 3
 """Newest folders that stay whoever serves them: a replica may be loading one that it has not acknowledged."""
@@ -49,8 +49,6 @@ class Publisher:
         self._epoch = epoch
         self._shard_bytes = shard_bytes
         self._insist = insist
-        self.files: tuple[WeightsFile, ...] = ()
-        """Of the policy that was published last."""
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
 
@@ -65,7 +63,7 @@ class Publisher:
         target = self._folder / f"v{version}-e{self._epoch}"
         try:
             with new_folder(target) as folder:
-                self.files = write_model_folder(folder, self._model_folder, weights, self._shard_bytes)
+                files = write_model_folder(folder, self._model_folder, weights, self._shard_bytes)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -76,12 +74,13 @@ class Publisher:
         policy = Policy(
             version=version,
             uri=str(target.resolve()),
-            digest=self.files[0].digest,
+            digest=files[0].digest if len(files) == 1 else "",
             epoch=self._epoch,
             published_unix_ms=int(time.time() * 1000),
+            files=[PolicyFile(name=file.name, digest=file.digest, bytes=file.bytes) for file in files],
         )
         self._insist(lambda: self._streams.publish(policy))
-        size, seconds = sum(file.bytes for file in self.files), time.perf_counter() - began
+        size, seconds = sum(file.bytes for file in files), time.perf_counter() - began
         PUBLISHED.inc()
         BYTES.set(size)
         SECONDS.set(seconds)
@@ -89,7 +88,7 @@ class Publisher:
             "policy_published",
             version=version,
             epoch=self._epoch,
-            digests=[file.digest[:12] for file in self.files],
+            digests=[file.digest[:12] for file in files],
             bytes=size,
             seconds=round(seconds, 3),
         )

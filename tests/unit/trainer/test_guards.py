@@ -45,6 +45,7 @@ def seen(guard: Guards, *steps: Mapping[str, Any]) -> list[list[str]]:
         ({"entropy": 0.009}, ["entropy"]),
         ({"dead_groups": 9}, []),
         ({"dead_groups": 10}, ["dead_groups"]),
+        ({"dead_groups": 1, "filtered_groups": 9}, ["dead_groups"]),
         ({"logprob_diff_mean": 0.21}, ["logprob"]),
         ({"entropy": 0.0, "kl_ref": 9.0, "loss": -INF}, ["non_finite", "kl", "entropy"]),
     ],

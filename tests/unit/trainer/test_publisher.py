@@ -45,6 +45,8 @@ def test_a_published_policy_is_a_model_folder_with_its_checksum(tmp_path: Path, 
     assert (folder / "tokenizer.json").exists()
     assert load_file(folder / "model.safetensors")["w"].tolist() == [0, 1, 2, 3]
     assert policy.digest == digest(folder / "model.safetensors")
+    size = (folder / "model.safetensors").stat().st_size
+    assert [(f.name, f.digest, f.bytes) for f in policy.files] == [("model.safetensors", policy.digest, size)]
     assert streams.policy() == policy
 
 
@@ -55,15 +57,15 @@ def test_weights_above_the_limit_are_shards_with_an_index_that_transformers_read
 
     model = AutoModelForCausalLM.from_pretrained(write_model(tmp_path / "real"), dtype=torch.bfloat16)
     weights = {name: w for name, w in model.state_dict().items() if name != "lm_head.weight"}
-    source = publisher(tmp_path, streams, 1)
     source = Publisher(tmp_path / "policies", tmp_path / "real", streams, 1, 20_000, Insist(Stop(), Health()))
-    folder = Path(source.publish(7, weights).uri)
+    policy = source.publish(7, weights)
+    folder = Path(policy.uri)
     written = sorted(folder.glob("*.safetensors"))
     assert [file.name for file in written] == [
         f"model-{n:05}-of-{len(written):05}.safetensors" for n in range(1, len(written) + 1)
     ]
     assert len(written) > 2
-    assert [(f.name, f.digest, f.bytes) for f in source.files] == [
+    assert [(f.name, f.digest, f.bytes) for f in policy.files] == [
         (file.name, digest(file), file.stat().st_size) for file in written
     ]
     held = [set(load_file(file)) for file in written]
