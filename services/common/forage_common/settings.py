@@ -524,6 +524,14 @@ class TrainingEngineSettings(Section):
         return self
 
 
+class LoggerBackend(StrEnum):
+    """Who else is told a step's figures."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+
+
 class LoraSettings(Section):
     """Of the policy: train low-rank adapters beside frozen weights; names as verl's."""
 
@@ -550,6 +558,9 @@ class TrainerSettings(Section):
     guards: GuardSettings = GuardSettings()
     test_freq: int = Field(-1, description="steps a validation; -1 = only before and after")
     val_before_train: bool = True
+    logger: tuple[LoggerBackend, ...] = Field((), description="where figures go besides metrics.jsonl and Prometheus")
+    project_name: str = Field("forage", min_length=1, description="of W&B, or an experiment of MLflow; runs are run.id")
+    rollout_data_freq: int = Field(10, ge=0, description="steps a file of a step's trajectories; 0 = never")
     resume: bool = True
     batch_timeout_s: float = Field(600.0, gt=0, description="wait for a batch before giving up with an error")
     threads: int = Field(2, ge=1, description="of torch, on CPU")

@@ -1,12 +1,13 @@
 """Whole trajectories in a Parquet file: columns for people and queries, and the message itself: nothing is lost.
 
-The column `trajectory` holds `forage.v1.Trajectory`, serialised; all others are made from it and never read back.
+The column `trajectory` holds `forage.v1.Trajectory`, serialised; the columns for people are made from it and never read
+back. A writer may add columns of its own, which are.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +39,7 @@ _SCHEMA = pa.schema(
         ("status", pa.string()),
         ("reward", pa.string()),
         ("score", pa.float64()),
+        ("components", pa.list_(pa.struct([("name", pa.string()), ("raw", pa.float64()), ("weighted", pa.float64())]))),
         ("turns", pa.uint32()),
         ("searches", pa.uint32()),
         ("finished", pa.bool_()),
@@ -72,11 +74,14 @@ class TrajectoryWriter:
             writer.write(trajectory)
     """
 
-    def __init__(self, file: Path, end_of_turn: str, keep: bool = False) -> None:
+    def __init__(
+        self, file: Path, end_of_turn: str, keep: bool = False, more: Sequence[tuple[str, pa.DataType]] = ()
+    ) -> None:
         """Open the file aside.
 
         Args:
-            keep: begin with the rows that the file holds, where it exists; else it is replaced.
+            keep: begin with the rows that the file holds, where it exists; else it is replaced. Not with `more`.
+            more: columns beside those that follow from a trajectory.
 
         Raises:
             DataError: the file to keep is none of these, or its folder cannot be written to.
@@ -85,11 +90,12 @@ class TrajectoryWriter:
         self._aside = file.with_name(f"{durable.TEMPORARY}{file.name}")
         self._rows: list[dict[str, Any]] = []
         self.statuses: Counter[str] = Counter()
+        self._schema = pa.schema([*_SCHEMA, *more])
         metadata = {_VERSION_KEY: VERSION.encode(), _END_OF_TURN_KEY: end_of_turn.encode()}
         kept = read(file) if keep and file.exists() else iter(())
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._aside, _SCHEMA.with_metadata(metadata), compression="zstd")
+            self._writer = pq.ParquetWriter(self._aside, self._schema.with_metadata(metadata), compression="zstd")
         except OSError as error:
             raise DataError(f"{file} cannot be written ({error.strerror or error}): choose another place") from None
         try:
@@ -100,9 +106,9 @@ class TrajectoryWriter:
             self._aside.unlink(missing_ok=True)
             raise
 
-    def write(self, trajectory: Trajectory) -> None:
-        """Add one row."""
-        row = _row(trajectory)
+    def write(self, trajectory: Trajectory, more: Mapping[str, Any] | None = None) -> None:
+        """Add one row, with the values of further columns; those that are not given are null."""
+        row = _row(trajectory) | dict(more or {})
         self._rows.append(row)
         self.statuses[row["status"]] += 1
         if len(self._rows) >= _BATCH:
@@ -127,7 +133,7 @@ class TrajectoryWriter:
 
     def _flush(self) -> None:
         if self._rows:
-            self._writer.write_table(pa.Table.from_pylist(self._rows, _SCHEMA))
+            self._writer.write_table(pa.Table.from_pylist(self._rows, self._schema))
             self._rows.clear()
 
 
@@ -160,13 +166,26 @@ def read(file: Path) -> Iterator[Trajectory]:
     Raises:
         DataError: it is missing, no Parquet, not of this form and version, or damaged; names the row.
     """
+    for trajectory, _ in read_with(file, ()):
+        yield trajectory
+
+
+def read_with(file: Path, columns: Sequence[str]) -> Iterator[tuple[Trajectory, dict[str, Any]]]:
+    """Every trajectory with its values of the columns that its writer has added.
+
+    Raises:
+        DataError: as `read`, or it lacks one of the columns.
+    """
     with _open(file) as parquet:
+        missing = [name for name in columns if name not in parquet.schema_arrow.names]
+        if missing:
+            raise DataError(f"{file} has no column '{missing[0]}': it holds trajectories, but not those of a step")
         number = 0
         try:
-            for batch in parquet.iter_batches(_BATCH, columns=["trajectory"]):
-                for value in batch.column(0):
+            for batch in parquet.iter_batches(_BATCH, columns=["trajectory", *columns]):
+                for row in batch.to_pylist():
                     number += 1
-                    yield Trajectory.FromString(value.as_py())
+                    yield Trajectory.FromString(row.pop("trajectory")), row
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file} is damaged after row {number} ({_words(error)}): write it again") from None
         except (DecodeError, TypeError) as error:
@@ -210,6 +229,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "status": Status.Name(trajectory.status).removeprefix("STATUS_"),
         "reward": score.reward or None,
         "score": score.total if score.status == Status.STATUS_OK else None,
+        "components": [{"name": c.name, "raw": c.raw, "weighted": c.weighted} for c in score.components],
         "turns": len(trajectory.turns),
         "searches": trajectory.valid_searches,
         "finished": trajectory.finished,

@@ -1,0 +1,110 @@
+"""Figures for trackers: their names, TensorBoard's real files, and trackers that are missing or break."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage_common.errors import UserError
+from forage_common.settings import LoggerBackend, Settings, load
+from forage_trainer.metrics import under_verl_names
+from forage_trainer.tracking import FAILED, Tracker, require, tracked, validated
+
+LINE = {
+    "step": 3,
+    "total_steps": 40,
+    "reward_mean": 0.5,
+    "kl_ref": None,
+    "tokens": 1000,
+    "search_rate": 0.75,
+    "actor/pg_loss": 0.1,
+    "guards": ["kl"],
+    "grad_norm": math.nan,
+    "seconds": {"wait": 1.0, "logp": 0.5, "total": 2.5},
+    "time": 1.7e9,
+} | under_verl_names({"reward_mean": 0.5, "grad_norm": math.nan})
+
+
+def test_figures_go_under_verls_names_once_and_ours_below_forage() -> None:
+    found = tracked(LINE)
+    assert math.isnan(found.pop("actor/grad_norm"))
+    assert found == {
+        "training/global_step": 3,
+        "forage/total_steps": 40,
+        "critic/score/mean": 0.5,
+        "perf/total_num_tokens": 1000,
+        "forage/search_rate": 0.75,
+        "actor/pg_loss": 0.1,
+        "timing_s/wait": 1.0,
+        "timing_s/old_log_prob": 0.5,
+        "timing_s/step": 2.5,
+    }
+
+
+def test_a_validation_has_exact_match_by_source() -> None:
+    result = {"label": "after", "version": 3, "em": 0.25, "em/nq": 0.5, "em/musique": None, "seconds": 1.5}
+    assert validated(result) == {
+        "val-core/nq/em/mean@1": 0.5,
+        "forage/validation/em": 0.25,
+        "forage/validation/version": 3,
+        "forage/validation/seconds": 1.5,
+    }
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a tracker says to the environment ends with the test."""
+    for name in ("TENSORBOARD_DIR", "WANDB_DIR", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def settings(tmp_path: Path, *loggers: str) -> Settings:
+    return load(None, [f"run.dir={tmp_path}", "run.id=tracked", f"trainer.logger=[{','.join(loggers)}]"], {})
+
+
+def test_tensorboard_reads_what_a_run_has_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = Tracker(settings(tmp_path, "tensorboard"))
+    tracker.log(1, LINE | {"search_rate": 0.25})
+    tracker.log(2, LINE)
+    tracker.validated(2, {"em/nq": 0.5})
+    tracker.validated(2, None)
+    tracker.close(done=True)
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(tmp_path / "tracked" / "tensorboard"))
+    read.Reload()
+    assert [(e.step, e.value) for e in read.Scalars("forage/search_rate")] == [(1, 0.25), (2, 0.75)]
+    assert [(e.step, e.value) for e in read.Scalars("val-core/nq/em/mean@1")] == [(2, 0.5)]
+    assert "actor/grad_norm" in read.Tags()["scalars"]
+
+
+def test_a_run_without_trackers_writes_none(tmp_path: Path) -> None:
+    tracker = Tracker(settings(tmp_path))
+    tracker.log(1, LINE)
+    tracker.close(done=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tracker_that_is_not_installed_is_a_sentence_that_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"names wandb, which is not installed: run '.*uv pip install .* wandb'"):
+        require(LoggerBackend.WANDB)
+
+
+def test_a_tracker_that_breaks_costs_its_figures_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = Tracker(settings(tmp_path, "tensorboard"))
+
+    def broken(data: dict[str, Any], step: int) -> None:
+        raise ConnectionError("the tracker is gone")
+
+    monkeypatch.setattr(tracker._tracking.logger["tensorboard"], "log", broken)
+    before = FAILED.labels("tensorboard")._value.get()
+    tracker.log(1, LINE)
+    tracker.log(2, LINE)
+    assert FAILED.labels("tensorboard")._value.get() == before + 2
+    tracker.close(done=False)
