@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -65,13 +65,18 @@ def reply(prompt: Prompt, status: Status.ValueType = Status.STATUS_OK) -> Trajec
 
 @pytest.fixture
 def make(redis_server: RedisSettings, tmp_path: Path) -> Callable[..., tuple[Validation, Answering, StreamClient]]:
-    def build(script: Callable[[Prompt], TrajectoryGroup] = reply) -> tuple[Validation, Answering, StreamClient]:
+    def build(
+        script: Callable[[Prompt], TrajectoryGroup] = reply, sources: Sequence[str] = ("q",) * COUNT
+    ) -> tuple[Validation, Answering, StreamClient]:
         overrides = [f"redis.url={redis_server.url}", f"run.dir={tmp_path}", "run.id=v", "trainer.batch_timeout_s=3"]
         settings = load(None, overrides, {})
         streams = StreamClient(settings.redis, "v", 2.0)
         streams.create()
         stop, health = Stop(), Health()
-        rows = [Question("q", "test", i, (), GroundTruth(targets=[f"t{i}"]), f"question {i}") for i in range(COUNT)]
+        rows = [
+            Question(source, "test", i, (), GroundTruth(targets=[f"t{i}"]), f"question {i}")
+            for i, source in enumerate(sources)
+        ]
         answering = Answering(streams, script)
         state = AskedAgain(tmp_path / "v", answering)
         return Validation(settings, streams, rows, state, Insist(stop, health), stop, health), answering, streams
@@ -98,6 +103,29 @@ def test_every_question_is_asked_once_and_greedily(make: Callable, tmp_path: Pat
         "phase": "validating", "detail": "after", "done": COUNT, "total": COUNT,
     }  # fmt: skip
     assert not streams._redis.exists(streams.key("validation-after"))
+
+
+def test_exact_match_is_told_for_each_data_source_and_failures_are_in_none(make: Callable, tmp_path: Path) -> None:
+    def script(prompt: Prompt) -> TrajectoryGroup:
+        return reply(prompt, Status.STATUS_TIMEOUT if prompt.data_source == "dead" else Status.STATUS_OK)
+
+    sources = ["nq", "nq", "hotpotqa", "dead", "nq", "hotpotqa", "nq"]  # positions 1, 3, 5 are answered right
+    validation, answering, _ = make(script, sources)
+    result = validation.run("step-6", POLICY, meanwhile=answering)
+    assert {name: em for name, em in result.items() if name.startswith("em/")} == {
+        "em/dead": None, "em/hotpotqa": 0.5, "em/nq": 0.25,
+    }  # fmt: skip
+    assert (result["em"], result["count"], result["failed"]) == (pytest.approx(2 / 6), 7, 1)
+
+
+def test_scores_of_all_validations_are_read_back_by_version(make: Callable, tmp_path: Path) -> None:
+    validation, answering, _ = make()
+    assert validation.scores() == {}
+    for version in (0, 6):
+        validation.run(f"step-{version}", Policy(version=version, epoch=2), meanwhile=answering)
+    (tmp_path / "v/validation/step-9.json").write_text('{"version": 9, "em": null}')
+    (tmp_path / "v/validation/step-12.json").write_text("{")
+    assert validation.scores() == {0: 0.5, 6: 0.5}
 
 
 def test_a_validation_that_has_its_result_is_not_repeated_for_the_same_version(make: Callable) -> None:
