@@ -73,9 +73,7 @@ def rows(step: int, record: StepRecord) -> Iterator[StepRow]:
             record.version,
             trained=True,
             loss_mask=mask.int().tolist(),
-            returns_sum=sum(value for value, one in zip(returns, mask.tolist(), strict=True) if one)
-            if returns
-            else None,
+            returns_sum=None if record.returns is None else float(record.returns[row, :length][mask.bool()].sum()),
             advantages=_values(record.advantages, row, length),
             returns=_values(record.returns, row, length),
             token_rewards=_values(record.token_rewards, row, length),
