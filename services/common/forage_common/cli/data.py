@@ -68,3 +68,44 @@ def countdown(
         counts = {"train": train, "test": test}
         summary = build(out, counts, sizes, max_target, seed, lambda rows: progress.advance(task, rows))
     console.print(summary, highlight=False)
+
+
+def public(
+    context: typer.Context,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="data/NAME")] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(help="SPLIT=FILE: JSONL or Parquet instead of the Hub's; repeat.", show_default=False),
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Where downloads are kept.")] = Path(".cache/questions"),
+) -> None:
+    """Make a public set in the Search-R1 layout from FlashRAG's, off the Hugging Face Hub or from files."""
+    from forage_common.public_questions import convert, fetch
+
+    source = str(context.info_name)
+    console = Console()
+    with console.status(f"making {source} …"):
+        files = dict(map(_split_file, file)) if file else fetch(source, cache)
+        summary = convert(source, files, out or Path("data") / source)
+    console.print(summary, highlight=False)
+
+
+def _split_file(text: str) -> tuple[str, Path]:
+    from forage_common.errors import UserError
+
+    split, equals, path = text.partition("=")
+    if not (split and equals and path):
+        raise UserError(f"--file is {text!r}: give the split's name and the file, for instance train=train.jsonl")
+    return split, Path(path)
+
+
+for _source, _title in {
+    "nq": "Natural Questions",
+    "hotpotqa": "HotpotQA",
+    "triviaqa": "TriviaQA",
+    "popqa": "PopQA",
+    "2wikimultihopqa": "2WikiMultihopQA",
+    "musique": "MuSiQue",
+    "bamboogle": "Bamboogle",
+}.items():
+    app.command(_source, short_help=f"Make {_title} in the Search-R1 layout.")(public)

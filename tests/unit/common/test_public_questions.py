@@ -1,0 +1,152 @@
+"""Public data sets: from files of FlashRAG's layout, or a server that plays the Hub, to what the trainer reads."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from forage_common.cli.data import app
+from forage_common.errors import DataError, UserError
+from forage_common.public_questions import SPLITS, convert, fetch
+from forage_common.questions import read_questions
+
+ROWS: list[dict[str, Any]] = [
+    {"id": "train_0", "question": "who got the first nobel prize in physics", "golden_answers": ["Wilhelm Röntgen"]},
+    {"id": "train_1", "question": " When was it? ", "golden_answers": ["1901", " ", "in 1901"], "metadata": {"a": 1}},
+    {"id": "train_2", "question": "  ", "golden_answers": ["x"]},
+    {"id": "train_3", "question": "nobody knows?", "golden_answers": []},
+    {"id": "train_4", "question": "last one", "golden_answers": "alone"},
+]
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def test_the_trainer_reads_what_is_made_of_the_public_layout(tmp_path: Path) -> None:
+    summary = convert("nq", {"train": write(tmp_path / "in.jsonl", ROWS)}, tmp_path / "nq")
+    assert summary.questions == {"train": 3}
+    assert summary.dropped == {"train": {"no question": 1, "no answer": 1}}
+    read = read_questions([tmp_path / "nq" / "train.parquet"]).rows
+    assert [q.uid(0) for q in read] == ["nq/train/0/0", "nq/train/1/0", "nq/train/4/0"]
+    assert [q.text for q in read] == ["who got the first nobel prize in physics?", "When was it?", "last one?"]
+    assert [list(q.ground_truth.targets) for q in read] == [["Wilhelm Röntgen"], ["1901", "in 1901"], ["alone"]]
+    (message,) = read[0].messages
+    assert message.content.endswith("Question: who got the first nobel prize in physics?\n")
+    manifest = json.loads((tmp_path / "nq" / "manifest.json").read_text())
+    assert (manifest["data_source"], manifest["dropped"]) == ("nq", summary.dropped)
+    assert manifest["sha256"] == summary.digests
+
+
+def test_parquet_gives_the_same_questions_as_lines(tmp_path: Path) -> None:
+    rows = [{**row, "golden_answers": list(row["golden_answers"])} for row in ROWS[:4]]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    lines = convert("musique", {"dev": write(tmp_path / "in.jsonl", rows)}, tmp_path / "lines")
+    assert convert("musique", {"dev": tmp_path / "in.parquet"}, tmp_path / "parquet") == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('{"id": "a", "question": "q?", "golden_answers": ["x"]}\n{"id"', "in.jsonl, line 2 is not JSON"),
+        ("[1]\n", "line 1 is [1]: expected an object"),
+        ('{"query": "q?", "answer": "x"}\n', "has no 'question' (it has: query, answer)"),
+        ('{"question": 1, "golden_answers": ["x"]}\n', "'question' is 1: expected text"),
+        ('{"question": "q", "golden_answers": [1]}\n', "'golden_answers' is [1]: expected a list of texts"),
+        ('{"question": "", "golden_answers": ["x"]}\n', "no question with an answer (1 with no question)"),
+        ("", "no question with an answer (it is empty)"),
+    ],
+)
+def test_what_is_no_such_file_is_said_and_nothing_is_written(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "in.jsonl").write_text(text)
+    with pytest.raises(DataError) as error:
+        convert("nq", {"train": tmp_path / "in.jsonl"}, tmp_path / "out")
+    assert sentence in str(error.value)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_missing_file_and_a_parquet_of_other_columns_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.jsonl cannot be read \(No such file"):
+        convert("nq", {"train": tmp_path / "gone.jsonl"}, tmp_path / "out")
+    pq.write_table(pa.table({"question": ["q"]}), tmp_path / "in.parquet")
+    with pytest.raises(DataError, match=r"in\.parquet has no 'golden_answers' \(it has: question\)"):
+        convert("nq", {"train": tmp_path / "in.parquet"}, tmp_path / "out")
+    (tmp_path / "text.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match=r"text\.parquet cannot be read"):
+        convert("nq", {"train": tmp_path / "text.parquet"}, tmp_path / "out")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A server on loopback with the Hub's paths; yields the folder of its files."""
+    root = tmp_path / "hub"
+    folder = root / "datasets/RUC-NLPIR/FlashRAG_datasets/resolve/main"
+    folder.mkdir(parents=True)
+
+    class Files(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(root))
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}/")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    yield folder
+    server.shutdown()
+    server.server_close()
+
+
+def test_splits_come_from_the_hub_once(tmp_path: Path, hub: Path) -> None:
+    (hub / "hotpotqa").mkdir()
+    for split in SPLITS["hotpotqa"]:
+        write(hub / "hotpotqa" / f"{split}.jsonl", ROWS)
+    options = ["hotpotqa", "--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
+    done = CliRunner().invoke(app, options, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "'train': 3" in done.output.replace("\n", "")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "dev.parquet",
+        "manifest.json",
+        "train.parquet",
+    ]
+    (hub / "hotpotqa" / "dev.jsonl").unlink()
+    assert len(fetch("hotpotqa", tmp_path / "cache")) == 2
+
+
+def test_no_way_to_the_hub_is_a_sentence_with_a_way_out(
+    tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataError, match=r"bamboogle/test\.jsonl answers 404: give .* --file test=test\.jsonl"):
+        fetch("bamboogle", tmp_path / "cache")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DataError, match=r"bamboogle/test\.jsonl cannot be reached \(.*\): give .* --file"):
+        fetch("bamboogle", tmp_path / "cache")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DataError, match=r"because HF_HUB_OFFLINE is set: give .* --file"):
+        fetch("bamboogle", tmp_path / "cache")
+    assert list((tmp_path / "cache" / "bamboogle").iterdir()) == []
+
+
+def test_the_command_takes_files_by_split(tmp_path: Path) -> None:
+    file = write(tmp_path / "in.jsonl", ROWS)
+    done = CliRunner().invoke(app, ["popqa", "--out", str(tmp_path / "out"), "--file", f"test={file}"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out" / "test.parquet").exists()
+    for wrong in ("in.jsonl", "=in.jsonl", "test="):
+        refused = CliRunner().invoke(app, ["popqa", "--out", str(tmp_path / "no"), "--file", wrong])
+        assert isinstance(refused.exception, UserError)
+        assert f"--file is {wrong!r}" in str(refused.exception)
