@@ -1,4 +1,4 @@
-"""The order and the figures of one step, with a worker that answers what it is told and writes down what it is asked."""
+"""The order and the figures of one step: a worker answers what it is told and writes down what it is asked."""
 
 from __future__ import annotations
 

@@ -1,0 +1,139 @@
+"""A step of several updates by the real worker: every gradient against the objective written out in plain PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_parts import PROMPT_TOKENS, trajectory, write_model
+
+from forage_common.settings import load
+from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
+from forage_trainer.estimators.grpo import grpo_outcome
+from forage_trainer.policy_worker import PolicyWorker
+from forage_trainer.selection import selection
+from forage_trainer.tensors import step_tensors
+
+LOW, HIGH, DUAL, BETA, ENTROPY, SCALE = 0.05, 0.1, 1.3, 0.3, 0.02, 50
+OPTIONS = [
+    "trainer.threads=1",
+    "trainer.actor.ppo_mini_batch_size=1",
+    "trainer.actor.ppo_epochs=2",
+    "trainer.actor.ppo_max_token_len_per_gpu=120",
+    "trainer.actor.optim.lr=2e-3",
+    "trainer.actor.optim.clip_grad=1e9",
+    f"trainer.actor.clip_ratio={LOW}",
+    f"trainer.actor.clip_ratio_high={HIGH}",
+    f"trainer.actor.clip_ratio_c={DUAL}",
+    f"trainer.actor.kl_loss_coef={BETA}",
+    f"trainer.actor.entropy_coeff={ENTROPY}",
+]
+
+
+def forward(model: torch.nn.Module, row: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-probability, entropy) of each response token."""
+    ids = torch.tensor([list(row.token_ids)])
+    every = model(input_ids=ids).logits[0, PROMPT_TOKENS - 1 : -1].log_softmax(-1)
+    return every.gather(-1, ids[0, PROMPT_TOKENS:, None])[:, 0], -(every.exp() * every).sum(-1)
+
+
+def objective(
+    model: torch.nn.Module, rows: list[Trajectory], known: dict[str, list[torch.Tensor]], agg: str, correction: str
+) -> tuple[torch.Tensor, int]:
+    """(loss of one mini-batch, tokens that were clipped)."""
+    sums, tokens, clips = [], 0, 0
+    for i, row in enumerate(rows):
+        own, entropy = forward(model, row)
+        old, engine, reference, mask, advantage = (known[n][i] for n in ("old", "engine", "reference", "mask", "adv"))
+        ratio = (own - old).exp()
+        clipped = ratio.clamp(1 - LOW, 1 + HIGH)
+        gain = torch.minimum(ratio * advantage, clipped * advantage)
+        gain = torch.where(advantage < 0, torch.maximum(gain, DUAL * advantage), gain)
+        weight = (old - engine).exp()
+        weight = weight.clamp(max=2.0) if correction == "tis" else weight * ((weight >= 0.5) & (weight <= 5.0))
+        weight = torch.where(known["state"][i], weight, 1.0)
+        away = reference - own
+        k3 = (away.exp() - away - 1).clamp(-10, 10)
+        sums.append((-gain * weight - ENTROPY * entropy + BETA * k3)[mask].sum())
+        tokens += int(mask.sum())
+        clips += int(((clipped * advantage < ratio * advantage) & mask).sum())
+    total = torch.stack(sums).sum()
+    return total / (tokens if agg == "token-mean" else len(rows) * SCALE), clips
+
+
+@pytest.mark.parametrize(
+    ("agg", "correction", "state_masking"),
+    [("token-mean", "tis", True), ("seq-mean-token-sum-norm", "icepop", False)],
+)
+def test_every_gradient_of_a_step_equals_plain_pytorch(
+    tmp_path: Path, agg: str, correction: str, state_masking: bool
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = write_model(tmp_path / "model")
+    chosen = [
+        f"trainer.actor.loss_agg_mode={agg}",
+        f"trainer.actor.loss_scale_factor={SCALE}",
+        f"trainer.algorithm.rollout_correction.mode={correction}",
+        f"trainer.algorithm.state_masking={state_masking}",
+    ]
+    found = load(None, [f"model.path={folder}", *OPTIONS, *chosen], {})
+    algorithm = found.trainer.algorithm
+    groups = [
+        TrajectoryGroup(
+            group_uid=uid,
+            trajectories=[
+                trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1) for i in range(4)
+            ],
+        )
+        for uid in "ab"
+    ]
+    batch = step_tensors(selection(groups, algorithm), 0, 1, 0, algorithm)
+    assert batch is not None
+    worker = PolicyWorker(found)
+    engine: Any = worker._actor.engine
+    seen: list[dict[str, torch.Tensor]] = []
+    starts: list[dict[str, torch.Tensor]] = []
+
+    def full(tensor: Any) -> torch.Tensor:
+        return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+    def note(*_: Any) -> None:
+        named = dict(engine.module.named_parameters())
+        seen.append({name: full(p.grad) for name, p in named.items()})
+        starts.append({name: full(p) for name, p in named.items()})
+
+    engine.optimizer.register_step_pre_hook(note)
+    advantages = grpo_outcome(batch.token_rewards, batch.mask, batch.uids)
+    old, reference = worker.log_probs(batch), worker.reference_log_probs(batch)
+    assert reference is not None
+    worker.update(batch, advantages, reference, old, len(groups))
+    assert len(seen) == 4
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    clips = 0
+    for number, (gradients, start) in enumerate(zip(seen, starts, strict=True)):
+        model.load_state_dict(start, strict=False)
+        model.zero_grad()
+        places = [i for i, place in enumerate(batch.positions) if place == number % 2]
+        rows = [groups[number % 2].trajectories[i % 4] for i in places]
+        lengths = [len(row.loss_mask) for row in rows]
+        padded = {
+            "old": old,
+            "engine": batch.engine_log_probs,
+            "reference": reference,
+            "mask": batch.mask.bool(),
+            "state": batch.state.bool(),
+            "adv": advantages,
+        }
+        known = {name: [matrix[i, :n] for i, n in zip(places, lengths, strict=True)] for name, matrix in padded.items()}
+        loss, clipped = objective(model, rows, known, agg, correction)
+        loss.backward()
+        clips += clipped
+        for name, expected in model.named_parameters():
+            assert expected.grad is not None
+            torch.testing.assert_close(gradients[name], expected.grad, atol=1e-5, rtol=1e-4)
+        assert max(float(g.abs().max()) for g in gradients.values()) > 1e-2
+    assert clips > 10
