@@ -15,6 +15,13 @@ from forage_trainer.files import new_folder
 from forage_trainer.weights_files import WeightsFile, write_model_folder
 
 _HEAD = "lm_head.weight"
+_LORA_META = "lora_train_meta.json"
+_PREFIX, _BASE, _DOWN, _UP = (
+    "base_model.model.",
+    ".base_layer.weight",
+    ".lora_A.default.weight",
+    ".lora_B.default.weight",
+)
 
 
 def find_checkpoint(source: Path, best: bool) -> Path:
@@ -61,7 +68,7 @@ def export(checkpoint: Path, target: Path, dtype: torch.dtype, shard_bytes: int)
 
 
 def merged_weights(state: Path, world_size: int) -> dict[str, torch.Tensor]:
-    """The whole tensors, on the CPU, of which every process wrote its part (verl's FSDP2 layout).
+    """The whole tensors, on the CPU, of which every process wrote its part (verl's FSDP2 layout); LoRA is merged.
 
     Raises:
         DataError: a layout that this does not know.
@@ -72,7 +79,8 @@ def merged_weights(state: Path, world_size: int) -> dict[str, torch.Tensor]:
         if not file.is_file():
             raise DataError(f"{file} is missing: the checkpoint is not one of {world_size} FSDP processes")
         ranks.append(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
-    return {name: _merged(name, [rank[name] for rank in ranks]) for name in ranks[0]}
+    whole = {name: _merged(name, [rank[name] for rank in ranks]) for name in ranks[0]}
+    return _without_lora(whole, state / _LORA_META) if any(name.endswith(_DOWN) for name in whole) else whole
 
 
 def _merged(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
@@ -84,3 +92,21 @@ def _merged(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
     placement = first.placements[0]
     local = [part._local_tensor for part in parts if isinstance(part, DTensor)]
     return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]
+
+
+def _without_lora(weights: Mapping[str, torch.Tensor], meta: Path) -> dict[str, torch.Tensor]:
+    """W + alpha / r * B A by the names of the model without an adapter."""
+    try:
+        found = json.loads(meta.read_text())
+        scaling = found["lora_alpha"] / found["r"]
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise DataError(f"{meta} cannot be read ({error!r}): it must hold r and lora_alpha of the adapter") from None
+    merged = {}
+    for name, weight in weights.items():
+        layer = name.removesuffix(_BASE)
+        if layer != name and layer + _DOWN in weights:
+            weight = weight + scaling * (weights[layer + _UP] @ weights[layer + _DOWN])
+            name = f"{layer}.weight"
+        if "lora_" not in name:
+            merged[name.removeprefix(_PREFIX).replace(".base_layer.", ".")] = weight
+    return merged

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from prometheus_client import Counter
 
 from forage_common.errors import UserError
@@ -62,9 +61,8 @@ class Loop:
         self._total = trainer.total_training_steps
         self._state = StateFile(folder)
         self._metrics = MetricsFile(folder)
-        self._world_size = dist.get_world_size() if dist.is_initialized() else 1
         checkpoints = folder / "checkpoints"
-        self._checkpoints = Checkpoints(checkpoints, trainer.max_ckpt_to_keep, worker.parameters, self._world_size)
+        self._checkpoints = Checkpoints(checkpoints, trainer.max_ckpt_to_keep, worker.parameters, worker.world_size)
         self._uploader = Uploader(checkpoints, trainer.upload_url, settings.run.id) if trainer.upload_url else None
         self._guards = Guards(trainer.guards)
         self._rollbacks = Rollbacks(folder, trainer.guards.max_rollbacks)
@@ -205,7 +203,7 @@ class Loop:
             self._metrics.rewind(0)
             return
         state, manifest = found
-        manifest.require_world_size(self._world_size)
+        manifest.require_world_size(self._worker.world_size)
         if manifest.data != self._data:
             get_logger().warning("training_data_changed", since_step=manifest.step)
         self._worker.load(state)

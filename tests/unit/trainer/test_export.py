@@ -95,6 +95,26 @@ def test_shards_of_two_processes_become_whole_tensors(tmp_path: Path) -> None:
         merged_weights(tmp_path / "state", 3)
 
 
+def test_an_adapter_is_merged(tmp_path: Path) -> None:
+    overrides = ["trainer.lora.lora_rank=4", "trainer.lora.lora_alpha=12", "trainer.threads=1"]
+    worker = PolicyWorker(load(None, [f"model.path={write_model(tmp_path / 'model')}", *overrides], {}))
+    before = worker.weights(torch.float32)
+    with torch.no_grad():
+        for name, parameter in worker._actor.engine.module.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.1)
+    checkpoint = Checkpoints(tmp_path / "checkpoints", 2, 10).save(3, 1, "data", (), {}, partial(worker.save, step=3))
+    export(checkpoint, tmp_path / "out", torch.float32, 2**30)
+    found, expected = load_file(tmp_path / "out/model.safetensors"), worker.weights(torch.float32)
+    assert set(found) == set(expected)
+    assert any(not torch.equal(found[name], before[name]) for name in found)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, atol=1e-6, rtol=0)
+    (checkpoint / "state/lora_train_meta.json").unlink()
+    with pytest.raises(DataError, match=r"lora_train_meta\.json cannot be read"):
+        merged_weights(checkpoint / "state", 1)
+
+
 def test_what_cannot_be_exported_is_named(run: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:
     folder, _ = run
     checkpoint = folder / "checkpoints/step_3"
