@@ -1,5 +1,8 @@
 """`python -m forage_trainer [--config FILE] [key.key=value …]`: train, then exit 0.
 
+Under `python -m torch.distributed.run --nproc-per-node N -m forage_trainer …` N processes share the work; the first of
+them alone talks to Redis and writes files.
+
 Exit codes: 2 with one sentence where the input or the machine is at fault or a guard stopped the run, 3 when a guard
 rolled it back (the next start goes on), 143 when stopped by SIGTERM, 1 otherwise.
 """
@@ -7,6 +10,7 @@ rolled it back (the next start goes on), 143 when stopped by SIGTERM, 1 otherwis
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 # Before torch is loaded: OpenMP threads that spin while they wait starve whatever shares the cores, themselves
@@ -17,7 +21,7 @@ from forage_common import service
 from forage_common.errors import FencedError, UserError
 from forage_common.model_folder import check_model_folder
 from forage_common.questions import Questions, read_questions
-from forage_common.settings import Settings
+from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health, get_logger, serve_health
 from forage_trainer.batcher import BatchTimeoutError
@@ -41,10 +45,19 @@ def check_settings(settings: Settings) -> None:
             f"trainer.actor.ppo_mini_batch_size = {settings.trainer.actor.ppo_mini_batch_size} must divide "
             f"data.train_batch_size = {settings.data.train_batch_size}"
         )
+    gae = settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
+    if gae and settings.data.train_batch_size % settings.trainer.critic.ppo_mini_batch_size:
+        raise UserError(
+            f"trainer.critic.ppo_mini_batch_size = {settings.trainer.critic.ppo_mini_batch_size} must divide "
+            f"data.train_batch_size = {settings.data.train_batch_size}"
+        )
 
 
 def main(settings: Settings) -> None:
     """Everything that can be wrong with the input is found before the engine is built."""
+    if int(os.environ.get("RANK", "0")) > 0:
+        _follow(settings)
+        return
     stop, health = Stop(), Health()
     stop.on_signals()
     check_settings(settings)
@@ -90,7 +103,21 @@ def _train(
     health.wait_for("start", "building the engine")
     worker = PolicyWorker(settings)
     streams = StreamClient(settings.redis, settings.run.id, PATIENCE_S)
-    Loop(settings, streams, worker, train, validation, pad_id, stop, health).run()
+    try:
+        Loop(settings, streams, worker, train, validation, pad_id, stop, health).run()
+    finally:
+        worker.close()
+
+
+def _follow(settings: Settings) -> None:
+    """What every process but the first does."""
+    from forage_trainer.policy_worker import PolicyWorker
+    from forage_trainer.spmd import follow
+
+    worker = PolicyWorker(settings)
+    # The launcher signals all processes; the first decides when a step may end, and its own end ends this one.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    follow(worker)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from verl.workers.config import FSDPActorConfig
 
-from forage_common.settings import ActorSettings, AdvantageEstimator, Settings
+from forage_common.settings import AdvantageEstimator, Settings
 from forage_trainer import lora
-from forage_trainer.actor_loss import ActorLoss
+from forage_trainer.actor_loss import ActorLoss, actor_config
 from forage_trainer.critic_worker import CriticWorker
 from forage_trainer.engine_config import decide, engine_config, model_config, optimizer_config
 from forage_trainer.rows import Rows, by_row, mini_batches
@@ -64,7 +63,7 @@ class PolicyWorker:
             optimizer_config(self._settings.optim, trainer.total_training_steps),
             self.processes,
         )
-        self._loss = ActorLoss(_actor_config(self._settings, settings.rollout.n), trainer.algorithm.rollout_correction)
+        self._loss = ActorLoss(actor_config(self._settings, settings.rollout.n), trainer.algorithm.rollout_correction)
         self._actor.set_loss(self._loss)
         self._with_reference = self._settings.use_kl_loss or trainer.algorithm.use_kl_in_reward
         self._reference: VerlWorker | None = None
@@ -238,27 +237,6 @@ class PolicyWorker:
         inside = torch.zeros_like(mask)
         inside[rows] = mask[rows]
         return old, float((self.processes.sum(entropy) * inside).sum() / inside.sum())
-
-
-def _actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
-    return FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=samples,
-        ppo_mini_batch_size=actor.ppo_mini_batch_size,
-        ppo_micro_batch_size_per_gpu=1,
-        use_dynamic_bsz=True,
-        ppo_max_token_len_per_gpu=actor.ppo_max_token_len_per_gpu,
-        clip_ratio=actor.clip_ratio,
-        clip_ratio_low=actor.clip_ratio,
-        clip_ratio_high=actor.clip_ratio_high,
-        clip_ratio_c=actor.clip_ratio_c,
-        use_kl_loss=actor.use_kl_loss,
-        kl_loss_coef=actor.kl_loss_coef,
-        kl_loss_type=actor.kl_loss_type,
-        entropy_coeff=actor.entropy_coeff,
-        loss_agg_mode=actor.loss_agg_mode,
-        loss_scale_factor=actor.loss_scale_factor,
-    )
 
 
 def _verl_names(metrics: Iterable[str]) -> dict[str, str]:

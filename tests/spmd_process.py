@@ -1,0 +1,121 @@
+"""One of several trainer processes (torchrun), or the only one: every call of a step, with what came of it.
+
+`python -m torch.distributed.run … spmd_process.py MODEL OUT.safetensors [key.key=value …]`
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from trainer_parts import trajectory
+
+from forage_common.settings import Settings, load
+from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trainer.policy_worker import PolicyWorker
+from forage_trainer.selection import selection
+from forage_trainer.spmd import follow
+from forage_trainer.tensors import StepTensors, step_tensors
+
+OPTIONS = [
+    "trainer.threads=1",
+    "trainer.algorithm.adv_estimator=gae",
+    "trainer.actor.ppo_mini_batch_size=1",
+    "trainer.actor.ppo_max_token_len_per_gpu=120",
+    "trainer.actor.optim.lr=1e-6",
+    "trainer.actor.optim.clip_grad=1e9",
+    "trainer.actor.kl_loss_coef=0.3",
+    "trainer.actor.entropy_coeff=0.02",
+    "trainer.critic.ppo_mini_batch_size=1",
+    "trainer.critic.ppo_max_token_len_per_gpu=120",
+    "trainer.critic.optim.lr=1e-3",
+    "trainer.critic.optim.clip_grad=1e9",
+]
+
+
+def settings(model: Path, *more: str) -> Settings:
+    return load(None, [f"model.path={model}", *OPTIONS, *more], {})
+
+
+def rows(found: Settings) -> StepTensors:
+    """Two groups, of four rows and of three: of 2 processes, one runs out of rows."""
+    groups = [
+        TrajectoryGroup(
+            group_uid=uid,
+            trajectories=[
+                trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1) for i in range(count)
+            ],
+        )
+        for uid, count in (("a", 4), ("b", 3))
+    ]
+    algorithm = found.trainer.algorithm
+    batch = step_tensors(selection(groups, algorithm), 0, 1, 0, algorithm)
+    assert batch is not None
+    return batch
+
+
+def noted_gradients(engine: Any, prefix: str) -> dict[str, torch.Tensor]:
+    """Fills with the whole gradients of every update to come."""
+    noted: dict[str, torch.Tensor] = {}
+    count = 0
+
+    def note(*_: Any) -> None:
+        nonlocal count
+        for name, parameter in engine.module.named_parameters():
+            if parameter.grad is not None:
+                noted[f"{prefix}.{count}.{name}"] = parameter.grad.full_tensor().detach().clone()
+        count += 1
+
+    engine.optimizer.register_step_pre_hook(note)
+    return noted
+
+
+def run(worker: PolicyWorker, found: Settings, state: Path) -> dict[str, torch.Tensor]:
+    """Everything that a loop asks a worker for."""
+    batch = rows(found)
+    old, reference = worker.log_probs(batch), worker.reference_log_probs(batch)
+    assert reference is not None
+    values = worker.values(batch)
+    advantages = torch.linspace(-1, 1, batch.mask.numel()).view_as(batch.mask) * batch.mask
+    returns = advantages.flip(0) * 2
+    results = {"old": old, "reference": reference, "values": values}
+
+    def step(name: str) -> None:
+        result = worker.update(batch, advantages, reference, old, 2)
+        critic = worker.update_critic(batch, values, returns, 2)
+        numbers = {"loss": result.loss, "grad_norm": result.grad_norm, "entropy": result.entropy, "lr": result.lr}
+        numbers |= {key: critic[key] for key in ("critic/vf_loss", "critic/grad_norm", "critic/lr")}
+        results.update({f"{name}.{key}": torch.tensor(value) for key, value in numbers.items()})
+
+    step("first")
+    worker.save(state, 1)
+    step("second")
+    worker.load(state)
+    step("again")
+    results["log_probs"], results["critic"] = worker.log_probs(batch), worker.values(batch)
+    single = worker.update(batch, advantages, reference, None, 2)
+    results["seen"] = single.log_probs
+    return results | {f"weights.{name}": tensor for name, tensor in worker.weights(torch.float32).items()}
+
+
+def main(model: Path, out: Path, *more: str) -> None:
+    found = settings(model, *more)
+    worker = PolicyWorker(found)
+    actor = noted_gradients(worker._actor.engine, "actor")
+    critic = noted_gradients(worker._critic._worker.engine, "critic")  # type: ignore[union-attr]
+    if worker.processes.rank:
+        follow(worker)
+        return
+    try:
+        results = run(worker, found, out.with_suffix(".state"))
+    finally:
+        worker.close()
+    everything = results | actor | critic
+    save_file({name: tensor.contiguous() for name, tensor in everything.items()}, out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

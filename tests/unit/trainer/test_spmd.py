@@ -1,0 +1,102 @@
+"""Two trainer processes do what one does; what is announced arrives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import spmd_process
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from trainer_parts import write_model
+
+from forage_trainer.rows import by_row, deal, share_of
+from forage_trainer.spmd import Processes
+
+LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
+
+
+def test_two_processes_take_the_step_that_one_takes(
+    tmp_path: Path, free_address: Callable[[], str], repository: Path
+) -> None:
+    """Groups of four and three rows, so that one process lacks a row; every gradient, figure and weight."""
+    model, (one, two) = write_model(tmp_path / "model"), (tmp_path / f"{n}.safetensors" for n in ("one", "two"))
+    port = free_address().rpartition(":")[2]
+    command = [sys.executable, *LAUNCH, port, str(repository / "tests/spmd_process.py"), str(model), str(two)]
+    quiet = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    path = {"PYTHONPATH": os.pathsep.join([str(repository / "tests"), os.environ.get("PYTHONPATH", "")])}
+    ended = subprocess.run(command, env=os.environ | quiet | path, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    spmd_process.main(model, one)
+    expected, found = load_file(one), load_file(two)
+    assert found.keys() == expected.keys()
+    # Values start at 0, and the body of the critic has no gradient then.
+    assert sum(bool(tensor.any()) for tensor in expected.values()) > 0.9 * len(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+    for results in (expected, found):
+        assert all(torch.equal(results[n], results[n.replace("again", "second")]) for n in results if "again" in n)
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 8))
+def test_every_row_is_dealt_once_and_all_processes_get_equally_many(lengths: list[int], processes: int) -> None:
+    shares = deal(lengths, processes)
+    assert len({len(share) for share in shares}) == 1
+    assert sorted(row for share in shares for row in share if row >= 0) == list(range(len(lengths)))
+    tokens = [sum(lengths[row] for row in share if row >= 0) for share in shares]
+    assert max(tokens) - min(tokens) <= max(lengths)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5, 9])
+def test_shares_add_up_to_the_batch(processes: int, tmp_path: Path) -> None:
+    batch = spmd_process.rows(spmd_process.settings(tmp_path))
+    shares = [share_of(batch.data, rank, processes) for rank in range(processes)]
+    together = sum(by_row(batch.mask, [(share["row"], share["response_mask"])]) for share in shares)
+    assert torch.equal(torch.as_tensor(together), batch.mask)
+    for share in shares:
+        for number, mask in zip(share["row"].tolist(), share["loss_mask"].unbind(), strict=True):
+            assert mask.any() == (number >= 0)
+
+
+def test_what_is_announced_arrives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wire: list[torch.Tensor] = []
+    sender, receiver = Processes(0, 1), Processes(0, 1)
+    monkeypatch.setattr(sender, "_broadcast", lambda tensor: wire.append(tensor.clone()))
+    monkeypatch.setattr(receiver, "_broadcast", lambda tensor: tensor.copy_(wire.pop(0)))
+    batch = spmd_process.rows(spmd_process.settings(tmp_path))
+    sent = {
+        "batch": batch,
+        "advantages": torch.randn(3, 2),
+        "empty": torch.zeros(0, 4),
+        "old": None,
+        "last_position": 2,
+        "folder": tmp_path,
+        "dtype": torch.bfloat16,
+    }
+    sender.announce("update", sent)
+    method, found = receiver.receive()
+    rows = found.pop("batch")
+    assert method == "update"
+    assert torch.equal(found.pop("advantages"), sent["advantages"])
+    assert found.pop("empty").shape == (0, 4)
+    assert found == {"old": None, "last_position": 2, "folder": tmp_path, "dtype": torch.bfloat16}
+    assert torch.equal(rows.mask, batch.mask)
+    assert tuple(rows.positions) == batch.positions
+    assert set(rows.data.keys()) == set(batch.data.keys())
+    for name in batch.data.keys():  # noqa: SIM118
+        one, other = rows.data[name], batch.data[name]
+        if isinstance(other, torch.Tensor) and other.is_nested:
+            assert torch.equal(one.offsets(), other.offsets())
+            one, other = one.values(), other.values()
+        assert torch.equal(one, other) if isinstance(other, torch.Tensor) else one == other
+    sender.announce("values", {"batch": batch})
+    assert len(wire) == 2
+    assert receiver.receive()[1]["batch"] is rows
+    sender.announce(None, {})
+    assert receiver.receive() == (None, {})

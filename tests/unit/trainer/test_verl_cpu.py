@@ -1,0 +1,76 @@
+"""Which engine the settings ask for, and how a CPU cuts its work."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage_common.errors import SettingsError, UserError
+from forage_common.settings import TrainingEngineSettings, load
+from forage_trainer import engine_config
+from forage_trainer.cpu_engine import micro_batches
+from forage_trainer.engine_config import decide
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 1000), st.data())
+def test_micro_batches_come_in_the_number_that_another_process_needs(
+    lengths: list[int], budget: int, data: st.DataObject
+) -> None:
+    at_least = data.draw(st.integers(1, len(lengths)))
+    free, cuts = micro_batches(lengths, budget), micro_batches(lengths, budget, at_least)
+    assert len(cuts) == max(at_least, len(free))
+    assert sorted(row for cut in cuts for row in cut) == list(range(len(lengths)))
+    for cut in cuts:
+        assert len(cut) == 1 or len(cut) * max(lengths[row] for row in cut) <= budget
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"attn_implementation": "flash_attention_2"},
+        {"use_remove_padding": True},
+        {"use_torch_compile": True},
+        {"param_dtype": "bf16"},
+        {"param_offload": True},
+        {"optimizer_offload": True},
+        {"offload_policy": True},
+        {"entropy_from_logits_with_chunking": True},
+    ],
+)
+def test_what_needs_a_gpu_is_refused_without_one(setting: dict[str, object]) -> None:
+    ((name, value),) = setting.items()
+    with pytest.raises(UserError, match=rf"trainer\.engine\.{name}={value} needs a GPU"):
+        decide(TrainingEngineSettings.model_validate(setting), on_gpu=False)
+
+
+def test_each_machine_has_its_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = decide(TrainingEngineSettings(), on_gpu=False)
+    assert (cpu.attn_implementation, cpu.param_dtype, cpu.use_remove_padding) == ("sdpa", "fp32", False)
+    with pytest.raises(UserError, match="flash_attn"):
+        decide(TrainingEngineSettings(), on_gpu=True)
+    without = decide(TrainingEngineSettings(attn_implementation="sdpa"), on_gpu=True)
+    assert (without.param_dtype, without.use_remove_padding, without.use_torch_compile) == ("bf16", False, True)
+    monkeypatch.setattr(engine_config, "find_spec", lambda _: object())
+    gpu = decide(TrainingEngineSettings(use_torch_compile=False), on_gpu=True)
+    assert (gpu.attn_implementation, gpu.param_dtype, gpu.use_remove_padding) == ("flash_attention_2", "bf16", True)
+    assert (gpu.enable_gradient_checkpointing, gpu.use_torch_compile) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("engine.fsdp_size=0", "fsdp_size is 0"),
+        ("engine.attn_implementation=fast", "attn_implementation"),
+        ("engine.param_dtype=int8", "param_dtype"),
+        ("lora.lora_rank=-1", "lora_rank"),
+    ],
+)
+def test_settings_of_the_engine_that_make_no_sense_are_named(setting: str, named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        load(None, [f"trainer.{setting}"], {})
+
+
+def test_packed_rows_need_flash_attention() -> None:
+    with pytest.raises(SettingsError, match="needs flash_attention_2, not attn_implementation sdpa"):
+        load(None, ["trainer.engine.attn_implementation=sdpa", "trainer.engine.use_remove_padding=true"], {})
