@@ -18,9 +18,10 @@ from forage_trainer.estimators.registry import Advantages, Rewards, estimate
 from forage_trainer.kl import KlController, penalised
 from forage_trainer.metrics import estimate_figures, log_prob_figures, trajectory_figures, under_verl_names
 from forage_trainer.off_policy import correction_figures
-from forage_trainer.policy_worker import PolicyWorker
+from forage_trainer.policy_worker import PolicyWorker, UpdateResult
 from forage_trainer.selection import selection
 from forage_trainer.tensors import StepTensors, step_tensors
+from forage_trainer.trajectories import StepRecord
 
 
 class Stopwatch:
@@ -62,6 +63,7 @@ class _Estimate:
     old: torch.Tensor | None
     reference: torch.Tensor | None
     values: torch.Tensor | None
+    token_rewards: torch.Tensor
     found: Advantages
     figures: dict[str, Any]
 
@@ -85,11 +87,19 @@ class PolicyStep:
         self._pad_id = pad_id
         self.kl = KlController(settings.trainer.algorithm.kl_ctrl)
 
-    def __call__(self, batch: Batch, policy: Policy, clock: Stopwatch, check: Callable[[], None]) -> dict[str, Any]:
+    def __call__(
+        self,
+        batch: Batch,
+        policy: Policy,
+        clock: Stopwatch,
+        check: Callable[[], None],
+        on_record: Callable[[StepRecord], object] | None = None,
+    ) -> dict[str, Any]:
         """Take one step from `policy`; returns its figures.
 
         Args:
             check: called between phases; may raise to abandon the step before anything has changed.
+            on_record: told what the step knew of its trajectories, once it is taken.
         """
         groups, algorithm = batch.groups, self._trainer.algorithm
         selected = selection(groups, algorithm)
@@ -109,15 +119,36 @@ class PolicyStep:
                 if selected.filtered
                 else "no group has two valid trajectories",
             )
+            if on_record is not None:
+                on_record(StepRecord(groups, (), policy.version))
             return figures | under_verl_names(figures)
         known = self._estimate(tensors, len(groups), clock, check)
         figures |= known.figures
         if self._critic is not None and known.values is not None:
             with clock("critic"):
                 figures |= self._critic.update_critic(tensors, known.values, known.found.returns, len(groups))
+        log_probs = known.old
         # Whoever waits for the critic publishes the same policy again.
         if policy.version >= self._trainer.critic_warmup:
-            figures |= self._update(tensors, known, len(groups), clock)
+            with clock("update"):
+                result = self._worker.update(tensors, known.found.advantages, known.reference, known.old, len(groups))
+            log_probs = result.log_probs
+            figures |= self._update_figures(tensors, known.reference, result)
+        if on_record is not None:
+            on_record(
+                StepRecord(
+                    groups,
+                    selected.trajectories,
+                    policy.version,
+                    tensors,
+                    known.found.advantages,
+                    known.found.returns,
+                    known.token_rewards,
+                    log_probs,
+                    known.reference,
+                    known.values,
+                )
+            )
         return figures | under_verl_names(figures)
 
     def _estimate(self, tensors: StepTensors, groups: int, clock: Stopwatch, check: Callable[[], None]) -> _Estimate:
@@ -153,15 +184,15 @@ class PolicyStep:
             algorithm,
         )
         figures |= estimate_figures(rewards, found.advantages, found.returns, values, tensors.mask)
-        return _Estimate(old, reference, values, found, figures)
+        return _Estimate(old, reference, values, rewards, found, figures)
 
-    def _update(self, tensors: StepTensors, known: _Estimate, groups: int, clock: Stopwatch) -> dict[str, Any]:
-        with clock("update"):
-            result = self._worker.update(tensors, known.found.advantages, known.reference, known.old, groups)
+    def _update_figures(
+        self, tensors: StepTensors, reference: torch.Tensor | None, result: UpdateResult
+    ) -> dict[str, Any]:
         engine, state = tensors.engine_log_probs, tensors.state
         correction = self._trainer.algorithm.rollout_correction
         return (
-            log_prob_figures(result.log_probs, engine, known.reference, state, tensors.current)
+            log_prob_figures(result.log_probs, engine, reference, state, tensors.current)
             | correction_figures(result.log_probs, engine, state, correction)
             | result.figures
             | {

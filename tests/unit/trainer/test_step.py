@@ -15,6 +15,7 @@ from forage_trainer.batcher import Batch
 from forage_trainer.policy_worker import UpdateResult
 from forage_trainer.step import PolicyStep, Stopwatch
 from forage_trainer.tensors import StepTensors
+from forage_trainer.trajectories import StepRecord
 
 KL = ["trainer.algorithm.use_kl_in_reward=true", "trainer.actor.use_kl_loss=false"]
 
@@ -176,6 +177,23 @@ def test_an_abandoned_step_has_changed_nothing() -> None:
     with pytest.raises(InterruptedError):
         step(batch, Policy(version=0, epoch=1), Stopwatch(), stop)
     assert worker.asked == ["log_probs"]
+
+
+def test_whoever_asks_is_told_what_the_step_knew() -> None:
+    for version, warmup in ((0, 0), (0, 1)):
+        worker, told = Worker(), list[StepRecord]()
+        found = settings("trainer.algorithm.adv_estimator=gae", f"trainer.critic_warmup={warmup}")
+        step = PolicyStep(found, worker, 0, worker)  # type: ignore[arg-type]
+        groups = [group("a", [0.0, 1.0]), group("b", [1.0])]
+        batch = Batch(1, tuple(Entry(b"1-0", g) for g in groups), 0)
+        step(batch, Policy(version=version, epoch=1), Stopwatch(), lambda: None, told.append)
+        assert [t.id for t in told[0].rows] == [t.id for t in groups[0].trajectories]
+        assert told[0].tensors is not None
+        assert torch.equal(told[0].tensors.token_rewards, told[0].token_rewards)
+        assert torch.equal(worker.given["returns"], told[0].returns)
+        assert (told[0].log_probs is None) == (warmup == 1)
+        step(Batch(2, batch.entries[1:], 0), Policy(version=1, epoch=1), Stopwatch(), lambda: None, told.append)
+        assert (told[1].rows, told[1].tensors, len(told[1].groups)) == ((), None, 1)
 
 
 def test_figures_have_verls_names_beside_ours() -> None:
