@@ -7,7 +7,21 @@ import sys
 import typer
 from rich.console import Console
 
-from forage_common.cli import ask, config, data, demo, doctor, index, reward, rollout, status, trainer, trajectories, up
+from forage_common.cli import (
+    ask,
+    config,
+    data,
+    demo,
+    doctor,
+    index,
+    model,
+    reward,
+    rollout,
+    status,
+    trainer,
+    trajectories,
+    up,
+)
 from forage_common.errors import ForageError, UserError
 
 app = typer.Typer(
@@ -30,6 +44,7 @@ for name, verb in (("reward", reward.reward), ("index", index.index), ("trainer"
     app.command(name, context_settings=passed_on, add_help_option=False)(verb)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
+app.add_typer(model.app, name="model")
 app.add_typer(rollout.app, name="rollout")
 
 

