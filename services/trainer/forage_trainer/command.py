@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -49,6 +50,8 @@ def export_checkpoint(
 
     from forage_trainer.export import export, find_checkpoint
 
+    # It warns that nothing can be compiled over processes that do not run: nothing is.
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     checkpoint = find_checkpoint(source, best)
     files = export(checkpoint, out, torch.bfloat16 if dtype is Precision.BF16 else torch.float32, shard_bytes)
     size = sum(file.bytes for file in files)

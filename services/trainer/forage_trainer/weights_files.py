@@ -61,6 +61,8 @@ def write_model_folder(
             save_file({tensor: weights[tensor] for tensor in cut}, folder / name, metadata={"format": "pt"})
         except SafetensorError as error:
             raise _disk_error(error) from None
+        # safetensors makes files that only their owner reads; replicas may run as somebody else.
+        (folder / name).chmod((folder / "config.json").stat().st_mode)
     return tuple(WeightsFile(name, digest(folder / name), (folder / name).stat().st_size) for name in names)
 
 

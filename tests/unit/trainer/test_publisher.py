@@ -45,6 +45,7 @@ def test_a_published_policy_is_a_model_folder_with_its_checksum(tmp_path: Path, 
     assert (folder / "tokenizer.json").exists()
     assert load_file(folder / "model.safetensors")["w"].tolist() == [0, 1, 2, 3]
     assert policy.digest == digest(folder / "model.safetensors")
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
     size = (folder / "model.safetensors").stat().st_size
     assert [(f.name, f.digest, f.bytes) for f in policy.files] == [("model.safetensors", policy.digest, size)]
     assert streams.policy() == policy
