@@ -1,4 +1,4 @@
-"""The trainer as a process: ended in three ways and started again, it eats the same groups, each of them once."""
+"""The trainer as a process: however it was ended, the next start goes on as if it had not been, to the bit."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ from forage_common.streams import StreamClient
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HALF = 4
 BATCH = 3
+DYING = Path(__file__).parents[1] / "dying_trainer.py"
 
 
 class TrainerProcess:
     """`python -m forage_trainer` on a small model."""
 
-    def __init__(self, folder: Path, redis: RedisSettings, address: Callable[[], str], run_id: str, steps: int) -> None:
+    def __init__(
+        self, folder: Path, redis: RedisSettings, address: Callable[[], str], run_id: str, steps: int, *overrides: str
+    ) -> None:
         self.folder = folder / "runs" / run_id
         self.streams = StreamClient(redis, run_id)
         self._steps = steps
-        self._command = [sys.executable, "-m", "forage_trainer", f"run.dir={folder / 'runs'}", f"run.id={run_id}"]
-        self._command += [
+        self._settings = [
+            f"run.dir={folder / 'runs'}",
+            f"run.id={run_id}",
             f"redis.url={redis.url}",
             f"model.path={folder / 'model'}",
             f"data.train_files=[{folder / 'train.parquet'}]",
@@ -46,13 +50,23 @@ class TrainerProcess:
             "trainer.threads=1",
             "trainer.actor.optim.lr=0.001",
             "run.seed=5",
+            *overrides,
         ]
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """
+        Args:
+            command: what to run instead of the trainer itself.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "trainer.log").open("ab") as log:
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            return subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
+            line = [sys.executable, *(command or ("-m", "forage_trainer")), *self._settings]
+            return subprocess.Popen(line, stdout=log, stderr=log, env=environment)
+
+    def die_at(self, point: str, step: int) -> None:
+        """Start, and be killed at a point of `dying_trainer`."""
+        assert self.start(str(DYING), point, str(step)).wait(200) == -signal.SIGKILL, self.log[-3000:]
 
     def complete(self) -> None:
         assert self.start().wait(200) == 0, self.log[-3000:]
@@ -76,6 +90,21 @@ class TrainerProcess:
         return read_lines(path) if path.exists() else []
 
     @property
+    def checkpoint(self) -> int:
+        """The step of the newest one."""
+        steps = [int(path.name.removeprefix("step_")) for path in self.folder.glob("checkpoints/step_*")]
+        return max(steps, default=0)
+
+    @property
+    def published(self) -> dict[int, set[str]]:
+        """Version → digests under which any life published it."""
+        found: dict[int, set[str]] = {}
+        for line in self.log.splitlines():
+            if line.startswith("{") and (event := json.loads(line)).get("event") == "policy_published":
+                found.setdefault(event["version"], set()).update(event["digests"])
+        return found
+
+    @property
     def eaten(self) -> dict[int, list[str]]:
         """The ledger: step → groups."""
         return {step: list(entry.group_uids) for step, entry in self.streams.ledger().items()}
@@ -90,11 +119,11 @@ def trainer(
     write_questions(tmp_path / "test.parquet", 5, split="test")
     workers: dict[str, ScriptedRollout] = {}
 
-    def make(run_id: str, steps: int, stale: frozenset[str] = frozenset()) -> TrainerProcess:
+    def make(run_id: str, steps: int, *overrides: str, stale: frozenset[str] = frozenset()) -> TrainerProcess:
         if run_id not in workers:
             workers[run_id] = ScriptedRollout(redis_server, run_id, stale)
             workers[run_id].start()
-        return TrainerProcess(tmp_path, redis_server, free_address, run_id, steps)
+        return TrainerProcess(tmp_path, redis_server, free_address, run_id, steps, *overrides)
 
     yield make
     for worker in workers.values():
@@ -106,7 +135,7 @@ def test_a_run_that_was_extended_killed_and_stopped_eats_the_same_groups_as_one_
 ) -> None:
     straight = trainer("straight", 2 * HALF)
     straight.complete()
-    trainer("broken", HALF, frozenset({f"{HALF + 1}/1"})).complete()
+    trainer("broken", HALF, stale=frozenset({f"{HALF + 1}/1"})).complete()
     broken = trainer("broken", 2 * HALF)
     killed = broken.run_until(HALF + 1)  # the checkpoint is of step HALF: what came after is trained on again
     killed.kill()
@@ -130,3 +159,91 @@ def test_a_run_that_was_extended_killed_and_stopped_eats_the_same_groups_as_one_
         assert (found["version"], found["count"], found["failed"]) == (version, 5, 0)
         assert len(read_lines(broken.folder / "validation" / f"{label}.jsonl")) == 5
     assert json.loads((broken.folder / "state.json").read_text())["phase"] == "done"
+
+
+COMPARED = (
+    "loss",
+    "grad_norm",
+    "lr",
+    "entropy",
+    "kl_ref",
+    "mismatch_kl",
+    "reward_mean",
+    "advantage_abs_mean",
+    "tokens",
+)
+
+
+def test_killed_at_five_points_a_run_is_bit_equal_to_one_that_was_not(
+    trainer: Callable[..., TrainerProcess],
+) -> None:
+    settings = ("trainer.save_freq=2", "trainer.actor.optim.lr_warmup_steps=3", "trainer.max_ckpt_to_keep=1")
+    straight, broken = (trainer(run_id, 6, *settings) for run_id in ("straight", "broken"))
+    straight.complete()
+
+    broken.die_at("before_checkpoint", 2)
+    assert (broken.checkpoint, broken.eaten) == (0, {})
+    broken.die_at("during_checkpoint", 2)
+    assert (broken.checkpoint, broken.eaten) == (0, {})
+    assert (broken.folder / "checkpoints/.partial-step_2/state").is_dir()
+    broken.die_at("after_checkpoint", 2)
+    assert (broken.checkpoint, broken.eaten) == (2, {})
+    broken.die_at("publish", 3)
+    assert (broken.checkpoint, list(broken.eaten)) == (2, [1, 2])
+    assert list((broken.folder / "policies").glob(".partial-v3-*"))
+    policy = broken.streams.policy()
+    assert policy is not None
+    assert policy.version == 2
+    broken.die_at("before_issue", 4)
+    assert (broken.checkpoint, list(broken.eaten)) == (4, [1, 2, 3, 4])
+    broken.complete()
+
+    assert broken.eaten == straight.eaten
+    assert list(broken.eaten) == list(range(1, 7))
+    figures = [[{name: row.get(name) for name in COMPARED} for row in run.metrics] for run in (straight, broken)]
+    assert figures[0] == figures[1]
+    assert len({row["loss"] for row in figures[0]}) == 6
+    assert all(isinstance(row["grad_norm"], float) for row in figures[0])
+    assert broken.published == straight.published
+    assert list(broken.published) == list(range(7))
+    # A warm-up begins at a rate of 0: the first step changes nothing, each other one does.
+    assert broken.published[0] == broken.published[1]
+    assert len(set().union(*broken.published.values())) == 6
+    manifests = [
+        json.loads((run.folder / "checkpoints/step_6/manifest.json").read_text()) for run in (straight, broken)
+    ]
+    for name in ("model_world_size_1_rank_0.pt", "optim_world_size_1_rank_0.pt"):
+        assert manifests[0]["files"][name] == manifests[1]["files"][name]
+    assert manifests[0]["parts"] == manifests[1]["parts"]
+    assert broken.streams.backlog(broken.streams.trajectories) == 0
+    assert broken.streams.backlog(broken.streams.prompts) == 0
+
+
+def test_a_guard_sends_the_run_back_then_stops_it_and_every_group_is_still_consumed_once(
+    trainer: Callable[..., TrainerProcess],
+) -> None:
+    # After the first step any KL is too much.
+    strict = ("trainer.save_freq=1", "trainer.guards.kl.threshold=1e-12", "trainer.guards.max_rollbacks=1")
+    run = trainer("guarded", 4, *strict, "trainer.guards.kl.action=rollback")
+    assert run.start().wait(200) == 3, run.log[-3000:]
+    assert (run.checkpoint, list(run.eaten)) == (1, [1])
+    assert "guard 'kl' at step 2: KL to the reference is" in run.log
+    assert run.metrics[-1]["guards"] == ["kl"]
+    policy = run.streams.policy()
+    assert policy is not None
+    assert policy.version == 1, "what the guard refused was not published"
+
+    assert run.start().wait(200) == 2, run.log[-3000:]
+    assert run.log.splitlines()[-1].startswith(
+        "forage trainer: guard 'kl' stopped the run at step 3: KL to the reference"
+    )
+    assert (run.checkpoint, list(run.eaten)) == (2, [1, 2])
+
+    trainer("guarded", 4, *strict, "trainer.guards.kl.action=warn").complete()
+    assert [row["guards"] for row in run.metrics] == [[], ["skipped"], ["kl"], ["kl"]]
+    assert [row["step"] for row in run.metrics if "loss" in row] == [1, 3, 4]
+    assert run.published[2] == run.published[1], "the skipped step changed nothing"
+    eaten = [uid for uids in run.eaten.values() for uid in uids]
+    assert list(run.eaten) == [1, 2, 3, 4]
+    assert len(eaten) == len(set(eaten)) == 4 * BATCH
+    assert run.streams.backlog(run.streams.trajectories) == 0
