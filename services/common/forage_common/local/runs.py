@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from forage_common.errors import DataError
 
 Row = dict[str, Any]
@@ -57,9 +59,17 @@ class RunFolder:
         """Aggregates of a validation ("before", "after"), None while there are none."""
         return _object(self.path / "validation" / f"{label}.json")
 
+    def labels(self) -> list[str]:
+        """Validations that have ended."""
+        return sorted(file.stem for file in (self.path / "validation").glob("*.jsonl"))
+
     def trajectories(self, label: str) -> list[Row]:
         """Every trajectory of a validation."""
         return self._rows(self.path / "validation" / f"{label}.jsonl")
+
+    def model(self) -> Path:
+        """The folder that the policy was started from."""
+        return Path(yaml.safe_load((self.path / "settings.yaml").read_text(encoding="utf-8"))["model"]["path"])
 
     def _rows(self, file: Path) -> list[Row]:
         """The file's rows, parsed again only when it has changed: the live view asks twice a second."""

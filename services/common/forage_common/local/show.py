@@ -24,16 +24,23 @@ def happened(event: RunStreamResponse) -> Text:
     return Text(event.text.strip("\n"), style=STYLES[author])
 
 
-def panel(row: Row, title: str = "", judged: bool = True) -> RenderableType:
-    """One trajectory: the question, then the policy's text (bold) and what it was shown (cyan)."""
-    body = Text()
-    for span in row["spans"]:
-        if span["role"] != "prompt":
-            body.append(span["text"], style=STYLES.get(span["role"], ""))
+def panel(row: Row, title: str = "", judged: bool = True, body: Text | None = None) -> RenderableType:
+    """One trajectory: the question, then the policy's text (bold) and what it was shown (cyan).
+
+    Args:
+        body: what to show instead of the texts.
+    """
+    if body is None:
+        body = Text()
+        for span in row["spans"]:
+            if span["role"] != "prompt":
+                body.append(span["text"], style=STYLES.get(span["role"], ""))
     right = float(row.get("em") or 0) > 0
     verdict = Text()
     if judged:
         verdict.append("right" if right else "wrong", style="bold green" if right else "bold red")
+        if row.get("reward") is not None:
+            verdict.append(f"   reward {row['reward']:.3g}", style="dim")
         verdict.append(f"   accepted: {' | '.join(row.get('targets') or ['–'])}", style="dim")
     style = ("green" if right else "red") if judged else "blue"
     question = Text(row["question"], style="bold magenta")

@@ -1,0 +1,195 @@
+"""`forage trajectories` on real files: what is chosen, sorted, coloured, compared, and what is said where it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from rich.text import Text
+from typer.testing import CliRunner
+
+from forage_common.cli.trajectories import trajectories
+from forage_common.errors import DataError, UserError
+from forage_common.local.reading import Colour, Figure
+from forage_common.local.show_tokens import coloured, scale_of
+from forage_common.local.trajectory_rows import Filter, changes, figure, ordered, rows_of_step
+from forage_common.settings import Settings
+from forage_common.step_file import StepRow, step_file, write_step
+from forage_common.token_texts import TokenTexts
+from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
+
+REPOSITORY = Path(__file__).parents[3]
+MODEL = REPOSITORY / "models" / "tiny-policy"
+PROMPT = "Answer. Question: Who is {}?\n<|im_end|>\n<|im_start|>assistant\n"
+
+app = typer.Typer()
+app.command()(trajectories)
+
+
+@pytest.fixture(scope="module")
+def ids() -> dict[str, int]:
+    content = json.loads((MODEL / "tokenizer.json").read_text())
+    return dict(content["model"]["vocab"])
+
+
+def row(
+    ids: dict[str, int], step: int, name: str, sample: int, reward: float | None, gap: float = 0.0, source: str = "nq"
+) -> StepRow:
+    """Three tokens of the policy around one of an observation; advantages -1, 1 (and 2 on the last)."""
+    tokens = [ids[text] for text in ("!", "Ġ", '"', "#")]
+    failed = reward is None
+    trajectory = Trajectory(
+        id=f"run/{source}/train/{name}/{step}/{sample}",
+        group_uid=f"{source}/train/{name}/{step}",
+        sample=sample,
+        data_source=source,
+        token_ids=[5, *tokens],
+        prompt_length=1,
+        loss_mask=[1, 0, 1, 1],
+        turn_ids=[1, -1, 2, 2],
+        logprobs=[-1.0, 0.0, -1.0, -1.0],
+        spans=[
+            Span(role=Role.ROLE_PROMPT, begin=0, end=1, text=PROMPT.format(name)),
+            Span(role=Role.ROLE_MODEL, begin=1, end=2, text="!"),
+            Span(role=Role.ROLE_ENV, begin=2, end=3, text=" "),
+            Span(role=Role.ROLE_MODEL, begin=3, end=5, text='"#'),
+        ],
+        score=Score(status=Status.STATUS_OK, total=reward or 0.0),
+        validation_score=Score(status=Status.STATUS_OK, total=float(reward == 1)),
+        status=Status.STATUS_TIMEOUT if failed else Status.STATUS_OK,
+        ground_truth=GroundTruth(targets=["x"]),
+    )
+    if failed:
+        return StepRow(trajectory, step, step - 1, trained=False)
+    sign = 1.0 if reward == 1 else -1.0
+    return StepRow(
+        trajectory,
+        step,
+        step - 1,
+        trained=True,
+        loss_mask=[1, 0, 1, 1],
+        advantages=[sign, 0.0, sign, 2 * sign],
+        log_probs=[-1.0, 0.0, -1.0 + gap, -1.0],
+        engine_log_probs=[-1.0, 0.0, -1.0, -1.0],
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path, ids: dict[str, int]) -> Path:
+    settings = Settings().model_dump(mode="json")
+    settings["model"]["path"] = str(MODEL)
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
+    first = [row(ids, 10, "a", 0, 0.0), row(ids, 10, "a", 1, 0.2), row(ids, 10, "b", 0, 1.0), row(ids, 10, "c", 0, 0.1)]
+    second = [
+        row(ids, 20, "a", 0, 1.0, gap=0.25),
+        row(ids, 20, "a", 1, 1.0),
+        row(ids, 20, "b", 0, 0.2, gap=-0.5),
+        row(ids, 20, "d", 0, None, source="hotpotqa"),
+    ]
+    write_step(step_file(tmp_path, 10), "<|im_end|>", first)
+    write_step(step_file(tmp_path, 20), "<|im_end|>", second)
+    (tmp_path / "validation").mkdir()
+    for label, rewards in (("before", (0.0, 1.0)), ("after", (1.0, 1.0))):
+        lines = [
+            {"uid": f"nq/test/{i}/0", "question": f"q{i}", "targets": ["x"], "em": r, "reward": r, "spans": []}
+            for i, r in enumerate(rewards)
+        ]
+        (tmp_path / "validation" / f"{label}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def said(run: Path, *options: str) -> str:
+    done = CliRunner().invoke(app, [str(run), *options], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
+
+
+def test_a_steps_rows_read_like_those_of_a_validation(run: Path) -> None:
+    rows = rows_of_step(step_file(run, 20))
+    assert [r["question"] for r in rows] == ["Who is a?", "Who is a?", "Who is b?", "Who is d?"]
+    assert [r["reward"] for r in rows] == [1.0, 1.0, 0.2, None]
+    assert [figure(r, Figure.ADVANTAGE) for r in rows] == pytest.approx([4 / 3, 4 / 3, -4 / 3, None])
+    assert [figure(r, Figure.MISMATCH) for r in rows] == pytest.approx([0.25, 0.0, 0.5, None])
+    by = ordered(rows, Figure.MISMATCH, ascending=False)
+    assert [r["question"][7] for r in by] == ["b", "a", "a", "d"], "those without the figure come last"
+    assert [r["question"][7] for r in ordered(rows, Figure.REWARD, ascending=True)] == ["b", "a", "a", "d"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        (Filter(), "aabd"),
+        (Filter(right=True), "aa"),
+        (Filter(right=False), "bd"),
+        (Filter(source="hotpotqa"), "d"),
+        (Filter(source="nq", text="Who is b"), "b"),
+        (Filter(min_reward=0.2), "aab"),
+        (Filter(max_reward=0.9), "b"),
+        (Filter(min_reward=0.3, max_reward=0.9), ""),
+    ],
+)
+def test_rows_are_chosen_by_answer_source_text_and_reward(run: Path, chosen: Filter, names: str) -> None:
+    rows = rows_of_step(step_file(run, 20))
+    assert "".join(r["question"][7] for r in filter(chosen, rows)) == names
+
+
+def test_two_steps_are_compared_question_by_question_whatever_the_epoch(run: Path) -> None:
+    found = changes(rows_of_step(step_file(run, 10)), rows_of_step(step_file(run, 20)))
+    assert [(c.after[0]["question"], len(c.before)) for c in found] == [("Who is a?", 2), ("Who is b?", 1)]
+    assert [c.gain for c in found] == pytest.approx([0.9, -0.8])
+    output = said(run, "--step", "20", "--against", "10")
+    assert "2 questions in both: 1 better, 1 worse, 0 the same; mean reward 0.550 → 0.600" in " ".join(output.split())
+    assert "1 better, 0 worse, 1 the same" in " ".join(said(run, "--against", "before").split())
+
+
+def test_colour_follows_the_sign_and_the_strength_of_the_advantage(run: Path) -> None:
+    rows = rows_of_step(step_file(run, 20))
+    steps = [r["step"] for r in rows]
+    scale = scale_of(steps, Colour.ADVANTAGE)
+    assert scale == 2.0
+    right, wrong = (coloured(step, TokenTexts(MODEL), Colour.ADVANTAGE, scale) for step in (steps[0], steps[2]))
+    assert right.plain == wrong.plain == '! "#'
+    assert styles(right) == ["rgb(75,175,75)", "cyan", "rgb(75,175,75)", "rgb(0,200,0)"]
+    assert styles(wrong) == ["rgb(185,95,95)", "cyan", "rgb(185,95,95)", "rgb(220,40,40)"]
+    assert styles(coloured(steps[3], TokenTexts(MODEL), Colour.ADVANTAGE, scale)) == ["bold", "cyan", "bold", "bold"]
+
+
+def styles(text: Text) -> list[str]:
+    return [str(span.style) for span in text.spans]
+
+
+def test_tokens_are_listed_by_the_difference_of_their_log_probabilities(run: Path) -> None:
+    lines = said(run, "--step", "20", "--sort", "mismatch", "--count", "1", "--tokens", "2").splitlines()
+    place = next(number for number, line in enumerate(lines) if line.split()[:2] == ["token", "text"])
+    assert "3 tokens of the policy, trainer − engine: mean 0.17" in lines[place - 1]
+    assert lines[place + 1].split() == ["2", '"', "-1.0000", "-1.5000", "-0.5", "-1.0000"]
+    assert "Who is b?" in "\n".join(lines)
+    assert "has no log-probabilities of it" in said(run, "--step", "20", "--source", "hotpotqa", "--tokens", "3")
+
+
+def test_what_a_run_has_not_got_is_said_with_what_it_has(run: Path) -> None:
+    for options, error, sentence in (
+        (["--step", "15"], DataError, "no trajectories of step 15 (kept: 10, 20)"),
+        (["--label", "step-3"], DataError, "no trajectories of 'step-3' yet (there are: after, before)"),
+        (["--colour", "advantage"], UserError, "say which, for instance --step 10"),
+        (["--tokens", "3"], UserError, "say which, for instance --step 10"),
+    ):
+        done = CliRunner().invoke(app, [str(run), *options])
+        assert isinstance(done.exception, error)
+        assert sentence in str(done.exception)
+
+
+def test_texts_of_tokens_are_those_of_the_tokenizer(ids: dict[str, int], tmp_path: Path) -> None:
+    texts = TokenTexts(MODEL)
+    assert texts([ids["<|im_end|>"], ids["ĠItaly"], 10**6]) == ["<|im_end|>", " Italy", "<1000000>"]
+    assert TokenTexts(tmp_path)([7]) == ["<7>"], "a model that is gone leaves the rest to be read"
+
+
+def test_a_character_of_several_tokens_stands_at_the_last_of_them(tmp_path: Path) -> None:
+    vocabulary = {"å": 0, "Ń": 1, "Ĺ": 2, "a": 3}  # the three bytes of 字
+    content = {"model": {"vocab": vocabulary}, "added_tokens": [], "decoder": {"type": "ByteLevel"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert TokenTexts(tmp_path)([0, 1, 2, 3]) == ["", "", "字", "a"]
