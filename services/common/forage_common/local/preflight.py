@@ -79,7 +79,7 @@ def check_questions(file: Path, routes: set[str]) -> None:
     try:
         table = parquet.ParquetFile(file)
     except FileNotFoundError:
-        raise DataError(f"question file {file} does not exist: make it with 'forage data world'") from None
+        raise DataError(f"question file {file} does not exist: make it with 'forage data' (its help lists the sets)") from None
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise DataError(f"question file {file} is not Parquet ({error}): write it with 'forage data'") from None
     missing = [name for name in COLUMNS if name not in table.schema_arrow.names]

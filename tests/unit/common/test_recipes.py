@@ -1,0 +1,84 @@
+"""Every recipe in configs/ resolves, names what it lacks, and passes once its files are there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forage_common import countdown
+from forage_common.errors import DataError
+from forage_common.local.preflight import check_files
+from forage_common.public_questions import SPLITS, convert
+from forage_common.settings import Settings, load
+from forage_common.world import knowledge_graph, write
+
+REPOSITORY = Path(__file__).parents[3]
+RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
+NAMES = [recipe.stem for recipe in RECIPES]
+PUBLISHED = [recipe for recipe in RECIPES if recipe.stem.startswith("search_r1")]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data sets of all recipes, made as a user makes them but small; any model is the shipped one."""
+    folder = tmp_path_factory.mktemp("prepared")
+    data = folder / "data"
+    write.build(data / "world", 0)
+    knowledge_graph.build(data / "knowledge_graph", 0)
+    countdown.build(data / "countdown", {"train": 20, "test": 5}, [3], 99, 0)
+    (folder / "rows.jsonl").write_text(json.dumps({"id": "0", "question": "who", "golden_answers": ["x"]}) + "\n")
+    for source, splits in SPLITS.items():
+        convert(source, dict.fromkeys(splits, folder / "rows.jsonl"), data / source)
+    (data / "wiki-18").mkdir()
+    (data / "wiki-18" / "corpus.jsonl").write_text('{"id": "0", "contents": "\\"T\\"\\nt"}\n')
+    for place in {load(recipe, environ={}).model.path for recipe in RECIPES}:
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).symlink_to(REPOSITORY / "models" / "tiny-policy")
+    (folder / "examples").symlink_to(REPOSITORY / "examples")
+    return folder
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
+def test_a_recipe_passes_every_check_once_its_files_are_there(
+    recipe: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(prepared)
+    check_files(load(recipe, environ={}))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
+def test_what_is_not_there_yet_is_one_sentence_that_names_it(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load(recipe, environ={})
+    with pytest.raises(DataError) as error:
+        check_files(settings)
+    assert f"{settings.model.path} does not exist" in str(error.value)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
+def test_the_longest_trajectory_fits_engine_and_trainer(recipe: Path) -> None:
+    found = load(recipe, environ={})
+    rollout = found.rollout
+    assert rollout.max_start_length <= rollout.max_prompt_length
+    assert rollout.max_prompt_length + rollout.max_response_length <= rollout.engine.max_model_len
+    turn = rollout.max_response_length + rollout.max_obs_length
+    longest = rollout.max_start_length + rollout.max_turns * turn + rollout.max_response_length
+    assert longest <= found.trainer.actor.ppo_max_token_len_per_gpu
+
+
+def test_sizes_of_one_published_recipe_differ_in_the_model_alone() -> None:
+    def rest(settings: Settings) -> dict[str, object]:
+        return settings.model_dump(exclude={"run": True, "model": True})
+
+    by_size = {recipe.stem: load(recipe, environ={}) for recipe in PUBLISHED}
+    assert len(by_size) == 4
+    for kind in ("grpo", "ppo"):
+        small, large = (by_size[f"search_r1_nq_hotpotqa_{kind}_{size}"] for size in ("3b", "7b"))
+        assert rest(small) == rest(large)
+        assert (small.model.path, large.model.path) == (Path("models/Qwen2.5-3B"), Path("models/Qwen2.5-7B"))
+    for name, settings in by_size.items():
+        assert settings.run.id == name
