@@ -45,11 +45,21 @@ def check_settings(settings: Settings) -> None:
             f"trainer.actor.ppo_mini_batch_size = {settings.trainer.actor.ppo_mini_batch_size} must divide "
             f"data.train_batch_size = {settings.data.train_batch_size}"
         )
-    gae = settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
-    if gae and settings.data.train_batch_size % settings.trainer.critic.ppo_mini_batch_size:
+    if settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE:
+        _check_critic(settings)
+
+
+def _check_critic(settings: Settings) -> None:
+    critic = settings.trainer.critic
+    if settings.data.train_batch_size % critic.ppo_mini_batch_size:
         raise UserError(
-            f"trainer.critic.ppo_mini_batch_size = {settings.trainer.critic.ppo_mini_batch_size} must divide "
+            f"trainer.critic.ppo_mini_batch_size = {critic.ppo_mini_batch_size} must divide "
             f"data.train_batch_size = {settings.data.train_batch_size}"
+        )
+    if critic.path is not None and not (critic.path / "config.json").is_file():
+        raise UserError(
+            f"trainer.critic.path {critic.path} has no config.json: give the Hugging Face folder of a policy or a "
+            "value model, or leave it out"
         )
 
 

@@ -27,7 +27,8 @@ class CriticWorker:
 
     def __init__(self, settings: Settings, machine: Machine, processes: Processes) -> None:
         self._settings = settings.trainer.critic
-        model = model_config(self._settings.path or settings.model.path, machine)
+        policy = settings.model.path
+        model = model_config(self._settings.path or policy, machine, tokenizer=policy)
         with _own_attention():
             self._worker = VerlWorker(
                 "value_model",
@@ -39,6 +40,11 @@ class CriticWorker:
         if not model.hf_config.architectures[0].endswith("ForTokenClassification"):
             _zero_head(self._worker.engine.module)
         self._worker.set_loss(partial(value_loss, _critic_config(self._settings)))
+
+    @property
+    def parameters(self) -> int:
+        """How many the value model has."""
+        return self._worker.parameters
 
     def values(self, batch: Rows) -> torch.Tensor:
         """V of each response token, given those before it, (rows, tokens)."""

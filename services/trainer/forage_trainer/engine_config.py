@@ -61,8 +61,14 @@ def decide(settings: TrainingEngineSettings, on_gpu: bool) -> Machine:
     )
 
 
-def model_config(path: Path, machine: Machine, lora: LoraSettings | None = None) -> HFModelConfig:
-    """Of one worker alone: verl writes into it."""
+def model_config(
+    path: Path, machine: Machine, lora: LoraSettings | None = None, tokenizer: Path | None = None
+) -> HFModelConfig:
+    """Of one worker alone: verl writes into it.
+
+    Args:
+        tokenizer: folder of it where `path` has none.
+    """
     adapters = {}
     if lora is not None and lora.lora_rank:
         modules = lora.target_modules
@@ -73,6 +79,7 @@ def model_config(path: Path, machine: Machine, lora: LoraSettings | None = None)
         }
     return HFModelConfig(
         path=str(path),
+        tokenizer_path=str(tokenizer or path),
         override_config={"attn_implementation": machine.attn_implementation},
         use_remove_padding=machine.use_remove_padding,
         enable_gradient_checkpointing=machine.enable_gradient_checkpointing,

@@ -82,8 +82,8 @@ class PolicyWorker:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters of the policy."""
-        return sum(p.numel() for p in self._actor.engine.module.parameters())
+        """Number of parameters that a checkpoint holds: the policy's and the critic's."""
+        return self._actor.parameters + (self._critic.parameters if self._critic is not None else 0)
 
     @collective
     def log_probs(self, batch: Rows) -> torch.Tensor:

@@ -62,6 +62,11 @@ class VerlWorker:
         """verl's engine, which has the model in `module`."""
         return self._worker.engine
 
+    @property
+    def parameters(self) -> int:
+        """How many the model has."""
+        return sum(parameter.numel() for parameter in self.engine.module.parameters())
+
     def set_loss(self, loss: Loss) -> None:
         """What `update` minimises."""
         self._worker.set_loss_fn(loss)

@@ -107,12 +107,11 @@ def test_values_start_at_zero_and_updates_equal_plain_pytorch(
 
 
 def test_a_value_model_keeps_its_head(settings: Settings, batch: StepTensors, tmp_path: Path) -> None:
-    from transformers import AutoModelForTokenClassification, AutoTokenizer
+    from transformers import AutoModelForTokenClassification
 
     torch.manual_seed(5)
     model = AutoModelForTokenClassification.from_pretrained(settings.model.path, num_labels=1, dtype=torch.float32)
     model.save_pretrained(tmp_path / "value")
-    AutoTokenizer.from_pretrained(settings.model.path).save_pretrained(tmp_path / "value")
     more = ["trainer.algorithm.adv_estimator=gae", "trainer.actor.use_kl_loss=false", "trainer.threads=1"]
     worker = PolicyWorker(
         load(None, [f"model.path={settings.model.path}", f"trainer.critic.path={tmp_path / 'value'}", *more], {})

@@ -32,6 +32,8 @@ def start(
             f"data.val_files=[{parts / 'train.parquet'}]",
             "data.train_batch_size=2",
             "trainer.actor.ppo_mini_batch_size=2",
+            "trainer.critic.ppo_mini_batch_size=2",
+            "trainer.algorithm.adv_estimator=gae",
             f"trainer.health_address={free_address()}",
             *overrides,
         ]
@@ -51,6 +53,8 @@ def start(
         ("data.train_batch_size=6", ["4 usable questions", "train_batch_size = 6"]),
         ("data.train_batch_size=3", ["ppo_mini_batch_size = 2 must divide", "train_batch_size = 3"]),
         ("rollout.n=1", ["rollout.n must be at least 2"]),
+        ("trainer.critic.ppo_mini_batch_size=3", ["trainer.critic.ppo_mini_batch_size = 3 must divide"]),
+        ("trainer.critic.path=/nowhere", ["trainer.critic.path /nowhere has no config.json"]),
         ("trainer.total_steps=3", ["unknown setting 'trainer.total_steps'"]),
     ],
 )
