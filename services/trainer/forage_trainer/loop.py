@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from prometheus_client import Counter
 
 from forage_common.errors import UserError
 from forage_common.questions import Questions
-from forage_common.settings import GuardAction, Settings
+from forage_common.settings import AdvantageEstimator, GuardAction, Settings
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health, get_logger
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy
@@ -27,11 +28,13 @@ from forage_trainer.progress import MetricsFile, Phase, StateFile, finite
 from forage_trainer.publisher import Publisher
 from forage_trainer.rollbacks import Rollbacks, stopped
 from forage_trainer.step import PolicyStep, Stopwatch
+from forage_trainer.tracking import Tracker
+from forage_trainer.trajectories import StepFiles
 from forage_trainer.upload import Uploader
 from forage_trainer.validation import Validation
 from forage_trainer.waiting import Insist, Stop
 
-_PHASES = ("wait", "logp", "ref", "update", "publish", "checkpoint")
+_PHASES = ("wait", "logp", "ref", "values", "critic", "update", "publish", "checkpoint")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that set a guard off", ["guard", "action"])
 
@@ -71,7 +74,10 @@ class Loop:
         self._batcher = Batcher(
             streams, batches.batch_size, trainer.max_staleness, self._reissue, self._insist, stop, health
         )
-        self._step = PolicyStep(settings, worker, pad_id)
+        with_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
+        self._step = PolicyStep(settings, worker, pad_id, worker if with_critic else None)
+        self._files = StepFiles(settings)
+        self._tracker = Tracker(settings)
         self._validation = Validation(settings, streams, validation.rows, self._state, self._insist, stop, health)
         self._health = health
         self._version = 0
@@ -94,6 +100,7 @@ class Loop:
             self._train()
             done = True
         finally:
+            self._tracker.close(done)
             if self._uploader is not None:
                 self._uploader.close(self._settings.trainer.upload_wait_s if done else 0.0)
 
@@ -112,15 +119,13 @@ class Loop:
         get_logger().info("trainer_started", step=self._version, total=self._total, epoch=epoch, groups_held=held)
         self._health.ready()
         if self._settings.trainer.val_before_train and self._version == 0:
-            self._validation.run("before", policy, meanwhile=lambda: self._feeder.issue_up_to_bound(0))
-        self._keep_best()
+            self._validate("before", policy, meanwhile=lambda: self._feeder.issue_up_to_bound(0))
+        self._checkpoints.keep_best(self._validation.scores())
         while self._version < self._total:
             policy = self._take_step(policy)
             if self._is_validated(self._version):
-                self._validation.run(f"step-{self._version}", policy)
-                self._keep_best()
-        self._validation.run("after", policy)
-        self._keep_best()
+                self._validate(f"step-{self._version}", policy)
+        self._validate("after", policy)
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
         get_logger().info("trainer_done", step=self._version)
 
@@ -137,7 +142,8 @@ class Loop:
             figures = trajectory_figures(batch.groups, policy.version)
             figures |= {"dead_groups": 0, "dropped_stale": batch.stale, "guards": ["skipped"]}
         else:
-            figures = self._step(batch, policy, clock, self._stop.check)
+            keep = partial(self._files.write, step) if self._files.keeps(step) else None
+            figures = self._step(batch, policy, clock, self._stop.check, keep)
             self._guard(step, figures, len(batch.groups), clock, began)
         self._version = step
         self._remember(batch, policy.epoch)
@@ -160,7 +166,8 @@ class Loop:
         frequency = self._settings.trainer.test_freq
         return frequency > 0 and step % frequency == 0 and step < self._total
 
-    def _keep_best(self) -> None:
+    def _validate(self, label: str, policy: Policy, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self._tracker.validated(self._version, self._validation.run(label, policy, meanwhile))
         self._checkpoints.keep_best(self._validation.scores())
 
     def _guard(self, step: int, figures: dict[str, Any], groups: int, clock: Stopwatch, began: float) -> None:
@@ -270,5 +277,6 @@ class Loop:
     def _report(self, line: dict[str, Any]) -> None:
         self._metrics.append(line)
         export(line)
+        self._tracker.log(line["step"], line)
         shown = ("step", "total_steps", "reward_mean", "em_mean", "search_rate", "grad_norm", "logprob_diff_mean")
         get_logger().info("step_done", **{name: line.get(name) for name in shown}, seconds=line["seconds"]["total"])
