@@ -175,14 +175,17 @@ class ScriptedRollout(threading.Thread):
             ready = [entry for entry in self._waiting if entry.message.min_policy_version <= policy.version]
             self._waiting = [entry for entry in self._waiting if entry not in ready]
             for entry in ready:
-                self._streams.finish(entry, self._answer(entry.message, policy))
-                self.answered += 1
+                answer = self._answer(entry.message, policy)
+                if answer is not None:
+                    self._streams.finish(entry, answer)
+                    self.answered += 1
 
     def end(self) -> None:
         self._ended.set()
         self.join(20)
 
-    def _answer(self, prompt: Prompt, policy: Policy) -> TrajectoryGroup:
+    def _answer(self, prompt: Prompt, policy: Policy) -> TrajectoryGroup | None:
+        """None leaves the prompt for ever unanswered."""
         late = f"{prompt.batch}/{prompt.position}" in self._stale and prompt.attempt == 0
         version = 0 if late and prompt.purpose == Purpose.PURPOSE_TRAIN else policy.version
         return TrajectoryGroup(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,19 +36,20 @@ class Question:
     messages: tuple[ChatMessage, ...]
     ground_truth: GroundTruth
     text: str  # for people: the question without its instructions, where the file has it
+    file: int = 0  # place of its file among those that were read
 
-    def uid(self, epoch: int) -> str:
-        """The group's name when the question is met for the `epoch`-th time (from 0)."""
+    def uid(self, epoch: int | str) -> str:
+        """The group's name when the question is met for the `epoch`-th time (from 0), or on another occasion."""
         return f"{self.data_source}/{self.split}/{self.index}/{epoch}"
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What was read. digest: SHA-256 over the files; filtered: prompts that were too long."""
+    """What was read. digest: SHA-256 over the files; filtered: prompts that were too long, by data source."""
 
     rows: tuple[Question, ...]
     digest: str
-    filtered: int = 0
+    filtered: Mapping[str, int] = field(default_factory=dict)
 
     def fitting(self, tokenizer: PromptTokenizer, max_tokens: int, limit: int = -1) -> Questions:
         """Those whose prompt has at most `max_tokens` tokens, the first `limit` of them; -1 keeps all.
@@ -56,13 +58,15 @@ class Questions:
             DataError: no prompt is short enough.
         """
         lengths = tokenizer.lengths([[{"role": m.role, "content": m.content} for m in q.messages] for q in self.rows])
-        kept = [row for row, length in zip(self.rows, lengths, strict=True) if 0 < length <= max_tokens]
+        fits = [0 < length <= max_tokens for length in lengths]
+        kept = [row for row, fit in zip(self.rows, fits, strict=True) if fit]
+        filtered = Counter(row.data_source for row, fit in zip(self.rows, fits, strict=True) if not fit)
         if not kept:
             raise DataError(
                 f"none of {len(self.rows)} questions has a prompt of at most {max_tokens} tokens: "
                 "raise rollout.max_start_length"
             )
-        return Questions(tuple(kept if limit < 0 else kept[:limit]), self.digest, len(self.rows) - len(kept))
+        return Questions(tuple(kept if limit < 0 else kept[:limit]), self.digest, filtered)
 
 
 def read_questions(files: Iterable[Path]) -> Questions:
@@ -74,7 +78,7 @@ def read_questions(files: Iterable[Path]) -> Questions:
     rows: list[Question] = []
     digest = hashlib.sha256()
     seen: dict[str, str] = {}
-    for file in files:
+    for place, file in enumerate(files):
         for number, question in enumerate(_read_file(file)):
             here = f"{file} row {number}"
             uid = question.uid(0)
@@ -84,7 +88,7 @@ def read_questions(files: Iterable[Path]) -> Questions:
                     "together they must name a question"
                 )
             seen[uid] = here
-            rows.append(question)
+            rows.append(replace(question, file=place))
         digest.update(file.read_bytes())
     return Questions(tuple(rows), digest.hexdigest())
 

@@ -114,12 +114,41 @@ class ModelSettings(Section):
     path: Path = Field(Path("models/tiny-policy"), description="a Hugging Face folder: the initial policy")
 
 
+class TrainFile(Section):
+    """A Parquet file of questions; a bare path is one without a weight."""
+
+    path: Path
+    weight: float | None = Field(None, gt=0, allow_inf_nan=False, description="share of all groups, relative to others")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str | Path) else value
+
+
 class DataSettings(Section):
-    train_files: tuple[Path, ...] = (Path("data/world/train.parquet"),)
+    train_files: tuple[TrainFile, ...] = (TrainFile(path=Path("data/world/train.parquet")),)
     val_files: tuple[Path, ...] = (Path("data/world/test.parquet"),)
     corpus: Path = Path("data/world/corpus.jsonl")
     train_batch_size: int = Field(16, ge=1, description="prompts (groups) an optimizer step")
     val_max_samples: int = Field(-1, description="-1 = all")
+
+    @property
+    def train_paths(self) -> tuple[Path, ...]:
+        """The training files."""
+        return tuple(file.path for file in self.train_files)
+
+    @property
+    def train_weights(self) -> tuple[float, ...]:
+        """One weight a training file; none where all questions are one pool."""
+        return tuple(file.weight for file in self.train_files if file.weight is not None)
+
+    @model_validator(mode="after")
+    def _weighted(self) -> DataSettings:
+        if self.train_weights and len(self.train_weights) < len(self.train_files):
+            without = next(file.path for file in self.train_files if file.weight is None)
+            raise ValueError(f"train_files: {without} has no weight and others have: give all of them one, or none")
+        return self
 
 
 class EncoderSettings(Section):
@@ -540,6 +569,13 @@ class LoraSettings(Section):
     target_modules: str | tuple[str, ...] = Field("all-linear", description="all-linear, or names such as q_proj")
 
 
+class PartialGroups(StrEnum):
+    """What becomes of a batch that lacks groups."""
+
+    WAIT = "wait"
+    DROP = "drop"
+
+
 class TrainerSettings(Section):
     health_address: Address = "127.0.0.1:18641"
     algorithm: AlgorithmSettings = AlgorithmSettings()
@@ -563,7 +599,27 @@ class TrainerSettings(Section):
     rollout_data_freq: int = Field(10, ge=0, description="steps a file of a step's trajectories; 0 = never")
     resume: bool = True
     batch_timeout_s: float = Field(600.0, gt=0, description="wait for a batch before giving up with an error")
+    straggler_timeout_s: float = Field(
+        0.0, ge=0, description="wait for the groups that a batch lacks once one is there; 0 = no limit of their own"
+    )
+    partial_groups: PartialGroups = Field(
+        PartialGroups.WAIT, description="what then: wait (and say so), or drop those that are missing"
+    )
+    max_refills: int = Field(
+        0, ge=0, description="other questions tried in place of one that algorithm.filter_groups would leave out"
+    )
     threads: int = Field(2, ge=1, description="of torch, on CPU")
+
+    @model_validator(mode="after")
+    def _data_flow(self) -> TrainerSettings:
+        if self.partial_groups is PartialGroups.DROP and not self.straggler_timeout_s:
+            raise ValueError("partial_groups=drop needs a time after which groups are dropped: set straggler_timeout_s")
+        if self.max_refills and not self.algorithm.filter_groups:
+            raise ValueError(
+                "max_refills replaces the groups that filter_groups finds: "
+                "set algorithm.filter_groups=true or max_refills=0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_kl(self) -> TrainerSettings:

@@ -100,7 +100,7 @@ def structured_to_tokens(
         raise ValueError(f"{len(loss_mask)} mask values but {len(turn_ids)} turn ids: both run over the response")
     valid = [index for index, mask in enumerate(loss_mask) if mask]
     tokens: dict[int, list[int]] = {}
-    for index in valid:
+    for index in valid if reward.turns else ():
         if turn_ids[index] in reward.turns and turn_ids[index] >= 1:
             tokens.setdefault(turn_ids[index], []).append(index)
     turn_sum = sum(reward.turns[turn] for turn in tokens) + reward.whole

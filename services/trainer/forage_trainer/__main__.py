@@ -26,7 +26,7 @@ from forage_common.streams import StreamClient
 from forage_common.telemetry import Health, get_logger, serve_health
 from forage_trainer.batcher import BatchTimeoutError
 from forage_trainer.chat_tokenizer import ChatTokenizer
-from forage_trainer.dataset import Batches
+from forage_trainer.dataset import batches, report
 from forage_trainer.rollbacks import RolledBackError
 from forage_trainer.waiting import PATIENCE_S, Stop, Stopped
 
@@ -75,21 +75,16 @@ def main(settings: Settings) -> None:
     server = serve_health(settings.trainer.health_address, health)
     try:
         health.wait_for("start", "reading the questions")
-        train = read_questions(settings.data.train_files)
+        train = read_questions(settings.data.train_paths)
         validation = read_questions(settings.data.val_files)
-        Batches(train.rows, settings.data.train_batch_size, settings.run.seed)
+        batches(train.rows, settings)
         tokenizer = ChatTokenizer(settings.model.path)
         longest = settings.rollout.max_start_length
         train = train.fitting(tokenizer, longest)
         validation = validation.fitting(tokenizer, longest, settings.data.val_max_samples)
-        Batches(train.rows, settings.data.train_batch_size, settings.run.seed)
-        get_logger().info(
-            "questions_read",
-            train=len(train.rows),
-            train_filtered=train.filtered,
-            validation=len(validation.rows),
-            validation_filtered=validation.filtered,
-        )
+        batches(train.rows, settings)
+        report("train", train)
+        report("validation", validation)
         _train(settings, train, validation, tokenizer.pad_id, stop, health)
     except Stopped:
         get_logger().info("stopped")

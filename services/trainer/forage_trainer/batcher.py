@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import Counter
 
 from forage_common.errors import ForageError
+from forage_common.settings import PartialGroups, TrainerSettings
 from forage_common.streams import Entry, StreamClient
 from forage_common.telemetry import Health, get_logger
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trainer.dataset import refill_of
+from forage_trainer.feeder import Feeder
 from forage_trainer.waiting import Insist, Stop
 
 CONSUMER = "trainer"
@@ -29,11 +31,16 @@ class BatchTimeoutError(ForageError):
 
 @dataclass(frozen=True)
 class Batch:
-    """All groups of one batch, by position. stale: groups of it that were dropped and issued again."""
+    """The groups of one batch, by position.
+
+    stale: groups of it that were dropped and issued again.
+    stragglers: positions that it does without, because they did not come in time.
+    """
 
     number: int
     entries: tuple[Entry[TrajectoryGroup], ...]
     stale: int
+    stragglers: tuple[int, ...] = ()
 
     @property
     def ids(self) -> list[bytes]:
@@ -42,6 +49,15 @@ class Batch:
     @property
     def groups(self) -> list[TrajectoryGroup]:
         return [entry.message for entry in self.entries]
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """What became of groups on the way here. refilled_groups: of equal rewards, and replaced."""
+        return {
+            "dropped_stale": self.stale,
+            "dropped_stragglers": len(self.stragglers),
+            "refilled_groups": sum(refill_of(group.group_uid) for group in self.groups),
+        }
 
 
 def oldest_version(group: TrajectoryGroup) -> int | None:
@@ -56,20 +72,20 @@ class Batcher:
         self,
         streams: StreamClient,
         batch_size: int,
-        max_staleness: int,
-        reissue: Callable[[int, int, int], None],
+        settings: TrainerSettings,
+        feeder: Feeder,
         insist: Insist,
         stop: Stop,
         health: Health,
     ) -> None:
         """
         Args:
-            reissue: (batch, position, attempt) → puts that prompt on the stream.
+            feeder: issues groups again that are too old, and others for those that teach nothing.
         """
         self._streams = streams
         self._size = batch_size
-        self._max_staleness = max_staleness
-        self._reissue = reissue
+        self._settings = settings
+        self._feeder = feeder
         self._insist = insist
         self._stop = stop
         self._health = health
@@ -85,18 +101,25 @@ class Batcher:
         return sum(len(held) for held in self._held.values())
 
     def next(self, number: int, timeout_s: float) -> Batch:
-        """Batch `number`, complete.
+        """Batch `number`, complete but for stragglers that the settings say to drop.
 
         Raises:
             BatchTimeoutError: nothing arrived for `timeout_s` while groups were missing.
             Stopped: the process was asked to stop.
         """
         began = arrived = said = reclaimed = time.monotonic()
+        first: float | None = None
+        waits = True
         self._drop_stale(number)
-        while len(self._held.get(number, {})) < self._size:
-            missing = self._missing(number)
+        while missing := self._missing(number):
             self._health.wait_for("batch", f"batch {number}: {len(missing)} of {self._size} groups missing")
             now = time.monotonic()
+            first = (first or now) if len(missing) < self._size else None
+            if waits and first is not None and 0 < self._settings.straggler_timeout_s < now - first:
+                waits = False
+                self._say_stragglers(number, missing, now - first)
+                if self._settings.partial_groups is PartialGroups.DROP:
+                    break
             if now - arrived > timeout_s:
                 raise BatchTimeoutError(
                     f"batch {number} lacks {len(missing)} of {self._size} groups after {now - began:.0f} s "
@@ -122,7 +145,7 @@ class Batcher:
             self._drop_stale(number)
         self._health.have("batch")
         held = self._held[number]
-        return Batch(number, tuple(held[p] for p in range(self._size)), self._stale.get(number, 0))
+        return Batch(number, tuple(held[p] for p in sorted(held)), self._stale.get(number, 0), tuple(missing))
 
     def done(self, number: int) -> None:
         """The batch was trained on: later copies of its groups are duplicates."""
@@ -151,22 +174,38 @@ class Batcher:
             if held is None or group.position >= self._size:
                 self._discard(entry, "duplicate")
             elif group.position not in held:
-                held[group.position] = entry
                 new += 1
+                # Here too, first the new prompt, then the old group.
+                if self._feeder.refill(group):
+                    self._discard(entry, "equal")
+                else:
+                    held[group.position] = entry
             elif held[group.position].id != entry.id:
                 self._discard(entry, "duplicate")
         return new
 
+    def _say_stragglers(self, number: int, missing: list[int], waited_s: float) -> None:
+        drop = self._settings.partial_groups is PartialGroups.DROP
+        if drop:
+            DROPPED.labels("straggler").inc(len(missing))
+        get_logger().warning(
+            "stragglers_dropped" if drop else "stragglers",
+            batch=number,
+            missing=len(missing),
+            positions=_short(missing),
+            waited_s=round(waited_s, 1),
+        )
+
     def _drop_stale(self, number: int) -> None:
         """Of batch `number`, about to be trained on by version `number - 1`, drop groups beyond the bound."""
-        bound = number - 1 - self._max_staleness
+        bound = number - 1 - self._settings.max_staleness
         held = self._held.get(number, {})
         for position, entry in sorted(held.items()):
             version = oldest_version(entry.message)
             if version is None or version >= bound:
                 continue
             # First the new prompt, then the old group: a crash in between repeats both, and loses nothing.
-            self._reissue(number, position, entry.message.attempt + 1)
+            self._feeder.reissue(entry.message)
             del held[position]
             self._stale[number] = self._stale.get(number, 0) + 1
             self._discard(entry, "stale")

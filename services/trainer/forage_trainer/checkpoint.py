@@ -46,11 +46,15 @@ class ConsumedGroup:
 
 @dataclass(frozen=True)
 class ConsumedStep:
-    """A step whose groups are to be acknowledged once the checkpoint that holds it is durable."""
+    """A step whose groups are to be acknowledged once the checkpoint that holds it is durable.
+
+    dropped: uids of groups that were issued for it and did not come in time, as their places had them first.
+    """
 
     step: int
     epoch: int
     groups: tuple[ConsumedGroup, ...]
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,9 @@ class Manifest:
     def read(cls, path: Path) -> Manifest:
         tree = json.loads(path.read_text())
         steps = [
-            ConsumedStep(s["step"], s["epoch"], tuple(ConsumedGroup(**g) for g in s["groups"]))
+            ConsumedStep(
+                s["step"], s["epoch"], tuple(ConsumedGroup(**g) for g in s["groups"]), tuple(s.get("dropped", ()))
+            )
             for s in tree["consumed"]
         ]
         return cls(**(tree | {"consumed": tuple(steps)}))

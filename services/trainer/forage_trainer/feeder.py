@@ -11,8 +11,9 @@ from prometheus_client import Counter
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
 from forage_common.telemetry import get_logger
-from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling
-from forage_trainer.dataset import Batches
+from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, TrajectoryGroup
+from forage_trainer.dataset import Batches, refill_of
+from forage_trainer.selection import equal_groups
 from forage_trainer.waiting import Insist
 
 ISSUED = Counter("forage_trainer_prompts_issued_total", "Prompts put on the stream", ["purpose"])
@@ -33,6 +34,7 @@ class Feeder:
         self._batches = batches
         self._insist = insist
         self._next: int | None = None
+        self._version = 0
 
     def issue_up_to_bound(self, version: int) -> Sequence[int]:
         """Issue all batches that may be outstanding when the policy has `version`; returns their numbers.
@@ -40,6 +42,7 @@ class Feeder:
         What was issued before, in this life or an earlier one, is not issued again.
         """
         trainer = self._settings.trainer
+        self._version = version
         last = min(version + 1 + trainer.max_staleness, trainer.total_training_steps)
         first = version + 1 if self._next is None else self._next
         issued = range(first, last + 1)
@@ -49,9 +52,30 @@ class Feeder:
         self._next = max(first, last + 1)
         return issued
 
-    def issue(self, batch: int, position: int, attempt: int, version: int) -> None:
-        """Issue one group of a batch, to be generated under `version` or later."""
-        uid, question = self._batches.groups(batch)[position]
+    def reissue(self, group: TrajectoryGroup) -> None:
+        """Issue the question of a group once more, to be generated under the present policy or later."""
+        self._again(group, refill_of(group.group_uid))
+
+    def refill(self, group: TrajectoryGroup) -> bool:
+        """Issue another question in the place of a group whose rewards are all equal; False: it is to be kept."""
+        trainer = self._settings.trainer
+        refill = refill_of(group.group_uid) + 1
+        if refill > trainer.max_refills or not equal_groups([group], trainer.algorithm.adv_estimator):
+            return False
+        self._again(group, refill)
+        return True
+
+    def _again(self, group: TrajectoryGroup, refill: int) -> None:
+        version = max(self._version, group.batch - 1 - self._settings.trainer.max_staleness)
+        self.issue(group.batch, group.position, group.attempt + 1, version, refill)
+
+    def issue(self, batch: int, position: int, attempt: int, version: int, refill: int = 0) -> None:
+        """Issue one group of a batch, to be generated under `version` or later.
+
+        Args:
+            refill: which question of this place, see `Batches.group`.
+        """
+        uid, question = self._batches.group(batch, position, refill)
         settings = self._settings
         prompt = Prompt(
             run_id=settings.run.id,

@@ -19,7 +19,7 @@ from forage_common.telemetry import Health, get_logger
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy
 from forage_trainer.batcher import Batch, Batcher
 from forage_trainer.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep, Stateful
-from forage_trainer.dataset import Batches
+from forage_trainer.dataset import batches
 from forage_trainer.feeder import Feeder
 from forage_trainer.guards import Guards
 from forage_trainer.metrics import export, trajectory_figures
@@ -69,11 +69,9 @@ class Loop:
         self._uploader = Uploader(checkpoints, trainer.upload_url, settings.run.id) if trainer.upload_url else None
         self._guards = Guards(trainer.guards)
         self._rollbacks = Rollbacks(folder, trainer.guards.max_rollbacks)
-        batches = Batches(train.rows, settings.data.train_batch_size, settings.run.seed)
-        self._feeder = Feeder(settings, streams, batches, self._insist)
-        self._batcher = Batcher(
-            streams, batches.batch_size, trainer.max_staleness, self._reissue, self._insist, stop, health
-        )
+        self._batches = batches(train.rows, settings)
+        self._feeder = Feeder(settings, streams, self._batches, self._insist)
+        self._batcher = Batcher(streams, self._batches.batch_size, trainer, self._feeder, self._insist, stop, health)
         with_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
         self._step = PolicyStep(settings, worker, pad_id, worker if with_critic else None)
         self._files = StepFiles(settings)
@@ -140,7 +138,7 @@ class Loop:
         if self._rollbacks.skips(step):
             get_logger().warning("step_skipped", step=step, reason="a guard had sent the run back because of it")
             figures = trajectory_figures(batch.groups, policy.version)
-            figures |= {"dead_groups": 0, "dropped_stale": batch.stale, "guards": ["skipped"]}
+            figures |= batch.figures | {"dead_groups": 0, "guards": ["skipped"]}
         else:
             keep = partial(self._files.write, step) if self._files.keeps(step) else None
             figures = self._step(batch, policy, clock, self._stop.check, keep)
@@ -236,7 +234,8 @@ class Loop:
             for entry in batch.entries
             for g in [entry.message]
         )
-        self._pending.append((ConsumedStep(batch.number, epoch, groups), batch.ids))
+        dropped = tuple(self._batches.group(batch.number, position)[0] for position in batch.stragglers)
+        self._pending.append((ConsumedStep(batch.number, epoch, groups, dropped), batch.ids))
         self._batcher.done(batch.number)
 
     def _save(self, epoch: int, line: dict[str, Any]) -> Path:
@@ -261,12 +260,10 @@ class Loop:
                 group_uids=[group.uid for group in step.groups],
                 epoch=step.epoch,
                 acknowledged_unix_ms=int(time.time() * 1000),
+                dropped_group_uids=step.dropped,
             )
             self._insist(partial(self._streams.acknowledge, entry, ids))
         self._pending = []
-
-    def _reissue(self, batch: int, position: int, attempt: int) -> None:
-        self._feeder.issue(batch, position, attempt, self._version)
 
     def _line(self, step: int, figures: dict[str, Any], clock: Stopwatch, seconds: float) -> dict[str, Any]:
         """The step's line of the metrics file."""

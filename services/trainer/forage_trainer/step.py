@@ -103,11 +103,14 @@ class PolicyStep:
         """
         groups, algorithm = batch.groups, self._trainer.algorithm
         selected = selection(groups, algorithm)
-        figures = trajectory_figures(groups, policy.version) | {
-            "dead_groups": selected.dead_groups,
-            "filtered_groups": len(selected.filtered),
-            "dropped_stale": batch.stale,
-        }
+        figures = (
+            trajectory_figures(groups, policy.version)
+            | batch.figures
+            | {
+                "dead_groups": selected.dead_groups,
+                "filtered_groups": len(selected.filtered),
+            }
+        )
         tensors = step_tensors(selected, policy.version, policy.epoch, self._pad_id, algorithm)
         if tensors is None:
             get_logger().warning(

@@ -30,4 +30,4 @@ def token_rewards(trajectory: Trajectory, placement: RewardPlacement) -> TokenRe
     """
     reward = reward_of(trajectory.score)
     strategy = Strategy(placement.value) if reward.turns else Strategy.FINAL_TOKEN_ONLY
-    return structured_to_tokens(reward, trajectory.loss_mask, trajectory.turn_ids, strategy)
+    return structured_to_tokens(reward, list(trajectory.loss_mask), list(trajectory.turn_ids), strategy)

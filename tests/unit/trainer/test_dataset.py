@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_parts import question, write_questions
 
-from forage_common.errors import DataError
+from forage_common.errors import DataError, SettingsError
 from forage_common.questions import Question, read_questions
-from forage_trainer.dataset import Batches
+from forage_common.settings import load
+from forage_common.v1.trajectory_pb2 import GroundTruth
+from forage_trainer.dataset import QUESTIONS, Batches, refill_of, report
 
 
 class Characters:
@@ -51,7 +53,7 @@ def test_prompts_that_are_too_long_are_filtered_and_counted(tmp_path: Path) -> N
     ]
     found = read_questions([write(tmp_path / "a.parquet", rows)]).fitting(Characters(), 10)
     assert [q.index for q in found.rows] == [0, 2]
-    assert found.filtered == 1
+    assert found.filtered == {"world_facts": 1}
 
 
 def test_the_limit_counts_questions_that_fit(tmp_path: Path) -> None:
@@ -119,10 +121,31 @@ def test_no_question_that_fits_is_an_error(tmp_path: Path) -> None:
         read_questions([write_questions(tmp_path / "a.parquet", 3)]).fitting(Characters(), 2)
 
 
-def questions(count: int) -> tuple[Question, ...]:
-    from forage_common.v1.trajectory_pb2 import GroundTruth
+def test_filtered_questions_are_counted_by_source_and_told(tmp_path: Path) -> None:
+    sources = (("nq", 11), ("nq", 5), ("hotpotqa", 12), ("nq", 13))
+    rows = [
+        question(i, source) | {"prompt": [{"role": "user", "content": "x" * length}]}
+        for i, (source, length) in enumerate(sources)
+    ]
+    found = read_questions([write(tmp_path / "a.parquet", rows)]).fitting(Characters(), 10)
+    assert found.filtered == {"nq": 2, "hotpotqa": 1}
+    report("train", found)
+    told = {
+        (sample.labels["data_source"], sample.labels["fate"]): sample.value
+        for metric in QUESTIONS.collect()
+        for sample in metric.samples
+        if sample.labels["split"] == "train"
+    }
+    assert told == {("nq", "kept"): 1, ("nq", "filtered"): 2, ("hotpotqa", "filtered"): 1}
 
-    return tuple(Question("s", "train", i, (), GroundTruth(), str(i)) for i in range(count))
+
+def questions(*counts: int) -> tuple[Question, ...]:
+    """So many of each file, every file a source of its own."""
+    return tuple(
+        Question(f"s{file}", "train", i, (), GroundTruth(), str(i), file)
+        for file, count in enumerate(counts)
+        for i in range(count)
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -130,12 +153,11 @@ def questions(count: int) -> tuple[Question, ...]:
 def test_an_epoch_meets_no_question_twice_and_uids_never_repeat(count: int, size: int, seed: int) -> None:
     size = min(size, count)
     batches = Batches(questions(count), size, seed)
-    per_epoch = count // size
-    uids = [uid for b in range(1, 3 * per_epoch + 1) for uid, _ in batches.groups(b)]
-    assert len(uids) == len(set(uids)) == 3 * per_epoch * size
-    first = [q.index for b in range(1, per_epoch + 1) for _, q in batches.groups(b)]
-    assert len(first) == len(set(first))
-    assert {uid.rsplit("/", 1)[1] for uid, _ in batches.groups(per_epoch + 1)} == {"1"}
+    met = [uid for b in range(1, 3 * count // size + 1) for uid, _ in batches.groups(b)]
+    assert len(met) == len(set(met))
+    for epoch in range(len(met) // count):
+        assert set(met[epoch * count : (epoch + 1) * count]) == {f"s0/train/{i}/{epoch}" for i in range(count)}
+    assert met[:count] != met[count : 2 * count]
 
 
 def test_a_batch_is_a_function_of_seed_and_number_alone() -> None:
@@ -149,3 +171,68 @@ def test_a_batch_is_a_function_of_seed_and_number_alone() -> None:
 def test_fewer_questions_than_a_batch_are_refused() -> None:
     with pytest.raises(DataError, match="train_batch_size = 9"):
         Batches(questions(8), 9, 0)
+
+
+# Several files with weights.
+
+
+def test_weights_mix_files_and_each_goes_through_its_own_epochs() -> None:
+    batches = Batches(questions(300, 40), 16, 5, [3.0, 1.0])
+    met = [(uid, q) for b in range(1, 101) for uid, q in batches.groups(b)]
+    assert len({uid for uid, _ in met}) == 1600
+    share = sum(q.file == 0 for _, q in met) / 1600
+    assert share == pytest.approx(0.75, abs=0.04)
+    for file, count in ((0, 300), (1, 40)):
+        uids = [uid for uid, q in met if q.file == file]
+        for epoch in range(len(uids) // count):
+            assert set(uids[epoch * count : (epoch + 1) * count]) == {
+                f"s{file}/train/{i}/{epoch}" for i in range(count)
+            }
+
+
+def test_a_mixed_batch_is_a_function_of_seed_and_number_alone() -> None:
+    def make(seed: int) -> Batches:
+        return Batches(questions(9, 5, 30), 4, seed, [0.2, 0.2, 1.0])
+
+    forward, backward = make(3), make(3)
+    wanted = {b: forward.groups(b) for b in range(1, 30)}
+    assert {b: backward.groups(b) for b in reversed(range(1, 30))} == wanted
+    assert make(4).groups(1) != wanted[1]
+
+
+def test_a_weight_of_a_file_without_usable_questions_is_refused() -> None:
+    with pytest.raises(DataError, match="file 2 has a weight and no usable question"):
+        Batches(questions(8, 0), 4, 0, [1.0, 1.0])
+
+
+def test_files_are_given_as_paths_or_with_weights() -> None:
+    plain = load(None, ["data.train_files=[a.parquet, b.parquet]"], {}).data
+    assert [str(path) for path in plain.train_paths] == ["a.parquet", "b.parquet"]
+    assert plain.train_weights == ()
+    files = "[{path: a.parquet, weight: 3}, {path: b.parquet, weight: 0.5}]"
+    assert load(None, [f"data.train_files={files}"], {}).data.train_weights == (3.0, 0.5)
+    for wrong, words in (
+        ("[{path: a.parquet, weight: 3}, b.parquet]", "b.parquet has no weight and others have"),
+        ("[{path: a.parquet, weight: -1}]", "greater than 0"),
+        ("[{path: a.parquet, share: 1}]", "share"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            load(None, [f"data.train_files={wrong}"], {})
+
+
+# Other questions in the place of one.
+
+
+def test_refills_are_other_questions_of_the_same_source_under_names_of_their_own() -> None:
+    batches = Batches(questions(6, 6), 4, 0, [1.0, 1.0])
+    uids = set()
+    for batch in range(1, 9):
+        for position in range(4):
+            uid, first = batches.group(batch, position)
+            refills = [batches.group(batch, position, n) for n in range(1, 6)]
+            assert {q.index for _, q in refills} == set(range(6)) - {first.index}
+            assert {q.data_source for _, q in refills} == {first.data_source}
+            assert [refill_of(u) for u in (uid, *(u for u, _ in refills))] == list(range(6))
+            uids |= {uid, *(u for u, _ in refills)}
+    assert len(uids) == 8 * 4 * 6
+    assert Batches(questions(1), 1, 0).group(1, 0, 2)[1].index == 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from trainer_parts import group
 
+from forage_common.errors import SettingsError
 from forage_common.questions import Question
 from forage_common.settings import RedisSettings, Settings, load
 from forage_common.streams import StreamClient
@@ -38,7 +39,12 @@ class Bench:
         return [entry.message for entry in self.streams.take_prompts("probe", 1000, 0.05)]
 
     def answer(self, batch: int, position: int, version: int = 0, attempt: int = 0) -> TrajectoryGroup:
-        found = group(f"q/{batch}/{position}", [0.0, 1.0], batch, position, attempt, version)
+        return self.write(group(f"q/{batch}/{position}", [0.0, 1.0], batch, position, attempt, version))
+
+    def reply(self, prompt: Prompt, rewards: Sequence[float]) -> TrajectoryGroup:
+        return self.write(group(prompt.group_uid, rewards, prompt.batch, prompt.position, prompt.attempt))
+
+    def write(self, found: TrajectoryGroup) -> TrajectoryGroup:
         self.streams._redis.xadd(self.streams.trajectories, {"m": found.SerializeToString()})  # as `finish` does
         return found
 
@@ -65,11 +71,7 @@ def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
         insist = Insist(stop, health)
         rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
         feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), insist)
-
-        def reissue(batch: int, position: int, attempt: int) -> None:
-            feeder.issue(batch, position, attempt, batch - 1)
-
-        batcher = Batcher(streams, SIZE, settings.trainer.max_staleness, reissue, insist, stop, health)
+        batcher = Batcher(streams, SIZE, settings.trainer, feeder, insist, stop, health)
         return Bench(settings, streams, stop, health, feeder, batcher)
 
     return make
@@ -138,6 +140,8 @@ def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> N
 
 def test_a_group_beyond_the_bound_is_dropped_and_issued_again(bench: Callable[..., Bench]) -> None:
     b = bench("trainer.max_staleness=1")
+    b.feeder.issue_up_to_bound(3)
+    b.prompts()
     for position, version in enumerate((2, 1, 3)):  # step 4 trains version 3: 2 is the oldest it takes
         b.answer(4, position, version)
     with pytest.raises(BatchTimeoutError, match=r"1 of 3 groups .*positions 1"):
@@ -173,6 +177,128 @@ def test_what_another_consumer_took_and_lost_is_found_again(
         b.answer(1, position)
     assert len(b.streams.take_groups(b.streams.trajectories, "trainer", 2, 0.1)) == 2  # a reply that got lost
     assert b.uids(1, timeout_s=20) == [f"q/1/{p}" for p in range(SIZE)]
+
+
+# Groups that teach nothing are replaced.
+
+REFILLS = ("trainer.algorithm.filter_groups=true", "trainer.max_refills=2", "trainer.max_staleness=0")
+
+
+def test_a_group_of_equal_rewards_makes_room_for_another_question_up_to_the_bound(bench: Callable[..., Bench]) -> None:
+    b = bench(*REFILLS)
+    b.feeder.issue_up_to_bound(0)
+    first = b.prompts()
+    b.reply(first[0], [0.0, 1.0])
+    b.reply(first[1], [1.0, 1.0])
+    b.reply(first[2], [0.0, 0.0])
+    met = {prompt.position: [prompt.group_uid] for prompt in first}
+    rewards = {(1, 1): [0.0, 1.0], (2, 1): [0.5, 0.5], (2, 2): [0.0, 0.0]}
+    for attempt, positions in ((1, [1, 2]), (2, [2])):
+        with pytest.raises(BatchTimeoutError):
+            b.batcher.next(1, 0.2)
+        again = b.prompts()
+        assert [(p.position, p.attempt) for p in again] == [(position, attempt) for position in positions]
+        for prompt in again:
+            met[prompt.position].append(prompt.group_uid)
+            b.reply(prompt, rewards[prompt.position, attempt])
+    batch = b.batcher.next(1, 5.0)
+    assert [g.group_uid for g in batch.groups] == [uids[-1] for uids in met.values()]
+    assert batch.figures == {"dropped_stale": 0, "dropped_stragglers": 0, "refilled_groups": 3}
+    assert len({uid.rpartition("/")[0] for uid in met[2]}) == 3, "each time another question"
+    assert b.prompts() == []
+    assert b.streams.backlog(b.streams.trajectories) == SIZE
+
+
+def test_a_new_life_asks_the_same_refills(bench: Callable[..., Bench]) -> None:
+    first = bench(*REFILLS)
+    first.feeder.issue_up_to_bound(0)
+    prompts = first.prompts()
+    for prompt in prompts:
+        first.reply(prompt, [1.0, 1.0])
+    with pytest.raises(BatchTimeoutError):
+        first.batcher.next(1, 0.2)
+    again = first.prompts()
+    # A life that died between the new prompt and the end of the old group finds the old group once more.
+    first.reply(prompts[0], [1.0, 1.0])
+    second = bench(*REFILLS)
+    second.batcher.start(0)
+    with pytest.raises(BatchTimeoutError):
+        second.batcher.next(1, 0.2)
+    assert second.prompts() == [], "issued once"
+    for prompt in again:
+        second.reply(prompt, [0.0, 1.0])
+    assert second.uids(1) == [prompt.group_uid for prompt in again]
+    assert second.streams.backlog(second.streams.trajectories) == SIZE
+
+
+def test_a_refill_that_is_too_old_is_issued_again_under_its_own_name(bench: Callable[..., Bench]) -> None:
+    b = bench(*REFILLS)
+    b.feeder.issue_up_to_bound(1)
+    prompts = b.prompts()
+    for prompt in prompts:
+        b.write(group(prompt.group_uid, [1.0, 1.0], 2, prompt.position, 0, version=1))
+    with pytest.raises(BatchTimeoutError):
+        b.batcher.next(2, 0.2)
+    refill = b.prompts()[0]
+    assert refill.min_policy_version == 1
+    b.write(group(refill.group_uid, [0.0, 1.0], 2, 0, refill.attempt, version=0))
+    with pytest.raises(BatchTimeoutError):
+        b.batcher.next(2, 0.2)
+    [again] = b.prompts()
+    assert (again.group_uid, again.attempt, again.ground_truth) == (refill.group_uid, 2, refill.ground_truth)
+    assert again.sampling.seed != refill.sampling.seed
+
+
+# Groups that do not come in time.
+
+DROP = ("trainer.straggler_timeout_s=0.3", "trainer.partial_groups=drop")
+
+
+def test_stragglers_are_dropped_after_their_time_and_what_comes_later_is_discarded(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(*DROP)
+    b.feeder.issue_up_to_bound(0)
+    issued = len(b.prompts())
+    b.answer(1, 2)
+    b.answer(1, 0)
+    batch = b.batcher.next(1, 30.0)
+    assert [g.position for g in batch.groups] == [0, 2]
+    assert batch.stragglers == (1,)
+    assert batch.figures["dropped_stragglers"] == 1
+    b.batcher.done(1)
+    b.answer(1, 1)
+    for position in range(SIZE):
+        b.answer(2, position, version=1)
+    assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
+    b.streams.discard(b.streams.trajectories, batch.ids)
+    assert b.streams.backlog(b.streams.trajectories) == SIZE, "the late group is gone, batch 2 is there"
+    assert (issued, b.prompts()) == (2 * SIZE, []), "it is issued in no batch again"
+
+
+def test_a_batch_of_which_nothing_came_is_not_dropped(bench: Callable[..., Bench]) -> None:
+    b = bench(*DROP)
+    with pytest.raises(BatchTimeoutError, match="3 of 3 groups"):
+        b.batcher.next(1, 1.0)
+
+
+def test_stragglers_are_waited_for_where_the_policy_is_to_wait(bench: Callable[..., Bench]) -> None:
+    b = bench("trainer.straggler_timeout_s=0.1")
+    b.answer(1, 0)
+    with pytest.raises(BatchTimeoutError, match="2 of 3 groups"):
+        b.batcher.next(1, 1.0)
+    for position in (1, 2):
+        b.answer(1, position)
+    assert b.batcher.next(1, 5.0).stragglers == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [("trainer.partial_groups=drop", "straggler_timeout_s"), ("trainer.max_refills=1", "filter_groups=true")],
+)
+def test_settings_that_could_do_nothing_are_refused(override: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        load(None, [override], {})
 
 
 def test_a_batch_that_does_not_come_is_named(bench: Callable[..., Bench]) -> None:

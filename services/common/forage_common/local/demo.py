@@ -87,7 +87,7 @@ def discard_if_nothing_happened(folder: RunFolder) -> None:
 def prepare_world(settings: Settings, console: Console) -> None:
     """Make the world facts where the settings look for them and they are not there yet."""
     folder = repository() / "data" / "world"
-    wanted = [settings.data.corpus, *settings.data.train_files, *settings.data.val_files]
+    wanted = [settings.data.corpus, *settings.data.train_paths, *settings.data.val_files]
     if any(file.absolute().parent == folder and not file.exists() for file in wanted):
         from forage_common.world.write import build
 

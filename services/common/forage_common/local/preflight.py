@@ -36,7 +36,7 @@ def check_files(settings: Settings, training: bool = True) -> None:
     check_corpus(settings.data.corpus)
     check_environments(settings)
     if training:
-        for file in (*settings.data.train_files, *settings.data.val_files):
+        for file in (*settings.data.train_paths, *settings.data.val_files):
             check_questions(file, set(settings.reward.routes))
     if settings.data.train_batch_size % settings.trainer.actor.ppo_mini_batch_size:
         raise UserError(
@@ -79,7 +79,9 @@ def check_questions(file: Path, routes: set[str]) -> None:
     try:
         table = parquet.ParquetFile(file)
     except FileNotFoundError:
-        raise DataError(f"question file {file} does not exist: make it with 'forage data' (its help lists the sets)") from None
+        raise DataError(
+            f"question file {file} does not exist: make it with 'forage data' (its help lists the sets)"
+        ) from None
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise DataError(f"question file {file} is not Parquet ({error}): write it with 'forage data'") from None
     missing = [name for name in COLUMNS if name not in table.schema_arrow.names]

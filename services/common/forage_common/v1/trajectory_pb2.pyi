@@ -861,12 +861,17 @@ class LedgerEntry(_message.Message):
     GROUP_UIDS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    DROPPED_GROUP_UIDS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     epoch: _builtins.int
     """of the trainer that took the step"""
     acknowledged_unix_ms: _builtins.int
     @_builtins.property
     def group_uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def dropped_group_uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """issued for this step, and trained on by none"""
+
     def __init__(
         self,
         *,
@@ -874,10 +879,11 @@ class LedgerEntry(_message.Message):
         group_uids: _abc.Iterable[_builtins.str] | None = ...,
         epoch: _builtins.int = ...,
         acknowledged_unix_ms: _builtins.int = ...,
+        dropped_group_uids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_unix_ms", b"acknowledged_unix_ms", "epoch", b"epoch", "group_uids", b"group_uids", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_unix_ms", b"acknowledged_unix_ms", "dropped_group_uids", b"dropped_group_uids", "epoch", b"epoch", "group_uids", b"group_uids", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,167 @@
+"""The whole loop in one process, on a random Qwen2 and a real server: each algorithm takes real steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
+
+from forage_common.questions import read_questions
+from forage_common.settings import RedisSettings, Settings, load
+from forage_common.step_file import step_file
+from forage_common.streams import StreamClient
+from forage_common.telemetry import Health
+from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
+from forage_trainer.loop import Loop
+from forage_trainer.policy_worker import PolicyWorker
+from forage_trainer.waiting import Stop
+
+BATCH, SAMPLES = 2, 3
+
+
+class TurnedRollout(ScriptedRollout):
+    """Scores with turns: each sample's two turns earn differently."""
+
+    def _answer(self, prompt: Prompt, policy: Policy) -> TrajectoryGroup | None:
+        group = super()._answer(prompt, policy)
+        assert group is not None
+        for row in group.trajectories:
+            row.turn_ids[:] = [1] * 6 + [-1] * 7 + [2] * 5
+            for turn, part in ((1, 0.1 * row.sample), (2, 0.7 - 0.1 * row.sample)):
+                row.score.components.add(name=f"turn_{turn}", raw=2 * part, weighted=part)
+            row.score.components.add(name="answer", raw=1.0, weighted=float(row.sample == 0))
+            row.score.total = 0.7 + float(row.sample == 0)
+        return group
+
+
+class PartialRollout(ScriptedRollout):
+    """Answers nothing for the first place of batch 2, and with equal rewards whatever is asked first elsewhere."""
+
+    def _answer(self, prompt: Prompt, policy: Policy) -> TrajectoryGroup | None:
+        if prompt.purpose == Purpose.PURPOSE_TRAIN and (prompt.batch, prompt.position) == (2, 0):
+            return None
+        group = super()._answer(prompt, policy)
+        assert group is not None
+        if prompt.attempt == 0:
+            for row in group.trajectories:
+                row.score.total = 1.0
+        return group
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("loop") / "model")
+
+
+@pytest.fixture
+def train(model: Path, tmp_path: Path, redis_server: RedisSettings) -> Iterator[Callable[..., Settings]]:
+    """Run the trainer to its end; its settings say where everything is."""
+    write_questions(tmp_path / "train.parquet", 10)
+    write_questions(tmp_path / "test.parquet", 2, split="test")
+    players: list[ScriptedRollout] = []
+
+    def run(*overrides: str, rollout: type[ScriptedRollout] = ScriptedRollout) -> Settings:
+        small = [
+            f"run.dir={tmp_path / 'runs'}",
+            f"redis.url={redis_server.url}",
+            f"model.path={model}",
+            f"data.train_files=[{tmp_path / 'train.parquet'}]",
+            f"data.val_files=[{tmp_path / 'test.parquet'}]",
+            f"data.train_batch_size={BATCH}",
+            f"trainer.actor.ppo_mini_batch_size={BATCH}",
+            f"rollout.n={SAMPLES}",
+            "trainer.total_training_steps=3",
+            "trainer.actor.optim.lr=0.001",
+            "trainer.threads=1",
+        ]
+        settings = load(None, [*small, *overrides], {})
+        if not players:
+            players.append(rollout(redis_server, settings.run.id))
+            players[0].start()
+        questions = read_questions(settings.data.train_paths), read_questions(settings.data.val_files)
+        streams = StreamClient(redis_server, settings.run.id)
+        Loop(settings, streams, PolicyWorker(settings), *questions, 0, Stop(), Health()).run()
+        return settings
+
+    yield run
+    for player in players:
+        player.end()
+
+
+def lines(settings: Settings) -> list[dict[str, object]]:
+    found = read_lines(settings.run.folder / "metrics.jsonl")
+    assert [line["step"] for line in found] == list(range(1, settings.trainer.total_training_steps + 1))
+    return found
+
+
+def test_ppo_teaches_actor_and_critic_and_goes_on_where_it_was(train: Callable[..., Settings]) -> None:
+    ppo = ["trainer.algorithm.adv_estimator=gae", "trainer.critic.ppo_mini_batch_size=1", "trainer.critic_warmup=1"]
+    ppo += ["trainer.critic.optim.lr=0.01"]
+    train(*ppo, "trainer.total_training_steps=2")
+    found = lines(train(*ppo, "trainer.total_training_steps=4"))
+    assert ["loss" in line for line in found] == [False, True, True, True], "the critic learns first, alone"
+    assert all(line["critic/grad_norm"] > 0 for line in found)
+    assert all(line["seconds"]["values"] > 0 < line["seconds"]["critic"] for line in found)
+    # A head of zeros values everything at 0; a second life finds what the first one learned.
+    assert [line["critic/values/max"] == 0 for line in found] == [True, False, False, False]
+
+
+def test_multi_turn_grpo_steps_on_scores_with_turns(train: Callable[..., Settings]) -> None:
+    settings = train(
+        "trainer.algorithm.adv_estimator=grpo_multiturn", "trainer.rollout_data_freq=2", rollout=TurnedRollout
+    )
+    assert all(math.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in lines(settings))
+    kept = step_file(settings.run.folder, 2)
+    assert list(kept.parent.iterdir()) == [kept], "the trajectories of every second step are kept"
+    rows = pq.read_table(kept).to_pylist()
+    assert len(rows) == BATCH * SAMPLES
+    for row in rows:
+        first, between, second = row["advantages"][:6], row["advantages"][6:13], row["advantages"][13:]
+        assert len(set(first)) == len(set(second)) == 1
+        assert first[0] != second[0]
+        assert not any(between)
+
+
+def test_the_kl_in_the_reward_is_steered_and_its_coefficient_outlives_the_process(
+    train: Callable[..., Settings],
+) -> None:
+    kl = ["trainer.algorithm.use_kl_in_reward=true", "trainer.actor.use_kl_loss=false"]
+    kl += ["trainer.algorithm.kl_ctrl.type=adaptive", "trainer.algorithm.kl_ctrl.horizon=60"]
+    kl += ["trainer.algorithm.kl_ctrl.kl_coef=0.1", "trainer.algorithm.kl_ctrl.target_kl=1000"]
+    train(*kl, "trainer.total_training_steps=2")
+    found = lines(train(*kl, "trainer.total_training_steps=4"))
+    # Far below its target the KL lowers the coefficient by 0.2 * rows / horizon a step.
+    lower = 1 - 0.2 * BATCH * SAMPLES / 60
+    assert [line["kl_reward_coef"] for line in found] == pytest.approx([0.1 * lower**n for n in range(4)])
+    assert found[0]["kl_reward"] == pytest.approx(0, abs=1e-5)
+    assert found[-1]["kl_reward"] != found[0]["kl_reward"]
+
+
+def test_trackers_are_told_every_step_and_validation(train: Callable[..., Settings]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = train("trainer.logger=[tensorboard]", "trainer.test_freq=2")
+    events = EventAccumulator(str(settings.run.folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("actor/grad_norm")] == [1, 2, 3]
+    assert [event.step for event in events.Scalars("val-core/world_facts/em/mean@1")] == [0, 2, 3]
+
+
+def test_what_was_dropped_is_in_the_ledger_and_what_was_refilled_is_counted(train: Callable[..., Settings]) -> None:
+    drop = ["trainer.straggler_timeout_s=1", "trainer.partial_groups=drop", "trainer.max_staleness=0"]
+    refill = ["trainer.algorithm.filter_groups=true", "trainer.max_refills=1"]
+    settings = train(*drop, *refill, rollout=PartialRollout)
+    found = lines(settings)
+    assert [line["dropped_stragglers"] for line in found] == [0, 1, 0]
+    assert [line["refilled_groups"] for line in found] == [2, 1, 2]
+    assert [line["filtered_groups"] for line in found] == [0, 0, 0]
+    assert [line["trajectories"] for line in found] == [6, 3, 6]
+    assert all(line["grad_norm"] > 0 for line in found)
+    ledger = StreamClient(settings.redis, settings.run.id).ledger()
+    missing = StreamClient(settings.redis, settings.run.id).issued()[f"{Purpose.PURPOSE_TRAIN}/2/0/0"]
+    assert [list(ledger[step].dropped_group_uids) for step in (1, 2, 3)] == [[], [missing], []]
+    assert [len(ledger[step].group_uids) for step in (1, 2, 3)] == [2, 1, 2]
