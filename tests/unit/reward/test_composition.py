@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RewardComponent, RewardRoute, load
+from forage_common.structured_to_tokens import structured_reward
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
 from forage_reward.composition import Part, composed
 from forage_reward.judge import Judge
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import Component, Score, Status, refused, scored
-from forage_reward.structured_to_tokens import structured_reward
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 
 EMPTY, TRUTH = TrajectoryView(()), GroundTruth(("Oslo",))

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_reward.registry import scorer
-from forage_reward.rewards.structured import otc_factor, valid_queries
-from forage_reward.score import Component, Score, Status
-from forage_reward.structured_to_tokens import (
+from forage_common.structured_to_tokens import (
     Strategy,
     StructuredReward,
     structured_reward,
     structured_to_tokens,
 )
+from forage_reward.registry import scorer
+from forage_reward.rewards.structured import otc_factor, valid_queries
+from forage_reward.score import Component, Score, Status
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
 from forage_reward.turns import MAX_GENERATION, asked, formatted_action, turns_of
 
