@@ -160,7 +160,8 @@ class RemoteEngine:
     """
 
     def __init__(self, handle: DeploymentHandle, releases: bool) -> None:
-        self._handle = handle
+        # Unary gRPC between the replicas: half the CPU time of Serve's default, a stream of object references.
+        self._handle = handle.options(_by_reference=False)
         self._releases = releases
 
     async def render(self, messages: list[dict[str, str]]) -> list[int]:
