@@ -144,8 +144,10 @@ class EngineDeployment:
     def _leave(self, error: Exception) -> NoReturn:
         """At once, so that running requests fail and run elsewhere, rather than after Serve has counted failures."""
         log.error("engine_given_up", detail=f"{type(error).__name__}: {error}")
-        self._engine.kill()
-        os._exit(1)
+        try:
+            self._engine.kill()
+        finally:
+            os._exit(1)
 
     def __del__(self) -> None:
         if hasattr(self, "_engine"):
