@@ -2,10 +2,10 @@
 SEED ?= 0
 FORAGE := .venvs/common/bin/forage
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format proto lock bench bench-faiss soak-reward clean
+.PHONY: help setup demo test test-fast lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
 
 help: ## list the verbs
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
 
 setup: ## install one environment per service (.venvs/), when needed
 	@scripts/setup.sh
@@ -38,6 +38,9 @@ bench-%: setup ## one benchmark: a table, then one line of JSON
 
 bench-faiss: setup ## FAISS index types over a million vectors (PASSAGES=1000000)
 	@.venvs/retriever/bin/python benchmarks/retriever/faiss_types.py $(PASSAGES)
+
+bench-retriever-start: setup ## the retriever's start over a million passages (PASSAGES=1000000)
+	@.venvs/retriever/bin/python benchmarks/retriever/start_bench.py $(PASSAGES)
 
 soak-reward: setup ## the reward service under full load and injury (MINUTES=5)
 	@.venvs/reward/bin/python benchmarks/reward/soak.py $(or $(MINUTES),5)

@@ -1,24 +1,22 @@
-"""`python build_index.py CORPUS CACHE key=value …`: prints the folder of a hybrid index, built if it is not there."""
+"""`python build_index.py CORPUS key=value …`: prints the folder of a hybrid index, built if it is not there."""
 
 from __future__ import annotations
 
 import sys
 
+from progress import building
+
 from forage_common.settings import from_arguments
-from forage_common.telemetry import configure_logs, get_logger
 from forage_retriever.index import build
-from forage_retriever.index.progress import LogReport
 
 
 def main() -> None:
-    corpus, cache, *overrides = sys.argv[1:]
-    configure_logs("bench")
-    log = get_logger()
-    fixed = [f"data.corpus={corpus}", f"retriever.cache_dir={cache}", "retriever.mode=hybrid"]
-    settings = from_arguments([*fixed, *overrides])
-    encoder = build.load_encoder(settings.retriever, building=True)
-    report = LogReport(lambda doing: log.info("building", doing=doing))
-    print(build.cached(settings.data.corpus, settings.retriever, encoder, report))
+    corpus, *overrides = sys.argv[1:]
+    settings = from_arguments([f"data.corpus={corpus}", "retriever.mode=hybrid", *overrides])
+    with building() as report:
+        encoder = build.load_encoder(settings.retriever, building=True)
+        folder = build.cached(settings.data.corpus, settings.retriever, encoder, report)
+    print(folder)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ import json
 import statistics
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from load import TOPK, Load
+from progress import Steps
 from questions import CACHE, Data
 from questions import load as load_data
 from rich.console import Console
@@ -33,7 +33,13 @@ from service import HERE, Running, environment, plain_server, retriever
 from forage_retriever.index.evaluate import ALL
 
 PLAIN, FP32, INT8 = "plain", "fp32", "int8"
+PRECISIONS = (FP32, INT8)
+SERVERS = (PLAIN, *PRECISIONS)
 SHAPES = ((64, 1), (64, 16))
+STARTS = 1 + 2 * len(PRECISIONS)
+LOADS = len(SHAPES) * len(SERVERS) + 1
+"""In a round, the floor included."""
+
 CHUNK = 64
 COLUMNS = 130
 
@@ -65,9 +71,10 @@ class Measurements:
 class Bench:
     """The servers, started one after the other and left running, and what is asked of them."""
 
-    def __init__(self, data: Data, seconds: float) -> None:
+    def __init__(self, data: Data, seconds: float, steps: Steps) -> None:
         self._data = data
         self._seconds = seconds
+        self._steps = steps
         self._texts = [question.text for question in data.questions]
         self._asked = json.dumps(self._texts).encode()
         self._passes = 0
@@ -77,37 +84,50 @@ class Bench:
 
     def build(self) -> None:
         """Make what was not made before."""
+        console = Console(stderr=True)
+        console.print(f"index of {PLAIN}")
         _python("plain_server.py", self._data.corpus, self._plain_index, 0)
-        for precision in (FP32, INT8):
-            said = _python("build_index.py", self._data.corpus, CACHE / "retriever", _precision(precision))
+        for precision in PRECISIONS:
+            console.print(f"index of {precision}")
+            said = _python("build_index.py", self._data.corpus, *_encoder(precision))
             self._indexes[precision] = said.decode().splitlines()[-1]
 
     def settings(self, precision: str) -> list[str]:
         """Dense search with the service's defaults."""
-        return ["retriever.mode=dense", f"retriever.index={self._indexes[precision]}", _precision(precision)]
+        return ["retriever.mode=dense", f"retriever.index={self._indexes[precision]}", *_encoder(precision)]
 
     def start(self, stack: ExitStack) -> None:
-        """Start all servers; they end with the stack."""
-        plain = plain_server(self._data.corpus, self._plain_index, CACHE / "plain.log")
-        self.servers[PLAIN] = stack.enter_context(plain)
-        for precision in (FP32, INT8):
-            service = retriever(CACHE / f"{precision}.log", *self.settings(precision))
-            self.servers[precision] = stack.enter_context(service)
+        """Start all servers; they end with the stack.
 
-    def quality(self, precision: str) -> dict[str, dict[str, Any]]:
-        """Figures of each mode over all questions, by `forage index eval`, which prints its table."""
+        The service is started twice: the second start finds the encoder exported and all files in the page cache.
+        """
+        show = self._steps.show
+        self._steps.begin(f"start of {PLAIN}")
+        plain = plain_server(self._data.corpus, self._plain_index, CACHE / f"{PLAIN}.log", show=show)
+        self.servers[PLAIN] = stack.enter_context(plain)
+        for precision in PRECISIONS:
+            log, settings = CACHE / f"{precision}.log", self.settings(precision)
+            self._steps.begin(f"first start of {precision}")
+            with retriever(log, *settings, show=show):
+                pass
+            self._steps.begin(f"second start of {precision}")
+            self.servers[precision] = stack.enter_context(retriever(log, *settings, show=show))
+
+    def quality(self, precision: str) -> tuple[str, dict[str, dict[str, Any]]]:
+        """Figures of each mode over all questions, by `forage index eval`, and its table of them."""
+        self._steps.begin(f"quality of {precision}")
         command = [sys.executable, "-m", "forage_retriever.index.command", "eval", self._indexes[precision]]
-        command += [str(self._data.file), _precision(precision)]
+        command += [str(self._data.file), *_encoder(precision)]
         wide = environment() | {"COLUMNS": str(COLUMNS)}
         table, _, report = subprocess.check_output(command, env=wide, text=True).strip().rpartition("\n")
-        print(table)
-        return {mode: by_source[ALL] for mode, by_source in json.loads(report)["quality"].items()}
+        return table, {mode: by_source[ALL] for mode, by_source in json.loads(report)["quality"].items()}
 
     def round(self, into: Measurements) -> None:
         """Every server under every load, and the floor."""
         for shape in SHAPES:
             for name in self.servers:
                 before = self._searched()
+                self._steps.begin(f"{name}: {shape[0]} clients, {shape[1]} queries a request")
                 into.loads.setdefault((name, shape), []).append(self._load(name, *shape))
                 if (name, shape) == (FP32, SHAPES[-1]):
                     batches, queries = (now - then for then, now in zip(before, self._searched(), strict=True))
@@ -115,22 +135,17 @@ class Bench:
 
     def check_cache(self) -> None:
         """A result that came from the cache would be nobody's work."""
-        for name in (FP32, INT8):
+        for name in PRECISIONS:
             if hits := self.servers[name].metrics().get("forage_retriever_queries_total{hit}", 0.0):
                 sys.exit(f"{hits:.0f} queries were answered by the cache of {name}: the figures are void")
 
     def answers(self, name: str) -> list[list[str]]:
         """The ids of the best passages for each question."""
+        self._steps.begin(f"{name}: answers to all questions")
         found: list[list[str]] = []
         for begin in range(0, len(self._texts), CHUNK):
-            body = {"queries": self._texts[begin : begin + CHUNK], "topk": TOPK, "return_scores": True}
-            request = urllib.request.Request(
-                f"http://{self.servers[name].address}/retrieve",
-                json.dumps(body).encode(),
-                {"Content-Type": "application/json"},
-            )
-            with urllib.request.urlopen(request, timeout=120) as reply:
-                found += [[str(pair["document"]["id"]) for pair in pairs] for pairs in json.load(reply)["result"]]
+            answered = self.servers[name].retrieve(self._texts[begin : begin + CHUNK], TOPK)
+            found += [[str(document["id"]) for document in documents] for documents in answered]
         return found
 
     def _searched(self) -> tuple[float, float]:
@@ -141,6 +156,7 @@ class Bench:
 
     def _floor(self, batch: int) -> dict[str, float]:
         """The encoder and the index alone, in batches of the size that the service has just searched."""
+        self._steps.begin(f"floor: batches of {batch}")
         found = self._run("floor.py", batch, self._seconds, self._passes, *self.settings(FP32))
         return found | {"batch": batch}
 
@@ -162,8 +178,8 @@ def _digest(data: Data) -> str:
         return hashlib.file_digest(corpus, "sha256").hexdigest()[:16]
 
 
-def _precision(precision: str) -> str:
-    return f"retriever.encoder.precision={precision}"
+def _encoder(precision: str) -> list[str]:
+    return [f"retriever.cache_dir={CACHE / 'retriever'}", f"retriever.encoder.precision={precision}"]
 
 
 def _python(script: str, *arguments: object, stdin: bytes = b"") -> bytes:
@@ -179,9 +195,10 @@ def main() -> None:
     arguments = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
     data = load_data()
-    bench, found = Bench(data, arguments.seconds), Measurements()
+    steps = Steps(STARTS + arguments.rounds * LOADS + len(SERVERS) + len(PRECISIONS))
+    bench, found = Bench(data, arguments.seconds, steps), Measurements()
     bench.build()
-    with ExitStack() as stack:
+    with steps, ExitStack() as stack:
         bench.start(stack)
         for _ in range(arguments.rounds):
             bench.round(found)
@@ -189,13 +206,15 @@ def main() -> None:
         answers = {name: bench.answers(name) for name in bench.servers}
         peaks = {name: server.peak_rss() for name, server in bench.servers.items()}
         starts = {name: server.ready_s for name, server in bench.servers.items()}
+        stack.close()  # the quality is measured with the machine to itself
+        (fp32_table, fp32), (int8_table, int8) = bench.quality(FP32), bench.quality(INT8)
     report(data, found, peaks, starts)
-    fp32, int8 = bench.quality(FP32), bench.quality(INT8)
+    print(fp32_table, int8_table, sep="\n")
     summary = {
         "same_ids": _same(answers[PLAIN], answers[FP32]),
         **{
             f"cpu_{clients}x{batch}_{name}": found.ratio(name, (clients, batch), "per_cpu_s")
-            for name in (FP32, INT8)
+            for name in PRECISIONS
             for clients, batch in SHAPES
         },
         "hit3_loss_int8": fp32["dense"]["hit@3"] - int8["dense"]["hit@3"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -9,16 +10,22 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 HERE = Path(__file__).resolve().parent
 START_S = 120.0
+Show = Callable[[str], None]
+
+
+def silent(waits_for: str) -> None:
+    """Shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +43,24 @@ class Running:
 
     def peak_rss(self) -> int:
         """Bytes that it had in memory at most; it and all processes that it started."""
-        family = [self.process, *self.process.children(recursive=True)]
-        return sum(_high_water(process.pid) for process in family)
+        return self._memory("VmHWM")
+
+    def own_memory(self) -> int:
+        """Bytes in memory now that are no file's: what mapped files take comes on top, and may be let go."""
+        return self._memory("RssAnon")
+
+    def read_bytes(self) -> int:
+        """Bytes that came from a disk so far; what the page cache held is not counted."""
+        return sum(int(process.io_counters().read_bytes) for process in self._family())
+
+    def retrieve(self, queries: Sequence[str], topk: int) -> list[list[dict[str, Any]]]:
+        """The documents found for each query."""
+        body = {"queries": queries, "topk": topk, "return_scores": True}
+        request = urllib.request.Request(
+            f"http://{self.address}/retrieve", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            return [[pair["document"] for pair in pairs] for pairs in json.load(reply)["result"]]
 
     def metrics(self) -> dict[str, float]:
         """The samples of its metrics page by name; labels, where there are any, follow the name in braces."""
@@ -46,22 +69,30 @@ class Running:
         samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
         return {f"{s.name}{{{','.join(s.labels.values())}}}" if s.labels else s.name: s.value for s in samples}
 
+    def _memory(self, field: str) -> int:
+        statuses = (Path(f"/proc/{process.pid}/status").read_text() for process in self._family())
+        return sum(1024 * int(status.partition(f"{field}:")[2].split()[0]) for status in statuses)
+
+    def _family(self) -> list[psutil.Process]:
+        return [self.process, *self.process.children(recursive=True)]
+
 
 @contextmanager
-def plain_server(corpus: Path, index: Path, log: Path) -> Iterator[Running]:
-    """The baseline; its index must have been made."""
+def plain_server(corpus: Path, index: Path, log: Path, show: Show = silent) -> Iterator[Running]:
+    """The baseline; its index must have been made. `show` is told what is waited for."""
     address = free_address()
     command = [sys.executable, str(HERE / "plain_server.py"), str(corpus), str(index), address.rpartition(":")[2]]
-    with _started(command, address, log) as running:
+    with _started(command, address, log, show) as running:
         yield running
 
 
 @contextmanager
-def retriever(log: Path, *overrides: str) -> Iterator[Running]:
-    """The retriever with these settings; what it needs must have been built."""
+def retriever(log: Path, *overrides: str, show: Show = silent) -> Iterator[Running]:
+    """The retriever with these settings; what it needs must have been built. `show` is told what it waits for."""
     address = free_address()
     addresses = [f"retriever.http_address={address}", f"retriever.grpc_address={free_address()}"]
-    with _started([sys.executable, "-m", "forage_retriever", *addresses, *overrides], address, log) as running:
+    command = [sys.executable, "-m", "forage_retriever", *addresses, *overrides]
+    with _started(command, address, log, show) as running:
         yield running
 
 
@@ -78,12 +109,13 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def _started(command: list[str], address: str, log: Path) -> Iterator[Running]:
+def _started(command: list[str], address: str, log: Path, show: Show) -> Iterator[Running]:
     with log.open("w") as file:
         begin = time.monotonic()
         process = subprocess.Popen(command, env=environment(), stdout=file, stderr=file)
         try:
-            while not _ready(address):
+            while waits_for := _waits_for(address):
+                show(waits_for)
                 if process.poll() is not None or time.monotonic() - begin > START_S:
                     sys.exit(f"the server did not start: see {log}")
                 time.sleep(0.02)
@@ -93,14 +125,12 @@ def _started(command: list[str], address: str, log: Path) -> Iterator[Running]:
             process.wait(60)
 
 
-def _ready(address: str) -> bool:
+def _waits_for(address: str) -> str:
+    """What the server waits for; "" = it is ready."""
     try:
         with urllib.request.urlopen(f"http://{address}/readyz", timeout=5):
-            return True
+            return ""
+    except urllib.error.HTTPError as refusal:
+        return "; ".join(json.load(refusal)["waiting_for"].values()) or "starting"
     except (urllib.error.URLError, ConnectionError):
-        return False
-
-
-def _high_water(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+        return "starting"

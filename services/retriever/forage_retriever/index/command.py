@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,7 @@ from forage_retriever.corpus.read import digest as corpus_digest
 from forage_retriever.index import build as building
 from forage_retriever.index import manifest
 from forage_retriever.index.manifest import DamagedError, Manifest, Vectors
-from forage_retriever.index.progress import BarReport, LogReport, Report
+from forage_retriever.index.progress import reporting
 from forage_retriever.index.recipe import Recipe
 
 _EVERYTHING = sys.maxsize
@@ -84,7 +83,7 @@ def build(
     encoder = building.load_encoder(settings.retriever, building=True)
     recipe = Recipe.of(settings.retriever, encoder, _vectors(vectors))
     _refuse_other(out, recipe.digest(corpus_digest(settings.data.corpus), shards))
-    with _report() as report:
+    with reporting() as report:
         building.build(out, _aside(out), settings.data.corpus, recipe, report, shards)
     _show(out)
 
@@ -119,7 +118,7 @@ def convert(
     new = named[-1]
     if new.exists():
         raise SettingsError(f"{new} is there already: give a new folder")
-    with _report() as report:
+    with reporting() as report:
         if faiss is None:
             recipe = Recipe.of(settings.retriever, None, _vectors(vectors))
             building.convert(named[0], new, _aside(new), recipe, report)
@@ -254,16 +253,6 @@ def _refuse_other(out: Path, recipe: str) -> None:
 
 def _folders(folder: Path) -> list[Path]:
     return manifest.shard_folders(folder) or [folder]
-
-
-@contextlib.contextmanager
-def _report() -> Iterator[Report]:
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with BarReport(console) as bars:
-            yield bars
-    else:
-        yield LogReport(lambda sentence: None)
 
 
 def _advancing(progress: Progress, task: TaskID) -> Callable[[int], None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -70,6 +71,17 @@ class BarReport:
         rate = (done - first) / max(now - begin, 1e-9)
         count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
         self._bars.update(self._tasks[stage], completed=done, total=total, count=count, rate=f"{rate:,.0f}/s")
+
+
+@contextmanager
+def reporting() -> Iterator[Report]:
+    """Bars where standard error is a terminal, lines of the log elsewhere."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with BarReport(console) as bars:
+            yield bars
+    else:
+        yield LogReport(lambda sentence: None)
 
 
 def _sentence(stage: str, done: int, total: int | None, left_s: int | None) -> str:

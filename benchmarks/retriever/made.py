@@ -1,0 +1,86 @@
+"""A made corpus of any size and an index over it, built once by the project's own build: for what depends on size.
+
+Texts are words drawn by Zipf's law. Encoding a million would take hours, so vectors are drawn instead, each by its
+text, around common centres; the index says that they are of the encoder that will search it. As results they are worth
+nothing, but loading, checking and scanning them costs what it costs with any others.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forage_common.settings import RetrievalMode, RetrieverSettings
+from forage_retriever.encoders import encoder as encoders
+from forage_retriever.encoders.encoder import Encoder
+from forage_retriever.index import build
+from forage_retriever.index.progress import Report
+
+WORDS = 30
+"""Of a passage."""
+
+_VOCABULARY = 50_000
+_SYLLABLES = [consonant + vowel for consonant in "bdfghjklmnprstvwz" for vowel in "aeiou"]
+_BLOCK = 20_000
+_CENTRES, _NOISE = 1000, 0.35
+
+
+class MadeVectors:
+    """An encoder whose passages have made vectors; see `Encoder`. All else is that of the one it stands for."""
+
+    def __init__(self, real: Encoder) -> None:
+        self.digest, self.family, self.model = real.digest, real.family, real.model
+        self.convention, self.precision, self.dimension = real.convention, real.precision, real.dimension
+        self.queries = real.queries
+        self._centres = _unit(np.random.default_rng(0).standard_normal((_CENTRES, real.dimension), np.float32))
+
+    def passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> NDArray[np.float32]:
+        """Vectors [len(texts), dimension] of unit length."""
+        vectors: NDArray[np.float32] = np.empty((len(texts), self.dimension), np.float32)
+        for row, text in enumerate(texts):
+            chance = np.random.default_rng(zlib.crc32(text.encode()))
+            centre = self._centres[chance.integers(_CENTRES)]
+            vectors[row] = centre + _NOISE * _unit(chance.standard_normal((1, self.dimension), np.float32))[0]
+        progress(len(texts))
+        return _unit(vectors)
+
+
+def corpus(folder: Path, passages: int, report: Report) -> Path:
+    """The file of the made corpus of this size, written if it is not there."""
+    file = folder / f"made-{passages}.jsonl"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = file.with_suffix(".tmp")
+        chance = np.random.default_rng(0)
+        syllables = chance.integers(len(_SYLLABLES), size=(_VOCABULARY, 4))
+        sizes = chance.integers(2, 5, _VOCABULARY)
+        words = ["".join(_SYLLABLES[one] for one in row[:size]) for row, size in zip(syllables, sizes, strict=True)]
+        share = np.cumsum(1 / np.arange(1, _VOCABULARY + 1))
+        with aside.open("w", encoding="utf-8") as out:
+            for begin in range(0, passages, _BLOCK):
+                report("writing passages", begin, passages)
+                chances = chance.random((min(_BLOCK, passages - begin), WORDS))
+                drawn: NDArray[np.int64] = np.searchsorted(share, chances * share[-1])
+                for row, places in enumerate(drawn, begin):
+                    text = [words[place] for place in places]
+                    contents = f'"{text[0].title()} {row}"\n{" ".join(text)}.'
+                    out.write(json.dumps({"id": str(row), "contents": contents}) + "\n")
+        report("writing passages", passages, passages)
+        aside.rename(file)
+    return file
+
+
+def index(file: Path, mode: RetrievalMode, cache: Path, encoder_cache: Path, report: Report) -> Path:
+    """The folder of the index of a made corpus in `cache`, built if it is not there."""
+    real = encoders.load(RetrieverSettings(cache_dir=encoder_cache))
+    return build.cached(file, RetrieverSettings(cache_dir=cache, mode=mode), MadeVectors(real), report)
+
+
+def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    lengths: NDArray[np.float32] = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / lengths
