@@ -23,13 +23,15 @@ run reward reward tests/unit/reward tests/contract/test_reward_service.py tests/
 run retriever_service retriever tests/contract/test_retriever_*.py
 wait
 cat "$logs/common" "$logs/retriever"
-run rollout rollout tests/unit/rollout tests/contract/test_rollout_faults.py tests/contract/test_knowledge_graph.py tests/e2e/test_rollout_*.py tests/chaos/test_rollout_kills.py
+run rollout rollout tests/unit/rollout tests/contract/test_rollout_faults.py tests/contract/test_knowledge_graph.py
+run deployments rollout tests/contract/test_rollout_deployments.py # Ray reads the environment once a process
+run rollout_service rollout tests/contract/test_rollout_joined_cluster.py tests/e2e/test_rollout_*.py tests/chaos/test_rollout_kills.py
 run trainer trainer tests/unit/trainer tests/e2e/test_trainer_resume.py
 run stack common tests/contract/test_streams.py tests/e2e/test_forage.py tests/chaos/test_kills.py
 
 passed=0 failed=0 skipped=0 broken=0
 count() { local found; found=$(grep -oE "[0-9]+ $1" <<< "$2" | grep -oE '^[0-9]+'); echo "${found:-0}"; }
-for name in common reward retriever retriever_service rollout trainer stack; do
+for name in common reward retriever retriever_service rollout deployments rollout_service trainer stack; do
   # The closing line is not always the last: an engine may still say good-bye.
   closing=$(grep -E ' in [0-9.]+s' "$logs/$name" | tail -n 1)
   status=$(cat "$logs/$name.status" 2>/dev/null || echo 1)

@@ -21,7 +21,7 @@ from forage_common.streams import StreamClient
 from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Sampling, TrajectoryGroup
 from forage_common.world.write import prompt_text
 
-START_S = 240.0
+START_S = 400.0
 ADDRESSES = (
     "retriever.http",
     "retriever.grpc",

@@ -5,7 +5,7 @@ Every way samples the same trajectories on the tiny policy: prompts, turns, leng
 - service: Redis, reward and rollout as `forage up` runs them. Prompts go in by the stream, groups come out by the
   stream; the rate is that between the first and the last groups in flight, as in a training that goes on.
 - lock-step (`lockstep.py`): vLLM with the same settings, without the service; batches of as many rows as the engine
-  runs at once, and of twice as many, which is what the service has in flight.
+  runs at once, and of four times as many, which is what the service has in flight.
 - ideal (`in_process.py`): the same generations as independent requests, never fewer than the engine runs at once.
 - Hugging Face generate (`hf_generate.py`): the lock-step loop on one padded batch a turn.
 
@@ -44,7 +44,9 @@ DELAYS_MS = (5, 50, 200)
 SAMPLES = 8
 SLOTS = 64
 """Requests that the engine runs at once."""
-BATCHES = (SLOTS, 2 * SLOTS)
+IN_FLIGHT = 4 * SLOTS
+"""Trajectories that the service runs at once by its defaults."""
+BATCHES = (SLOTS, IN_FLIGHT)
 """Rows of a lock-step batch."""
 UPDATES = 5
 BUSY_IN_FLIGHT = 64
@@ -124,7 +126,7 @@ def hf_generate(common: list[str], prompts: int, log: Path) -> float:
 
 def served(service: Service, prompts: int, number: int) -> float:
     """Tokens a second while as much is in flight as may be; the groups that fill it and empty it do not count."""
-    lead = 2 * SLOTS // SAMPLES
+    lead = IN_FLIGHT // SAMPLES
     done = service.run(plan.uids(prompts + 2 * lead, number), SAMPLES)
     return done.rate(lead - 1, prompts + lead - 1)
 
@@ -218,7 +220,7 @@ def main() -> None:
         bench = Bench(service, engine, retriever, prompts)
         spinner.update("warming up")
         engine.ask("ideal", 2 * SLOTS // SAMPLES, bench.number(), SLOTS)
-        service.run(plan.uids(2 * SLOTS // SAMPLES, bench.number()), SAMPLES)
+        service.run(plan.uids(IN_FLIGHT // SAMPLES, bench.number()), SAMPLES)
         for number in range(1, rounds + 1):
             bench.round(spinner, f"round {number} of {rounds}")
         retriever.delay_s = DELAYS_MS[0] / 1000

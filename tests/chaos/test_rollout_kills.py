@@ -82,6 +82,14 @@ def replicas(service: int, deployment: str) -> list[psutil.Process]:
     return [process for process in family if re.match(rf"ray::ServeReplica:[^:]*:{deployment}\b", title(process))]
 
 
+def cores_of(engine: psutil.Process) -> list[psutil.Process]:
+    """vLLM's process of an engine replica; none while the replica begins to start."""
+    try:
+        return [child for child in engine.children(recursive=True) if "EngineCore" in title(child)]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def title(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
@@ -123,7 +131,8 @@ def test_every_group_comes_out_exactly_once_whatever_dies(
     def whole() -> bool:
         engines, dispatchers = replicas(service, "Engine"), replicas(service, "Dispatcher")
         starting = [process for process in engines + dispatchers if "initialize" in title(process)]
-        return len(engines) == ENGINES and len(dispatchers) == 1 and not starting
+        cores = [core for engine in engines for core in cores_of(engine)]
+        return len(engines) == len(cores) == ENGINES and len(dispatchers) == 1 and not starting
 
     until(lambda: whole() and waits_for(addresses["rollout.health_address"]) == set())
     assert len(streams.replicas()) == ENGINES
@@ -139,7 +148,8 @@ def test_every_group_comes_out_exactly_once_whatever_dies(
 
     def signal_core(signum: signal.Signals) -> psutil.Process:
         victim = replicas(service, "Engine")[0]
-        victim.children(recursive=True)[0].send_signal(signum)
+        (core,) = cores_of(victim)
+        core.send_signal(signum)
         return victim
 
     def kill_dispatcher() -> psutil.Process:

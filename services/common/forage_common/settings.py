@@ -336,7 +336,7 @@ class RolloutSettings(Section):
     max_response_length: int = Field(64, ge=1, description="tokens of one generation")
     max_obs_length: int = Field(192, ge=1, description="tokens of one observation")
     max_groups_in_flight: int = Field(32, ge=1)
-    max_trajectories_in_flight: int = Field(0, ge=0, description="0 = twice engine.max_num_seqs for each replica")
+    max_trajectories_in_flight: int = Field(0, ge=0, description="0 = four times engine.max_num_seqs for each replica")
     trajectory_timeout_s: float = Field(120.0, gt=0)
     retrieve_timeout_s: float = Field(30.0, gt=0, description="with all retries")
     score_timeout_s: float = Field(60.0, gt=0, description="with all retries")

@@ -28,14 +28,13 @@ _STARTS = 3
 _PATIENCE_S = 5.0
 _DRAIN_ANSWER_S = 3.0
 _OBJECT_STORE_BYTES = 80 * 2**20
-# Read by Serve when it is imported in a replica. Calls between replicas as unary gRPC (with Ray's token) on one event
-# loop cost a third of the CPU time of the default, which streams object references and crosses threads.
+# Read by Serve when it is imported in a replica. On one event loop a call does not cross threads, and a context of a
+# million tokens must fit a message.
 _SERVE_ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "1",  # else Serve takes what replicas write there for itself
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 2**20),
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
 }
 # Read by a Ray of our own when it is imported, and by every process that it starts.
 _RAY_ENVIRONMENT = {

@@ -144,8 +144,10 @@ class EngineDeployment:
     def _leave(self, error: Exception) -> NoReturn:
         """At once, so that running requests fail and run elsewhere, rather than after Serve has counted failures."""
         log.error("engine_given_up", detail=f"{type(error).__name__}: {error}")
-        self._engine.kill()
-        os._exit(1)
+        try:
+            self._engine.kill()
+        finally:
+            os._exit(1)
 
     def __del__(self) -> None:
         if hasattr(self, "_engine"):
@@ -160,7 +162,8 @@ class RemoteEngine:
     """
 
     def __init__(self, handle: DeploymentHandle, releases: bool) -> None:
-        self._handle = handle
+        # Unary gRPC between the replicas: half the CPU time of Serve's default, a stream of object references.
+        self._handle = handle.options(_by_reference=False)
         self._releases = releases
 
     async def render(self, messages: list[dict[str, str]]) -> list[int]:

@@ -30,6 +30,7 @@ RETRY_S = 0.5
 POLL_S = 0.1
 POLICY_WAIT_S = 20.0
 MAX_RUNS = 5
+_FILL = 4  # trajectories in flight for each that an engine can run: many wait for a search or for their group's slowest
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Dispatcher:
         rollout = settings.rollout
         self._most_groups = rollout.max_groups_in_flight
         self._most_trajectories = rollout.max_trajectories_in_flight or (
-            2 * rollout.engine.max_num_seqs * rollout.engine_replicas.max
+            _FILL * rollout.engine.max_num_seqs * rollout.engine_replicas.max
         )
         self._usual_samples = rollout.n
         self._reclaim_s = settings.redis.reclaim_idle_s / 2

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from forage_rollout.generation import Generation, Request
 from forage_rollout.leases import Leases
 from forage_rollout.policy import NotServingError, PolicyError, described, is_newer, parse_label
 from forage_rollout.standstill import Standstill
-from forage_rollout.weights.adapter import Adapters, verify_adapter
+from forage_rollout.stops import Stops
+from forage_rollout.weights.adapter import Adapter, Adapters, verify_adapter
 from forage_rollout.weights.adapter import arguments as adapter_arguments
 from forage_rollout.weights.filesystem import Filesystem, fetch
 from forage_rollout.weights.nccl import Nccl
@@ -124,8 +125,7 @@ class VllmEngine:
             )
         )
         self._tokenizer = self._llm.get_tokenizer()
-        self._vocabulary: dict[str, int] = self._tokenizer.get_vocab()
-        self._stops: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._stops = Stops(self._tokenizer.get_vocab())
         self._ids = itertools.count()
         self._cache_dir = weights.cache_dir.resolve()
         self._max_lora_rank = engine.max_lora_rank
@@ -207,36 +207,13 @@ class VllmEngine:
             await self._leases.release(affinity)
 
     async def _generate(self, request: Request) -> Generation:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        parameters = SamplingParams(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            seed=request.seed,
-            max_tokens=request.max_tokens,
-            min_tokens=request.min_tokens,
-            logprobs=0,
-            flat_logprobs=True,
-            skip_special_tokens=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            **self._stop_arguments(request.stop),
-        )
         counts = self._counts
         self._count_busy()
         counts.requests += 1
         counts.requests_in_flight += 1
         try:
             async with self._adapters.use() as adapter:
-                stream = self._llm.generate(
-                    {"prompt_token_ids": request.token_ids},
-                    parameters,
-                    request_id=str(next(self._ids)),
-                    lora_request=adapter and adapter.request,
-                )
-                async for output in stream:
-                    final = output
+                final = await self._sample(request, adapter)
         finally:
             self._count_busy()
             counts.requests_in_flight -= 1
@@ -256,6 +233,33 @@ class VllmEngine:
             hit_length=part.finish_reason == "length",
             versions=versions,
         )
+
+    async def _sample(self, request: Request, adapter: Adapter | None) -> Any:
+        """vLLM's whole `RequestOutput`."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        parameters = SamplingParams(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            seed=request.seed,
+            max_tokens=request.max_tokens,
+            min_tokens=request.min_tokens,
+            logprobs=0,
+            flat_logprobs=True,
+            skip_special_tokens=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **self._stops.arguments(request.stop),
+        )
+        async for output in self._llm.generate(
+            {"prompt_token_ids": request.token_ids},
+            parameters,
+            request_id=str(next(self._ids)),
+            lora_request=adapter and adapter.request,
+        ):
+            final = output
+        return final
 
     def _count_busy(self) -> None:
         """Add the time since the last call, where requests were in flight; called before their number changes."""
@@ -369,7 +373,7 @@ class VllmEngine:
             return
         try:
             async with asyncio.timeout(self._hang_timeout_s):
-                await self._generate(Request([self._tokenizer.eos_token_id or 0], 1, 0.0, 1.0, -1, None))
+                await self._sample(Request([self._tokenizer.eos_token_id or 0], 1, 0.0, 1.0, -1, None), None)
         except TimeoutError:
             if not (self._standstill.intended or self._progressed()):
                 raise EngineHangsError(f"the engine has sampled nothing for {self._hang_timeout_s:g} s") from None
@@ -392,15 +396,3 @@ class VllmEngine:
         if llm is not None:
             del self._adapters, self._standstill  # the last to hold it
             llm.shutdown()
-
-    def _stop_arguments(self, stop: tuple[str, ...]) -> dict[str, Any]:
-        """Tokens that hold a stop text end a generation at once; one spelt in pieces ends it by its text."""
-        if stop not in self._stops:
-            ids = stop_token_ids(self._vocabulary, stop)
-            self._stops[stop] = {"stop": list(stop), "stop_token_ids": ids, "include_stop_str_in_output": True}
-        return self._stops[stop]
-
-
-def stop_token_ids(vocabulary: Mapping[str, int], stop: Sequence[str]) -> list[int]:
-    """Every token whose text holds a whole stop text, also with a space or more around it."""
-    return sorted(id for token, id in vocabulary.items() if any(text in token for text in stop))

@@ -6,9 +6,13 @@ One engine serves the whole module; every test loads the policy it needs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import hashlib
 import itertools
+import os
 import random
+import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +23,9 @@ import pytest_asyncio
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.engine import VllmEngine
+from forage_rollout.engine import EngineHangsError, VllmEngine
 from forage_rollout.generation import Generation, Request
-from forage_rollout.policy import PolicyError
+from forage_rollout.policy import NotServingError, PolicyError
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 VERSIONS = itertools.count(1)
@@ -47,7 +51,7 @@ def publication(folder: Path) -> Policy:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def parts(make_model: Callable[[int], Path]) -> AsyncIterator[Parts]:
     models = {"a": make_model(0), "b": make_model(1)}
-    sizes = EngineSettings(max_model_len=768, max_num_seqs=64)
+    sizes = EngineSettings(max_model_len=768, max_num_seqs=64, hang_timeout_s=4.0)
     settings = Settings(model=ModelSettings(path=models["a"]), rollout=RolloutSettings(engine=sizes))
     engine = VllmEngine(settings)
     yield Parts(engine, models)
@@ -192,3 +196,120 @@ async def test_a_chat_is_rendered_with_the_models_template(parts: Parts) -> None
     ids = await parts.engine.render([{"role": "user", "content": "Who? <search>"}])
     assert tokenizer.decode(ids) == "<|im_start|>user\nWho? <search><|im_end|>\n<|im_start|>assistant\n"
     assert parts.engine.end_of_turn == "<|im_end|>"
+
+
+async def test_a_pause_holds_generation_and_what_comes_after_is_the_same(parts: Parts) -> None:
+    await parts.serve("a")
+    context = contexts(1, 50)[0]
+    undisturbed = await parts.engine.generate(ask(context, tokens=300))
+    running = asyncio.create_task(parts.engine.generate(ask(context, tokens=300)))
+    while not parts.engine.counts.requests_running:
+        await asyncio.sleep(0.005)
+    await parts.engine.pause(drain=False)
+    await parts.engine.pause(drain=False)
+    late = asyncio.create_task(parts.engine.generate(ask(context, seed=2)))
+    await asyncio.sleep(0.5)
+    assert not running.done()
+    assert not late.done()
+    assert parts.engine.paused
+    assert parts.engine.counts.paused == 1
+    await parts.engine.probe()  # it stands still on purpose
+    await parts.engine.resume()
+    await parts.engine.resume()
+    assert (await running).token_ids == undisturbed.token_ids
+    assert await late
+    assert not parts.engine.paused
+
+
+async def test_a_draining_pause_lets_running_generations_end(parts: Parts) -> None:
+    await parts.serve("a")
+    running = [asyncio.create_task(parts.engine.generate(ask(c, tokens=80))) for c in contexts(8, 50)]
+    while parts.engine.counts.requests_running < len(running):
+        await asyncio.sleep(0.005)
+    await parts.engine.pause(drain=True)
+    await asyncio.sleep(0.05)
+    assert all(task.done() for task in running)
+    late = asyncio.create_task(parts.engine.generate(ask(contexts(1, 50)[0])))
+    await asyncio.sleep(0.3)
+    assert not late.done()
+    await parts.engine.resume()
+    await late
+
+
+async def test_an_update_within_a_pause_leaves_the_engine_paused(parts: Parts) -> None:
+    await parts.serve("a")
+    await parts.engine.pause(drain=False)
+    late = asyncio.create_task(parts.engine.generate(ask(contexts(1, 50)[0])))
+    policy = await parts.serve("b")
+    await asyncio.sleep(0.3)
+    assert not late.done()
+    await parts.engine.resume()
+    assert (await late).versions == [(policy.version, 1, 0, len((await late).token_ids))]
+
+
+async def test_a_caller_that_does_not_wait_for_an_update_does_not_spoil_it(parts: Parts) -> None:
+    await parts.serve("a")
+    policy = publication(parts.models["b"])
+    updating = asyncio.create_task(parts.engine.load(policy))
+    await asyncio.sleep(0.02)
+    updating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await updating
+    assert await parts.engine.wait_for(policy.version, 1, 30) == policy
+    context = contexts(1, 50)[0]
+    generation = await parts.engine.generate(ask(context))
+    assert worst(generation.logprobs, reference(parts.models["b"], context, generation.token_ids)) < TOLERANCE
+
+
+async def test_stop_texts_and_least_lengths_are_those_of_the_request(parts: Parts) -> None:
+    await parts.serve("a")
+    context = contexts(1, 50)[0]
+    free = (await parts.engine.generate(ask(context, tokens=30))).token_ids
+    tokenizer: Any = parts.engine.llm.get_tokenizer()
+    text = tokenizer.decode(free)
+    stop = next(
+        text[i : i + 2] for i in range(8, len(text)) if text[i : i + 2].isascii() and text[i : i + 2].isprintable()
+    )
+    stopped = await parts.engine.generate(dataclasses.replace(ask(context, tokens=30), stop=(stop,)))
+    assert len(stopped.token_ids) == len(stopped.logprobs) < 30
+    assert stopped.token_ids == free[: len(stopped.token_ids)]
+    assert stop in tokenizer.decode(stopped.token_ids)
+    assert stop not in tokenizer.decode(stopped.token_ids[:-1])
+    assert not stopped.hit_length
+    long = await parts.engine.generate(dataclasses.replace(ask(context, tokens=30), stop=(stop,), min_tokens=30))
+    assert len(long.token_ids) == 30
+
+
+async def test_an_engine_out_of_service_answers_nobody_until_it_loads_a_policy(parts: Parts) -> None:
+    await parts.serve("a")
+    parts.engine.out_of_service = "the announced policy cannot be read"
+    assert parts.engine.counts.out_of_service == 1
+    with pytest.raises(NotServingError, match="cannot be read"):
+        await parts.engine.generate(ask(contexts(1, 50)[0]))
+    await parts.serve("b")
+    assert await parts.engine.generate(ask(contexts(1, 50)[0]))
+
+
+async def test_an_engine_that_hangs_is_found_and_its_requests_end_with_it(parts: Parts) -> None:
+    """The last one: nothing is left of the engine."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    await parts.serve("a")
+    await parts.engine.probe()
+    running = asyncio.create_task(parts.engine.generate(ask(contexts(1, 50)[0], tokens=600)))
+    while not parts.engine.counts.requests_running:
+        await asyncio.sleep(0.005)
+    await parts.engine.probe()
+    for process in parts.engine.llm.engine_core.resources.engine_manager.processes:
+        os.kill(process.pid, signal.SIGSTOP)
+    with contextlib.suppress(EngineHangsError):
+        await parts.engine.probe()  # may still see what was sampled before
+    with pytest.raises(EngineHangsError, match="has sampled nothing for 4 s"):
+        await parts.engine.probe()
+    assert not running.done()
+    parts.engine.kill()
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineDeadError):
+            await running
+    with pytest.raises(EngineDeadError):
+        await parts.engine.check_health()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -132,3 +134,16 @@ def test_the_builder_of_serve_deploy_takes_settings_by_their_names() -> None:
     assert isinstance(build({"run.id": "one", "rollout.engine_replicas.max": "4"}), Application)
     with pytest.raises(SettingsError, match=r"rollout\.nn"):
         build({"rollout.nn": "4"})
+
+
+def test_calls_of_a_replica_that_is_killed_fail_at_once_and_the_next_go_elsewhere(caller: Any) -> None:
+    (home,) = set(caller.many.remote(["killed"], 1).result(timeout_s=60))
+    running = caller.many.remote(["killed"] * 4, 6000)
+    time.sleep(1.0)
+    begin = time.monotonic()
+    os.kill(home, signal.SIGKILL)
+    with pytest.raises(Exception, match=r"(?i)actor|replica|unavailable"):
+        running.result(timeout_s=30)
+    (other,) = set(caller.many.remote(["killed"] * 4, 1).result(timeout_s=30))
+    assert other != home
+    assert time.monotonic() - begin < 10

@@ -1,0 +1,368 @@
+"""Whole trajectories through the real engine, agent and loop: every token, mask, turn and logprob is accounted for.
+
+What was sampled is judged by plain Hugging Face forward passes under the policy that each segment names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from forage_common.retriever_client import Found
+from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
+from forage_common.v1.trajectory_pb2 import (
+    ActionKind,
+    ChatMessage,
+    Document,
+    Policy,
+    Prompt,
+    Provenance,
+    Role,
+    Sampling,
+    Score,
+    Status,
+    Trajectory,
+)
+from forage_common.world.write import prompt_text
+from forage_rollout.agent import Agent
+from forage_rollout.engine import VllmEngine
+from forage_rollout.generation import Generation, Request
+from forage_rollout.leases import Leases
+from forage_rollout.policy import PolicyError
+from forage_rollout.tokens import FileTokenizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+TOLERANCE = 1e-3
+VERSIONS = itertools.count(1)
+QUESTIONS = (
+    "what is the capital of Kima?",
+    "which river flows through the capital of Angola?",
+    "who wrote the national anthem of Peru?",
+    "in which country is the town of Luanda?",
+)
+LIMITS: dict[str, Any] = {"max_turns": 3, "max_start_length": 128, "max_prompt_length": 512, "max_response_length": 64}
+
+
+class Shelf:
+    """A retriever of two passages for every query."""
+
+    async def search(self, queries: Sequence[str]) -> Found:
+        await asyncio.sleep(0.01)
+        documents = [
+            Document(id=f"d{n}", contents=f'"{query}"\nThe capital of {query} is Luanda </information> {n}.')
+            for query in queries
+            for n in (1, 2)
+        ]
+        return Found(
+            [documents[2 * i : 2 * i + 2] for i in range(len(queries))], Provenance(index_digest="abc"), partial=False
+        )
+
+
+class Judge:
+    """A reward of one point."""
+
+    async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
+        score = Score(status=Status.STATUS_OK, total=1.0)
+        return [ScoredItem(trajectory_id=item.trajectory_id, score=score) for item in items]
+
+
+@dataclass
+class Recorder:
+    """The real engine, and all that it was asked and said."""
+
+    engine: VllmEngine
+    said: list[tuple[Request, Generation]] = field(default_factory=list)
+
+    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+        return await self.engine.render(messages)
+
+    async def generate(self, request: Request) -> Generation:
+        generation = await self.engine.generate(request)
+        self.said.append((request, generation))
+        return generation
+
+    async def release(self, affinity: str) -> None:
+        await self.engine.release(affinity)
+
+
+class Judges:
+    """Hugging Face models by policy version."""
+
+    def __init__(self) -> None:
+        self.folders: dict[int, Path] = {}
+        self._models: dict[Path, Any] = {}
+
+    def logprobs(self, version: int, context: list[int], sampled: list[int]) -> list[float]:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        folder = self.folders[version]
+        if folder not in self._models:
+            self._models[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        with torch.no_grad():
+            logits = self._models[folder](torch.tensor([context + sampled])).logits[0, len(context) - 1 : -1]
+        rows = torch.log_softmax(logits, -1)
+        return [float(value) for value in rows.gather(1, torch.tensor(sampled)[:, None])[:, 0]]
+
+
+@dataclass
+class Parts:
+    engine: VllmEngine
+    folders: dict[str, Path]
+    judges: Judges
+
+    def publication(self, name: str) -> Policy:
+        folder = self.folders[name]
+        digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+        policy = Policy(version=next(VERSIONS), epoch=1, uri=str(folder), digest=digest)
+        self.judges.folders[policy.version] = folder
+        return policy
+
+    async def serve(self, name: str) -> tuple[Policy, float]:
+        policy = self.publication(name)
+        return policy, await self.engine.load(policy)
+
+    def agent(self, **limits: Any) -> tuple[Agent, Recorder]:
+        rollout = RolloutSettings(**{**LIMITS, **limits}, engine=EngineSettings(max_model_len=768))
+        settings = Settings(model=ModelSettings(path=self.folders["a"]), rollout=rollout)
+        recorder = Recorder(self.engine)
+        codec = FileTokenizer(self.folders["a"])
+        return Agent(settings, recorder, Shelf(), Judge(), codec, self.engine.end_of_turn, "one"), recorder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def parts(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Parts]:
+    """The shipped policy as `a`, and as `b` another that still searches."""
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folders = {"a": repository / "models/tiny-policy", "b": tmp_path_factory.mktemp("models") / "b"}
+    shutil.copytree(folders["a"], folders["b"])
+    torch.manual_seed(0)
+    weights = load_file(folders["a"] / "model.safetensors")
+    changed = {name: w.float() * (1 + 0.03 * torch.randn_like(w.float())) for name, w in weights.items()}
+    save_file({name: w.to(weights[name].dtype) for name, w in changed.items()}, folders["b"] / "model.safetensors")
+    sizes = EngineSettings(max_model_len=768, max_num_seqs=64)
+    rollout = RolloutSettings(engine=sizes)
+    engine = VllmEngine(Settings(model=ModelSettings(path=folders["a"]), rollout=rollout))
+    yield Parts(engine, folders, Judges())
+    engine.shutdown()
+
+
+def prompt(number: int, samples: int = 6, seed: int = 7) -> Prompt:
+    question = prompt_text(QUESTIONS[number % len(QUESTIONS)])
+    return Prompt(
+        run_id="exact",
+        group_uid=f"q/train/{number}/0",
+        data_source="q",
+        messages=[ChatMessage(role="user", content=question)],
+        samples=samples,
+        sampling=Sampling(temperature=1.0, seed=seed + 100 * number),
+    )
+
+
+def turns_of(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """(begin, end) of every turn's tokens within the response."""
+    spans = [
+        (span.begin - trajectory.prompt_length, span.end - trajectory.prompt_length)
+        for span in trajectory.spans
+        if span.role == Role.ROLE_MODEL
+    ]
+    assert [i for begin, end in spans for i in range(begin, end)] == [
+        i for i, masked in enumerate(trajectory.loss_mask) if masked
+    ]
+    return spans
+
+
+def judged(trajectory: Trajectory, judges: Judges, max_context: int) -> float:
+    """Check ids, masks and turns of a trajectory against each other; the largest logprob difference of its tokens."""
+    ids, start = list(trajectory.token_ids), trajectory.prompt_length
+    length = len(ids) - start
+    assert len(trajectory.loss_mask) == len(trajectory.turn_ids) == len(trajectory.logprobs) == length
+    assert [(t if t > 0 else 0) > 0 for t in trajectory.turn_ids] == [bool(m) for m in trajectory.loss_mask]
+    assert all(trajectory.logprobs[i] == 0.0 for i in range(length) if not trajectory.loss_mask[i])
+    assert trajectory.spans[0].end == start
+    assert [span.begin for span in trajectory.spans[1:]] == [span.end for span in trajectory.spans[:-1]]
+    assert trajectory.spans[-1].end == len(ids)
+    versions: dict[int, int] = {}
+    for segment in trajectory.segments:
+        for position in range(segment.begin, segment.end):
+            assert position not in versions
+            versions[position] = segment.version
+    assert sorted(versions) == [i for i in range(length) if trajectory.loss_mask[i]]
+    largest = 0.0
+    for index, (begin, end) in enumerate(turns_of(trajectory), start=1):
+        assert set(trajectory.turn_ids[begin:end]) == {index}
+        context = ids[: start + begin][-max_context:]
+        for version in {versions[i] for i in range(begin, end)}:
+            expected = judges.logprobs(version, context, ids[start + begin : start + end])
+            for position in range(begin, end):
+                if versions[position] == version:
+                    largest = max(largest, abs(trajectory.logprobs[position] - expected[position - begin]))
+    return largest
+
+
+def origins(trajectory: Trajectory, recorder: Recorder, max_context: int) -> list[Generation]:
+    """What the engine said to exactly each turn's context, of which the turn is the beginning: token in, token out."""
+    ids, start = list(trajectory.token_ids), trajectory.prompt_length
+    found = []
+    for begin, end in turns_of(trajectory):
+        context, sampled = ids[: start + begin][-max_context:], ids[start + begin : start + end]
+        logprobs = list(trajectory.logprobs[begin:end])
+        said = [
+            generation
+            for request, generation in recorder.said
+            if request.token_ids == context
+            and generation.token_ids[: len(sampled)] == sampled
+            and generation.logprobs[: len(sampled)] == pytest.approx(logprobs, abs=1e-6)  # stored as float32
+        ]
+        assert said
+        found.append(said[0])
+    return found
+
+
+async def run(agent: Agent, prompts: Sequence[Prompt]) -> list[Trajectory]:
+    groups = await asyncio.gather(*[agent.run(p) for p in prompts])
+    trajectories = [t for group in groups for t in group.trajectories]
+    assert len(trajectories) == sum(p.samples for p in prompts)
+    assert {t.status for t in trajectories} == {Status.STATUS_OK}
+    return trajectories
+
+
+@pytest.mark.parametrize(
+    ("limits", "seen"),
+    [
+        ({}, "observations"),
+        ({"max_response_length": 9}, "responses cut"),
+        ({"max_obs_length": 24}, "observations cut"),
+        ({"max_prompt_length": 72}, "contexts cut"),
+    ],
+    ids=["whole", "responses", "observations", "contexts"],
+)
+async def test_every_token_of_a_trajectory_is_accounted_for(
+    parts: Parts, limits: dict[str, int], seen: str, record_property: Any
+) -> None:
+    policy, _ = await parts.serve("a")
+    agent, recorder = parts.agent(**limits)
+    trajectories = await run(agent, [prompt(number) for number in range(4)])
+    context = limits.get("max_prompt_length", LIMITS["max_prompt_length"])
+    for trajectory in trajectories:
+        assert {segment.version for segment in trajectory.segments} == {policy.version}
+        hit_length = any(generation.hit_length for generation in origins(trajectory, recorder, context))
+        assert trajectory.truncated if hit_length else seen != "observations" or not trajectory.truncated
+    largest = max(judged(trajectory, parts.judges, context) for trajectory in trajectories)
+    record_property("max_difference", largest)
+    assert largest < TOLERANCE
+    assert max(len(trajectory.turns) for trajectory in trajectories) >= 2
+    observations = [s for t in trajectories for s in t.spans if s.role == Role.ROLE_ENV]
+    assert {
+        "observations": any(s.text.count("Doc ") == 2 for s in observations),
+        "responses cut": any(g.hit_length for _, g in recorder.said),
+        "observations cut": any(s.end - s.begin == 24 and s.text.endswith("</information>\n\n") for s in observations),
+        "contexts cut": any(len(r.token_ids) == 72 for r, _ in recorder.said),
+    }[seen]
+    assert any(t.truncated for t in trajectories) or seen == "observations"
+
+
+async def test_a_seed_repeats_whole_trajectories(parts: Parts) -> None:
+    policy, _ = await parts.serve("a")
+    agent, _ = parts.agent()
+    first, again = [await run(agent, [prompt(number) for number in numbers]) for numbers in ((0, 1), (1, 0, 2))]
+    other = await run(agent, [prompt(0, seed=8000)])
+    by_id = {t.id: t for t in again}
+    for trajectory in first:
+        twin = by_id[trajectory.id]
+        assert list(trajectory.token_ids) == list(twin.token_ids)
+        assert trajectory.turns == twin.turns
+        assert list(trajectory.segments) == list(twin.segments)
+        assert {segment.version for segment in twin.segments} == {policy.version}
+    assert [list(t.token_ids) for t in other] != [list(t.token_ids) for t in first[: len(other)]]
+
+
+async def test_updates_in_flight_split_trajectories_and_lose_none(parts: Parts, record_property: Any) -> None:
+    await parts.serve("a")
+    agent, recorder = parts.agent()
+    running = asyncio.create_task(run(agent, [prompt(number, samples=8) for number in range(8)]))
+    pauses = []
+    for enough, name in ((40, "b"), (90, "a")):
+        while len(recorder.said) < enough and not running.done():
+            await asyncio.sleep(0.005)
+        pauses.append((await parts.serve(name))[1])
+    trajectories = await running
+    split = [t for t in trajectories if len({segment.version for segment in t.segments}) > 1]
+    assert len(split) > 5
+    largest = max(judged(trajectory, parts.judges, LIMITS["max_prompt_length"]) for trajectory in trajectories)
+    record_property("max_difference", largest)
+    assert largest < TOLERANCE
+    record_property("update_pause_s", pauses)
+    assert min(pauses) < 0.5
+
+
+async def test_a_drained_update_splits_no_trajectory_and_loses_none(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts.engine, "_leases", Leases(60.0))  # as with rollout.weights.update = drain
+    await parts.serve("a")
+    agent, recorder = parts.agent()
+    some = asyncio.Semaphore(4)
+
+    async def group(number: int) -> list[Trajectory]:
+        async with some:
+            return await run(agent, [prompt(number, samples=4)])
+
+    running = [asyncio.create_task(group(number)) for number in range(16)]
+    for enough, name in ((20, "b"), (60, "a")):
+        while len(recorder.said) < enough:
+            await asyncio.sleep(0.005)
+        await parts.serve(name)
+    trajectories = [t for groups in await asyncio.gather(*running) for t in groups]
+    versions = [{segment.version for segment in t.segments} for t in trajectories]
+    assert {len(one) for one in versions} == {1}
+    assert len(set.union(*versions)) == 3
+    assert max(judged(t, parts.judges, LIMITS["max_prompt_length"]) for t in trajectories) < TOLERANCE
+
+
+async def test_a_policy_that_is_torn_or_older_is_refused_and_nothing_changes(parts: Parts, tmp_path: Path) -> None:
+    old = parts.publication("b")
+    served, _ = await parts.serve("a")
+    agent, _ = parts.agent()
+    before = await run(agent, [prompt(0)])
+    with pytest.raises(PolicyError, match="is not newer than"):
+        await parts.engine.load(old)
+    content = (parts.folders["b"] / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[: len(content) // 2])
+    torn = Policy(version=next(VERSIONS), epoch=1, uri=str(tmp_path), digest=hashlib.sha256(content).hexdigest())
+    with pytest.raises(PolicyError, match="has digest"):
+        await parts.engine.load(torn)
+    torn.digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    with pytest.raises(PolicyError, match="where the header promises"):
+        await parts.engine.load(torn)
+    assert parts.engine.serving == served
+    after = await run(agent, [prompt(0)])
+    assert [list(t.token_ids) for t in after] == [list(t.token_ids) for t in before]
+
+
+async def test_a_search_is_answered_and_an_answer_ends(parts: Parts) -> None:
+    await parts.serve("a")
+    agent, _ = parts.agent()
+    trajectories = await run(agent, [prompt(number) for number in range(4)])
+    for trajectory in trajectories:
+        kinds = [turn.action for turn in trajectory.turns]
+        assert trajectory.finished == (kinds[-1] == ActionKind.ACTION_KIND_ANSWER)
+        assert ActionKind.ACTION_KIND_ANSWER not in kinds[:-1]
+        assert sum(turn.executed for turn in trajectory.turns) == sum(
+            span.role == Role.ROLE_ENV and "<information>" in span.text for span in trajectory.spans
+        )
+    assert dataclasses.asdict(agent.counts)["searches"] > 0
