@@ -152,7 +152,7 @@ def test_trackers_are_told_every_step_and_validation(train: Callable[..., Settin
 
 
 def test_what_was_dropped_is_in_the_ledger_and_what_was_refilled_is_counted(train: Callable[..., Settings]) -> None:
-    drop = ["trainer.straggler_timeout_s=1", "trainer.partial_groups=drop", "trainer.max_staleness=0"]
+    drop = ["trainer.straggler_timeout_s=2", "trainer.partial_groups=drop", "trainer.max_staleness=0"]
     refill = ["trainer.algorithm.filter_groups=true", "trainer.max_refills=1"]
     settings = train(*drop, *refill, rollout=PartialRollout)
     found = lines(settings)
