@@ -26,7 +26,7 @@ cat "$logs/common" "$logs/retriever"
 run rollout rollout tests/unit/rollout tests/contract/test_rollout_faults.py tests/contract/test_knowledge_graph.py
 run deployments rollout tests/contract/test_rollout_deployments.py # Ray reads the environment once a process
 run rollout_service rollout tests/contract/test_rollout_joined_cluster.py tests/e2e/test_rollout_*.py tests/chaos/test_rollout_kills.py
-run trainer trainer tests/unit/trainer tests/e2e/test_trainer_resume.py
+run trainer trainer tests/unit/trainer tests/e2e/test_trainer_*.py
 run stack common tests/contract/test_streams.py tests/e2e/test_forage.py tests/chaos/test_kills.py
 
 passed=0 failed=0 skipped=0 broken=0

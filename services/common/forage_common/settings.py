@@ -69,6 +69,11 @@ class AdvantageEstimator(StrEnum):
     RLOO = "rloo"
     REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
 
+    @property
+    def least_samples(self) -> int:
+        """Valid samples that a prompt needs to teach something: two where they are compared with each other."""
+        return 1 if self in (AdvantageEstimator.GAE, AdvantageEstimator.REINFORCE_PLUS_PLUS) else 2
+
 
 class RewardPlacement(StrEnum):
     """Where a score with rewards of single turns lands; any other score is on the last state token."""
@@ -395,8 +400,7 @@ class AlgorithmSettings(Section):
     @model_validator(mode="after")
     def _consistent(self) -> AlgorithmSettings:
         estimator = self.adv_estimator
-        baseless = (AdvantageEstimator.GAE, AdvantageEstimator.REINFORCE_PLUS_PLUS)
-        if self.filter_groups and estimator in baseless:
+        if self.filter_groups and estimator.least_samples == 1:
             raise ValueError(
                 f"filter_groups drops groups of equal rewards, which teach {estimator} something: "
                 "set filter_groups=false, or an adv_estimator that compares within a group"

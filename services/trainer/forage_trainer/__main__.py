@@ -38,14 +38,15 @@ def check_settings(settings: Settings) -> None:
     Raises:
         UserError: settings that contradict each other.
     """
-    if settings.rollout.n < 2:
-        raise UserError("rollout.n must be at least 2: GRPO compares the samples of a prompt")
+    estimator = settings.trainer.algorithm.adv_estimator
+    if settings.rollout.n < estimator.least_samples:
+        raise UserError(f"rollout.n must be at least 2: {estimator} compares the samples of a prompt")
     if settings.data.train_batch_size % settings.trainer.actor.ppo_mini_batch_size:
         raise UserError(
             f"trainer.actor.ppo_mini_batch_size = {settings.trainer.actor.ppo_mini_batch_size} must divide "
             f"data.train_batch_size = {settings.data.train_batch_size}"
         )
-    if settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE:
+    if estimator is AdvantageEstimator.GAE:
         _check_critic(settings)
 
 

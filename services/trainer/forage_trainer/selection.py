@@ -19,7 +19,7 @@ class Selection:
     """Rows that take part, and why groups do not.
 
     trajectories: the rows; positions: place of each one's group within the batch.
-    dead_groups: groups with fewer than two valid rows.
+    dead_groups: groups with too few valid rows.
     filtered: places of groups left out because their rewards are all equal.
     """
 
@@ -30,10 +30,11 @@ class Selection:
 
 
 def selection(groups: Sequence[TrajectoryGroup], settings: AlgorithmSettings) -> Selection:
-    """Valid rows of groups that have at least two of them and, where the settings ask for it, unequal rewards."""
+    """Valid rows of groups that have enough of them for the estimator and, where the settings ask for it, unequal
+    rewards."""
     rows = [(place, t) for place, group in enumerate(groups) for t in group.trajectories]
     valid = torch.tensor([is_valid(t) for _, t in rows], dtype=torch.bool)
-    found = participation([place for place, _ in rows], valid)
+    found = participation([place for place, _ in rows], valid, settings.adv_estimator.least_samples)
     # A group that came back empty has no rows to be counted by.
     dead = found.dead_groups + sum(not group.trajectories for group in groups)
     filtered = equal_groups(groups, settings.adv_estimator) if settings.filter_groups else ()

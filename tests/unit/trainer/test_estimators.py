@@ -346,10 +346,12 @@ def test_a_group_whose_rewards_are_all_equal_has_advantage_zero(name: AdvantageE
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), min_size=1, max_size=16))
-def test_a_row_takes_part_if_it_is_valid_and_has_a_valid_companion(rows: list[tuple[str, bool]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), min_size=1, max_size=16), st.sampled_from([1, 2]))
+def test_a_row_takes_part_if_it_is_valid_and_has_enough_valid_companions(
+    rows: list[tuple[str, bool]], least: int
+) -> None:
     uids = [uid for uid, _ in rows]
-    found = participation(uids, torch.tensor([valid for _, valid in rows]))
+    found = participation(uids, torch.tensor([valid for _, valid in rows]), least)
     valid = {uid: sum(v for u, v in rows if u == uid) for uid in uids}
-    assert found.used.tolist() == [v and valid[u] >= 2 for u, v in rows]
-    assert found.dead_groups == sum(count < 2 for count in valid.values())
+    assert found.used.tolist() == [v and valid[u] >= least for u, v in rows]
+    assert found.dead_groups == sum(count < least for count in valid.values())

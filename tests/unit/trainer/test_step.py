@@ -166,6 +166,16 @@ def test_gae_without_a_critic_is_refused() -> None:
         PolicyStep(settings("trainer.algorithm.adv_estimator=gae"), Worker(), 0)  # type: ignore[arg-type]
 
 
+def test_one_sample_of_a_prompt_is_enough_where_nothing_is_compared_within_a_group() -> None:
+    worker = Worker()
+    found = settings("trainer.algorithm.adv_estimator=gae", "rollout.n=1")
+    batch = Batch(1, tuple(Entry(b"1-0", group(uid, [1.0])) for uid in "ab"), 0)
+    told: list[StepRecord] = []
+    PolicyStep(found, worker, 0, worker)(batch, Policy(epoch=1), Stopwatch(), lambda: None, told.append)  # type: ignore[arg-type]
+    assert [t.group_uid for t in told[0].rows] == ["a", "b"]
+    assert "update" in worker.asked
+
+
 def test_an_abandoned_step_has_changed_nothing() -> None:
     worker = Worker()
     step = PolicyStep(settings(*KL), worker, 0)  # type: ignore[arg-type]
@@ -185,6 +195,7 @@ def test_whoever_asks_is_told_what_the_step_knew() -> None:
         found = settings("trainer.algorithm.adv_estimator=gae", f"trainer.critic_warmup={warmup}")
         step = PolicyStep(found, worker, 0, worker)  # type: ignore[arg-type]
         groups = [group("a", [0.0, 1.0]), group("b", [1.0])]
+        groups[1].trajectories[0].status = Status.STATUS_TIMEOUT
         batch = Batch(1, tuple(Entry(b"1-0", g) for g in groups), 0)
         step(batch, Policy(version=version, epoch=1), Stopwatch(), lambda: None, told.append)
         assert [t.id for t in told[0].rows] == [t.id for t in groups[0].trajectories]

@@ -14,22 +14,23 @@ EPSILON = 1e-6
 class Participation:
     """Which rows enter baseline and loss.
 
-    used: (rows,) bool. dead_groups: groups that had fewer than two valid rows, so none of their rows is used.
+    used: (rows,) bool. dead_groups: groups that had too few valid rows, so none of their rows is used.
     """
 
     used: torch.Tensor
     dead_groups: int
 
 
-def participation(uids: Sequence[Hashable], valid: torch.Tensor) -> Participation:
-    """A valid row is used if its group has at least two of them.
+def participation(uids: Sequence[Hashable], valid: torch.Tensor, least: int) -> Participation:
+    """A valid row is used if its group has at least so many of them.
 
     Args:
         uids: group of each row.
         valid: (rows,) bool; status OK throughout, and at least one state token.
+        least: see `AdvantageEstimator.least_samples`.
     """
     group, sizes = numbered(uids)
-    alive = torch.zeros(len(sizes), dtype=torch.long).index_add(0, group, valid.long()) >= 2
+    alive = torch.zeros(len(sizes), dtype=torch.long).index_add(0, group, valid.long()) >= least
     return Participation(valid & alive[group], int((~alive).sum()))
 
 
