@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -322,10 +323,12 @@ async def test_bytes_as_grpc_messages(service: Service) -> None:
             *_, replies = await asyncio.gather(*each, stream_all(random.Random(seed - 1), half))
             assert replies == half
 
-        await bombard_all(GRPC_MESSAGES // 4, 1)
-        before = service.memory()
-        await bombard_all(GRPC_MESSAGES - GRPC_MESSAGES // 4, 1000)
-        assert service.memory() - before < MAY_GROW_BYTES
+        sizes = []
+        for seed in (1, 1000, 2000, 3000):
+            await bombard_all(GRPC_MESSAGES // 4, seed)
+            sizes.append(service.memory())
+        # How much allocators keep depends on how many messages met; a leak would add to every round.
+        assert min(after - before for before, after in pairwise(sizes)) < MAY_GROW_BYTES / 3, sizes
         found = await retriever_pb2_grpc.RetrieverStub(channel).Retrieve(
             retriever_pb2.RetrieveRequest(queries=["Oslo"], topk=1), timeout=60
         )
