@@ -1,0 +1,57 @@
+"""One step's trajectories with the turns and lengths of `benchmarks/rollout/plan.py`, as tensors."""
+
+from __future__ import annotations
+
+import random
+
+import plan
+
+from forage_common.settings import AlgorithmSettings
+from forage_common.v1.trajectory_pb2 import PolicySegment, Score, Status, Trajectory, TrajectoryGroup
+from forage_trainer.selection import selection
+from forage_trainer.tensors import StepTensors, step_tensors
+
+SAMPLES = 8
+PROMPT_TOKENS = OBSERVATION_TOKENS = 100
+"""What plan.py's texts come to with the tiny policy's tokenizer, give or take."""
+_SPREAD = 10
+_FIRST_ID, _VOCABULARY = 3, 1024
+_LOG_PROB = -6.9
+"""Of a token drawn from so many; the engine's differ from it a little."""
+
+
+def tensors(groups: int, algorithm: AlgorithmSettings) -> StepTensors:
+    """`groups` x SAMPLES trajectories, the same in every run; every other one has a reward of 1."""
+    found = [
+        TrajectoryGroup(group_uid=uid, trajectories=[_trajectory(plan.Row(uid, sample)) for sample in range(SAMPLES)])
+        for uid in plan.uids(groups, 0)
+    ]
+    batch = step_tensors(selection(found, algorithm), version=0, epoch=1, pad_id=0, settings=algorithm)
+    assert batch is not None
+    return batch
+
+
+def _trajectory(row: plan.Row) -> Trajectory:
+    chance = random.Random(row.query(0))
+    mask: list[int] = []
+    turns: list[int] = []
+    for turn, tokens in enumerate(row.lengths, start=1):
+        observed = chance.randint(OBSERVATION_TOKENS - _SPREAD, OBSERVATION_TOKENS + _SPREAD) if turn > 1 else 0
+        mask += [0] * observed + [1] * tokens
+        turns += [-1] * observed + [turn] * tokens
+    prompt = random.Random(row.uid).randint(PROMPT_TOKENS - _SPREAD, PROMPT_TOKENS + _SPREAD)
+    return Trajectory(
+        id=row.query(0),
+        group_uid=row.uid,
+        sample=row.sample,
+        data_source=plan.DATA_SOURCE,
+        token_ids=[chance.randrange(_FIRST_ID, _VOCABULARY) for _ in range(prompt + len(mask))],
+        prompt_length=prompt,
+        loss_mask=mask,
+        turn_ids=turns,
+        logprobs=[chance.gauss(_LOG_PROB, 0.1) if own else 0.0 for own in mask],
+        segments=[PolicySegment(version=0, epoch=1, begin=0, end=len(mask))],
+        score=Score(status=Status.STATUS_OK, total=float(row.sample % 2)),
+        status=Status.STATUS_OK,
+        finished=True,
+    )
