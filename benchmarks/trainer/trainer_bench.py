@@ -2,8 +2,8 @@
 
 - updates (`updates.py`): `PolicyWorker.update` of 128 trajectories with the turns and lengths of
   `benchmarks/rollout/plan.py`, against plain PyTorch and transformers (`plain.py`) with the same micro-batches, the
-  same objective and optimizer, and against the same plain code over 16 rows at a time, padded to the longest of the step.
-  Plain PyTorch measures the entropy, as the trainer does for its metrics; a line of its own is without. The first
+  same objective and optimizer, and against the same plain code over 16 rows at a time, padded to the longest of the
+  step. Plain PyTorch measures the entropy, as the trainer does for its metrics; a line of its own is without. The first
   update of all must agree in loss and gradient norm.
 - publishing (`publishing.py`): the weights written, checksummed, flushed and announced, over `shutil.copyfile` and
   fsync of the same files. `publish_over_copy` is that of 130M parameters (0.5 GB).
