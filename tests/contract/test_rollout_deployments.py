@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -35,12 +36,14 @@ class ScriptedCluster(LocalCluster):
 
 @pytest.fixture(scope="module")
 def caller() -> Iterator[Any]:
-    cluster = ScriptedCluster(Settings())
-    try:
-        cluster.start()
-        yield cluster.handle("Dispatcher")
-    finally:
-        cluster.stop(5.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Ray's workers import the scripted deployments by name
+        cluster = ScriptedCluster(Settings())
+        try:
+            cluster.start()
+            yield cluster.handle("Dispatcher")
+        finally:
+            cluster.stop(5.0)
 
 
 def test_a_group_goes_to_one_replica_and_groups_to_all(caller: Any) -> None:
