@@ -68,24 +68,28 @@ def measure_updates(rounds: int, folder: Path, spinner: Status, console: Console
     for line in in_trainer("updates.py", str(GROUPS), str(rounds), *overrides, log=folder / "updates.log"):
         found.append(line)
         spinner.update(f"updates: {len(found)} of {rounds} rounds are done")
-    rates = [line["tokens_per_s"] for line in found]
+    rounds_s = [line["seconds"] for line in found]
 
-    def ratio(other: str) -> float:
-        return statistics.median(rate["trainer"] / rate[other] for rate in rates)
+    def ratio(other: str, clock: int = 0) -> float:
+        """How many times as long the other way takes; clock 1 is the processor's."""
+        return statistics.median(seconds[other][clock] / seconds["trainer"][clock] for seconds in rounds_s)
 
     rows, tokens, longest = (found[0][name] for name in ("rows", "tokens", "longest"))
     console.print(
         f"{rows} trajectories of {tokens / rows:.0f} tokens on average and {longest} at most: "
         f"padded batches are {tokens / (rows * longest):.0%} full"
     )
-    table = table_of("update", "way", "tokens/s", "trainer over it")
+    table = table_of("update", "way", "tokens/s", "trainer over it", "CPU s", "trainer over it, per CPU s")
     for name in ("trainer", "plain", "plain, no entropy", "padded"):
-        table.add_row(name, f"{statistics.median(rate[name] for rate in rates):.0f}", f"{ratio(name):.2f}")
+        wall, cpu = (statistics.median(seconds[name][clock] for seconds in rounds_s) for clock in (0, 1))
+        table.add_row(name, f"{tokens / wall:.0f}", f"{ratio(name):.2f}", f"{cpu:.2f}", f"{ratio(name, 1):.2f}")
     console.print(table)
     return {
         "vs_plain": ratio("plain"),
+        "vs_plain_cpu": ratio("plain", 1),
         "vs_plain_no_entropy": ratio("plain, no entropy"),
         "vs_padded": ratio("padded"),
+        "vs_padded_cpu": ratio("padded", 1),
     }
 
 

@@ -1,7 +1,7 @@
 """The same updates of the tiny policy by the trainer's worker and by plain PyTorch, in turns.
 
 `python updates.py GROUPS ROUNDS key=value …` prints one line a round: `{"rows": …, "tokens": …, "longest": …,
-"tokens_per_s": {"trainer": …, …}}`.
+"seconds": {"trainer": [on the clock, of the processor], …}}`.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class Updates:
             if not all(map(lambda one, two: math.isclose(one, two, rel_tol=1e-3), measured, found["trainer"])):
                 sys.exit(f"{name} takes another update: loss and gradient norm {measured}, trainer {found['trainer']}")
 
-    def round(self, number: int) -> dict[str, float]:
-        """Every way once, every other time from the last to the first. Returns tokens a second by name."""
+    def round(self, number: int) -> dict[str, tuple[float, float]]:
+        """Every way once, every other time from the last to the first. Its name → seconds, processor seconds."""
         found = {}
         for name in sorted(self._ways, reverse=bool(number % 2)):
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             self._ways[name]()
-            found[name] = self.tokens / (time.perf_counter() - began)
+            found[name] = time.perf_counter() - began, time.process_time() - cpu
         return found
 
 
@@ -84,7 +84,7 @@ def main(groups: int, rounds: int, overrides: Sequence[str]) -> None:
     updates.warm_up()
     shape = {"rows": updates.rows, "tokens": updates.tokens, "longest": updates.longest}
     for number in range(rounds):
-        print(json.dumps(shape | {"tokens_per_s": updates.round(number)}), flush=True)
+        print(json.dumps(shape | {"seconds": updates.round(number)}), flush=True)
 
 
 if __name__ == "__main__":
