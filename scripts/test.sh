@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every test in the environment it belongs to and ends with one line of totals.
-# Tests that mostly wait share the cores in two lanes; those that start engines have the machine to themselves.
+# Tests share the cores in two lanes; those that start several services have the machine to themselves.
 # usage: test.sh [pytest options]      e.g. test.sh -m 'not slow'
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -23,10 +23,12 @@ run reward reward tests/unit/reward tests/contract/test_reward_service.py tests/
 run retriever_service retriever tests/contract/test_retriever_*.py
 wait
 cat "$logs/common" "$logs/retriever"
+run trainer trainer tests/unit/trainer tests/e2e/test_trainer_*.py > /dev/null &
 run rollout rollout tests/unit/rollout tests/contract/test_rollout_faults.py tests/contract/test_knowledge_graph.py
 run deployments rollout tests/contract/test_rollout_deployments.py # Ray reads the environment once a process
+wait
+cat "$logs/trainer"
 run rollout_service rollout tests/contract/test_rollout_joined_cluster.py tests/e2e/test_rollout_*.py tests/chaos/test_rollout_kills.py
-run trainer trainer tests/unit/trainer tests/e2e/test_trainer_*.py
 run stack common tests/contract/test_streams.py tests/e2e/test_forage.py tests/chaos/test_kills.py
 
 passed=0 failed=0 skipped=0 broken=0
