@@ -40,7 +40,7 @@ _SERVE_ENVIRONMENT = {
 _RAY_ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     "RAY_AUTH_MODE": "token",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite the name: every socket is bound to loopback
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite the name: Ray's sockets are bound to loopback
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it would abort the main process on SIGTERM
