@@ -52,7 +52,7 @@ def start(
         ("data.val_files=[{parts}/model/config.json]", ["config.json cannot be read as Parquet"]),
         ("data.train_batch_size=6", ["4 usable questions", "train_batch_size = 6"]),
         ("data.train_batch_size=3", ["ppo_mini_batch_size = 2 must divide", "train_batch_size = 3"]),
-        ("rollout.n=1", ["rollout.n must be at least 2", "grpo compares"]),
+        ("rollout.n=1 trainer.algorithm.adv_estimator=grpo", ["rollout.n must be at least 2", "grpo compares"]),
         ("trainer.critic.ppo_mini_batch_size=3", ["trainer.critic.ppo_mini_batch_size = 3 must divide"]),
         ("trainer.critic.path=/nowhere", ["trainer.critic.path /nowhere has no config.json"]),
         ("trainer.total_steps=3", ["unknown setting 'trainer.total_steps'"]),
@@ -61,7 +61,7 @@ def start(
 def test_wrong_input_is_named(
     start: Callable[..., subprocess.CompletedProcess[str]], parts: Path, tmp_path: Path, override: str, words: list[str]
 ) -> None:
-    ended = start(override.format(parts=parts))
+    ended = start(*override.format(parts=parts).split())
     assert ended.returncode == 2, ended.stderr
     sentence = ended.stderr.strip().splitlines()[-1]
     assert sentence.startswith("forage trainer: ")
