@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from forage_common.errors import UserError
+from forage_common.addresses import port_in_use, split_address
 
 
 def configure_logs(service: str, level: str = "INFO") -> None:
@@ -41,12 +41,6 @@ def configure_logs(service: str, level: str = "INFO") -> None:
 def get_logger() -> Any:
     """A structured logger: `log.info("event_name", key=value)`."""
     return structlog.get_logger()
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """ "host:port" → (host, port)."""
-    host, _, port = address.rpartition(":")
-    return host, int(port)
 
 
 class Health:
@@ -128,9 +122,3 @@ def serve_health(address: str, health: Health, metrics: Callable[[], bytes] = ge
     server.metrics = metrics
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
     return server
-
-
-def port_in_use(address: str, error: OSError) -> UserError:
-    """The error for an address that cannot be listened on."""
-    reason = error.strerror or str(error)
-    return UserError(f"cannot listen on {address} ({reason}): stop what uses it, or give this service another address")

@@ -14,8 +14,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import generate_latest
 
+from forage_common.addresses import bind
 from forage_common.settings import Settings
-from forage_common.telemetry import port_in_use
 from forage_common.v1 import reward_pb2, reward_pb2_grpc
 from forage_reward.deadline import deadline_of
 from forage_reward.describe import described
@@ -186,12 +186,7 @@ async def _serve(
     probes = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(probes, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise port_in_use(address, OSError(str(error))) from None
-    if bound == 0:
-        raise port_in_use(address, OSError("address in use"))
+    bind(server, address)
     await server.start()
     for name in ("", SERVICE):
         await probes.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -15,9 +15,10 @@ import time
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
+from forage_common.addresses import port_in_use, split_address
 from forage_common.errors import UserError
 from forage_common.settings import Settings
-from forage_common.telemetry import Health, get_logger, port_in_use, split_address
+from forage_common.telemetry import Health, get_logger
 from forage_reward.child import START_TIMEOUT_S, Child, ChildDiedError, ChildTimeoutError
 from forage_reward.server import DRAIN_S
 

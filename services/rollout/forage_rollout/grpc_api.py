@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import grpc
 
+from forage_common.addresses import bind
 from forage_common.auth import HEADER, TokenFile
 from forage_common.errors import UnavailableError
-from forage_common.telemetry import port_in_use
 from forage_common.v1.rollout_pb2 import (
     GetStatusRequest,
     GetStatusResponse,
@@ -154,12 +154,7 @@ def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None
         ],
     )
     add_RolloutServicer_to_server(servicer, server)
-    try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise port_in_use(address, OSError(str(error))) from None
-    if bound == 0:
-        raise port_in_use(address, OSError("address already in use"))
+    bind(server, address)
     return server
 
 

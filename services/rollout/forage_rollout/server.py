@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 
 import uvicorn
 from prometheus_client import REGISTRY
 
+from forage_common.addresses import listen
 from forage_common.auth import TokenFile
 from forage_common.errors import UnavailableError
 from forage_common.model_folder import check_model_folder
 from forage_common.retriever_client import RetrieverClient
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
-from forage_common.telemetry import Health, get_logger, port_in_use, serve_health, split_address
+from forage_common.telemetry import Health, get_logger, serve_health
 from forage_rollout import environments
 from forage_rollout.backend import ServeBackend, State
 from forage_rollout.cluster import Cluster, open_cluster
@@ -34,7 +34,6 @@ _STOP_S = 6.0
 _LOOK_S = 1.0
 _LOOK_TIMEOUT_S = 30.0
 _REDIS_S = 2.0
-_BACKLOG = 1024
 
 
 def main(settings: Settings) -> None:
@@ -72,7 +71,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     REGISTRY.register(state.shown)
     rollout = settings.rollout
     grpc_server = make_server(rollout.grpc_address, RolloutApi(backend, state, vocabulary), token)
-    listening = _listen(rollout.http_address)
+    listening = listen(rollout.http_address)
     http_server = _HttpServer(
         uvicorn.Config(
             make_app(backend, state, settings, token),
@@ -141,15 +140,3 @@ async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, sta
             else:
                 health.wait_for("policy", "the trainer has published none yet, or it could not be loaded")
         await asyncio.sleep(_LOOK_S)
-
-
-def _listen(address: str) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(split_address(address))
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        raise port_in_use(address, error) from None
-    return listening

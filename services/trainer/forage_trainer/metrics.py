@@ -42,7 +42,7 @@ _GAUGES = {
     }.items()
 }
 _SECONDS = Gauge("forage_trainer_phase_seconds", "Seconds of the last step by phase", ["phase"])
-_DEAD = Counter("forage_trainer_dead_groups_total", "Groups with fewer than two valid trajectories")
+_DEAD = Counter("forage_trainer_dead_groups_total", "Groups with too few valid trajectories for the estimator")
 _FILTERED = Counter("forage_trainer_filtered_groups_total", "Groups left out for their rewards were all equal")
 _KL_NON_FINITE = Counter("forage_trainer_kl_non_finite_tokens_total", "Tokens whose KL in the reward was not finite")
 _TOKENS = Counter("forage_trainer_tokens_total", "Tokens of all trajectories trained on")

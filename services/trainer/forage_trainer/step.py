@@ -118,9 +118,9 @@ class PolicyStep:
                 batch=batch.number,
                 dead_groups=selected.dead_groups,
                 filtered_groups=len(selected.filtered),
-                reason="no group has two valid trajectories of unequal reward"
+                reason="no group has enough valid trajectories of unequal reward"
                 if selected.filtered
-                else "no group has two valid trajectories",
+                else "no group has enough valid trajectories",
             )
             if on_record is not None:
                 on_record(StepRecord(groups, (), policy.version))

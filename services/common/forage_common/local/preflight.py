@@ -10,11 +10,11 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from forage_common.addresses import port_in_use, split_address
 from forage_common.errors import DataError, UserError
 from forage_common.local.stack import Program, addresses, free_gib, interpreter
 from forage_common.model_folder import check_model_folder
 from forage_common.settings import ENV_PREFIX, Settings
-from forage_common.telemetry import port_in_use, split_address
 
 COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
 _SPACE_GIB = 0.5

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.status import Status
 
+from forage_common.addresses import split_address
 from forage_common.errors import UnavailableError, UserError
 from forage_common.local.stack import SERVING, Program, Stack, health_urls, not_ready
 from forage_common.model_folder import WEIGHTS, check_model_folder
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
-from forage_common.telemetry import split_address
 from forage_common.v1.trajectory_pb2 import ChatMessage, Policy, Prompt, Purpose, Sampling
 
 _READY_S = 300.0

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
+from forage_common.addresses import split_address
 from forage_common.errors import UserError
 from forage_common.local.processes import Service, Supervisor
 from forage_common.settings import Settings
-from forage_common.telemetry import split_address
 
 
 class Program(StrEnum):

@@ -10,8 +10,9 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from forage_common.addresses import bind
 from forage_common.errors import UnavailableError
-from forage_common.telemetry import Health, get_logger, port_in_use
+from forage_common.telemetry import Health, get_logger
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.search.hits import Hit
 from forage_retriever.serve.batcher import OverloadedError
@@ -129,12 +130,7 @@ class GrpcServer:
         self._probes = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._probes, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        try:
-            bound = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise port_in_use(address, OSError(str(error))) from None
-        if bound == 0:
-            raise port_in_use(address, OSError("address in use"))
+        bind(self._server, address)
 
     async def start(self) -> None:
         """Accept calls."""

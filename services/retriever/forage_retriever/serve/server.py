@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator
 
 import uvicorn
 
+from forage_common.addresses import listen
 from forage_common.settings import Settings
-from forage_common.telemetry import Health, get_logger, port_in_use, split_address
+from forage_common.telemetry import Health, get_logger
 from forage_retriever.serve.batcher import SEARCH_THREAD
 from forage_retriever.serve.grpc_api import GrpcServer
 from forage_retriever.serve.http_api import make_app
@@ -24,8 +24,6 @@ from forage_retriever.serve.swap import INDEX_THREAD, Swap
 DRAIN_S = 20
 KEEP_ALIVE_S = 75
 """Of an idle connection: longer than a training step without searches, so that clients keep theirs."""
-
-_BACKLOG = 1024
 
 
 def serve(settings: Settings) -> None:
@@ -58,7 +56,7 @@ async def _serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     ready = Health()
     retrieval = Retrieval(settings.retriever.topk, settings.retriever.queue_timeout_s)
-    listening = _listen(settings.retriever.http_address)
+    listening = listen(settings.retriever.http_address)
     grpc_server = GrpcServer(settings.retriever.grpc_address, retrieval, ready)
     await grpc_server.start()
     swap = None if settings.retriever.shards else Swap(settings, retrieval)
@@ -113,15 +111,3 @@ async def _start(settings: Settings, retrieval: Retrieval, ready: Health, swap: 
         front = Front(settings.retriever, ready)
         retrieval.serve(front)
         await front.start()
-
-
-def _listen(address: str) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(split_address(address))
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        raise port_in_use(address, error) from None
-    return listening
