@@ -219,6 +219,7 @@ class Prompt(_message.Message):
     REPLY_STREAM_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     group_uid: _builtins.str
     """data_source/split/index/epoch"""
@@ -239,6 +240,8 @@ class Prompt(_message.Message):
     """where the group goes"""
     timeout_s: _builtins.float
     """of each trajectory; 0 = the service's own limit, which it never exceeds"""
+    environment: _builtins.str
+    """a built-in environment instead of the data source's; empty = the data source's"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -269,10 +272,11 @@ class Prompt(_message.Message):
         reply_stream: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         timeout_s: _builtins.float = ...,
+        environment: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ground_truth", b"ground_truth", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch", b"batch", "data_source", b"data_source", "ground_truth", b"ground_truth", "group_uid", b"group_uid", "issued_unix_ms", b"issued_unix_ms", "messages", b"messages", "min_policy_version", b"min_policy_version", "position", b"position", "purpose", b"purpose", "reply_stream", b"reply_stream", "run_id", b"run_id", "samples", b"samples", "sampling", b"sampling", "timeout_s", b"timeout_s", "token_ids", b"token_ids", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch", b"batch", "data_source", b"data_source", "environment", b"environment", "ground_truth", b"ground_truth", "group_uid", b"group_uid", "issued_unix_ms", b"issued_unix_ms", "messages", b"messages", "min_policy_version", b"min_policy_version", "position", b"position", "purpose", b"purpose", "reply_stream", b"reply_stream", "run_id", b"run_id", "samples", b"samples", "sampling", b"sampling", "timeout_s", b"timeout_s", "token_ids", b"token_ids", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
