@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import sys
 import tempfile
 import time
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from forage_common.addresses import split_address
 from forage_common.errors import UserError
 from forage_common.own_ray import own_ray
 from forage_common.settings import Settings, TrainerSettings
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 log = get_logger()
 _LOOK_S = 0.5
+_ANSWER_S = 10.0
 _LAST_WORDS_S = 5.0
 """For other ranks to say why they failed, too: the first to be heard is often not the cause."""
 _LAST_LINES_S = 1.0
@@ -207,8 +210,11 @@ def _join(address: str) -> None:
     import ray
 
     try:
+        if address != "auto":
+            # Ray's own client would end this process where nobody listens.
+            socket.create_connection(split_address(address), _ANSWER_S).close()
         ray.init(address=address, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise UserError(
             f"trainer.ray.address {address} cannot be joined ({' '.join(str(error).split())}): start the trainer on a "
             "node of a running Ray cluster, with the cluster's token where it has one"
