@@ -138,12 +138,15 @@ class Ranks:
     def _fail(self, failed: Mapping[int, Exception]) -> int:
         rank = cause(failed)
         error = failed[rank]
-        if isinstance(_original(error), UserError):
-            raise _original(error)
+        original = _original(error)
+        if isinstance(original, UserError):
+            raise original
+        what = " ".join(str(error).split()) if original is error else f"{type(original).__name__}: {original}"
         log.error(
             "rank_failed",
-            reason=f"{self._places[rank]}: {' '.join(str(error).split())}; the next start resumes",
+            reason=f"{self._places[rank]}: {what}; the next start resumes",
             also=sorted(failed.keys() - {rank}),
+            exception=None if original is error else str(error),
         )
         return EXIT_FAILED
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from trainer_parts import write_model
 import forage_trainer.verl_cpu  # noqa: F401  (makes it verl's platform)
 from forage_common.errors import DataError, SettingsError, UserError
 from forage_common.settings import load
+from forage_trainer.__main__ import main
 from forage_trainer.ray_launcher import cause
 from forage_trainer.ray_rank import Place, Rank
 
@@ -48,23 +47,17 @@ def test_settings_that_cannot_be_are_refused(overrides: list[str], words: str) -
         load(None, overrides, {})
 
 
-@pytest.mark.parametrize(
-    ("more", "environment", "words"),
-    [
-        (["trainer.n_gpus_per_node=2"], {"RANK": "0"}, "torchrun started this process, and the settings ask for Ray"),
-        (["trainer.ray.address=127.0.0.1:9"], {}, "trainer.ray.address 127.0.0.1:9 cannot be joined"),
-    ],
-)
-def test_a_launch_that_cannot_be_ends_with_a_sentence(
-    more: list[str], environment: dict[str, str], words: str, tmp_path: Path
-) -> None:
-    command = [sys.executable, "-m", "forage_trainer", f"run.dir={tmp_path / 'runs'}", *more]
-    ended = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.strip().splitlines()[-1].startswith(f"forage trainer: {words}")
-    assert "Traceback" not in ended.stderr
+def test_ray_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="torchrun started this process, and the settings ask for Ray"):
+        main(load(None, ["trainer.n_gpus_per_node=2"], {}))
+
+
+def test_an_address_without_ray_is_refused(monkeypatch: pytest.MonkeyPatch, free_address: Callable[[], str]) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    address = free_address()
+    with pytest.raises(UserError, match=f"trainer.ray.address {address} cannot be joined .*Connection refused"):
+        main(load(None, [f"trainer.ray.address={address}"], {}))
 
 
 def died() -> Exception:
