@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--every", type=int, default=200)
     args = parser.parse_args()
