@@ -116,8 +116,8 @@ def test_cloning_lowers_the_loss_on_problems_read_from_a_file(tmp_path: Path) ->
     model = new_model(data.tokenizer, seed=0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
-    for _ in range(4):
-        loss = batch_loss(model, data.batch(1.0)[:8], model.config.pad_token_id)
+    for _ in range(3):
+        loss = batch_loss(model, data.batch(1.0)[:4], model.config.pad_token_id)
         loss.backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -129,7 +129,7 @@ def test_the_shipped_model_is_small_and_starts_low_with_room_to_learn() -> None:
     assert sum(file.stat().st_size for file in SHIPPED.iterdir()) <= 6e6
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
     assert model.config.vocab_size == len(TOKENIZER)
-    drawn = islice(problems.problems([3], 99, 0, 12), 4000, 4100)  # those of the test file
+    drawn = islice(problems.problems([3], 99, 0, 12), 4000, 4050)  # the first of the test file
     puzzles = [Puzzle(problem.numbers, problem.target) for problem in drawn]
     torch.manual_seed(0)
     assert 0.05 <= share_solved(model, TOKENIZER, puzzles, sample=True) <= 0.5
