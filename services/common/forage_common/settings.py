@@ -580,6 +580,13 @@ class PartialGroups(StrEnum):
     DROP = "drop"
 
 
+class ValidationMode(StrEnum):
+    """What the trainer does during a validation that falls between two steps."""
+
+    PAUSED = "paused"
+    OVERLAPPED = "overlapped"
+
+
 class Launcher(StrEnum):
     """Who starts the trainer's processes."""
 
@@ -624,10 +631,15 @@ class TrainerSettings(Section):
     publish: PublishSettings = PublishSettings()
     guards: GuardSettings = GuardSettings()
     test_freq: int = Field(-1, description="steps a validation; -1 = only before and after")
+    validation_mode: ValidationMode = Field(
+        ValidationMode.PAUSED,
+        description="between two steps: paused, or overlapped: training goes on and answers are collected meanwhile",
+    )
     val_before_train: bool = True
     logger: tuple[LoggerBackend, ...] = Field((), description="where figures go besides metrics.jsonl and Prometheus")
     project_name: str = Field("forage", min_length=1, description="of W&B, or an experiment of MLflow; runs are run.id")
     rollout_data_freq: int = Field(10, ge=0, description="steps a file of a step's trajectories; 0 = never")
+    rollout_data_to_keep: int = Field(0, ge=0, description="newest of these files that stay; 0 = all")
     resume: bool = True
     batch_timeout_s: float = Field(600.0, gt=0, description="wait for a batch before giving up with an error")
     straggler_timeout_s: float = Field(
