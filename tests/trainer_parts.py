@@ -172,7 +172,7 @@ class ScriptedRollout(threading.Thread):
             if policy is None:
                 continue
             self._streams.acknowledge_policy("scripted", policy)
-            ready = [entry for entry in self._waiting if entry.message.min_policy_version <= policy.version]
+            ready = [entry for entry in self._waiting if self._is_ready(entry.message, policy)]
             self._waiting = [entry for entry in self._waiting if entry not in ready]
             for entry in ready:
                 answer = self._answer(entry.message, policy)
@@ -183,6 +183,9 @@ class ScriptedRollout(threading.Thread):
     def end(self) -> None:
         self._ended.set()
         self.join(20)
+
+    def _is_ready(self, prompt: Prompt, policy: Policy) -> bool:
+        return prompt.min_policy_version <= policy.version
 
     def _answer(self, prompt: Prompt, policy: Policy) -> TrajectoryGroup | None:
         """None leaves the prompt for ever unanswered."""

@@ -21,7 +21,7 @@ from forage_common.model_folder import WEIGHTS
 from forage_common.settings import Settings, load
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health
-from forage_trainer.publisher import Publisher
+from forage_trainer.publisher import KEPT, Publisher
 from forage_trainer.waiting import Insist, Stop
 
 _SHAPE, _TENSORS = (2000, 2048), 32
@@ -64,6 +64,9 @@ class Publishing:
 def main(rounds: int, overrides: Sequence[str]) -> None:
     settings = load(overrides=overrides, environ={})
     publishing = Publishing(settings)
+    # Until old folders are deleted every file comes to memory that was never used, which costs a virtual machine most.
+    for _ in range(KEPT):
+        publishing.round()
     for _ in range(rounds):
         print(json.dumps(publishing.round()), flush=True)
     shutil.rmtree(settings.run.folder / "policies")

@@ -1,41 +1,75 @@
-"""PPO by two trainer processes under torchrun: steps, checkpoints and policies are those of one process."""
+"""PPO by two trainer processes, under torchrun and on two nodes of Ray, takes the steps that one process takes."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from subprocess import Popen
 
+import psutil
 import pytest
 
 pytest.importorskip("verl", reason="needs the trainer's environment")
+import ray_cluster
 from safetensors.numpy import load_file
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
 from forage_common.settings import RedisSettings
 from forage_common.streams import StreamClient
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-STEPS, LR = 8, 1e-6
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+LR = 1e-6
 FIGURES = ("loss", "grad_norm", "critic/vf_loss", "critic/grad_norm", "entropy", "reward_mean")
 
 
-def test_ppo_in_two_processes(tmp_path: Path, redis_server: RedisSettings, free_address: Callable[[], str]) -> None:
-    """Stopped by SIGTERM and started again; one process may not go on with their checkpoint."""
+@pytest.fixture
+def ray_address(repository: Path, tmp_path: Path) -> Iterator[str]:
+    """Of a cluster of two nodes, each with a CPU."""
+    folder = tempfile.mkdtemp(prefix="forage-")  # sockets live in there, and their paths must stay below 108 bytes
+    environment = os.environ | ray_cluster.ENVIRONMENT | {"RAY_TMPDIR": folder}
+    command = [sys.executable, str(repository / "tests/ray_cluster.py")]
+    with (tmp_path / "ray.log").open("wb") as errors:
+        cluster = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    assert cluster.stdout is not None
+    address = cluster.stdout.readline().strip()
+    assert address, (tmp_path / "ray.log").read_text()
+    family = psutil.Process(cluster.pid).children(recursive=True)
+    yield address
+    family += psutil.Process(cluster.pid).children(recursive=True)
+    cluster.communicate(timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=20)
+    for process in alive:
+        process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_ppo_in_two_processes(
+    tmp_path: Path, redis_server: RedisSettings, free_address: Callable[[], str], ray_address: str
+) -> None:
+    """Begun under torchrun, continued on Ray, where a rank is killed, and ended under torchrun; one process may not go
+    on with their checkpoint."""
     write_model(tmp_path / "model")
     write_questions(tmp_path / "train.parquet", 10)
     write_questions(tmp_path / "test.parquet", 2, split="test")
     log = tmp_path / "trainer.log"
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    on_ray = ["trainer.nnodes=2", f"trainer.ray.address={ray_address}"]
 
-    def start(run_id: str, processes: int, steps: int) -> subprocess.Popen[bytes]:
-        port = free_address().rpartition(":")[2]
-        launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", port]
-        launch += ["--master-addr", "127.0.0.1"]
+    def start(run_id: str, steps: int, launch: Sequence[str] = (), settings: Sequence[str] = ()) -> Popen[bytes]:
+        if launch:
+            launch = [*launch, "--master-port", free_address().rpartition(":")[2]]
         settings = [
+            *settings,
             f"run.dir={tmp_path / 'runs'}",
             f"run.id={run_id}",
             f"redis.url={redis_server.url}",
@@ -56,51 +90,78 @@ def test_ppo_in_two_processes(tmp_path: Path, redis_server: RedisSettings, free_
             "trainer.threads=1",
             "run.seed=5",
         ]
-        command = [sys.executable, *(launch if processes > 1 else ()), "-m", "forage_trainer", *settings]
-        quiet = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *launch, "-m", "forage_trainer", *settings]
+        quiet = ray_cluster.ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         with log.open("wb") as output:
-            return subprocess.Popen(command, env=os.environ | quiet, stdout=output, stderr=output)
+            return Popen(command, env=os.environ | quiet, stdout=output, stderr=output)
 
-    def end(process: subprocess.Popen[bytes], code: int) -> None:
-        assert process.wait(200) == code, log.read_text()[-3000:]
+    def until_step(process: Popen[bytes], step: int) -> None:
+        metrics = tmp_path / "runs/two/metrics.jsonl"
+        deadline = time.monotonic() + 300
+        while not metrics.exists() or len(read_lines(metrics)) < step:
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.05)
+
+    def end(process: Popen[bytes], code: int) -> str:
+        assert process.wait(300) == code, log.read_text()[-3000:]
+        return log.read_text()
 
     players = [ScriptedRollout(redis_server, run_id) for run_id in ("one", "two")]
     for player in players:
         player.start()
     try:
-        stopped = start("two", 2, 100)
-        metrics = tmp_path / "runs/two/metrics.jsonl"
-        deadline = time.monotonic() + 150
-        while not (metrics.exists() and read_lines(metrics)):
-            assert stopped.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        stopped.send_signal(signal.SIGTERM)
-        stopped.wait(25)
+        process = start("two", 100, torchrun)
+        until_step(process, 1)
+        process.send_signal(signal.SIGTERM)
+        process.wait(25)
         assert '"stopped"' in log.read_text()
-        assert len(read_lines(metrics)) < STEPS
-        end(start("two", 2, STEPS), 0)
-        end(start("one", 1, STEPS), 0)
-        end(start("two", 1, STEPS + 1), 2)
-        assert "was written by 2 trainer processes" in log.read_text()
+        steps = len(read_lines(tmp_path / "runs/two/metrics.jsonl"))
+
+        process = start("two", 100, settings=on_ray)
+        until_step(process, steps + 1)
+        ranks = [line for line in events(log) if line["event"] == "rank_placed"]
+        assert [(line["rank"], line["node"]) for line in ranks] == list(enumerate(ray_cluster.NODES))
+        os.kill(int(str(ranks[1]["pid"])), signal.SIGKILL)
+        end(process, 1)
+        (failed,) = (line for line in events(log) if line["event"] == "rank_failed")
+        assert str(failed["reason"]).startswith(f"rank 1 (pid {ranks[1]['pid']} on 127.0.0.2")
+        (started,) = (line for line in events(log) if line["event"] == "trainer_started")
+        assert started["rank"] == 0
+        assert started["step"] == steps
+        steps = len(read_lines(tmp_path / "runs/two/metrics.jsonl"))
+
+        process = start("two", 100, settings=on_ray)
+        until_step(process, steps + 1)
+        process.send_signal(signal.SIGTERM)
+        end(process, 143)
+        steps = len(read_lines(tmp_path / "runs/two/metrics.jsonl")) + 1
+
+        end(start("two", steps, torchrun), 0)
+        end(start("one", steps), 0)
+        assert "was written by 2 trainer processes" in end(start("two", steps + 1), 2)
     finally:
         for player in players:
             player.end()
 
     one, two = (read_lines(tmp_path / f"runs/{name}/metrics.jsonl") for name in ("one", "two"))
-    assert [line["step"] for line in one] == [line["step"] for line in two] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in one] == [line["step"] for line in two] == list(range(1, steps + 1))
     for left, right in zip(one, two, strict=True):
-        assert {n: right[n] for n in FIGURES} == pytest.approx({n: left[n] for n in FIGURES}, abs=1e-4)
+        assert {n: right[n] for n in FIGURES} == pytest.approx({n: left[n] for n in FIGURES}, abs=1e-5)
     ledgers = [StreamClient(redis_server, name).ledger() for name in ("one", "two")]
-    assert all(ledgers[0][step].group_uids == ledgers[1][step].group_uids for step in range(1, STEPS + 1))
-    weights = [load_file(policy(tmp_path / "runs" / name, STEPS)) for name in ("one", "two")]
+    assert all(ledgers[0][step].group_uids == ledgers[1][step].group_uids for step in range(1, steps + 1))
+    weights = [load_file(policy(tmp_path / "runs" / name, steps)) for name in ("one", "two")]
     assert weights[0].keys() == weights[1].keys()
     # Adam moves a weight by its learning rate however small the gradient, so where that is 0 but for rounding its sign
     # decides.
     far = max(float(abs(weights[0][name] - weights[1][name]).max()) for name in weights[0])
-    assert far <= 2.1 * STEPS * LR
+    assert far <= 2.1 * steps * LR
+
+
+def events(log: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
 
 
 def policy(run: Path, version: int) -> Path:
-    (found,) = (run / "policies").glob(f"v{version}-*/model.safetensors")
-    return found
+    """The newest of that version: a start publishes the policy of its checkpoint again."""
+    return max((run / "policies").glob(f"v{version}-*/model.safetensors"), key=lambda path: path.stat().st_mtime_ns)

@@ -53,12 +53,13 @@ class CountdownSummary:
     digests: dict[str, str]
 
 
-def problems(sizes: Sequence[int], max_target: int, seed: int) -> Iterator[Problem]:
+def problems(sizes: Sequence[int], max_target: int, seed: int, max_number: int = MAX_NUMBER) -> Iterator[Problem]:
     """Different problems without end, in an order that depends on the arguments alone.
 
     Args:
         sizes: how many numbers, drawn anew for each problem.
         max_target: targets are 1 … max_target.
+        max_number: numbers are 1 … max_number.
 
     Raises:
         UserError: no new one turns up any more.
@@ -67,13 +68,13 @@ def problems(sizes: Sequence[int], max_target: int, seed: int) -> Iterator[Probl
     seen: set[tuple[int, ...]] = set()
     misses = 0
     while True:
-        problem = draw(rng.choice(sizes), rng)
+        problem = draw(rng.choice(sizes), rng, max_number)
         if problem.target > max_target or problem.key in seen:
             misses += 1
             if misses > _PATIENCE:
                 raise UserError(
                     f"no new problem after {len(seen)} and {_PATIENCE} draws: "
-                    "ask for fewer, or allow more numbers or a larger --max-target"
+                    "ask for fewer, or allow more numbers or a larger --max-target or --max-number"
                 )
             continue
         misses = 0
@@ -81,9 +82,9 @@ def problems(sizes: Sequence[int], max_target: int, seed: int) -> Iterator[Probl
         yield problem
 
 
-def draw(size: int, rng: random.Random) -> Problem:
+def draw(size: int, rng: random.Random, max_number: int = MAX_NUMBER) -> Problem:
     """One problem: a random expression tree over random numbers, whose every node is a positive whole number."""
-    numbers = [rng.randint(1, MAX_NUMBER) for _ in range(size)]
+    numbers = [rng.randint(1, max_number) for _ in range(size)]
     nodes = [(number, str(number)) for number in numbers]
     while len(nodes) > 1:
         left = nodes.pop(rng.randrange(len(nodes)))
@@ -101,6 +102,7 @@ def build(
     max_target: int,
     seed: int,
     on_written: Callable[[int], None] = lambda rows: None,
+    max_number: int = MAX_NUMBER,
 ) -> CountdownSummary:
     """Write a Parquet file for each split and `manifest.json` to `out` (created if missing).
 
@@ -113,18 +115,18 @@ def build(
     Raises:
         UserError: an argument does not fit, or there are not so many problems.
     """
-    _check(counts, sizes, max_target)
+    _check(counts, sizes, max_target, max_number)
     out.mkdir(parents=True, exist_ok=True)
-    source = problems(sizes, max_target, seed)
+    source = problems(sizes, max_target, seed, max_number)
     for split, count in counts.items():
         _write(out / f"{split}.parquet", split, islice(source, count), on_written)
     digests = digests_of(out, [f"{split}.parquet" for split in counts])
-    settings = {"seed": seed, "numbers": list(sizes), "max_target": max_target, "problems": counts}
-    write_manifest(out, settings, digests, ("pyarrow",))
+    limits = {"numbers": list(sizes), "max_target": max_target, "max_number": max_number}
+    write_manifest(out, {"seed": seed, **limits, "problems": counts}, digests, ("pyarrow",))
     return CountdownSummary(dict(counts), digests)
 
 
-def _check(counts: dict[str, int], sizes: Sequence[int], max_target: int) -> None:
+def _check(counts: dict[str, int], sizes: Sequence[int], max_target: int, max_number: int) -> None:
     for split, count in counts.items():
         if count < 1:
             raise UserError(f"--{split} is {count}: ask for at least one problem")
@@ -135,6 +137,8 @@ def _check(counts: dict[str, int], sizes: Sequence[int], max_target: int) -> Non
         raise UserError(f"--numbers is {list(sizes)}: give each size once, for instance 3,4")
     if max_target < 1:
         raise UserError(f"--max-target is {max_target}: targets begin at 1")
+    if max_number < 2:
+        raise UserError(f"--max-number is {max_number}: give at least 2")
 
 
 Node = tuple[int, str]

@@ -580,7 +580,41 @@ class PartialGroups(StrEnum):
     DROP = "drop"
 
 
+class ValidationMode(StrEnum):
+    """What the trainer does during a validation that falls between two steps."""
+
+    PAUSED = "paused"
+    OVERLAPPED = "overlapped"
+
+
+class Launcher(StrEnum):
+    """Who starts the trainer's processes."""
+
+    AUTO = "auto"
+    PROCESS = "process"
+    RAY = "ray"
+
+
+class RaySettings(Section):
+    """Of the Ray whose actors are the trainer's processes."""
+
+    address: str = Field(
+        "", pattern=r"^(auto|[^:/\s]+:\d{1,5})?$", description="host:port of a cluster, or auto; empty = one of its own"
+    )
+    wait_s: float = Field(300.0, gt=0, description="for nodes with room for all processes")
+
+
 class TrainerSettings(Section):
+    launcher: Launcher = Field(
+        Launcher.AUTO,
+        description="process: this one, or those of torchrun; ray: actors of Ray; "
+        "auto: ray where ray.address, nnodes or n_gpus_per_node say so",
+    )
+    nnodes: int = Field(1, ge=1, description="of the Ray cluster, to train on")
+    n_gpus_per_node: int = Field(
+        1, ge=1, description="processes a node, each with a GPU (or CPU, where there are none)"
+    )
+    ray: RaySettings = RaySettings()
     health_address: Address = "127.0.0.1:18641"
     algorithm: AlgorithmSettings = AlgorithmSettings()
     actor: ActorSettings = ActorSettings()
@@ -597,10 +631,15 @@ class TrainerSettings(Section):
     publish: PublishSettings = PublishSettings()
     guards: GuardSettings = GuardSettings()
     test_freq: int = Field(-1, description="steps a validation; -1 = only before and after")
+    validation_mode: ValidationMode = Field(
+        ValidationMode.PAUSED,
+        description="between two steps: paused, or overlapped: training goes on and answers are collected meanwhile",
+    )
     val_before_train: bool = True
     logger: tuple[LoggerBackend, ...] = Field((), description="where figures go besides metrics.jsonl and Prometheus")
     project_name: str = Field("forage", min_length=1, description="of W&B, or an experiment of MLflow; runs are run.id")
     rollout_data_freq: int = Field(10, ge=0, description="steps a file of a step's trajectories; 0 = never")
+    rollout_data_to_keep: int = Field(0, ge=0, description="newest of these files that stay; 0 = all")
     resume: bool = True
     batch_timeout_s: float = Field(600.0, gt=0, description="wait for a batch before giving up with an error")
     straggler_timeout_s: float = Field(
@@ -613,6 +652,25 @@ class TrainerSettings(Section):
         0, ge=0, description="other questions tried in place of one that algorithm.filter_groups would leave out"
     )
     threads: int = Field(2, ge=1, description="of torch, on CPU")
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether the trainer's processes are actors of Ray."""
+        asked = bool(self.ray.address) or self.nnodes > 1 or self.n_gpus_per_node > 1
+        return self.launcher is Launcher.RAY or (self.launcher is Launcher.AUTO and asked)
+
+    @model_validator(mode="after")
+    def _launched(self) -> TrainerSettings:
+        if self.launcher is Launcher.PROCESS and self.nnodes * self.n_gpus_per_node > 1:
+            raise ValueError(
+                f"launcher=process takes the processes that torchrun starts, not nnodes={self.nnodes} times "
+                f"n_gpus_per_node={self.n_gpus_per_node}: set both to 1, or launcher=ray"
+            )
+        if self.nnodes > 1 and not self.ray.address:
+            raise ValueError(
+                f"nnodes={self.nnodes} needs a Ray cluster with so many nodes: give its address in trainer.ray.address"
+            )
+        return self
 
     @model_validator(mode="after")
     def _data_flow(self) -> TrainerSettings:

@@ -12,10 +12,10 @@ import torch
 from tensordict import TensorDict
 from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
-from verl.workers.utils.padding import response_from_nested
 
 from forage_common.settings import ActorSettings, CorrectionSettings, OffPolicyCorrection
 from forage_trainer.off_policy import importance_weights
+from forage_trainer.tensors import jagged, over_response
 
 
 def actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
@@ -58,16 +58,15 @@ class ActorLoss:
         self, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         mask = data["response_mask"]
-        own = response_from_nested(model_output["log_probs"].detach(), mask)
+        own = over_response(model_output["log_probs"].detach(), mask)
         entropy = model_output.get("entropy")
-        kept = None if entropy is None else response_from_nested(entropy.detach(), mask)
+        kept = None if entropy is None else over_response(entropy.detach(), mask)
         self.seen.append((data["row"], own, kept))
         if "old_log_probs" not in data:
             data["old_log_probs"] = own
         if self._correction.mode is not OffPolicyCorrection.NONE:
             old, engine, state = data["old_log_probs"], data["rollout_log_probs"], data["state_mask"]
             weights = importance_weights(old.values(), engine.values(), state.values(), self._correction)
-            rows = weights.split(old.offsets().diff().tolist())
-            data["rollout_is_weights"] = torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+            data["rollout_is_weights"] = jagged(weights.split(old.offsets().diff().tolist()))
         loss, metrics = ppo_loss(self._config, model_output, data, dp_group)
         return loss, metrics

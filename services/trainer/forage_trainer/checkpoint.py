@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -153,12 +153,14 @@ class Checkpoints:
         figures: dict[str, Any],
         write: Callable[[Path], None],
         parts: Mapping[str, Stateful] | None = None,
+        awaited: Collection[int] = (),
     ) -> Path:
         """Write a checkpoint; it is durable when this returns, and nothing of it is there when this raises.
 
         Args:
             write: fills a folder with the engine's state.
             parts: what else must go on where it was, by name.
+            awaited: steps whose score is not known yet: they stay.
 
         Raises:
             UserError: no disk space.
@@ -179,7 +181,7 @@ class Checkpoints:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise _no_space(self._folder, None, self._free_bytes(self._folder)) from None
-        kept = {self.best(), *self._steps()[: self._keep]}
+        kept = {self.best(), *awaited, *self._steps()[: self._keep]}
         for old in self._steps():
             if old not in kept:
                 remove(self._path(old))

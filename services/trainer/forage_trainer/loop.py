@@ -13,7 +13,7 @@ from prometheus_client import Counter
 
 from forage_common.errors import UserError
 from forage_common.questions import Questions
-from forage_common.settings import AdvantageEstimator, GuardAction, Settings
+from forage_common.settings import AdvantageEstimator, GuardAction, Settings, ValidationMode
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health, get_logger
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy
@@ -80,7 +80,11 @@ class Loop:
         self._health = health
         self._version = 0
         self._pending: list[tuple[ConsumedStep, list[bytes]]] = []
-        self._parts: dict[str, Stateful] = {"guards": self._guards, "kl": self._step.kl}
+        self._parts: dict[str, Stateful] = {
+            "guards": self._guards,
+            "kl": self._step.kl,
+            "validation": self._validation,
+        }
 
     def run(self) -> None:
         """Train to `trainer.total_training_steps`.
@@ -119,10 +123,14 @@ class Loop:
         if self._settings.trainer.val_before_train and self._version == 0:
             self._validate("before", policy, meanwhile=lambda: self._feeder.issue_up_to_bound(0))
         self._checkpoints.keep_best(self._validation.scores())
+        self._validation.resume()
+        # An earlier life may have ended before it came to it.
+        self._validate_step(policy)
         while self._version < self._total:
             policy = self._take_step(policy)
-            if self._is_validated(self._version):
-                self._validate(f"step-{self._version}", policy)
+            self._validated(self._validation.poll())
+            self._validate_step(policy)
+        self._validated(self._validation.finish())
         self._validate("after", policy)
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
         get_logger().info("trainer_done", step=self._version)
@@ -162,11 +170,27 @@ class Loop:
     def _is_validated(self, step: int) -> bool:
         """Whether a validation follows this step; a checkpoint is saved before it, for it may be the best."""
         frequency = self._settings.trainer.test_freq
-        return frequency > 0 and step % frequency == 0 and step < self._total
+        return frequency > 0 and step % frequency == 0 and 0 < step < self._total
+
+    def _validate_step(self, policy: Policy) -> None:
+        """Begin the validation that follows this step, if one does, and wait for it if training is to pause."""
+        if not self._is_validated(self._version):
+            return
+        self._validated(self._validation.finish())
+        label = f"step-{self._version}"
+        if self._settings.trainer.validation_mode is ValidationMode.OVERLAPPED:
+            self._validation.begin(label, policy)
+        else:
+            self._validate(label, policy)
 
     def _validate(self, label: str, policy: Policy, meanwhile: Callable[[], object] = lambda: None) -> None:
-        self._tracker.validated(self._version, self._validation.run(label, policy, meanwhile))
-        self._checkpoints.keep_best(self._validation.scores())
+        self._validated(self._validation.run(label, policy, meanwhile))
+
+    def _validated(self, result: dict[str, Any] | None) -> None:
+        """A result goes to the trackers under the step at which it is known, for some take no step twice or late."""
+        if result is not None:
+            self._tracker.validated(self._version, result)
+            self._checkpoints.keep_best(self._validation.scores())
 
     def _guard(self, step: int, figures: dict[str, Any], groups: int, clock: Stopwatch, began: float) -> None:
         """Judge a step before its policy is published.
@@ -248,6 +272,7 @@ class Loop:
             finite(line),
             lambda path: self._worker.save(path, self._version),
             self._parts,
+            awaited=self._validation.open_versions,
         )
         get_logger().info("checkpoint_saved", step=self._version, folder=str(folder))
         return folder

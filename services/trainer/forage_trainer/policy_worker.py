@@ -198,7 +198,7 @@ class PolicyWorker:
         # Every process must walk the iterator: each tensor is gathered from all of them.
         for name, tensor in tensors:
             if self.processes.rank == 0 and not (tied and name.endswith("lm_head.weight")):
-                found[name] = tensor.detach().to(device="cpu", dtype=dtype).contiguous().clone()
+                found[name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
         return found
 
     @collective

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from tensordict import TensorDict
 
-from forage_trainer.tensors import select
+from forage_trainer.tensors import rows_of, select
 
 _NO_ROW = -1
 
@@ -74,8 +74,8 @@ def share_of(data: TensorDict, rank: int, processes: int) -> TensorDict:
 def by_row(like: torch.Tensor, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     """(row numbers, jagged values over the response) of any rows → (rows, tokens) as `like`; 0 elsewhere."""
     whole = torch.zeros_like(like)
-    for rows, jagged in parts:
-        for row, values in zip(rows.tolist(), jagged.detach().cpu().unbind(), strict=True):
+    for rows, values in parts:
+        for row, found in zip(rows.tolist(), rows_of(values.detach().cpu()), strict=True):
             if row != _NO_ROW:
-                whole[row, : len(values)] = values
+                whole[row, : len(found)] = found
     return whole

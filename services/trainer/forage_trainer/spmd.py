@@ -1,4 +1,4 @@
-"""The trainer as several equal processes (torchrun): what process 0 is asked to do, all of them do.
+"""The trainer as several equal processes (of torchrun or Ray): what process 0 is asked to do, all of them do.
 
 Process 0 runs the loop; the engines' collective operations need every process. So each call of a `collective` method
 on process 0 is announced to the others, which make the same call (`follow`): a JSON header and plain tensors, nothing
@@ -50,7 +50,7 @@ class Processes:
 
     @classmethod
     def join(cls) -> Processes:
-        """This process as one of those that a launcher (torchrun) has started, or as the only one."""
+        """This process as one of those that a launcher (torchrun, Ray) has started, or as the only one."""
         if not dist.is_initialized():
             _join_group()
         return cls(dist.get_rank(), dist.get_world_size())

@@ -72,6 +72,7 @@ class Tracker:
         """
         self._backends = tuple(dict.fromkeys(settings.trainer.logger))
         self._tracking: Any = None
+        self._told = settings.run.folder / "tracked"
         if not self._backends:
             return
         for backend in self._backends:
@@ -103,13 +104,20 @@ class Tracker:
             )
 
     def log(self, step: int, line: Mapping[str, Any]) -> None:
-        """Hand on a step's line of metrics."""
-        self._hand_on(step, tracked(line))
+        """Hand on a step's line of metrics, unless an earlier life of the run has handed on that step."""
+        if self._backends and step > self._last():
+            self._hand_on(step, tracked(line))
+            self._told.write_text(f"{step}\n")
 
-    def validated(self, step: int, result: Mapping[str, Any] | None) -> None:
-        """Hand on the result of a validation after `step` steps; None is one that was done before."""
-        if result is not None:
-            self._hand_on(step, validated(result))
+    def _last(self) -> int:
+        try:
+            return int(self._told.read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def validated(self, step: int, result: Mapping[str, Any]) -> None:
+        """Hand on the result of a validation that is known after `step` steps."""
+        self._hand_on(step, validated(result))
 
     def close(self, done: bool) -> None:
         """Write out what is held back.

@@ -11,7 +11,7 @@ import torch
 
 from forage_common.model_folder import end_of_turn
 from forage_common.settings import Settings
-from forage_common.step_file import StepRow, step_file, write_step
+from forage_common.step_file import StepRow, kept_steps, step_file, write_step
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_trainer.tensors import StepTensors
 
@@ -44,6 +44,7 @@ class StepFiles:
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.run.folder
         self._every = settings.trainer.rollout_data_freq
+        self._keep = settings.trainer.rollout_data_to_keep
         self._end_of_turn = end_of_turn(settings.model.path)
 
     def keeps(self, step: int) -> bool:
@@ -51,9 +52,13 @@ class StepFiles:
         return self._every > 0 and step % self._every == 0
 
     def write(self, step: int, record: StepRecord) -> Path:
-        """Write a step's file; one that is there from an earlier life of the run is replaced."""
+        """Write a step's file, and delete the oldest; one that is there from an earlier life of the run is replaced."""
         file = step_file(self._folder, step)
         write_step(file, self._end_of_turn, rows(step, record))
+        # Files of later steps are those of an earlier life, which this one is going to replace.
+        upto = [kept for kept in kept_steps(self._folder) if kept <= step]
+        for old in upto[: -self._keep] if self._keep else ():
+            step_file(self._folder, old).unlink()
         return file
 
 

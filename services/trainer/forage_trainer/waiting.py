@@ -33,6 +33,10 @@ class Stop:
     def request(self) -> None:
         self._event.set()
 
+    @property
+    def is_requested(self) -> bool:
+        return self._event.is_set()
+
     def on_signals(self) -> None:
         """Set the flag on SIGTERM (main thread only)."""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from forage_common.model_folder import WEIGHTS
-from forage_trainer.files import digest
+from forage_trainer.safetensors_file import write_safetensors
 
 INDEX = f"{WEIGHTS}.index.json"
 _STEM, _SUFFIX = Path(WEIGHTS).stem, Path(WEIGHTS).suffix
@@ -56,14 +52,11 @@ def write_model_folder(
         total = sum(tensor.nbytes for tensor in weights.values())
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    found = []
     for name, cut in zip(names, cuts, strict=True):
-        try:
-            save_file({tensor: weights[tensor] for tensor in cut}, folder / name, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise _disk_error(error) from None
-        # safetensors makes files that only their owner reads; replicas may run as somebody else.
-        (folder / name).chmod((folder / "config.json").stat().st_mode)
-    return tuple(WeightsFile(name, digest(folder / name), (folder / name).stat().st_size) for name in names)
+        digest = write_safetensors(folder / name, {tensor: weights[tensor] for tensor in cut})
+        found.append(WeightsFile(name, digest, (folder / name).stat().st_size))
+    return tuple(found)
 
 
 def shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
@@ -82,9 +75,3 @@ def shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 def with_dtype(config: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """A model configuration that says which type its weights have."""
     return {**{k: v for k, v in config.items() if k != "torch_dtype"}, "dtype": str(dtype).removeprefix("torch.")}
-
-
-def _disk_error(error: Exception) -> Exception:
-    """What the system said, of which safetensors tells the number; the error itself if it has none."""
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else error

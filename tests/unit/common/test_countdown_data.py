@@ -79,6 +79,7 @@ def test_many_problems_are_told_of_as_they_are_written(tmp_path: Path) -> None:
         (["--numbers", "3,3"], "give each size once"),
         (["--numbers", "three"], "--numbers is 'three'"),
         (["--max-target", "0"], "--max-target is 0"),
+        (["--max-number", "1"], "--max-number is 1"),
     ],
 )
 def test_what_cannot_be_made_is_refused(tmp_path: Path, options: list[str], words: str) -> None:
@@ -89,10 +90,9 @@ def test_what_cannot_be_made_is_refused(tmp_path: Path, options: list[str], word
 
 
 def test_more_problems_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(countdown, "MAX_NUMBER", 2)
     monkeypatch.setattr(countdown, "_PATIENCE", 1000)
     with pytest.raises(UserError, match=r"no new problem after \d+ .*ask for fewer"):
-        countdown.build(tmp_path, COUNTS, [3], 3, 0)
+        countdown.build(tmp_path, COUNTS, [3], 3, 0, max_number=2)
 
 
 def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write.build(data / "world", 0)
     knowledge_graph.build(data / "knowledge_graph", 0)
     countdown.build(data / "countdown", {"train": 20, "test": 5}, [3], 99, 0)
+    countdown.build(data / "countdown_tiny", {"train": 20, "test": 5}, [3], 99, 0, max_number=12)
     (folder / "rows.jsonl").write_text(json.dumps({"id": "0", "question": "who", "golden_answers": ["x"]}) + "\n")
     for source, splits in SPLITS.items():
         convert(source, dict.fromkeys(splits, folder / "rows.jsonl"), data / source)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from forage_common.step_file import step_file
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
+from forage_trainer.batcher import BatchTimeoutError
 from forage_trainer.loop import Loop
 from forage_trainer.policy_worker import PolicyWorker
 from forage_trainer.waiting import Stop
@@ -50,6 +53,16 @@ class PartialRollout(ScriptedRollout):
             for row in group.trajectories:
                 row.score.total = 1.0
         return group
+
+
+class UnhurriedRollout(ScriptedRollout):
+    """Leaves the questions of validations between steps for later."""
+
+    later = threading.Event()
+
+    def _is_ready(self, prompt: Prompt, policy: Policy) -> bool:
+        between = prompt.purpose == Purpose.PURPOSE_VALIDATION and prompt.batch > 0
+        return super()._is_ready(prompt, policy) and (self.later.is_set() or not between)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +162,24 @@ def test_trackers_are_told_every_step_and_validation(train: Callable[..., Settin
     events.Reload()
     assert [event.step for event in events.Scalars("actor/grad_norm")] == [1, 2, 3]
     assert [event.step for event in events.Scalars("val-core/world_facts/em/mean@1")] == [0, 2, 3]
+
+
+def test_a_validation_beside_training_outlives_the_process_and_its_checkpoint_waits_for_the_score(
+    train: Callable[..., Settings],
+) -> None:
+    beside = ["trainer.validation_mode=overlapped", "trainer.test_freq=2", "trainer.total_training_steps=4"]
+    beside += ["trainer.max_ckpt_to_keep=1", "trainer.save_freq=1", "trainer.batch_timeout_s=5"]
+    UnhurriedRollout.later.clear()
+    with pytest.raises(BatchTimeoutError, match="validation 'step-2': 2 of 2 answers missing"):
+        train(*beside, rollout=UnhurriedRollout)
+    UnhurriedRollout.later.set()
+    settings = train(*beside)
+    lines(settings)
+    result = json.loads((settings.run.folder / "validation" / "step-2.json").read_text())
+    assert (result["version"], result["count"], result["later_version_share"]) == (2, 2, 1.0)
+    checkpoints = settings.run.folder / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "latest", "step_2", "step_4"]
+    assert (checkpoints / "best").read_text() == "step_2\n"
 
 
 def test_what_was_dropped_is_in_the_ledger_and_what_was_refilled_is_counted(train: Callable[..., Settings]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from trainer_parts import write_model
 
@@ -19,6 +20,7 @@ from forage_common.streams import StreamClient
 from forage_common.telemetry import Health
 from forage_trainer.files import digest
 from forage_trainer.publisher import KEPT, Publisher
+from forage_trainer.safetensors_file import write_safetensors
 from forage_trainer.waiting import Insist, Stop
 from forage_trainer.weights_files import shards, write_model_folder
 
@@ -84,8 +86,35 @@ def test_parts_are_cut_in_order_and_only_a_tensor_of_its_own_may_be_larger() -> 
     assert shards({"a": 11}, 10) == [["a"]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_safetensors_reads_back_what_was_written_and_the_digest_is_that_of_the_file(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    weights = {
+        "scalar": torch.tensor(3.0),
+        "empty": torch.zeros(0, 4),
+        "odd": torch.randn(3),
+        "transposed": torch.randn(5, 7).T,
+        "several pieces": torch.nn.Parameter(torch.randn(3, 1_000_001)),
+    }
+    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    found = write_safetensors(tmp_path / "w", weights)
+    assert found == digest(tmp_path / "w")
+    with safe_open(tmp_path / "w", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert set(file.keys()) == set(weights)
+        for name, tensor in weights.items():
+            read = file.get_tensor(name)
+            assert (read.dtype, read.shape) == (dtype, tensor.shape)
+            assert torch.equal(read, tensor)
+
+
+def test_a_type_that_is_not_published_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"table is of torch\.int64: expected one of torch\.float32"):
+        write_safetensors(tmp_path / "w", {"table": torch.zeros(2, dtype=torch.int64)})
+
+
 def test_a_write_that_the_disk_refuses_says_why(tmp_path: Path) -> None:
-    """safetensors has errors of its own for it."""
     model = write_model(tmp_path / "model")
     (tmp_path / "out").mkdir()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -20,9 +20,9 @@ from forage_trainer.trajectories import StepFiles, StepRecord
 REPOSITORY = Path(__file__).parents[3]
 
 
-def settings(tmp_path: Path, every: int) -> Settings:
+def settings(tmp_path: Path, every: int, *more: str) -> Settings:
     model = f"model.path={REPOSITORY}/models/tiny-policy"
-    return load(None, [f"run.dir={tmp_path}", "run.id=r", f"trainer.rollout_data_freq={every}", model], {})
+    return load(None, [f"run.dir={tmp_path}", "run.id=r", f"trainer.rollout_data_freq={every}", model, *more], {})
 
 
 @pytest.fixture
@@ -82,3 +82,14 @@ def test_every_nth_step_is_kept_and_a_step_taken_again_replaces_its_file(tmp_pat
     files.write(10, StepRecord(record.groups[:1], (), 4))
     assert [row.trained for row in read_step(step_file(tmp_path / "r", 10))] == [False] * 3
     assert kept_steps(tmp_path / "r") == [10]
+
+
+def test_only_the_newest_files_stay_and_those_of_an_earlier_life_do_not_count(
+    tmp_path: Path, record: StepRecord
+) -> None:
+    files = StepFiles(settings(tmp_path, 10, "trainer.rollout_data_to_keep=2"))
+    for step in (50, 10, 20):
+        files.write(step, record)
+    assert kept_steps(tmp_path / "r") == [10, 20, 50]
+    files.write(30, record)
+    assert kept_steps(tmp_path / "r") == [20, 30, 50]

@@ -71,7 +71,6 @@ def test_tensorboard_reads_what_a_run_has_logged(tmp_path: Path, monkeypatch: py
     tracker.log(1, LINE | {"search_rate": 0.25})
     tracker.log(2, LINE)
     tracker.validated(2, {"em/nq": 0.5})
-    tracker.validated(2, None)
     tracker.close(done=True)
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -81,6 +80,19 @@ def test_tensorboard_reads_what_a_run_has_logged(tmp_path: Path, monkeypatch: py
     assert [(e.step, e.value) for e in read.Scalars("forage/search_rate")] == [(1, 0.25), (2, 0.75)]
     assert [(e.step, e.value) for e in read.Scalars("val-core/nq/em/mean@1")] == [(2, 0.5)]
     assert "actor/grad_norm" in read.Tags()["scalars"]
+
+
+def test_a_step_that_is_taken_again_after_a_resume_is_not_told_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    for steps in ((1, 2, 3), (2, 3, 4)):
+        tracker = Tracker(settings(tmp_path, "tensorboard"))
+        monkeypatch.setattr(tracker._tracking, "log", lambda data, step, backend: told.append(step))
+        for step in steps:
+            tracker.log(step, LINE)
+        tracker.close(done=False)
+    assert told == [1, 2, 3, 4]
 
 
 def test_a_run_without_trackers_writes_none(tmp_path: Path) -> None:

@@ -151,12 +151,65 @@ def test_a_failure_is_asked_again_and_then_counted_but_never_a_wrong_answer(make
     assert read_lines(tmp_path / "v/validation/before.jsonl")[0]["failed"] is True
 
 
+def test_training_may_go_on_while_answers_come_in_one_by_one(make: Callable, tmp_path: Path) -> None:
+    held: list[Prompt] = []
+
+    def script(prompt: Prompt) -> TrajectoryGroup:
+        held.append(prompt)
+        return reply(prompt, Status.STATUS_TIMEOUT if (prompt.position, prompt.attempt) == (2, 0) else Status.STATUS_OK)
+
+    validation, answering, _ = make(script)
+    assert validation.poll() is None
+    validation.begin("step-6", POLICY)
+    assert validation.poll() is None
+    answering()
+    assert validation.poll() is None, "the failed question is asked again"
+    assert validation.open_versions == {6}
+    assert not (tmp_path / "v/validation").exists()
+    answering()
+    result = validation.poll()
+    assert (result["em"], result["count"], result["failed"], result["version"]) == (0.5, COUNT, 0, 6)
+    assert json.loads((tmp_path / "v/validation/step-6.json").read_text()) == result
+    assert (validation.open_versions, validation.poll(), validation.finish()) == (set(), None, None)
+    assert not (tmp_path / "v/state.json").exists(), "the phase is training's"
+
+
+def test_what_a_later_policy_sampled_is_told(make: Callable) -> None:
+    def script(prompt: Prompt) -> TrajectoryGroup:
+        group = reply(prompt)
+        row = group.trajectories[0]  # 6 own tokens, 7 observed, 5 own
+        begins = {0: [], 1: [(6, 0)], 2: [(6, 0), (7, 13)], 3: [(9, 0)]}[prompt.position]
+        ends = [*(begin for _, begin in begins[1:]), len(row.loss_mask)]
+        del row.segments[:]
+        for (version, begin), end in zip(begins, ends, strict=False):
+            row.segments.add(version=version, epoch=2, begin=begin, end=end)
+        return group
+
+    validation, answering, _ = make(script)
+    assert validation.run("step-6", POLICY, answering)["later_version_share"] == pytest.approx((5 + 11) / 33)
+
+
+def test_an_open_validation_goes_on_in_the_next_life(make: Callable, tmp_path: Path) -> None:
+    first, answering, _ = make()
+    first.begin("step-6", POLICY)
+    answering()
+    assert first._take(first._open, 0.1) == COUNT, "taken, and nothing written"
+    second, nobody, _ = make()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.resume()
+    assert second.open_versions == {6}
+    assert second.poll()["em"] == 0.5
+    assert (nobody.prompts, second.state_dict()) == ([], {})
+    third, _, _ = make()
+    third.load_state_dict(first.state_dict())
+    third.resume()
+    assert third.open_versions == set(), "its result is there"
+
+
 def test_a_new_life_uses_the_answers_that_the_old_one_had(make: Callable) -> None:
     validation, answering, streams = make()
     stream = streams.key("validation-after")
-    streams.create(stream)
-    for position in range(COUNT):
-        validation._issue(stream, POLICY, position, 0)
+    validation.begin("after", POLICY)
     answering()
     assert len(streams.take_groups(stream, "trainer", 2, 0.1)) == 2
     result = validation.run("after", POLICY)

@@ -52,6 +52,7 @@ def countdown(
     test: Annotated[int, typer.Option(help="Problems held out.")] = 500,
     numbers: Annotated[str, typer.Option(help="How many numbers a problem has, 3 to 6.")] = "3,4",
     max_target: Annotated[int, typer.Option(help="The largest number to make.")] = 99,
+    max_number: Annotated[int, typer.Option(help="The largest number given.")] = 99,
     seed: Annotated[int, typer.Option(help="Of numbers, operators and order.", min=0)] = 0,
 ) -> None:
     """Make countdown problems: an equation of the given numbers that equals the target. All can be solved."""
@@ -66,7 +67,7 @@ def countdown(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("making problems", total=train + test)
         counts = {"train": train, "test": test}
-        summary = build(out, counts, sizes, max_target, seed, lambda rows: progress.advance(task, rows))
+        summary = build(out, counts, sizes, max_target, seed, lambda rows: progress.advance(task, rows), max_number)
     console.print(summary, highlight=False)
 
 

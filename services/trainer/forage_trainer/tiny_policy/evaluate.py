@@ -89,7 +89,7 @@ def play(
             break
         contexts = [row.ids for row in active]
         parts = [contexts[at : at + BATCH] for at in range(0, len(contexts), BATCH)]
-        generated = [new for part in parts for new in _generate(model, tokenizer, part, sample)]
+        generated = [new for part in parts for new in generate(model, tokenizer, part, sample)]
         for row, new in zip(active, generated, strict=True):
             row.ids += new
             row.generated += len(new)
@@ -156,9 +156,10 @@ class Search:
         return found
 
 
-def _generate(
+def generate(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, contexts: list[list[int]], sample: bool
 ) -> list[list[int]]:
+    """What the policy adds to each context in one turn: up to a stop string, an end token or `MAX_NEW_TOKENS`."""
     stops = [i for i in range(len(tokenizer)) if tokenizer.decode([i]).endswith(("</search>", "</answer>"))]
     stops.append(tokenizer.convert_tokens_to_ids(TURN_END))
     width = max(map(len, contexts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
@@ -45,8 +45,12 @@ def added_tokens() -> list[str]:
     return [*TAGS, *SPACED_TAGS, *instruction_sentences(), *FEEDBACK, *FRAMES, *DOCUMENT_HEADS]
 
 
-def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
+def train_tokenizer(texts: Iterable[str], added: Sequence[str], vocabulary: int) -> Qwen2Tokenizer:
     """Learn the merges from `texts` (an iterable of lines) and put them into Qwen2's own tokenizer.
+
+    Args:
+        added: texts that are one token by decree.
+        vocabulary: all tokens, with the special and the added ones.
 
     transformers loads the tokenizer of any Qwen2 model as this class, whatever the files say, so nothing else
     would be loaded as it was trained. Any string in Unicode's NFC form encodes and decodes back exactly.
@@ -55,7 +59,7 @@ def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
     learner.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
     specials = [PAD, TURN_START, TURN_END]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(added_tokens()),
+        vocab_size=vocabulary - len(added),
         special_tokens=specials,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -73,5 +77,5 @@ def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
         model_max_length=1024,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added_tokens()])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
     return tokenizer

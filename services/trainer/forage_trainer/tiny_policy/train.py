@@ -19,7 +19,7 @@ from forage_trainer.tiny_policy import demonstrations as demos
 from forage_trainer.tiny_policy.evaluate import start_figures
 from forage_trainer.tiny_policy.facts import Episode, World, renamed
 from forage_trainer.tiny_policy.names import Namer
-from forage_trainer.tiny_policy.tokenizer import PAD, TURN_END, train_tokenizer
+from forage_trainer.tiny_policy.tokenizer import PAD, TURN_END, VOCABULARY, added_tokens, train_tokenizer
 
 LOG = logging.getLogger("tiny_policy")
 BATCH_TOKENS = 3072
@@ -94,7 +94,7 @@ class Batches:
         self.namer = Namer(real, [name.split(" ")[-1] for name in guesses["currency"]])
         self.demonstrator = demos.Demonstrator(self.namer, {k: sorted(v) for k, v in guesses.items()})
         texts = tokenizer_texts(self.episodes, self.namer, random.Random(f"tokenizer-{seed}"))
-        self.tokenizer = train_tokenizer(texts)
+        self.tokenizer = train_tokenizer(texts, added_tokens(), VOCABULARY)
 
     def sequence(self, progress: float) -> list[int]:
         """One demonstration's ids at a point of the run (0 to 1)."""

@@ -1,0 +1,198 @@
+"""`make bench-learning`: trains every recipe once a seed; a table, a picture of the curves, then one JSON object.
+
+The baseline of each run is its own policy before training, on the same questions. A run that has ended under the same
+settings is read from its folder, so that an interrupted benchmark goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import curves
+from recipes import MASKING, RECIPES, Recipe
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from forage_common.local.demo import ended_by_signals
+from forage_common.local.runs import RunFolder
+from forage_common.local.stack import repository, shift_ports
+from forage_common.settings import load
+
+TICK_S = 1.0
+Runs = dict[str, dict[int, "Run"]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run showed: greedy exact match before and after; `curve`: that of each step's sampled answers."""
+
+    before: float
+    after: float
+    minutes: float
+    curve: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        return self.after - self.before
+
+    @property
+    def on_the_way(self) -> float:
+        """Mean over all steps: how early it learnt."""
+        return statistics.mean(self.curve)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2, 3, 4], help="joined by commas")
+    parser.add_argument("--only", type=_names, default=list(RECIPES), help=f"of {','.join(RECIPES)}")
+    parser.add_argument("--quick", action="store_true", help="one seed")
+    parser.add_argument("--base-port", type=int, default=27000, help="first of the ports that the services use")
+    parser.add_argument("--runs", type=Path, default=repository() / "runs" / "bench-learning", help="folder of runs")
+    arguments = parser.parse_args()
+    seeds = arguments.seeds[:1] if arguments.quick else arguments.seeds
+    console = Console()
+    console.width = max(console.width, 110)
+    found = _run_all([RECIPES[name] for name in arguments.only], seeds, arguments.runs, arguments.base_port, console)
+    console.print(_table(found))
+    picture = curves.draw({RECIPES[name].title: runs for name, runs in found.items()}, arguments.runs / "curves.png")
+    console.print(f"curves {picture}", highlight=False, soft_wrap=True)
+    result = _figures(found)
+    print(json.dumps(result))
+    missed = [name for name, figures in result.items() if figures.get("met") is False]
+    if missed:
+        sys.exit(f"below the margin: {', '.join(missed)}")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in RECIPES:
+            raise argparse.ArgumentTypeError(f"there is no recipe {name!r}: choose of {', '.join(RECIPES)}")
+    return names
+
+
+def _run_all(recipes: Sequence[Recipe], seeds: Sequence[int], runs: Path, base_port: int, console: Console) -> Runs:
+    found: Runs = {recipe.name: {} for recipe in recipes}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        whole = progress.add_task("runs", total=len(recipes) * len(seeds))
+        for seed in seeds:  # all recipes of a seed first: an interrupted benchmark has something of each
+            for recipe in recipes:
+                if not _ended(recipe, runs, seed, base_port):
+                    _train(recipe, runs, seed, base_port, progress)
+                run = found[recipe.name][seed] = _read(runs / recipe.name / f"seed-{seed}")
+                progress.advance(whole)
+                console.print(
+                    f"{recipe.name} seed {seed}: {run.before:.3f} → {run.after:.3f} in {run.minutes:.1f} min",
+                    highlight=False,
+                )
+    return found
+
+
+def _ended(recipe: Recipe, runs: Path, seed: int, base_port: int) -> bool:
+    """Whether this very run has left its figures; ports may differ."""
+    folder = runs / recipe.name / f"seed-{seed}"
+    if not (folder / "summary.json").is_file():
+        return False
+    return load(folder / "settings.yaml", shift_ports(base_port)) == recipe.resolved(runs, seed, base_port)
+
+
+def _train(recipe: Recipe, runs: Path, seed: int, base_port: int, progress: Progress) -> None:
+    folder = runs / recipe.name / f"seed-{seed}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [f"{repository()}/.venvs/common/bin/forage", "demo", "-c", str(recipe.file)]
+    log = folder.with_suffix(".log")
+    steps = recipe.resolved(runs, seed, base_port).trainer.total_training_steps
+    task = progress.add_task(f"{recipe.name} seed {seed}", total=steps)
+    read = RunFolder(folder)
+    with log.open("w") as output:
+        overrides = recipe.settings(runs, seed, base_port)
+        process = subprocess.Popen([*command, *overrides], cwd=repository(), stdout=output, stderr=output)
+        try:
+            while process.poll() is None:
+                at = read.progress()
+                title = f"{recipe.name} seed {seed}: {at.detail or at.phase}"
+                progress.update(task, completed=len(read.steps()), description=title)
+                time.sleep(TICK_S)
+        finally:
+            process.terminate()
+            process.wait()
+    progress.remove_task(task)
+    if process.returncode:
+        sys.exit(f"{recipe.name} with seed {seed} failed: see {log}")
+
+
+def _read(folder: Path) -> Run:
+    summary = json.loads((folder / "summary.json").read_text())
+    curve = tuple(float(step["em_mean"]) for step in RunFolder(folder).steps())
+    return Run(summary["em_before"], summary["em_after"], summary["minutes"], curve)
+
+
+def _table(found: Runs) -> Table:
+    table = Table(title="greedy exact match on held-out questions")
+    for column in ("recipe", "seed", "before", "after", "gain", "margin", "steps", "minutes"):
+        table.add_column(column, justify="left" if column == "recipe" else "right")
+    for name, runs in found.items():
+        margin = RECIPES[name].margin
+        for seed, run in runs.items():
+            row = (name, str(seed), *(f"{value:.3f}" for value in (run.before, run.after, run.gain)))
+            table.add_row(*row, "–" if margin is None else f"{margin:.2f}", str(len(run.curve)), f"{run.minutes:.1f}")
+        table.add_section()
+    return table
+
+
+def _figures(found: Runs) -> dict[str, dict[str, Any]]:
+    result: dict[str, dict[str, Any]] = {}
+    for name, runs in found.items():
+        margin = RECIPES[name].margin
+        if margin is not None:
+            gains = [_short(run.gain) for run in runs.values()]
+            least = min(gains)
+            result[name] = {"gain_min": least, "gains": gains, "margin": margin, "met": least >= margin}
+    masked, unmasked = (found.get(name) for name in MASKING)
+    if masked and unmasked:
+        pairs = [(masked[seed], unmasked[seed]) for seed in masked]
+        result["masking"] = {
+            "end": _compared([(one.after, other.after) for one, other in pairs]),
+            "on_the_way": _compared([(one.on_the_way, other.on_the_way) for one, other in pairs]),
+        }
+    return result
+
+
+def _compared(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """`better`: who is ahead for every seed, "neither" where seeds disagree."""
+    differences = [masked - unmasked for masked, unmasked in pairs]
+    return {
+        "masked": [_short(masked) for masked, _ in pairs],
+        "unmasked": [_short(unmasked) for _, unmasked in pairs],
+        "difference_mean": _short(statistics.mean(differences)),
+        "better": "masked" if min(differences) > 0 else "unmasked" if max(differences) < 0 else "neither",
+    }
+
+
+def _short(value: float) -> float:
+    return round(value, 4)
+
+
+if __name__ == "__main__":
+    try:
+        with ended_by_signals():
+            main()
+    except KeyboardInterrupt:
+        sys.exit("stopped: the same command goes on with the runs that are missing")

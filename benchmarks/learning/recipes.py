@@ -1,0 +1,74 @@
+"""What `make bench-learning` trains: settings over a file of configs/, and the gain that every seed must show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from forage_common.local.stack import repository, shift_ports
+from forage_common.settings import Settings, load
+
+QUESTIONS = 300
+"""Held-out questions that are asked before and after."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`margin`: the least gain in greedy exact match that counts as learning; None where none is asked for."""
+
+    name: str
+    title: str
+    config: str
+    margin: float | None
+    overrides: tuple[str, ...]
+
+    @property
+    def file(self) -> Path:
+        return repository() / "configs" / self.config
+
+    def settings(self, runs: Path, seed: int, base_port: int) -> tuple[str, ...]:
+        """What `forage demo` is told beside the file."""
+        shared = (f"run.dir={runs / self.name}", f"run.id=seed-{seed}", f"run.seed={seed}")
+        return (*shared, f"data.val_max_samples={QUESTIONS}", *shift_ports(base_port), *self.overrides)
+
+    def resolved(self, runs: Path, seed: int, base_port: int) -> Settings:
+        return load(self.file, self.settings(runs, seed, base_port))
+
+
+_GRPO = ("trainer.total_training_steps=16", "trainer.actor.optim.lr=3e-4")
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("grpo", "GRPO", "demo.yaml", 0.5, _GRPO),
+        Recipe(
+            "ppo",
+            "PPO with critic",
+            "demo.yaml",
+            0.5,
+            (
+                *_GRPO,
+                "trainer.algorithm.adv_estimator=gae",
+                "trainer.critic_warmup=2",
+                "trainer.critic.optim.lr=1e-3",
+            ),
+        ),
+        Recipe(
+            "grpo_multiturn",
+            "multi-turn GRPO",
+            "demo.yaml",
+            0.5,
+            (*_GRPO, "trainer.algorithm.adv_estimator=grpo_multiturn", "reward.routes.world_facts.name=structured"),
+        ),
+        Recipe("countdown", "countdown, GRPO", "countdown_tiny.yaml", 0.2, ()),
+        Recipe(
+            "grpo_unmasked",
+            "GRPO, observations trained on",
+            "demo.yaml",
+            None,
+            (*_GRPO, "trainer.algorithm.state_masking=false"),
+        ),
+    )
+}
+MASKING = ("grpo", "grpo_unmasked")
+"""The two recipes that differ in `state_masking` alone."""

@@ -1,0 +1,121 @@
+"""What the trainer's processes do, however they were started: the first leads, the others follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forage_common.errors import FencedError, UserError
+from forage_common.model_folder import check_model_folder
+from forage_common.questions import Questions, read_questions
+from forage_common.settings import AdvantageEstimator, Settings
+from forage_common.streams import StreamClient
+from forage_common.telemetry import Health, get_logger, serve_health
+from forage_trainer.batcher import BatchTimeoutError
+from forage_trainer.chat_tokenizer import ChatTokenizer
+from forage_trainer.dataset import batches, report
+from forage_trainer.rollbacks import RolledBackError
+from forage_trainer.waiting import PATIENCE_S, Stop, Stopped
+
+EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
+
+
+def check_settings(settings: Settings) -> None:
+    """
+    Raises:
+        UserError: settings that contradict each other.
+    """
+    estimator = settings.trainer.algorithm.adv_estimator
+    if settings.rollout.n < estimator.least_samples:
+        raise UserError(f"rollout.n must be at least 2: {estimator} compares the samples of a prompt")
+    if settings.data.train_batch_size % settings.trainer.actor.ppo_mini_batch_size:
+        raise UserError(
+            f"trainer.actor.ppo_mini_batch_size = {settings.trainer.actor.ppo_mini_batch_size} must divide "
+            f"data.train_batch_size = {settings.data.train_batch_size}"
+        )
+    if estimator is AdvantageEstimator.GAE:
+        _check_critic(settings)
+
+
+def _check_critic(settings: Settings) -> None:
+    critic = settings.trainer.critic
+    if settings.data.train_batch_size % critic.ppo_mini_batch_size:
+        raise UserError(
+            f"trainer.critic.ppo_mini_batch_size = {critic.ppo_mini_batch_size} must divide "
+            f"data.train_batch_size = {settings.data.train_batch_size}"
+        )
+    if critic.path is not None and not (critic.path / "config.json").is_file():
+        raise UserError(
+            f"trainer.critic.path {critic.path} has no config.json: give the Hugging Face folder of a policy or a "
+            "value model, or leave it out"
+        )
+
+
+def lead(settings: Settings, stop: Stop) -> int:
+    """What the first process does, the only one that talks to Redis and publishes; its exit code.
+
+    Everything that can be wrong with the input is found before the engine is built.
+
+    Raises:
+        UserError: the input or the machine is at fault, or a guard ended the run.
+    """
+    health = Health()
+    check_settings(settings)
+    check_model_folder(settings.model.path)
+    server = serve_health(settings.trainer.health_address, health)
+    try:
+        health.wait_for("start", "reading the questions")
+        train = read_questions(settings.data.train_paths)
+        validation = read_questions(settings.data.val_files)
+        batches(train.rows, settings)
+        tokenizer = ChatTokenizer(settings.model.path)
+        longest = settings.rollout.max_start_length
+        train = train.fitting(tokenizer, longest)
+        validation = validation.fitting(tokenizer, longest, settings.data.val_max_samples)
+        batches(train.rows, settings)
+        report("train", train)
+        report("validation", validation)
+        _train(settings, train, validation, tokenizer.pad_id, stop, health)
+    except Stopped:
+        get_logger().info("stopped")
+        return EXIT_STOPPED
+    except RolledBackError as error:
+        get_logger().error("rolled_back", reason=str(error))
+        return EXIT_ROLLED_BACK
+    except (FencedError, BatchTimeoutError) as error:
+        get_logger().error("trainer_gave_up", reason=str(error))
+        return EXIT_FAILED
+    finally:
+        server.shutdown()
+    return 0
+
+
+def follow(settings: Settings, built: Callable[[], object] = lambda: None) -> None:
+    """What every process but the first does, until the first ends.
+
+    Args:
+        built: called once the engine is there.
+
+    Raises:
+        RuntimeError: the first is gone.
+    """
+    from forage_trainer import spmd
+    from forage_trainer.policy_worker import PolicyWorker
+
+    worker = PolicyWorker(settings)
+    built()
+    spmd.follow(worker)
+
+
+def _train(
+    settings: Settings, train: Questions, validation: Questions, pad_id: int, stop: Stop, health: Health
+) -> None:
+    from forage_trainer.loop import Loop
+    from forage_trainer.policy_worker import PolicyWorker
+
+    health.wait_for("start", "building the engine")
+    worker = PolicyWorker(settings)
+    streams = StreamClient(settings.redis, settings.run.id, PATIENCE_S)
+    try:
+        Loop(settings, streams, worker, train, validation, pad_id, stop, health).run()
+    finally:
+        worker.close()

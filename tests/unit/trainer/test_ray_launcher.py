@@ -1,0 +1,112 @@
+"""When Ray is asked for, what is refused, and which of several failed ranks is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from ray.exceptions import ActorDiedError, RayTaskError
+from trainer_parts import write_model
+
+import forage_trainer.verl_cpu  # noqa: F401  (makes it verl's platform)
+from forage_common.errors import DataError, SettingsError, UserError
+from forage_common.settings import load
+from forage_trainer.__main__ import main
+from forage_trainer.ray_launcher import cause
+from forage_trainer.ray_rank import Place, Rank
+
+
+@pytest.mark.parametrize(
+    ("overrides", "on_ray"),
+    [
+        ([], False),
+        (["trainer.launcher=ray"], True),
+        (["trainer.n_gpus_per_node=2"], True),
+        (["trainer.ray.address=auto"], True),
+        (["trainer.nnodes=2", "trainer.ray.address=10.0.0.1:6379"], True),
+        (["trainer.launcher=process", "trainer.ray.address=auto"], False),
+    ],
+)
+def test_ray_is_taken_where_it_is_asked_for(overrides: list[str], on_ray: bool) -> None:
+    assert load(None, overrides, {}).trainer.on_ray is on_ray
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["trainer.nnodes=2"], "nnodes=2 needs a Ray cluster.*trainer.ray.address"),
+        (["trainer.launcher=process", "trainer.n_gpus_per_node=4"], "launcher=process takes.*n_gpus_per_node=4"),
+        (["trainer.ray.address=ray://head:10001"], "trainer.ray.address.*pattern"),
+        (["trainer.nnodes=0"], "trainer.nnodes.*greater than or equal to 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        load(None, overrides, {})
+
+
+def test_ray_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="torchrun started this process, and the settings ask for Ray"):
+        main(load(None, ["trainer.n_gpus_per_node=2"], {}))
+
+
+def test_an_address_without_ray_is_refused(monkeypatch: pytest.MonkeyPatch, free_address: Callable[[], str]) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    address = free_address()
+    with pytest.raises(UserError, match=f"trainer.ray.address {address} cannot be joined .*Connection refused"):
+        main(load(None, [f"trainer.ray.address={address}"], {}))
+
+
+def died() -> Exception:
+    return ActorDiedError()
+
+
+def raised(error: Exception) -> Exception:
+    return RayTaskError("train", "traceback", error)
+
+
+@pytest.mark.parametrize(
+    ("failed", "rank"),
+    [
+        ({0: raised(RuntimeError("connection closed by peer")), 1: died()}, 1),
+        ({0: raised(RuntimeError("closed")), 1: raised(RuntimeError("closed")), 2: raised(DataError("no file"))}, 2),
+        ({1: raised(RuntimeError("closed")), 0: raised(RuntimeError("bug"))}, 0),
+    ],
+)
+def test_the_rank_that_the_others_failed_of_is_named(failed: dict[int, Exception], rank: int) -> None:
+    assert cause(failed) == rank
+
+
+def rank(number: int, folder: Path, *overrides: str, gpu: bool = False) -> Rank:
+    """One outside of Ray."""
+    found = Rank.__new__(Rank)
+    found._settings = load(None, [*overrides], {})
+    found._folder = folder
+    found._place = Place(number, f"10.0.0.{number + 1}", "host", 1, gpu)
+    return found
+
+
+def test_a_run_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:
+    here, there = (rank(number, tmp_path, f"run.dir={tmp_path / name}", "run.id=r") for number, name in enumerate("ab"))
+    here.put_mark(".shared-1")
+    here.find_mark(".shared-1")
+    with pytest.raises(UserError, match=rf"run.dir {tmp_path / 'b'} is not shared: rank 1 \(pid 1 on 10.0.0.2, host\)"):
+        there.find_mark(".shared-1")
+    here.remove_mark(".shared-1")
+    assert not list((tmp_path / "a/r").iterdir())
+
+
+def test_a_node_that_lacks_something_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
+    rank(1, tmp_path, "model.path=model").enter()
+    with pytest.raises(UserError, match=r"rank 1 .*no folder /nowhere .*that all nodes have"):
+        rank(1, Path("/nowhere"), "model.path=model").enter()
+    with pytest.raises(UserError, match=r"rank 1 .*: model.path other does not exist"):
+        rank(1, tmp_path, "model.path=other").enter()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"rank 1 .*lent it a GPU that its torch cannot use"):
+        rank(1, tmp_path, "model.path=model", gpu=True).enter()
