@@ -91,3 +91,16 @@ def check_model_folder(folder: Path) -> None:
         model_shapes(folder)
     except ValueError as error:
         raise DataError(f"model.path {folder} has no usable weights ({error}): {_REMEDY}") from None
+
+
+def special_tokens(folder: Path) -> tuple[str, ...]:
+    """The tokenizer's control tokens, which text from elsewhere must not hold.
+
+    Raises:
+        DataError: the tokenizer cannot be read.
+    """
+    try:
+        added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("added_tokens") or ()
+        return tuple(str(token["content"]) for token in added if token["special"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{folder}/tokenizer.json cannot be read ({error}): {_REMEDY}") from None

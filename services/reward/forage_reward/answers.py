@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forage_reward.tags import Tag, blocks, last_block
+from forage_common.tags import Tag, blocks, last_block
 from forage_reward.trajectory import Role, TrajectoryView
 
 

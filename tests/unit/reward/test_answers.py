@@ -21,9 +21,9 @@ from forage_common.answers import (
     normalize_answer,
     subem_check,
 )
+from forage_common.tags import Tag, blocks, last_block
 from forage_reward.answers import extract_solution, observations
 from forage_reward.raw_text import spans_from_text
-from forage_reward.tags import Tag, blocks, last_block
 from forage_reward.trajectory import Role, Span, TrajectoryView
 
 DATA = Path(__file__).parents[2] / "data/reward"
