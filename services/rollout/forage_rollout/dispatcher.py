@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from forage_common.errors import UnavailableError
+from forage_common.groups import group_of, signed
 from forage_common.settings import Settings
 from forage_common.streams import Entry, StreamClient
 from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
-from forage_rollout.groups import group_of, signed
 
 log = get_logger()
 T = TypeVar("T")
