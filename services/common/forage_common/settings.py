@@ -283,6 +283,13 @@ class EngineSettings(Section):
     tensor_parallel_size: int = Field(1, ge=1)
     max_lora_rank: int = Field(0, ge=0, description="largest rank of a published LoRA adapter; 0 = whole policies only")
     hang_timeout_s: float = Field(60.0, gt=0, description="an engine that samples nothing for so long is replaced")
+    endpoint: str = Field(
+        "",
+        pattern=r"^$|^https?://[^\s?#]+/v1$",
+        description="URL, up to /v1, of an OpenAI-compatible server that samples in vLLM's place; it is not trained",
+    )
+    endpoint_model: str = Field("", description="its name there; empty = the only one that is served")
+    endpoint_token_file: Path | None = Field(None, description="file with the bearer token that it asks for")
 
 
 class ReplicaSettings(Section):
