@@ -1,0 +1,132 @@
+"""What the terminal shows of an evaluation and of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from forage_common.evaluation.compare import Comparison, Outcome
+from forage_common.evaluation.layouts import SEARCH_R1, Line
+from forage_common.evaluation.methods import Method
+from forage_common.local import show
+from forage_common.v1.trajectory_pb2 import Role, Trajectory
+
+Figures = Mapping[str, Any]
+
+
+def figures(results: Sequence[Figures]) -> RenderableType:
+    """Every figure of results.json, in tables that fit a terminal."""
+    answers = _table("what was answered", "questions", "failed", "EM", "95 % interval", "sub-EM", "F1")
+    ways = _table("how it was found", "searches", "turns", "hit", "format", "truncated", "tokens", "seconds")
+    parts: list[RenderableType] = [answers, ways]
+    for entry in results:
+        name = _name(entry)
+        em = entry["em"]
+        failed = entry["failed_questions"]
+        answers.add_row(
+            *name,
+            str(entry["questions"]),
+            Text(str(failed), "yellow") if failed else "0",
+            *(("–", "–") if em is None else (f"{em['mean']:.3f}", f"{em['low']:.3f} … {em['high']:.3f}")),
+            *("–" if entry[key] is None else f"{entry[key]['mean']:.3f}" for key in ("sub_em", "f1")),
+        )
+        ways.add_row(
+            *name,
+            *(_number(entry[key], 2) for key in ("searches", "turns", "hit", "format", "truncated")),
+            f"{_number(entry['prompt_tokens'], 0)} + {_number(entry['generated_tokens'], 0)}",
+            _number(entry["seconds"], 2),
+        )
+    if any("pass_at_k" in entry for entry in results):
+        parts.append(_samples(results))
+    return Group(*parts)
+
+
+def search_r1(lines: Iterable[Line]) -> RenderableType:
+    """The table of the Search-R1 paper."""
+    table = Table(title="exact match, † trained on", box=None, header_style="dim", title_justify="left")
+    table.add_column("policy")
+    table.add_column("method")
+    for title in (*SEARCH_R1.values(), "Avg."):
+        table.add_column(title, justify="right")
+    for line in lines:
+        table.add_row(line.policy, line.method.words, *(_number(value, 3) for value in (*line.em, line.average)))
+    return table
+
+
+def comparison(found: Comparison) -> RenderableType:
+    """Means, differences and outcomes by data source."""
+    table = Table(box=None, header_style="dim")
+    table.add_column("data source")
+    for title in ("questions", "EM of A", "EM of B", "B − A", "95 % interval", "p", *Outcome):
+        table.add_column(title, justify="right")
+    for part in found.sources:
+        difference = part.difference
+        style = "" if difference.low <= 0 <= difference.high else "green" if difference.mean > 0 else "red"
+        table.add_row(
+            part.data_source,
+            str(part.questions),
+            f"{part.em_a:.3f}",
+            f"{part.em_b:.3f}",
+            Text(f"{difference.mean:+.3f}", style),
+            f"{difference.low:+.3f} … {difference.high:+.3f}",
+            f"{difference.p:.4f}",
+            *(str(part.outcomes[outcome]) for outcome in Outcome),
+        )
+    sides: list[RenderableType] = [Text(f"A  {found.a}"), Text(f"B  {found.b}")]
+    if found.only_a or found.only_b:
+        sides.append(Text(f"left out: {found.only_a} questions of A alone, {found.only_b} of B alone", "yellow"))
+    return Group(*sides, table)
+
+
+def side_by_side(trajectories: Sequence[Trajectory | None], title: str, width: int) -> RenderableType:
+    """The same question, A's text left and B's right."""
+    each = max(20, width // 2 - 1)
+    panels = [show.panel(_row(t, title), title=side) for t, side in zip(trajectories, "AB", strict=True) if t]
+    return Columns(panels, width=each)
+
+
+def _row(trajectory: Trajectory, question: str) -> dict[str, Any]:
+    return {
+        "question": question,
+        "targets": list(trajectory.ground_truth.targets),
+        "em": trajectory.validation_score.total,
+        "spans": [
+            {"role": Role.Name(span.role).removeprefix("ROLE_").lower(), "text": span.text} for span in trajectory.spans
+        ],
+    }
+
+
+def _samples(results: Sequence[Figures]) -> Table:
+    numbers = sorted({int(k) for entry in results for k in entry.get("pass_at_k", ())})
+    table = _table("over k samples", *(f"pass@{k}" for k in numbers), *(f"majority@{k}" for k in numbers if k > 1))
+    for entry in results:
+        row = [*_name(entry)]
+        for kind, least in (("pass_at_k", 1), ("majority_at_k", 2)):
+            for k in numbers:
+                if k >= least:
+                    found = entry.get(kind, {}).get(str(k))
+                    row.append("–" if found is None else f"{found['mean']:.3f}")
+        table.add_row(*row)
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, box=None, header_style="dim", title_justify="left", title_style="bold")
+    for name in ("policy", "method", "data source"):
+        table.add_column(name, overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _name(entry: Figures) -> tuple[str, str, str]:
+    return entry["policy"], Method(entry["method"]).words, entry["data_source"]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
