@@ -19,8 +19,14 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True)
 class Thought:
-    """The chain of thought of one turn: tokens [begin, end) of prompt + response, of which the policy saw those from
-    `window` on. `span` is the turn's place in `Trajectory.spans`, `prefix` what the turn says before the thought."""
+    """The chain of thought of one turn: tokens [begin, end) of prompt + response.
+
+    Attributes:
+        window: the first token that the policy saw when it thought.
+        span: the turn's place in `Trajectory.spans`.
+        offset: characters of the turn before the thought.
+        texts: of each token of the thought.
+    """
 
     turn: int
     begin: int
@@ -28,7 +34,7 @@ class Thought:
     boundary: CotBoundary.ValueType
     window: int
     span: int
-    prefix: str
+    offset: int
     texts: tuple[str, ...]
 
     @property
@@ -74,7 +80,7 @@ def find_thought(trajectory: Trajectory, turn: int, texts: TokenTexts, settings:
         boundary=cot.boundary,
         window=max(0, span.begin - _seen(settings)),
         span=spoken[turn - 1],
-        prefix="".join(said[: cot.begin]),
+        offset=sum(map(len, said[: cot.begin])),
         texts=tuple(said[cot.begin : cot.end]),
     )
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from forage_common.tags import CLOSE, OPEN, Tag
 from forage_common.v1.probe_pb2 import CotBoundary
-
-THINK_OPEN, THINK_CLOSE, ANSWER_OPEN = "<think>", "</think>", "<answer>"
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,9 @@ def find_cot(texts: Sequence[str]) -> Cot:
     """
     text = "".join(texts)
     ends = list(accumulate(map(len, texts)))
-    opened, closed, answered = (text.find(tag) for tag in (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN))
+    opened, closed, answered = (text.find(tag) for tag in (OPEN[Tag.THINK], CLOSE[Tag.THINK], OPEN[Tag.ANSWER]))
     # Tokens that begin after the tag; and tokens that end before it.
-    begin = bisect_left([0, *ends[:-1]], opened + len(THINK_OPEN)) if opened >= 0 else 0
+    begin = bisect_left([0, *ends[:-1]], opened + len(OPEN[Tag.THINK])) if opened >= 0 else 0
     if closed >= 0:
         end, boundary = bisect_right(ends, closed), CotBoundary.COT_BOUNDARY_THINK_CLOSE
     elif answered >= 0:

@@ -9,12 +9,12 @@ import grpc
 from forage_common.answers import normalize_answer
 from forage_common.calls import RefusedError
 from forage_common.probe.contexts import Thought
-from forage_common.probe.cot import ANSWER_OPEN
 from forage_common.reward_client import GrpcReward
+from forage_common.tags import CLOSE, OPEN, Tag
 from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.trajectory_pb2 import Score, Span, Status, Trajectory
 
-ANSWER_CLOSE = "</answer>"
+ANSWER_OPEN, ANSWER_CLOSE = OPEN[Tag.ANSWER], CLOSE[Tag.ANSWER]
 
 
 class UnjudgedError(Exception):

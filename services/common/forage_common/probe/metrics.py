@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from forage_common.evaluation.statistics import estimate
 from forage_common.v1.probe_pb2 import Probed, ProbePoint
 from forage_common.v1.trajectory_pb2 import Status
 
 PREMATURE = 0.4
 """An answer whose confidence rises less steadily with the thought than this rank correlation came before it."""
 
-_RESAMPLES = 2000
 Interval = tuple[float, float]
 
 
@@ -56,7 +56,7 @@ class SetMeasures:
         count: probes.
         mean_confidence: over all points.
         confidence_at: at each point.
-        intervals: of each, 95 %: by resampling the probes; of a single one, Wilson's.
+        intervals: of each, 95 %, by resampling the probes; of a single probe, Wilson's.
         premature: share.
         undefined_rho: probes whose confidence never changes, and are neither premature nor not.
         no_thought: probes without a token of thought.
@@ -150,12 +150,18 @@ def area_over_curve(points: Sequence[ProbePoint]) -> float | None:
     any. The area is by the trapezoidal rule over the share of the thought that is kept.
     """
     length = points[-1].kept
-    answers = [_answers(point) for point in points]
-    final = max(answers[-1], key=lambda answer: (answers[-1][answer], answer is not None))
+    final = usual_answer(points[-1])
     if not length or final is None:
         return None
+    answers = [_answers(point) for point in points]
     differs = [float(counts.get(final, 0) < max(counts.values())) for counts in answers]
     return float(np.trapezoid(differs, [point.kept / length for point in points]))
+
+
+def usual_answer(point: ProbePoint) -> str | None:
+    """The most frequent answer; None where no answer is more frequent than any."""
+    counts = _answers(point)
+    return max(counts, key=lambda answer: (counts[answer], answer is not None))
 
 
 def _answers(point: ProbePoint) -> dict[str | None, int]:
@@ -174,7 +180,7 @@ def _summary(probes: Sequence[Probed]) -> SetMeasures:
         count=len(found),
         mean_confidence=float(confidence.mean()),
         confidence_at=tuple(confidence.mean(axis=0).tolist()),
-        intervals=tuple(_bands(confidence)) if len(found) > 1 else found[0].intervals,
+        intervals=tuple(map(_band, confidence.T.tolist())) if len(found) > 1 else found[0].intervals,
         overconfidence=float(np.mean([one.overconfidence for one in found])),
         rho=_mean(rhos),
         premature=_mean([float(rho < PREMATURE) for rho in rhos]),
@@ -183,7 +189,7 @@ def _summary(probes: Sequence[Probed]) -> SetMeasures:
         auc_gap=float(np.mean([one.auc_gap for one in found])),
         norm_aoc=_mean([one.norm_aoc for one in found if one.norm_aoc is not None]),
         aoc=_mean(areas),
-        aoc_interval=_bands(np.array([[area] for area in areas]))[0] if len(areas) > 1 else None,
+        aoc_interval=_band(areas) if len(areas) > 1 else None,
     )
 
 
@@ -191,9 +197,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _bands(values: np.ndarray) -> list[Interval]:
-    """The 95 % interval of each column's mean, by resampling the rows; the same every time."""
-    count = len(values)
-    drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=_RESAMPLES)
-    low, high = np.percentile(drawn @ values / count, [2.5, 97.5], axis=0)
-    return list(zip(low.tolist(), high.tolist(), strict=True))
+def _band(values: Sequence[float]) -> Interval:
+    found = estimate(values)
+    assert found is not None
+    return found.low, found.high
