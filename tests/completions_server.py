@@ -1,4 +1,4 @@
-"""A small real server of vLLM's completions protocol, over a policy that is a function; and its folder of characters.
+"""A small real server of vLLM's completions protocol, over a policy that is a function; and a folder of characters.
 
 A token is a character, and a cached one is never computed: what it tells of its prefix cache is what was asked before.
 """
@@ -11,11 +11,18 @@ import string
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import grpc
+
+from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse
+from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
+from forage_common.v1.trajectory_pb2 import Policy as Served
 
 ALPHABET = string.printable
 END_OF_TURN = "<|im_end|>"
@@ -46,6 +53,8 @@ class CompletionsServer:
     """What it serves, and how it is to fail.
 
     Attributes:
+        grpc_address: where it says what it serves, as the rollout service does.
+        digest: of the policy that it serves.
         failures: status codes of the next answers to completions; 400 refuses for good.
         token: the bearer token that it asks for.
         asked: bodies of the completions with a prompt of token ids.
@@ -53,6 +62,8 @@ class CompletionsServer:
 
     policy: Policy
     address: str = ""
+    grpc_address: str = ""
+    digest: str = "first"
     max_model_len: int = 4000
     delay_s: float = 0.0
     token: str = ""
@@ -130,12 +141,21 @@ def completions_server(policy: Policy) -> Iterator[CompletionsServer]:
         def log_message(self, *_: Any) -> None:
             pass
 
+    class Rollout(RolloutServicer):
+        def GetStatus(self, _: GetStatusRequest, context: Any) -> GetStatusResponse:
+            return GetStatusResponse(serving=Served(version=3, digest=served.digest))
+
+    status = grpc.server(ThreadPoolExecutor(1))
+    add_RolloutServicer_to_server(Rollout(), status)
+    served.grpc_address = f"127.0.0.1:{status.add_insecure_port('127.0.0.1:0')}"
+    status.start()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     served.address = f"127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield served
+    status.stop(None)
     server.shutdown()
     server.server_close()
     thread.join()

@@ -37,6 +37,7 @@ from forage_common.trajectory_file import TrajectoryWriter
 from forage_common.v1.probe_pb2 import CotBoundary, Probed
 from forage_common.v1.trajectory_pb2 import ActionKind, GroundTruth, Role, Score, Span, Status, Trajectory, Turn
 
+REPOSITORY = Path(__file__).parents[3]
 FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()", "probe"]
 LENGTH = 40
 PLAN = Plan(points=10, samples=50, seed=7)
@@ -127,7 +128,8 @@ def scripted() -> Iterator[CompletionsServer]:
 
 @pytest.fixture
 def overrides(reward: list[str], scripted: CompletionsServer) -> list[str]:
-    return [*reward, f"rollout.http_address={scripted.address}", f"rollout.health_address={scripted.address}"]
+    addresses = {"http": scripted.address, "health": scripted.address, "grpc": scripted.grpc_address}
+    return [*reward, *(f"rollout.{name}_address={address}" for name, address in addresses.items())]
 
 
 @pytest.fixture
@@ -345,6 +347,13 @@ def test_the_command_goes_on_after_kill_9_and_loses_nothing_finished(
     assert len(scripted.asked) == asked
     with pytest.raises(UserError, match="holds probes with samples 8, now it is 9"):
         again(samples=9)
+    scripted.digest = "second"
+    journal.write_bytes((tmp_path / "copy.bin").read_bytes())
+    with pytest.raises(UserError, match="holds probes with policy first@3, now it is second@3"):
+        again(samples=8)
+    assert len(scripted.asked) == asked
+    with pytest.raises(UserError, match="services are running"):
+        again(samples=8, policy=str(REPOSITORY / "models/tiny-policy"))
 
 
 @pytest.mark.parametrize(

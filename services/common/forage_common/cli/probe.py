@@ -58,7 +58,8 @@ def probe(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew in a folder that holds other probes.")] = False,
     policy: Annotated[
-        Path | None, typer.Option(help="Policy folder, where services must be started.", show_default=False)
+        str | None,
+        typer.Option(help="A model folder, RUN@latest, RUN@best or RUN@7, for which services are started."),
     ] = None,
     config: Config = None,
     base_port: BasePort = None,
@@ -72,9 +73,11 @@ def probe(
 
       forage probe trajectories.parquet --limit 20
 
-      forage probe --questions data/world/test.parquet --limit 20 --policy runs/latest/policies/40
+      forage probe --questions data/world/test.parquet --limit 20 --policy runs/latest@best
     """
     from forage_common.errors import UserError
+    from forage_common.evaluation.engines import what_runs
+    from forage_common.evaluation.policies import RUNNING, resolve
     from forage_common.local import serving
     from forage_common.probe import report, show
     from forage_common.probe.folder import ProbeFolder, digest
@@ -86,14 +89,22 @@ def probe(
     if len(files) + (questions is not None) != 1:
         raise UserError("say what to probe: one file of trajectories, or --questions FILE")
     source = questions or files[0]
-    settings = settings_of(config, [*([f"model.path={policy}"] if policy else []), *overrides], base_port, "probe")
+    settings = settings_of(config, overrides, base_port, "probe")
+    if policy is not None:
+        settings = _serving_policy(policy, settings)
     plan = Plan(points, samples, seed)
     described = {"source": digest(source), "questions": questions is not None, "turn": turn.value, **asdict(plan)}
     if questions is None:
         head(source)  # refused before anything is written or started
     folder = ProbeFolder(out or Path(f"{source.stem}-probe"), described, fresh)
     with ExitStack() as started:
-        serve = cache(lambda: started.enter_context(serving.services(settings, console)))
+
+        @cache
+        def serve() -> Settings:
+            serving_settings = started.enter_context(serving.services(settings, console))
+            folder.agree(policy=asyncio.run(what_runs(resolve(RUNNING), serving_settings)).digest)
+            return serving_settings
+
         if questions is not None:
             source = _sample(questions, limit, seed, folder, settings, serve, console)
         probes = _probe(source, limit, turn is Turns.ANY, plan, folder, serve, console)
@@ -101,6 +112,19 @@ def probe(
     folder.report.write_text(report.render(summary, probes, read(source), settings), encoding="utf-8")
     console.print(show.summary(summary))
     console.print(f"{len(probes)} probes in {folder.path}; the page is {folder.report}", highlight=False)
+
+
+def _serving_policy(policy: str, settings: Settings) -> Settings:
+    """The settings with which its services are started."""
+    from forage_common.errors import UserError
+    from forage_common.evaluation.engines import check
+    from forage_common.evaluation.policies import resolve
+
+    resolved = resolve(policy)
+    if resolved.folder is None:
+        raise UserError(f"--policy {policy} has no folder to serve: give a model folder, or a version that a run kept")
+    check([resolved], settings)
+    return settings.model_copy(update={"model": settings.model.model_copy(update={"path": resolved.folder})})
 
 
 def _told_apart(arguments: list[str]) -> tuple[list[Path], list[str]]:

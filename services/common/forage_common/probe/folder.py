@@ -59,7 +59,7 @@ class ProbeFolder:
     """The files of one probe of many trajectories.
 
     Args:
-        plan: what is probed and how; figures and texts by name.
+        plan: what is probed and how; figures and texts by name. What serves it follows by `agree`.
         fresh: forget what the folder holds.
 
     Raises:
@@ -69,13 +69,13 @@ class ProbeFolder:
 
     def __init__(self, path: Path, plan: Mapping[str, Any], fresh: bool = False) -> None:
         self.path = path
-        self._plan = dict(plan)
+        self._plan: dict[str, Any] = {}
         try:
             path.mkdir(parents=True, exist_ok=True)
             if fresh:
                 for name in ("plan.json", "journal.bin", "trajectories.bin", "trajectories.parquet"):
                     (path / name).unlink(missing_ok=True)
-            self._agree()
+            self.agree(**plan)
         except OSError as error:
             raise DataError(f"{path} cannot be written ({error.strerror or error}): choose another --out") from None
 
@@ -105,22 +105,24 @@ class ProbeFolder:
         durable.replace(self.path / "summary.json", json.dumps(found, indent=2) + "\n")
         return found
 
-    def _agree(self) -> None:
+    def agree(self, **part: Any) -> None:
+        """Add to the plan, or find it there as it is now.
+
+        Raises:
+            UserError: the folder holds probes of another plan.
+        """
         file = self.path / "plan.json"
         try:
-            before = json.loads(file.read_text())
-        except FileNotFoundError:
-            durable.replace(file, json.dumps(self._plan, indent=2) + "\n")
-            return
+            self._plan = json.loads(file.read_text()) if file.exists() else {}
         except ValueError as error:
             raise DataError(f"{file} is damaged ({error}): give --fresh to begin anew") from None
-        changed = [name for name in self._plan if before.get(name) != self._plan[name]]
-        if changed:
-            name = changed[0]
-            raise UserError(
-                f"{self.path} holds probes with {name} {before.get(name)}, now it is {self._plan[name]}: "
-                "choose another --out, or give --fresh to begin anew"
-            )
+        for name, value in part.items():
+            if self._plan.setdefault(name, value) != value:
+                raise UserError(
+                    f"{self.path} holds probes with {name} {self._plan[name]}, now it is {value}: "
+                    "choose another --out, or give --fresh to begin anew"
+                )
+        durable.replace(file, json.dumps(self._plan, indent=2) + "\n")
 
 
 def digest(file: Path) -> str:
