@@ -231,7 +231,8 @@ def _known(policies: tuple[EvaluatedPolicy, ...], settings: Settings) -> tuple[E
     from forage_common.local.stack import Program
 
     if not any(policy.label != UNTRAINED for policy in policies):
-        default = RUNNING if serving.is_running(settings, Program.ROLLOUT) else str(settings.model.path)
+        configured = settings.rollout.engine.endpoint or str(settings.model.path)
+        default = RUNNING if serving.is_running(settings, Program.ROLLOUT) else configured
         policies = distinct([resolve(default), *policies])
     engines.check(policies, settings)
     return tuple(

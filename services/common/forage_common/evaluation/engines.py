@@ -69,7 +69,7 @@ def engine(policies: Sequence[EvaluatedPolicy], settings: Settings, console: Con
         UserError, UnavailableError: as `serving.services`.
     """
     first = policies[0]
-    if first.kind is Kind.ENDPOINT:
+    if first.kind is not Kind.RUNNING:
         remote = settings.rollout.engine.model_copy(update={"endpoint": first.url})
         rollout = settings.rollout.model_copy(update={"engine": remote})
         settings = settings.model_copy(update={"rollout": rollout})
