@@ -52,21 +52,20 @@ def searches(results: Sequence[Figures]) -> Figure:
     from matplotlib import pyplot
 
     figure: Figure
-    figure, axes = pyplot.subplots(figsize=(9, 3.8))
     series = list(dict.fromkeys(map(name, results)))
     sources = list(dict.fromkeys(entry["data_source"] for entry in results))
-    shown = set()
+    markers = {source: _MARKERS[place % len(_MARKERS)] for place, source in enumerate(sources)}
+    figure, axes = pyplot.subplots(figsize=(9, 3.6 + 0.11 * (len(series) + len(sources))))
     for entry in results:
-        if entry["em"] is None or entry["searches"] is None:
-            continue
-        place = series.index(name(entry))
-        marker = _MARKERS[sources.index(entry["data_source"]) % len(_MARKERS)]
-        label = None if place in shown else series[place]
-        shown.add(place)
-        x, y = entry["searches"], entry["em"]["mean"]
-        axes.plot(x, y, marker, color=_colour(place), alpha=_alpha(place), markersize=8, label=label)
-        if len(sources) > 1:
-            axes.annotate(entry["data_source"], (x, y), textcoords="offset points", xytext=(7, -3), fontsize=8)
+        if entry["em"] is not None and entry["searches"] is not None:
+            place, marker = series.index(name(entry)), markers[entry["data_source"]]
+            x, y = entry["searches"], entry["em"]["mean"]
+            axes.plot(x, y, marker, color=_colour(place), alpha=_alpha(place), markersize=8)
+    # A colour a policy and method, a shape a data source.
+    for place, title in enumerate(series):
+        axes.plot([], [], "s", color=_colour(place), alpha=_alpha(place), label=title)
+    for source in sources if len(sources) > 1 else ():
+        axes.plot([], [], markers[source], color=figures.QUIET, label=source)
     axes.set_xlabel("searches a question")
     axes.set_ylabel("exact match")
     axes.set_ylim(-0.02, 1.02)

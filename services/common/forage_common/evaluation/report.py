@@ -19,12 +19,19 @@ REPORT, COMPARISON = "report.html", "comparison.html"
 SHOWN = 24
 """Questions whose trajectories a page holds, at most."""
 _PACKAGE = "forage_common.evaluation"
-_RATES = ("hit", "format", "truncated", "finished")
-_COLUMNS = (
-    *("policy", "method", "data source", "questions", "failed", "EM", "from", "to", "sub-EM", "F1"),
-    *("searches", "turns", "hit rate", "format rate", "truncated", "answered"),
-    *("prompt tokens", "generated tokens", "seconds"),
-)
+_NAME = ("policy", "method", "data source")
+_ANSWERS = (*_NAME, "questions", "failed", "EM", "from", "to", "sub-EM", "F1")
+_WAYS = {
+    "searches": "searches",
+    "turns": "turns",
+    "hit": "hit rate",
+    "format": "format rate",
+    "truncated": "truncated",
+    "finished": "answered",
+    "prompt_tokens": "prompt",
+    "generated_tokens": "generated",
+    "seconds": "seconds",
+}
 
 
 def write(folder: Path) -> Path:
@@ -36,19 +43,21 @@ def write(folder: Path) -> Path:
     summary = summarise(folder)
     results = summary["results"]
     single = [entry for entry in results if entry["data_source"] != ALL]
-    sampled = any("pass_at_k" in entry for entry in results)
+    numbers = sorted({int(k) for entry in results for k in entry.get("pass_at_k", ())})
     text = page.render(
         "evaluation.html",
         _PACKAGE,
         summary=summary,
         tiles_shown=_tiles(results),
-        columns=_COLUMNS,
-        rows=[_row(entry) for entry in results],
+        answer_columns=_ANSWERS,
+        answer_rows=[_answers(entry) for entry in results],
+        way_columns=[*_NAME, *_WAYS.values()],
+        way_rows=[[*_name(entry), *(entry[key] for key in _WAYS)] for entry in results],
         em=figures.svg(plots.exact_match(results), "Exact match by policy and method, with intervals"),
         searches=figures.svg(plots.searches(single), "Exact match against searches a question"),
-        samples=figures.svg(plots.samples(results), "pass@k and majority@k over k samples") if sampled else None,
-        k_columns=["policy", "method", "data source", "k", "pass@k", "majority@k"],
-        k_rows=[row for entry in results for row in _over_samples(entry)],
+        samples=figures.svg(plots.samples(results), "pass@k and majority@k over k samples") if numbers else None,
+        k_columns=[*_NAME, *(f"{kind}@{k}" for kind in ("pass", "majority") for k in numbers)],
+        k_rows=[[*_name(entry), *_over_samples(entry, numbers)] for entry in results],
         layout_columns=["policy", "method", *SEARCH_R1.values(), "Avg."],
         layout_rows=[(line.policy, line.method.words, *line.em, line.average) for line in search_r1(results)],
         questions=_questions(folder),
@@ -76,11 +85,11 @@ def write_comparison(found: Comparison, file: Path) -> Path:
             (f"{total.difference.mean:+.3f}", "B − A", _verdict(total.difference.low, total.difference.high)),
             (f"{total.difference.p:.4f}", "p"),
         ],
-        columns=["data source", "questions", "EM of A", "EM of B", "B − A", "from", "to", "p", *map(str, Outcome)],
+        columns=["data source", "questions", "A", "B", "B − A", "from", "to", "p", *map(str, Outcome)],
         rows=[
             (
                 *(part.data_source, part.questions, part.em_a, part.em_b),
-                *(part.difference.mean, part.difference.low, part.difference.high, part.difference.p),
+                *(part.difference.mean, part.difference.low, part.difference.high, f"{part.difference.p:.4f}"),
                 *(part.outcomes[outcome] for outcome in Outcome),
             )
             for part in found.sources
@@ -104,21 +113,20 @@ def _tiles(results: Sequence[Mapping[str, Any]]) -> list[tuple[float | None, str
     return [(entry["em"]["mean"] if entry["em"] else None, f"EM, {name}") for name, entry in whole.items()]
 
 
-def _row(entry: Mapping[str, Any]) -> list[Any]:
+def _name(entry: Mapping[str, Any]) -> list[str]:
+    return [entry["policy"], Method(entry["method"]).words, entry["data_source"]]
+
+
+def _answers(entry: Mapping[str, Any]) -> list[Any]:
     em = entry["em"] or dict.fromkeys(("mean", "low", "high"))
     means = [entry[key]["mean"] if entry[key] else None for key in ("sub_em", "f1")]
-    return [
-        *(entry["policy"], Method(entry["method"]).words, entry["data_source"]),
-        *(entry["questions"], entry["failed_questions"], em["mean"], em["low"], em["high"], *means),
-        *(entry[key] for key in ("searches", "turns", *_RATES, "prompt_tokens", "generated_tokens", "seconds")),
-    ]
+    counts = entry["questions"], entry["failed_questions"]
+    return [*_name(entry), *counts, em["mean"], em["low"], em["high"], *means]
 
 
-def _over_samples(entry: Mapping[str, Any]) -> Iterable[list[Any]]:
-    for k, passed in entry.get("pass_at_k", {}).items():
-        majority = entry["majority_at_k"][k]
-        name = [entry["policy"], Method(entry["method"]).words, entry["data_source"]]
-        yield [*name, int(k), *(value["mean"] if value else None for value in (passed, majority))]
+def _over_samples(entry: Mapping[str, Any], numbers: Iterable[int]) -> list[float | None]:
+    found = [entry.get(kind, {}).get(str(k)) for kind in ("pass_at_k", "majority_at_k") for k in numbers]
+    return [value["mean"] if value else None for value in found]
 
 
 def _questions(folder: Path) -> list[dict[str, Any]]:
