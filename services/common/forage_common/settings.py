@@ -378,6 +378,16 @@ class CorrectionSettings(Section):
     icepop_high: float = Field(5.0, ge=1, allow_inf_nan=False)
 
 
+class ProbePenaltySettings(Section):
+    """What a probe of training's own trajectories takes from their advantages; it costs a probe each, every step."""
+
+    coef: float = Field(0.0, ge=0, allow_inf_nan=False, description="times the overconfidence; 0 = no probes")
+    trajectories_per_group: int = Field(1, ge=1, description="the first ones of each group are probed")
+    points: int = Field(10, ge=1, description="truncations beside the empty thought")
+    samples: int = Field(10, ge=1, description="answers at each")
+    timeout_s: float = Field(120.0, gt=0, description="of all probes of a step; those that are missing then are left")
+
+
 class AlgorithmSettings(Section):
     adv_estimator: AdvantageEstimator = AdvantageEstimator.GRPO
     norm_adv_by_std_in_grpo: bool = Field(True, description="false = Dr. GRPO's advantage; multi-turn GRPO too")
@@ -395,6 +405,7 @@ class AlgorithmSettings(Section):
     kl_penalty: str = Field("kl", pattern=KL_KINDS, description="kind of the KL in the reward")
     kl_ctrl: KlControlSettings = KlControlSettings()
     rollout_correction: CorrectionSettings = CorrectionSettings()
+    probe_penalty: ProbePenaltySettings = ProbePenaltySettings()
 
     @property
     def placement(self) -> RewardPlacement:
@@ -587,6 +598,17 @@ class PartialGroups(StrEnum):
     DROP = "drop"
 
 
+class ProbeSettings(Section):
+    """Of faithfulness probes on held-out questions while a policy is trained."""
+
+    freq: int = Field(0, ge=0, description="steps a probe; 0 = never")
+    trajectories: int = Field(16, ge=1, description="of the validation's questions, the same ones every time")
+    points: int = Field(10, ge=1, description="truncations beside the empty thought")
+    samples: int = Field(50, ge=1, description="answers at each")
+    turn: str = Field("answer", pattern="^(answer|any)$", description="the turn that answered, or every turn")
+    timeout_s: float = Field(600.0, gt=0, description="training waits no longer; what is missing then is left")
+
+
 class TrainerSettings(Section):
     health_address: Address = "127.0.0.1:18641"
     algorithm: AlgorithmSettings = AlgorithmSettings()
@@ -605,6 +627,7 @@ class TrainerSettings(Section):
     guards: GuardSettings = GuardSettings()
     test_freq: int = Field(-1, description="steps a validation; -1 = only before and after")
     val_before_train: bool = True
+    probe: ProbeSettings = ProbeSettings()
     logger: tuple[LoggerBackend, ...] = Field((), description="where figures go besides metrics.jsonl and Prometheus")
     project_name: str = Field("forage", min_length=1, description="of W&B, or an experiment of MLflow; runs are run.id")
     rollout_data_freq: int = Field(10, ge=0, description="steps a file of a step's trajectories; 0 = never")

@@ -32,9 +32,10 @@ from forage_trainer.tracking import Tracker
 from forage_trainer.trajectories import StepFiles
 from forage_trainer.upload import Uploader
 from forage_trainer.validation import Validation
+from forage_trainer.validation_probe import ValidationProbe
 from forage_trainer.waiting import Insist, Stop
 
-_PHASES = ("wait", "logp", "ref", "values", "critic", "update", "publish", "checkpoint")
+_PHASES = ("wait", "logp", "ref", "values", "critic", "probe", "update", "publish", "checkpoint")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that set a guard off", ["guard", "action"])
 
@@ -77,6 +78,7 @@ class Loop:
         self._files = StepFiles(settings)
         self._tracker = Tracker(settings)
         self._validation = Validation(settings, streams, validation.rows, self._state, self._insist, stop, health)
+        self._validation_probe = ValidationProbe(settings, validation.rows, self._state)
         self._health = health
         self._version = 0
         self._pending: list[tuple[ConsumedStep, list[bytes]]] = []
@@ -119,10 +121,12 @@ class Loop:
         if self._settings.trainer.val_before_train and self._version == 0:
             self._validate("before", policy, meanwhile=lambda: self._feeder.issue_up_to_bound(0))
         self._checkpoints.keep_best(self._validation.scores())
+        self._probe(policy)
         while self._version < self._total:
             policy = self._take_step(policy)
             if self._is_validated(self._version):
                 self._validate(f"step-{self._version}", policy)
+            self._probe(policy)
         self._validate("after", policy)
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
         get_logger().info("trainer_done", step=self._version)
@@ -167,6 +171,13 @@ class Loop:
     def _validate(self, label: str, policy: Policy, meanwhile: Callable[[], object] = lambda: None) -> None:
         self._tracker.validated(self._version, self._validation.run(label, policy, meanwhile))
         self._checkpoints.keep_best(self._validation.scores())
+
+    def _probe(self, policy: Policy) -> None:
+        """Probe the policy where it is its turn. A start does so first: the life before may have ended in a probe."""
+        figures = self._validation_probe.run(policy, self._stop.check)
+        if figures:
+            self._metrics.amend(policy.version, figures)
+            self._tracker.log(policy.version, figures)
 
     def _guard(self, step: int, figures: dict[str, Any], groups: int, clock: Stopwatch, began: float) -> None:
         """Judge a step before its policy is published.
