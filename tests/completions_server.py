@@ -20,9 +20,10 @@ from typing import Any
 
 import grpc
 
-from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse
+from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
 from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
 from forage_common.v1.trajectory_pb2 import Policy as Served
+from forage_common.v1.trajectory_pb2 import Prompt, Trajectory, TrajectoryGroup
 
 ALPHABET = string.printable
 END_OF_TURN = "<|im_end|>"
@@ -53,7 +54,7 @@ class CompletionsServer:
     """What it serves, and how it is to fail.
 
     Attributes:
-        grpc_address: where it says what it serves, as the rollout service does.
+        grpc_address: where it says what it serves, and runs prompts by `trajectory`, as the rollout service does.
         digest: of the policy that it serves.
         failures: status codes of the next answers to completions; 400 refuses for good.
         token: the bearer token that it asks for.
@@ -64,6 +65,8 @@ class CompletionsServer:
     address: str = ""
     grpc_address: str = ""
     digest: str = "first"
+    trajectory: Callable[[Prompt], Trajectory] | None = None
+    prompts: list[Prompt] = field(default_factory=list)
     max_model_len: int = 4000
     delay_s: float = 0.0
     token: str = ""
@@ -144,6 +147,11 @@ def completions_server(policy: Policy) -> Iterator[CompletionsServer]:
     class Rollout(RolloutServicer):
         def GetStatus(self, _: GetStatusRequest, context: Any) -> GetStatusResponse:
             return GetStatusResponse(serving=Served(version=3, digest=served.digest))
+
+        def Run(self, request: RunRequest, context: Any) -> RunResponse:
+            assert served.trajectory is not None
+            served.prompts.append(request.prompt)
+            return RunResponse(group=TrajectoryGroup(trajectories=[served.trajectory(request.prompt)]))
 
     status = grpc.server(ThreadPoolExecutor(1))
     add_RolloutServicer_to_server(Rollout(), status)

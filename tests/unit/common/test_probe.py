@@ -20,6 +20,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from completions_server import CompletionsServer, character_model, completions_server, encode
+from evaluation_services import write_questions
 from rich.console import Console
 
 from forage_common.calls import RefusedError
@@ -33,7 +34,7 @@ from forage_common.probe.contexts import CONNECTIVE
 from forage_common.probe.prober import Plan, Prober
 from forage_common.probe.work import items_of, probes
 from forage_common.settings import Settings, load
-from forage_common.trajectory_file import TrajectoryWriter
+from forage_common.trajectory_file import TrajectoryWriter, read
 from forage_common.v1.probe_pb2 import CotBoundary, Probed
 from forage_common.v1.trajectory_pb2 import ActionKind, GroundTruth, Role, Score, Span, Status, Trajectory, Turn
 
@@ -354,6 +355,30 @@ def test_the_command_goes_on_after_kill_9_and_loses_nothing_finished(
     assert len(scripted.asked) == asked
     with pytest.raises(UserError, match="services are running"):
         again(samples=8, policy=str(REPOSITORY / "models/tiny-policy"))
+
+
+def test_fresh_trajectories_are_sampled_once(
+    overrides: list[str],
+    scripted: CompletionsServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write_questions(tmp_path / "questions.parquet", "world_facts")
+    scripted.trajectory = lambda prompt: trajectory(0, id=f"{prompt.run_id}/{prompt.group_uid}/0")
+    again = partial(probe, overrides, questions=file, points=2, samples=2, out=Path("found"))
+    again(limit=2)
+    assert len(scripted.prompts) == 2
+    again()  # the other three
+    assert sorted(prompt.group_uid for prompt in scripted.prompts) == [f"world_facts/test/{n}/0" for n in range(5)]
+    assert {prompt.samples for prompt in scripted.prompts} == {1}
+    assert len({prompt.sampling.seed for prompt in scripted.prompts}) == 5
+    assert len(scripted.asked) == 5 * 3
+    assert "5 probes in found" in capsys.readouterr().out
+    assert [one.id for one in read(tmp_path / "found" / "trajectories.parquet")] == [
+        f"probe/world_facts/test/{number}/0/0" for number in range(5)
+    ]
 
 
 @pytest.mark.parametrize(
