@@ -78,7 +78,7 @@ class Loop:
         self._files = StepFiles(settings)
         self._tracker = Tracker(settings)
         self._validation = Validation(settings, streams, validation.rows, self._state, self._insist, stop, health)
-        self._validation_probe = ValidationProbe(settings, validation.rows, self._state)
+        self._validation_probe = ValidationProbe(settings, validation.rows, self._state) if trainer.probe.freq else None
         self._health = health
         self._version = 0
         self._pending: list[tuple[ConsumedStep, list[bytes]]] = []
@@ -174,8 +174,7 @@ class Loop:
 
     def _probe(self, policy: Policy) -> None:
         """Probe the policy where it is its turn. A start does so first: the life before may have ended in a probe."""
-        figures = self._validation_probe.run(policy, self._stop.check)
-        if figures:
+        if self._validation_probe is not None and (figures := self._validation_probe.run(policy, self._stop.check)):
             self._metrics.amend(policy.version, figures)
             self._tracker.log(policy.version, figures)
 

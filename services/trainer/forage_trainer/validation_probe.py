@@ -39,6 +39,7 @@ class ValidationProbe:
     def __init__(self, settings: Settings, questions: Sequence[Question], state: StateFile) -> None:
         """
         Args:
+            settings: with a trainer.probe.freq above 0.
             questions: of the validation.
 
         Raises:
@@ -58,13 +59,14 @@ class ValidationProbe:
     def run(self, policy: Policy, check: Callable[[], None]) -> dict[str, Any]:
         """The figures of the policy, under the names of the metrics file; none where it is not its turn.
 
+        It is the first policy's turn, that of every `trainer.probe.freq`-th step, and the last one's.
+
         They are read back where the probe was done before. One that gave nothing is not kept.
 
         Args:
             check: called now and then; may raise to end the probe.
         """
-        probe, trainer = self._probe, self._settings.trainer
-        if not probe.freq or (policy.version % probe.freq and policy.version != trainer.total_training_steps):
+        if policy.version % self._probe.freq and policy.version != self._settings.trainer.total_training_steps:
             return {}
         found = self._done(policy) or self._run(policy, check)
         _export(found)
