@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -165,16 +166,20 @@ def test_several_samples_give_pass_and_majority(
     assert seeds == [1, 5, 9, 13, 17], "no two samples share one"
 
 
-def test_kill_9_loses_nothing_that_was_finished(
-    script: Scripted, services: list[str], questions: Path, tmp_path: Path
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)], ids=["kill -9", "Ctrl-C"])
+def test_an_interruption_loses_nothing_that_was_finished(
+    script: Scripted, services: list[str], questions: Path, tmp_path: Path, ending: signal.Signals, code: int
 ) -> None:
     out = tmp_path / "out"
     script.hold = 7
     command = [*FORAGE, "eval", str(questions), *services, "rollout.max_groups_in_flight=1"]
     command += ["--policy", "running", "--baselines", "direct", "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as first:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
         assert script.held.wait(60)
-        first.kill()
+        first.send_signal(ending)
+        output, _ = first.communicate(timeout=60)
+    assert first.returncode == code
+    assert ("stopped: 7 of 10 are done; the same command goes on" in output) == (ending == signal.SIGINT)
     assert not (out / "results.json").exists()
     assert CliRunner().invoke(app, ["eval", "report", str(out)]).exception is not None
     script.hold = 1_000_000

@@ -275,6 +275,8 @@ def _plan(
 
 def _work(plan: Plan, settings: Settings, folder: Path, console: Console) -> None:
     """Do what is left of the plan."""
+    from functools import partial
+
     from forage_common.evaluation import run as running
     from forage_common.journal import Journal
     from forage_common.v1.trajectory_pb2 import TrajectoryGroup
@@ -287,8 +289,7 @@ def _work(plan: Plan, settings: Settings, folder: Path, console: Console) -> Non
         if len(items) < total:
             console.print(f"{total - len(items)} of {total} were done before", highlight=False)
         try:
-            with progress(console, "questions", len(items)) as advance:
-                running.run(plan, items.values(), settings, journal, console, advance)
+            running.run(plan, items.values(), settings, journal, console, partial(progress, console))
         except KeyboardInterrupt:
             done = total - len(running.left(plan, journal))
             console.print(f"stopped: {done} of {total} are done; the same command goes on", highlight=False)

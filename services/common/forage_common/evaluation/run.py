@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from pathlib import Path
 
 from rich.console import Console
@@ -55,9 +55,12 @@ def run(
     settings: Settings,
     journal: Journal[TrajectoryGroup],
     console: Console,
-    advance: Callable[[], None],
+    progress: Callable[[str, int], AbstractContextManager[Callable[[], None]]],
 ) -> None:
     """Do the items, engine by engine and policy by policy.
+
+    Args:
+        progress: (what, how many items) → shows them during a block, which calls what it is given after each.
 
     Raises:
         UserError: something is missing for a start.
@@ -68,7 +71,11 @@ def run(
         waiting.setdefault(item.policy.label, []).append(item)
     todo = [policy for policy in plan.policies if policy.label in waiting]
     for policies in by_engine(todo):
-        with engines.engine(policies, settings, console) as served:
+        total = sum(len(waiting[policy.label]) for policy in policies)
+        with (
+            engines.engine(policies, settings, console) as served,
+            progress(", ".join(policy.label for policy in policies), total) as advance,
+        ):
             asyncio.run(_run(plan, policies, waiting, served, journal, advance))
 
 

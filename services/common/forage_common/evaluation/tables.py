@@ -21,29 +21,26 @@ Figures = Mapping[str, Any]
 
 def figures(results: Sequence[Figures]) -> RenderableType:
     """Every figure of results.json, in tables that fit a terminal."""
-    answers = _table("what was answered", "questions", "failed", "EM", "95 % interval", "sub-EM", "F1")
-    ways = _table("how it was found", "searches", "turns", "hit", "format", "truncated", "tokens", "seconds")
-    parts: list[RenderableType] = [answers, ways]
+    failed = ["failed"] if any(entry["failed_questions"] for entry in results) else []
+    answers = _Table(results, "what was answered", "n", *failed, "EM", "95 % interval", "sub-EM", "F1")
+    ways = _Table(results, "how it was found", "searches", "turns", "hit", "format", "cut", "tokens", "s")
     for entry in results:
-        name = _name(entry)
         em = entry["em"]
-        failed = entry["failed_questions"]
-        answers.add_row(
-            *name,
+        answers.add(
+            entry,
             str(entry["questions"]),
-            Text(str(failed), "yellow") if failed else "0",
+            *(Text(str(entry["failed_questions"]), "yellow") for _ in failed),
             *(("–", "–") if em is None else (f"{em['mean']:.3f}", f"{em['low']:.3f} … {em['high']:.3f}")),
             *("–" if entry[key] is None else f"{entry[key]['mean']:.3f}" for key in ("sub_em", "f1")),
         )
-        ways.add_row(
-            *name,
+        ways.add(
+            entry,
             *(_number(entry[key], 2) for key in ("searches", "turns", "hit", "format", "truncated")),
-            f"{_number(entry['prompt_tokens'], 0)} + {_number(entry['generated_tokens'], 0)}",
+            f"{_number(entry['prompt_tokens'], 0)}+{_number(entry['generated_tokens'], 0)}",
             _number(entry["seconds"], 2),
         )
-    if any("pass_at_k" in entry for entry in results):
-        parts.append(_samples(results))
-    return Group(*parts)
+    sampled = any("pass_at_k" in entry for entry in results)
+    return Group(answers.table, ways.table, *([_samples(results).table] if sampled else []))
 
 
 def search_r1(lines: Iterable[Line]) -> RenderableType:
@@ -101,31 +98,37 @@ def _row(trajectory: Trajectory, question: str) -> dict[str, Any]:
     }
 
 
-def _samples(results: Sequence[Figures]) -> Table:
+class _Table:
+    """A row a policy, method and data source; where there is one data source, the title names it."""
+
+    def __init__(self, results: Sequence[Figures], title: str, *columns: str) -> None:
+        sources = {entry["data_source"] for entry in results}
+        self._names_source = len(sources) > 1
+        title = title if self._names_source else f"{title}: {', '.join(sources)}"
+        self.table = Table(title=title, box=None, header_style="dim", title_justify="left", title_style="bold")
+        for name in ("policy", "method", *(["data source"] if self._names_source else [])):
+            self.table.add_column(name, no_wrap=True)
+        for name in columns:
+            self.table.add_column(name, justify="right", no_wrap=True)
+
+    def add(self, entry: Figures, *cells: str | Text) -> None:
+        source = [entry["data_source"]] if self._names_source else []
+        self.table.add_row(entry["policy"], Method(entry["method"]).words, *source, *cells)
+
+
+def _samples(results: Sequence[Figures]) -> _Table:
     numbers = sorted({int(k) for entry in results for k in entry.get("pass_at_k", ())})
-    table = _table("over k samples", *(f"pass@{k}" for k in numbers), *(f"majority@{k}" for k in numbers if k > 1))
+    columns = *(f"pass@{k}" for k in numbers), *(f"majority@{k}" for k in numbers if k > 1)
+    table = _Table(results, "over k samples", *columns)
     for entry in results:
-        row = [*_name(entry)]
+        row = []
         for kind, least in (("pass_at_k", 1), ("majority_at_k", 2)):
             for k in numbers:
                 if k >= least:
                     found = entry.get(kind, {}).get(str(k))
                     row.append("–" if found is None else f"{found['mean']:.3f}")
-        table.add_row(*row)
+        table.add(entry, *row)
     return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, box=None, header_style="dim", title_justify="left", title_style="bold")
-    for name in ("policy", "method", "data source"):
-        table.add_column(name, overflow="fold")
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _name(entry: Figures) -> tuple[str, str, str]:
-    return entry["policy"], Method(entry["method"]).words, entry["data_source"]
 
 
 def _number(value: float | None, digits: int) -> str:
