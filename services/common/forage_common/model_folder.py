@@ -68,8 +68,11 @@ def model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_model_folder(folder: Path) -> None:
+def check_model_folder(folder: Path, weights: bool = True) -> None:
     """Refuse what neither the engine nor the trainer can load, before anything is started.
+
+    Args:
+        weights: they are needed, too.
 
     Raises:
         DataError: one sentence that names the file.
@@ -87,6 +90,8 @@ def check_model_folder(folder: Path) -> None:
             raise DataError(f"{folder / name} has no '{key}': {_REMEDY}")
     if "chat_template" not in content and not (folder / "chat_template.jinja").exists():
         raise DataError(f"model.path {folder} has no chat template: {_REMEDY}, of a model with chat")
+    if not weights:
+        return
     try:
         model_shapes(folder)
     except ValueError as error:

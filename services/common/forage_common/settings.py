@@ -282,7 +282,11 @@ class EngineSettings(Section):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     tensor_parallel_size: int = Field(1, ge=1)
     max_lora_rank: int = Field(0, ge=0, description="largest rank of a published LoRA adapter; 0 = whole policies only")
-    hang_timeout_s: float = Field(60.0, gt=0, description="an engine that samples nothing for so long is replaced")
+    hang_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="an engine that samples nothing for so long is replaced; an endpoint has so long for a generation",
+    )
     endpoint: str = Field(
         "",
         pattern=r"^$|^https?://[^\s?#]+/v1$",

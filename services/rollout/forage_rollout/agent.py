@@ -80,6 +80,7 @@ class Agent:
     ) -> None:
         self._limits = Limits.of(settings.rollout, codec)
         self._timeout_s = settings.rollout.trajectory_timeout_s
+        self._endpoint = settings.rollout.engine.endpoint
         self._engine = engine
         self._environments = make(settings, retriever)
         self._reward = reward
@@ -117,6 +118,11 @@ class Agent:
         await self._environments.close()
 
     async def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if self._endpoint and prompt.purpose == Purpose.PURPOSE_TRAIN:
+            raise PromptError(
+                f"purpose is TRAIN: {self._endpoint} does not serve the policy that is trained: "
+                "unset rollout.engine.endpoint"
+            )
         if not prompt.timeout_s >= 0:
             raise PromptError(f"timeout_s is {prompt.timeout_s}: expected seconds, or 0 for the service's own limit")
         if prompt.environment and prompt.environment not in BUILT_IN:

@@ -113,7 +113,7 @@ def services(
     with local.ended_by_signals():
         try:
             stack.start()
-            if Program.ROLLOUT in programs:
+            if Program.ROLLOUT in programs and not settings.rollout.engine.endpoint:
                 publish(settings, policy)
             with console.status("starting …") as spinner:
                 wait_until_ready(stack, spinner)
