@@ -122,7 +122,7 @@ def services(
             stack.stop()
 
 
-def ask_prompt(settings: Settings, question: str, temperature: float = 0.0) -> Prompt:
+def ask_prompt(settings: Settings, question: str, temperature: float = 0.0, environment: str = "") -> Prompt:
     """One trajectory for one question."""
     from forage_common.world.write import prompt_text
 
@@ -134,4 +134,5 @@ def ask_prompt(settings: Settings, question: str, temperature: float = 0.0) -> P
         samples=1,
         sampling=Sampling(temperature=temperature),
         purpose=Purpose.PURPOSE_ASK,
+        environment=environment,
     )
