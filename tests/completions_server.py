@@ -27,6 +27,8 @@ from forage_common.v1.trajectory_pb2 import Prompt, Trajectory, TrajectoryGroup
 
 ALPHABET = string.printable
 END_OF_TURN = "<|im_end|>"
+PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""How a probe samples, whatever a model's own defaults are."""
 Policy = Callable[[str, random.Random], str]
 """(context, chance) → what it goes on to say."""
 
@@ -79,12 +81,13 @@ class CompletionsServer:
             assert body["add_special_tokens"] is False
             choice = {"index": 0, "text": "x", "prompt_token_ids": encode(body["prompt"])}
             return {"choices": [choice], "usage": {"completion_tokens": 1}}
-        assert (body["temperature"], body["top_p"], body["include_stop_str_in_output"]) == (1.0, 1.0, True)
+        assert {name: body[name] for name in PLAIN} == PLAIN
         context = decode(body["prompt"])
         cached = max((_common(body["prompt"], before["prompt"]) for before in self.asked), default=0)
         self.asked.append(body)
         texts = []
         for index in range(body["n"]):
+            assert body["include_stop_str_in_output"]
             said = self.policy(context, random.Random(body["seed"] + index))[: body["max_tokens"]]
             before, stop, _ = said.partition(body["stop"][0])
             texts.append(before + stop)

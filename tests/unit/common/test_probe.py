@@ -271,6 +271,13 @@ async def test_what_cannot_be_probed_says_why(settings: Settings, scripted: Comp
         await probed(settings, [stranger])
 
 
+def test_adapters_are_not_probed(settings: Settings) -> None:
+    engine = settings.rollout.engine.model_copy(update={"max_lora_rank": 8})
+    adapted = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"engine": engine})})
+    with pytest.raises(SettingsError, match=r"rollout\.engine\.max_lora_rank is 8"):
+        Prober(adapted)
+
+
 async def test_failures_that_pass_are_repeated_and_others_are_told(
     settings: Settings, scripted: CompletionsServer, tmp_path: Path
 ) -> None:

@@ -59,7 +59,7 @@ def probe(
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew in a folder that holds other probes.")] = False,
     policy: Annotated[
         str | None,
-        typer.Option(help="A model folder, RUN@latest, RUN@best or RUN@7, for which services are started."),
+        typer.Option(help="What services are started for: a model folder, RUN@latest, RUN@best, RUN@7, http://…/v1."),
     ] = None,
     config: Config = None,
     base_port: BasePort = None,
@@ -76,9 +76,8 @@ def probe(
       forage probe --questions data/world/test.parquet --limit 20 --policy runs/latest@best
     """
     from forage_common.errors import UserError
-    from forage_common.evaluation.engines import what_runs
+    from forage_common.evaluation.engines import check, engine, tokenizer_folder, what_runs
     from forage_common.evaluation.policies import RUNNING, resolve
-    from forage_common.local import serving
     from forage_common.probe import report, show
     from forage_common.probe.folder import ProbeFolder, digest
     from forage_common.probe.prober import Plan
@@ -90,8 +89,11 @@ def probe(
         raise UserError("say what to probe: one file of trajectories, or --questions FILE")
     source = questions or files[0]
     settings = settings_of(config, overrides, base_port, "probe")
+    served = resolve(policy or RUNNING)
     if policy is not None:
-        settings = _serving_policy(policy, settings)
+        check([served], settings)
+        model = settings.model.model_copy(update={"path": tokenizer_folder(served, settings)})
+        settings = settings.model_copy(update={"model": model})
     plan = Plan(points, samples, seed)
     described = {"source": digest(source), "questions": questions is not None, "turn": turn.value, **asdict(plan)}
     if questions is None:
@@ -101,9 +103,9 @@ def probe(
 
         @cache
         def serve() -> Settings:
-            serving_settings = started.enter_context(serving.services(settings, console))
-            folder.agree(policy=asyncio.run(what_runs(resolve(RUNNING), serving_settings)).digest)
-            return serving_settings
+            running = started.enter_context(engine([served], settings, console))
+            folder.agree(policy=asyncio.run(what_runs(served, running)).digest)
+            return running
 
         if questions is not None:
             source = _sample(questions, limit, seed, folder, settings, serve, console)
@@ -112,19 +114,6 @@ def probe(
     folder.report.write_text(report.render(summary, probes, read(source), settings), encoding="utf-8")
     console.print(show.summary(summary))
     console.print(f"{len(probes)} probes in {folder.path}; the page is {folder.report}", highlight=False)
-
-
-def _serving_policy(policy: str, settings: Settings) -> Settings:
-    """The settings with which its services are started."""
-    from forage_common.errors import UserError
-    from forage_common.evaluation.engines import check
-    from forage_common.evaluation.policies import resolve
-
-    resolved = resolve(policy)
-    if resolved.folder is None:
-        raise UserError(f"--policy {policy} has no folder to serve: give a model folder, or a version that a run kept")
-    check([resolved], settings)
-    return settings.model_copy(update={"model": settings.model.model_copy(update={"path": resolved.folder})})
 
 
 def _told_apart(arguments: list[str]) -> tuple[list[Path], list[str]]:

@@ -95,6 +95,9 @@ class Completions:
                 "temperature": 1.0,
                 "top_p": 1.0,
                 "top_k": -1,
+                # Else the defaults of the model's generation_config.json hold.
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
                 "max_tokens": max_tokens,
                 "stop": [stop],
                 "include_stop_str_in_output": True,

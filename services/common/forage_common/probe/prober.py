@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 
+from forage_common.errors import SettingsError
 from forage_common.local.in_flight import each
 from forage_common.model_folder import end_of_turn
 from forage_common.probe.completions import Completions
@@ -62,8 +63,14 @@ class Prober:
 
         Raises:
             DataError: the folder of the policy has no tokenizer.
-            SettingsError: the file of the rollout service's token cannot be read.
+            SettingsError: the file of the rollout service's token cannot be read; or adapters are served.
         """
+        rank = settings.rollout.engine.max_lora_rank
+        if rank:
+            raise SettingsError(
+                f"rollout.engine.max_lora_rank is {rank}: completions are sampled from the model without its adapter, "
+                "and a probe would judge another policy; serve an exported one with rank 0"
+            )
         self._plan = plan
         self._settings = settings.rollout
         self._texts = TokenTexts(settings.model.path)
