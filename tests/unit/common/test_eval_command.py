@@ -128,6 +128,21 @@ def test_what_is_done_is_not_done_again_and_more_may_join(
     assert results(out)["search", "capitals"]["questions"] == 5
 
 
+def test_a_limit_is_of_every_file_and_moves_no_seed(
+    script: Scripted, services: list[str], questions: Path, tmp_path: Path
+) -> None:
+    other = write_questions(tmp_path / "other.parquet", source="others")
+    evaluate(questions, [str(other), *services], tmp_path / "out", "--limit", "2")
+    seeds = {prompt.group_uid: prompt.sampling.seed for prompt in script.asked}
+    assert seeds == {
+        "capitals/test/0/search": 1,
+        "capitals/test/1/search": 2,
+        "others/test/0/search": 6,
+        "others/test/1/search": 7,
+    }
+    assert [source for _, source in results(tmp_path / "out")] == ["capitals", "others", "all"]
+
+
 def test_failed_questions_are_in_no_mean_and_are_tried_again(
     script: Scripted, services: list[str], questions: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forage_common.evaluation.methods import Method
     from forage_common.evaluation.plan import Plan
     from forage_common.evaluation.policies import EvaluatedPolicy
+    from forage_common.questions import Question
     from forage_common.settings import Settings
 
 UNTRAINED, NONE, EVERY = "untrained", "none", "all"
@@ -82,7 +83,9 @@ def run(
         typer.Option(min=0.0, help="0 = greedy.", show_default="0; with several samples the settings'"),
     ] = None,
     seed: Annotated[int, typer.Option(min=1, help="Of the first sample of the first question.")] = 1,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many questions.", show_default=False)] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only so many questions of every file.", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder to write, or to go on with.", show_default="runs/evaluations/NAME"),
@@ -101,7 +104,8 @@ def run(
     command goes on from there, and tries again what had failed.
     """
     from forage_common.errors import UserError
-    from forage_common.evaluation import plan, tables
+    from forage_common.evaluation import engines, plan, tables
+    from forage_common.model_folder import end_of_turn
 
     console = Console()
     files, overrides = _files_and_settings(arguments)
@@ -115,9 +119,10 @@ def run(
     )
     if fresh:
         _empty(folder)
+    ends = {policy.label: end_of_turn(engines.tokenizer_folder(policy, settings)) for policy in policies}
     plan.begin(folder, made)
     _work(made, settings, folder, console)
-    summary = _finish(folder, made, settings)
+    summary = _finish(folder, made, ends)
     console.print(tables.figures(summary["results"]))
     if layout is Layout.SEARCH_R1:
         _print_search_r1(summary, console)
@@ -262,15 +267,28 @@ def _plan(
     if samples > 1 and temperature == 0:
         raise UserError(f"--samples {samples} at temperature 0 would all be the same: give --temperature, or 1 sample")
     questions = read_questions(files)
-    rows = questions.rows[:limit]
+    rows = _first(questions.rows, limit)
     if not rows:
         raise UserError(f"{', '.join(map(str, files))} has no questions")
     theirs = any(policy.kind is Kind.RUNNING for policy in policies)
     if not theirs:
-        settings = engines.prepared(settings, methods, [row.data_source for row in rows])
+        settings = engines.prepared(settings, methods, [row.data_source for row in rows.values()])
     draw = plan.Draw(samples, temperature, settings.rollout.top_p, settings.rollout.top_k, seed)
     known = {} if theirs else plan.circumstances(settings)
     return plan.Plan(tuple(files), questions.digest, rows, policies, methods, draw, limit, known), settings
+
+
+def _first(rows: tuple[Question, ...], limit: int | None) -> dict[int, Question]:
+    """The first questions of every file, by their place among all."""
+    from collections import Counter
+
+    taken: Counter[int] = Counter()
+    found = {}
+    for index, row in enumerate(rows):
+        taken[row.file] += 1
+        if limit is None or taken[row.file] <= limit:
+            found[index] = row
+    return found
 
 
 def _work(plan: Plan, settings: Settings, folder: Path, console: Console) -> None:
@@ -296,14 +314,17 @@ def _work(plan: Plan, settings: Settings, folder: Path, console: Console) -> Non
             raise
 
 
-def _finish(folder: Path, plan: Plan, settings: Settings) -> dict[str, Any]:
-    from forage_common.evaluation import engines, report, results
+def _finish(folder: Path, plan: Plan, ends: dict[str, str]) -> dict[str, Any]:
+    """Write everything that follows from what was done.
+
+    Args:
+        ends: label of a policy → text with which its tokenizer ends a turn.
+    """
+    from forage_common.evaluation import report, results
     from forage_common.evaluation import run as running
     from forage_common.journal import Journal
-    from forage_common.model_folder import end_of_turn
     from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 
-    ends = {policy.label: end_of_turn(engines.tokenizer_folder(policy, settings)) for policy in plan.policies}
     with Journal(folder / running.JOURNAL, TrajectoryGroup) as journal:
         results.write(folder, running.finished(plan, journal), lambda item: ends[item.policy.label])
     report.write(folder)

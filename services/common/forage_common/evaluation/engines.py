@@ -83,7 +83,7 @@ async def switch(policy: EvaluatedPolicy, settings: Settings, rollout: RolloutCl
     Raises:
         UnavailableError: they do not within five minutes.
     """
-    if policy.folder is None:
+    if policy.kind is not Kind.FOLDER or policy.folder is None:
         return
     served = (await rollout.status()).serving
     if served.uri == str(policy.folder.absolute()):
@@ -102,11 +102,13 @@ async def switch(policy: EvaluatedPolicy, settings: Settings, rollout: RolloutCl
 
 
 async def what_runs(policy: EvaluatedPolicy, settings: Settings) -> EvaluatedPolicy:
-    """The policy `running`, with the digest of what is served now."""
+    """The policy `running`, with the digest of what is served now, and its folder where that is on this machine."""
     async with RolloutClient(settings) as rollout:
         served: Policy = (await rollout.status()).serving
     weights = served.digest or "+".join(file.digest for file in served.files)
-    return replace(policy, digest=f"{weights or 'unpublished'}@{served.version}", folder=None)
+    folder = Path(served.uri)
+    known = folder if served.uri and (folder / "tokenizer.json").is_file() else None
+    return replace(policy, digest=f"{weights or 'unpublished'}@{served.version}", folder=known)
 
 
 def tokenizer_folder(policy: EvaluatedPolicy, settings: Settings) -> Path:

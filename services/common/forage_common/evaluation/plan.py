@@ -17,7 +17,7 @@ from forage_common.questions import Question
 from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Document, Prompt, Purpose, Sampling
 
-MANIFEST = "evaluation.json"
+MANIFEST, ROWS = "evaluation.json", "results.parquet"
 FORMAT = 1
 _LOOP = ("max_turns", "max_start_length", "max_prompt_length", "max_response_length", "max_obs_length", "environments")
 _RETRIEVER = ("index", "mode", "topk")
@@ -54,13 +54,14 @@ class Plan:
     """Everything that an evaluation is asked for.
 
     Attributes:
-        digest: of the question files. limit: of questions, None for all.
+        questions: those that are asked, by their place among all that were read.
+        digest: of the question files. limit: of questions a file, None for all.
         circumstances: settings that decide what a trajectory is; empty where services of somebody else are used.
     """
 
     files: tuple[Path, ...]
     digest: str
-    questions: tuple[Question, ...]
+    questions: Mapping[int, Question]
     policies: tuple[EvaluatedPolicy, ...]
     methods: tuple[Method, ...]
     draw: Draw
@@ -71,7 +72,7 @@ class Plan:
         """Everything that is to be done, policy by policy."""
         for policy in self.policies if policies is None else policies:
             for method in self.methods:
-                for index, question in enumerate(self.questions):
+                for index, question in self.questions.items():
                     if methods.applies(method, question):
                         yield Item(policy, method, question, index)
 
@@ -129,11 +130,14 @@ def begin(folder: Path, plan: Plan) -> None:
         DataError: its manifest is damaged.
     """
     manifest = plan.manifest()
-    if (folder / MANIFEST).exists() and (changed := _changed(read_manifest(folder), manifest)):
+    before = read_manifest(folder) if (folder / MANIFEST).exists() else manifest
+    if changed := _changed(before, manifest):
         raise UserError(
             f"{folder} holds an evaluation with {changed}: name another folder with --out, or begin anew with --fresh"
         )
     folder.mkdir(parents=True, exist_ok=True)
+    if before != manifest:
+        (folder / ROWS).unlink(missing_ok=True)  # it is unfinished once more
     durable.replace(folder / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
 
 

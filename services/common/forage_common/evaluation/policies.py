@@ -40,7 +40,7 @@ class EvaluatedPolicy:
     Attributes:
         label: names it; unique within an evaluation.
         source: as it was asked for.
-        folder: of the weights; of an endpoint, None.
+        folder: of weights and tokenizer; None where it is not on this machine.
         url: of an endpoint.
         run: the run that published it.
         digest: changes with the weights and what else decides the text; of an endpoint, of its address.

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 from forage_common import durable
 from forage_common.errors import DataError
 from forage_common.evaluation.measures import Measured, measure
-from forage_common.evaluation.plan import Item, read_manifest
+from forage_common.evaluation.plan import ROWS, Item, read_manifest
 from forage_common.evaluation.statistics import estimate, ks, majority_at_k, pass_at_k
 from forage_common.trajectory_file import TrajectoryWriter
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 
-ROWS, RESULTS, TRAJECTORIES = "results.parquet", "results.json", "trajectories"
+RESULTS, TRAJECTORIES = "results.json", "trajectories"
 ALL = "all"
 """The data source of figures over every question, each counting the same."""
 ESTIMATED = ("em", "sub_em", "f1")
