@@ -46,21 +46,29 @@ def end_of_turn(folder: Path) -> str:
     return str(named.get("content", "") if isinstance(named, dict) else named or "")
 
 
+def weight_files(folder: Path) -> list[str]:
+    """Names of the files that hold a model folder's weights: one, or the shards of its index.
+
+    Raises:
+        ValueError: the index is broken.
+    """
+    index = folder / f"{WEIGHTS}.index.json"
+    if (folder / WEIGHTS).exists() or not index.exists():
+        return [WEIGHTS]
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{index.name}: {error!r}") from None
+
+
 def model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Tensor name → shape over all weight files of a model folder.
 
     Raises:
         ValueError: weights are missing or broken; the message names the file.
     """
-    index = folder / f"{WEIGHTS}.index.json"
-    names = [WEIGHTS]
-    if not (folder / WEIGHTS).exists() and index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ValueError(f"{index.name}: {error!r}") from None
     shapes: dict[str, tuple[int, ...]] = {}
-    for name in names:
+    for name in weight_files(folder):
         try:
             shapes |= read_header(folder / name)
         except ValueError as error:
