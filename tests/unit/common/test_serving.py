@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
+
+from model_folders import smallest_model, write_weights
 
 from forage_common.local.serving import publish
 from forage_common.settings import RedisSettings, RunSettings, Settings
 from forage_common.streams import StreamClient
 
 
-def test_every_shard_of_a_policy_is_announced(redis_server: RedisSettings, repository: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "sharded"
-    shutil.copytree(repository / "models/tiny-policy", folder)
+def test_every_shard_of_a_policy_is_announced(redis_server: RedisSettings, tmp_path: Path) -> None:
+    folder = smallest_model(tmp_path)
     (folder / "model.safetensors").unlink()
     names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     for tensor, name in names.items():
-        header = json.dumps({tensor: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-        (folder / name).write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
+        write_weights(folder / name, {tensor: [1]})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     settings = Settings(redis=redis_server, run=RunSettings(id="shards"))
     first, policy = publish(settings, folder), publish(settings, folder)
