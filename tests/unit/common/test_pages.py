@@ -54,7 +54,9 @@ def test_a_page_shows_what_it_is_given_as_text(package: str) -> None:
     assert text.count("&lt;img src=x onerror=&#34;y&#34;&gt;") == 3, "in title, heading and table"
     assert "<dt>half</dt><dd>0.500</dd>" in text
     assert 'data-value="1e-05">1.0e-05</td>' in text
-    assert "<td>–</td>" in text
+    assert '<td class="number">–</td>' in text
+    assert '<th scope="col" class="number"><button type="button">b</button></th>' in text
+    assert '<th scope="col"><button type="button">a</button></th>' in text
 
 
 def test_only_the_script_of_the_pages_may_run(package: str) -> None:
