@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
@@ -24,7 +23,7 @@ from trainer_parts import ScriptedRollout, read_lines, write_model, write_questi
 
 from forage_common.errors import SettingsError
 from forage_common.local import serving
-from forage_common.local.stack import Program, shift_ports
+from forage_common.local.stack import Program
 from forage_common.probe.contexts import CONNECTIVE
 from forage_common.questions import Questions, read_questions
 from forage_common.settings import RedisSettings, Settings, load
@@ -157,11 +156,12 @@ def write_characters(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def shared(tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], str]) -> Iterator[list[str]]:
     """The reward service, the policy and the questions; their settings."""
     folder = tmp_path_factory.mktemp("probing")
     overrides = [
-        *shift_ports(27000 + os.getpid() % 200 * 20 + 4000),
+        f"reward.grpc_address={free_address()}",
+        f"reward.health_address={free_address()}",
         f"run.dir={folder / 'reward'}",
         f"model.path={write_characters(folder / 'model')}",
         f"data.train_files=[{write_questions(folder / 'train.parquet', 10)}]",
