@@ -115,9 +115,9 @@ async def probed(settings: Settings, naive: bool, chosen: Sequence[Trajectory]) 
     return found, seconds
 
 
-async def made(settings: Settings, count: int, seed: int) -> list[Trajectory]:
+async def made(settings: Settings, count: int, seed: int, documents: int) -> list[Trajectory]:
     async with Completions(settings) as completions:
-        return await thoughts.trajectories(count, seed, completions)
+        return await thoughts.trajectories(count, seed, documents, completions)
 
 
 def same_answers(ours: Sequence[Probed], others: Sequence[Probed]) -> float:
@@ -144,13 +144,15 @@ class Way:
         return self.tokens["context"] + self.tokens["generated"]
 
 
-def measure(settings: Settings, started: Engine, rounds: int, trajectories: int) -> tuple[Way, Way, float]:
+def measure(
+    settings: Settings, started: Engine, rounds: int, trajectories: int, documents: int
+) -> tuple[Way, Way, float]:
     """Both ways, and the share of the points at which they agree; rounds are interleaved."""
     ways = Way("forage probe"), Way("one request a sample")
     same = []
-    asyncio.run(probed(settings, False, asyncio.run(made(settings, 1, 0))))  # the first requests take longer
+    asyncio.run(probed(settings, False, asyncio.run(made(settings, 1, 0, documents))))  # the first requests take longer
     for number in range(1, rounds + 1):
-        chosen = asyncio.run(made(settings, trajectories, number))
+        chosen = asyncio.run(made(settings, trajectories, number, documents))
         found = []
         for naive, way in enumerate(ways):
             before = Counter(started.counts())
@@ -166,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--trajectories", type=int, default=3, help="a round")
+    parser.add_argument("--passages", type=int, default=3, help="before the thought; 0: it follows the question")
     given = parser.parse_args()
     console = Console(highlight=False)
     runs = Path("runs").absolute()
@@ -177,15 +180,15 @@ def main() -> None:
         "run.id=bench-probe",
         f"model.path={repository()}/models/tiny-policy",
         "rollout.max_response_length=512",
-        "rollout.max_prompt_length=256",
-        "rollout.engine.max_model_len=768",
+        "rollout.max_prompt_length=512",
+        "rollout.engine.max_model_len=1024",
     ]
     with (
         services(load(None, overrides), Console(quiet=True), (Program.REWARD,)) as settings,
         console.status("probing, both ways …"),
         engine(overrides, folder / "engine.log") as started,
     ):
-        ours, naive, same = measure(settings, started, given.rounds, given.trajectories)
+        ours, naive, same = measure(settings, started, given.rounds, given.trajectories, given.passages)
     probes = given.rounds * given.trajectories
     table = Table(title=f"{probes} probes of {PLAN.points + 1} points × {PLAN.samples} samples; figures are for each")
     for column in ("", "context computed", "from the cache", "generated", "computed in all", "seconds"):
