@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from typer.core import TyperGroup
 
 from forage_common.cli.options import BasePort, Config, settings_of
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 UNTRAINED, NONE, EVERY = "untrained", "none", "all"
 _READ = 3
+_WIDEST = 400
 
 
 class _Evaluates(TyperGroup):
@@ -123,7 +124,7 @@ def run(
     plan.begin(folder, made)
     _work(made, settings, folder, console)
     summary = _finish(folder, made, ends)
-    console.print(tables.figures(summary["results"]))
+    _print_whole(tables.figures(summary["results"]))
     if layout is Layout.SEARCH_R1:
         _print_search_r1(summary, console)
     _say_what_was_odd(summary, console)
@@ -162,7 +163,7 @@ def compare(
             both = [side.get(pair.a.uid) for side in sides]
             console.print(tables.side_by_side(both, pair.a.question, console.width))
     console.rule("B against A")
-    console.print(tables.comparison(found))
+    _print_whole(tables.comparison(found))
     file = report.write_comparison(found, out or found.b.folder / report.COMPARISON)
     console.print(f"report  {file}", highlight=False)
 
@@ -181,7 +182,7 @@ def report(
     console = Console()
     page = pages.write(folder)
     summary = results.read_results(folder)
-    console.print(tables.figures(summary["results"]))
+    _print_whole(tables.figures(summary["results"]))
     if layout is Layout.SEARCH_R1:
         _print_search_r1(summary, console)
     _say_what_was_odd(summary, console)
@@ -349,13 +350,20 @@ def _empty(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
+def _print_whole(tables: RenderableType) -> None:
+    """Print them at their own width: a narrow terminal breaks lines, but loses no figure."""
+    console = Console()
+    needed = console.measure(tables, options=console.options.update(max_width=_WIDEST)).maximum
+    Console(width=max(console.width, needed)).print(tables)
+
+
 def _print_search_r1(summary: dict[str, Any], console: Console) -> None:
     from forage_common.evaluation import tables
     from forage_common.evaluation.layouts import SEARCH_R1, search_r1
 
     lines = search_r1(summary["results"])
     if lines:
-        console.print(tables.search_r1(lines))
+        _print_whole(tables.search_r1(lines))
     else:
         console.print(f"no data source of the paper was evaluated (it has {', '.join(SEARCH_R1)})", style="yellow")
 

@@ -45,39 +45,33 @@ def figures(results: Sequence[Figures]) -> RenderableType:
 
 def search_r1(lines: Iterable[Line]) -> RenderableType:
     """The table of the Search-R1 paper."""
-    table = Table(title="exact match, † trained on", box=None, header_style="dim", title_justify="left")
-    table.add_column("policy")
-    table.add_column("method")
-    for title in (*SEARCH_R1.values(), "Avg."):
-        table.add_column(title, justify="right")
+    table = _plain("exact match, † trained on by the paper", "policy", "method", *SEARCH_R1.values(), "Avg.", left=2)
     for line in lines:
         table.add_row(line.policy, line.method.words, *(_number(value, 3) for value in (*line.em, line.average)))
     return table
 
 
 def comparison(found: Comparison) -> RenderableType:
-    """Means, differences and outcomes by data source."""
-    table = Table(box=None, header_style="dim")
-    table.add_column("data source")
-    for title in ("questions", "EM of A", "EM of B", "B − A", "95 % interval", "p", *Outcome):
-        table.add_column(title, justify="right")
+    """Means and differences, and what became of the questions, by data source."""
+    means = _plain("exact match", "data source", "A", "B", "B − A", "95 % interval", "p")
+    outcomes = _plain("questions, from A to B", "data source", "n", *Outcome)
     for part in found.sources:
         difference = part.difference
         style = "" if difference.low <= 0 <= difference.high else "green" if difference.mean > 0 else "red"
-        table.add_row(
+        means.add_row(
             part.data_source,
-            str(part.questions),
             f"{part.em_a:.3f}",
             f"{part.em_b:.3f}",
             Text(f"{difference.mean:+.3f}", style),
             f"{difference.low:+.3f} … {difference.high:+.3f}",
             f"{difference.p:.4f}",
-            *(str(part.outcomes[outcome]) for outcome in Outcome),
         )
+        counts = (str(part.outcomes[outcome]) for outcome in Outcome)
+        outcomes.add_row(part.data_source, str(part.questions), *counts)
     sides: list[RenderableType] = [Text(f"A  {found.a}"), Text(f"B  {found.b}")]
     if found.only_a or found.only_b:
         sides.append(Text(f"left out: {found.only_a} questions of A alone, {found.only_b} of B alone", "yellow"))
-    return Group(*sides, table)
+    return Group(*sides, means, outcomes)
 
 
 def side_by_side(trajectories: Sequence[Trajectory | None], title: str, width: int) -> RenderableType:
@@ -105,11 +99,8 @@ class _Table:
         sources = {entry["data_source"] for entry in results}
         self._names_source = len(sources) > 1
         title = title if self._names_source else f"{title}: {', '.join(sources)}"
-        self.table = Table(title=title, box=None, header_style="dim", title_justify="left", title_style="bold")
-        for name in ("policy", "method", *(["data source"] if self._names_source else [])):
-            self.table.add_column(name, no_wrap=True)
-        for name in columns:
-            self.table.add_column(name, justify="right", no_wrap=True)
+        names = ("policy", "method", *(["data source"] if self._names_source else []))
+        self.table = _plain(title, *names, *columns, left=len(names))
 
     def add(self, entry: Figures, *cells: str | Text) -> None:
         source = [entry["data_source"]] if self._names_source else []
@@ -118,7 +109,7 @@ class _Table:
 
 def _samples(results: Sequence[Figures]) -> _Table:
     numbers = sorted({int(k) for entry in results for k in entry.get("pass_at_k", ())})
-    columns = *(f"pass@{k}" for k in numbers), *(f"majority@{k}" for k in numbers if k > 1)
+    columns = *(f"pass@{k}" for k in numbers), *(f"maj@{k}" for k in numbers if k > 1)
     table = _Table(results, "over k samples", *columns)
     for entry in results:
         row = []
@@ -133,3 +124,11 @@ def _samples(results: Sequence[Figures]) -> _Table:
 
 def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _plain(title: str, *columns: str, left: int = 1) -> Table:
+    """A table without lines. left: columns of words, at its beginning."""
+    table = Table(title=title, box=None, header_style="dim", title_justify="left", title_style="bold")
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
+    return table
