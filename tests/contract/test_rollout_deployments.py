@@ -135,7 +135,7 @@ def test_an_endpoint_stands_in_the_engines_place(repository: Path) -> None:
         settings = Settings(model=ModelSettings(path=folder), rollout=rollout)
         remote = serve.run(application(settings, ReplicaSettings(), scripted=False), name="remote", route_prefix=None)
         said = remote.many.remote(["g", "h"], 5).result(timeout_s=200)
-        assert said == [FileTokenizer(folder).encode("said")[0]] * 2
+        assert said == [FileTokenizer(folder).encode("said </x>")[0]] * 2
         ((_, served, counts),) = remote.everywhere.remote("snapshot").result(timeout_s=200)
         assert Policy.FromString(served).uri == server.url
         assert (counts["requests"], counts['circuit_open{service="endpoint"}']) == (2, 0)
