@@ -41,7 +41,7 @@ class ProbePenalty:
     def __init__(self, settings: Settings) -> None:
         """
         Raises:
-            SettingsError: the file of the rollout service's token cannot be read.
+            SettingsError: as `TrainingProber`.
         """
         penalty = settings.trainer.algorithm.probe_penalty
         self._coefficient = penalty.coef

@@ -12,6 +12,7 @@ from prometheus_client import Counter
 
 from forage_common.auth import presented
 from forage_common.calls import RefusedError
+from forage_common.errors import SettingsError
 from forage_common.local.in_flight import each
 from forage_common.probe.folder import Item, is_finished
 from forage_common.probe.prober import Plan, Prober
@@ -50,8 +51,14 @@ class TrainingProber:
             every_turn: not only the one that answered.
 
         Raises:
-            SettingsError: the file of the rollout service's token cannot be read.
+            SettingsError: the file of the rollout service's token cannot be read; or adapters are published.
         """
+        if settings.rollout.engine.max_lora_rank:
+            raise SettingsError(
+                f"rollout.engine.max_lora_rank is {settings.rollout.engine.max_lora_rank}: completions, which probes ask "
+                "for, are sampled without the adapter; set it to 0, so that whole policies are published, or leave out "
+                "trainer.probe and trainer.algorithm.probe_penalty"
+            )
         presented(settings.rollout.auth_token_file)
         self._settings = settings
         self._plan = plan

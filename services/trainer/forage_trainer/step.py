@@ -79,7 +79,7 @@ class PolicyStep:
         """
         Raises:
             ValueError: the estimator needs a critic, and there is none.
-            SettingsError: the penalty's probes need a token whose file cannot be read.
+            SettingsError: as `ProbePenalty`.
         """
         if settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE and critic is None:
             raise ValueError("trainer.algorithm.adv_estimator is gae, which needs a critic")

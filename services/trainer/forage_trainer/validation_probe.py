@@ -43,7 +43,7 @@ class ValidationProbe:
             questions: of the validation.
 
         Raises:
-            SettingsError: the file of the rollout service's token cannot be read.
+            SettingsError: as `TrainingProber`.
         """
         self._settings = settings
         self._probe = probe = settings.trainer.probe

@@ -92,6 +92,7 @@ def test_only_the_first_of_a_group_are_asked_for_and_failures_are_counted(tmp_pa
     assert (known["probe_overconfidence"], known["probe_penalty"]) == (pytest.approx(0.2), pytest.approx(0.1))
 
 
-def test_a_token_that_cannot_be_read_is_told_before_training() -> None:
-    with pytest.raises(SettingsError, match="auth_token_file"):
-        ProbePenalty(load(None, ["rollout.auth_token_file=/missing"], {}))
+@pytest.mark.parametrize("override", ["rollout.auth_token_file=/missing", "rollout.engine.max_lora_rank=8"])
+def test_what_no_probe_can_do_with_is_told_before_training(override: str) -> None:
+    with pytest.raises(SettingsError, match=override.partition("=")[0]):
+        ProbePenalty(load(None, [override], {}))
