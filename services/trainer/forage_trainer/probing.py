@@ -53,11 +53,12 @@ class TrainingProber:
         Raises:
             SettingsError: the file of the rollout service's token cannot be read; or adapters are published.
         """
-        if settings.rollout.engine.max_lora_rank:
+        rank = settings.rollout.engine.max_lora_rank
+        if rank:
             raise SettingsError(
-                f"rollout.engine.max_lora_rank is {settings.rollout.engine.max_lora_rank}: completions, which probes ask "
-                "for, are sampled without the adapter; set it to 0, so that whole policies are published, or leave out "
-                "trainer.probe and trainer.algorithm.probe_penalty"
+                f"rollout.engine.max_lora_rank is {rank}: completions, which probes ask for, are sampled "
+                "without the adapter; set it to 0, so that whole policies are published, or leave out trainer.probe and "
+                "trainer.algorithm.probe_penalty"
             )
         presented(settings.rollout.auth_token_file)
         self._settings = settings
