@@ -57,8 +57,8 @@ class TrainingProber:
         if rank:
             raise SettingsError(
                 f"rollout.engine.max_lora_rank is {rank}: completions, which probes ask for, are sampled "
-                "without the adapter; set it to 0, so that whole policies are published, or leave out trainer.probe and "
-                "trainer.algorithm.probe_penalty"
+                "without the adapter; set it to 0, so that whole policies are published, or leave out trainer.probe "
+                "and trainer.algorithm.probe_penalty"
             )
         presented(settings.rollout.auth_token_file)
         self._settings = settings
