@@ -162,6 +162,18 @@ def test_failed_questions_are_in_no_mean_and_are_tried_again(
     assert (found["questions"], found["failed_questions"]) == (4, 1)
 
 
+def test_where_everything_failed_the_reason_is_the_error(
+    script: Scripted, services: list[str], questions: Path, tmp_path: Path
+) -> None:
+    script.status = lambda prompt: Status.STATUS_INTERNAL
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["eval", str(questions), *services, "--policy", "running", "--out", str(out)])
+    with pytest.raises(UserError, match="every question failed: INTERNAL: as told"):
+        raise done.exception or AssertionError(done.output)
+    assert results(out)["search", "capitals"]["em"] is None
+    assert (out / "report.html").exists()
+
+
 def test_several_samples_give_pass_and_majority(
     script: Scripted, services: list[str], questions: Path, tmp_path: Path
 ) -> None:

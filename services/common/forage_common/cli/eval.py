@@ -116,7 +116,7 @@ def run(
     policies = _known(policies, settings)
     made, settings = _plan(files, policies, methods, settings, samples, temperature, seed, limit)
     folder = out or settings.run.dir / "evaluations" / "-".join(
-        [*(file.stem for file in files), *(policy.label for policy in policies)]
+        [*(f"{file.absolute().parent.name}-{file.stem}" for file in files), *(policy.label for policy in policies)]
     )
     if fresh:
         _empty(folder)

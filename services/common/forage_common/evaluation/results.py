@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -62,23 +63,22 @@ def trajectory_file(folder: Path, policy: str, method: str) -> Path:
 
 
 def write(folder: Path, done: Iterable[tuple[Item, TrajectoryGroup]], end_of_turn: Callable[[Item], str]) -> None:
-    """Measure what was done; write results.parquet, trajectories/ and results.json, each whole.
+    """Measure what was done; write results.parquet and trajectories/, each file whole.
 
     Args:
         end_of_turn: text with which the tokenizer of an item's policy ends a turn.
     """
-    rows = []
+    rows: list[tuple[int, Measured]] = []
     with ExitStack() as stack:
         writers: dict[Path, TrajectoryWriter] = {}
         for item, group in done:
-            rows.append(measure(item.policy.label, item.method, item.question, group.trajectories))
+            rows.append((item.index, measure(item.policy.label, item.method, item.question, group.trajectories)))
             file = trajectory_file(folder, item.policy.label, item.method)
             if file not in writers:
                 writers[file] = stack.enter_context(TrajectoryWriter(file, end_of_turn(item)))
             for trajectory in group.trajectories:
                 writers[file].write(trajectory)
-    _write_rows(folder, rows)
-    summarise(folder)
+    _write_rows(folder, [row for _, row in sorted(rows, key=itemgetter(0))])
 
 
 def summarise(folder: Path) -> dict[str, Any]:
