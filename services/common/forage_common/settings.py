@@ -587,6 +587,17 @@ class LoggerBackend(StrEnum):
     MLFLOW = "mlflow"
 
 
+class ProbeSettings(Section):
+    """Of faithfulness probes on held-out questions while a policy is trained."""
+
+    freq: int = Field(0, ge=0, description="steps a probe; 0 = never")
+    trajectories: int = Field(16, ge=1, description="of the validation's questions, the same ones every time")
+    points: int = Field(10, ge=1, description="truncations beside the empty thought")
+    samples: int = Field(50, ge=1, description="answers at each")
+    turn: str = Field("answer", pattern="^(answer|any)$", description="the turn that answered, or every turn")
+    timeout_s: float = Field(600.0, gt=0, description="training waits no longer; what is missing then is left")
+
+
 class LoraSettings(Section):
     """Of the policy: train low-rank adapters beside frozen weights; names as verl's."""
 
@@ -600,17 +611,6 @@ class PartialGroups(StrEnum):
 
     WAIT = "wait"
     DROP = "drop"
-
-
-class ProbeSettings(Section):
-    """Of faithfulness probes on held-out questions while a policy is trained."""
-
-    freq: int = Field(0, ge=0, description="steps a probe; 0 = never")
-    trajectories: int = Field(16, ge=1, description="of the validation's questions, the same ones every time")
-    points: int = Field(10, ge=1, description="truncations beside the empty thought")
-    samples: int = Field(50, ge=1, description="answers at each")
-    turn: str = Field("answer", pattern="^(answer|any)$", description="the turn that answered, or every turn")
-    timeout_s: float = Field(600.0, gt=0, description="training waits no longer; what is missing then is left")
 
 
 class TrainerSettings(Section):
