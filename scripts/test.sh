@@ -18,7 +18,7 @@ run() { # run NAME ENVIRONMENT PATH…: one pytest; its output and exit status g
   } | tee "$logs/$name"
 }
 
-{ run common common tests/unit/common; run retriever retriever tests/unit/retriever tests/contract/test_index_command.py; } > /dev/null &
+{ run common common tests/unit/common tests/browser; run retriever retriever tests/unit/retriever tests/contract/test_index_command.py; } > /dev/null &
 run reward reward tests/unit/reward tests/contract/test_reward_service.py tests/contract/test_reward_processes.py
 run retriever_service retriever tests/contract/test_retriever_*.py
 wait

@@ -13,7 +13,7 @@ from forage_common.settings import ReplicaSettings, Settings
 from forage_common.telemetry import configure_logs, get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.deployments import EngineDeployment, RemoteEngine, broadcast, engine_deployment
-from forage_rollout.engine import EngineCounts
+from forage_rollout.engine_counts import EngineCounts
 from forage_rollout.generation import Generation, Request
 from forage_rollout.policy import NotServingError, PolicyError
 from forage_rollout.relay import join
@@ -114,7 +114,8 @@ class CallerDeployment:
         return await broadcast(self._handle, method, *arguments)
 
 
-def application(settings: Settings, engines: ReplicaSettings) -> Any:
+def application(settings: Settings, engines: ReplicaSettings, scripted: bool = True) -> Any:
     """Engines, and in the dispatcher's place somebody who calls them."""
-    engine = engine_deployment(ScriptedDeployment, settings, engines, 0).bind()
+    of, arguments = (ScriptedDeployment, []) if scripted else (EngineDeployment, [settings.model_dump_json()])
+    engine = engine_deployment(of, settings, engines, 0).bind(*arguments)
     return serve.deployment(name="Dispatcher", ray_actor_options={"num_cpus": 0.1})(CallerDeployment).bind(engine)

@@ -8,14 +8,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from openai_server import openai_server
 
+from forage_common.calls import RefusedError
 from forage_common.errors import SettingsError
-from forage_common.settings import ReplicaSettings, Settings
+from forage_common.settings import EngineSettings, ModelSettings, ReplicaSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.cluster import LocalCluster
+from forage_rollout.policy import PolicyError
+from forage_rollout.tokens import FileTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 REPLICAS = 2
@@ -117,6 +122,29 @@ def test_replicas_are_added_as_the_queue_grows() -> None:
         time.sleep(0.5)
     busy.cancel()
     serve.delete("elastic")
+
+
+@pytest.mark.usefixtures("caller")
+def test_an_endpoint_stands_in_the_engines_place(repository: Path) -> None:
+    from ray import serve
+    from serve_parts import application
+
+    folder = repository / "models" / "tiny-policy"
+    with openai_server(FileTokenizer(folder), ["said </x>"]) as server:
+        rollout = RolloutSettings(engine=EngineSettings(endpoint=server.url))
+        settings = Settings(model=ModelSettings(path=folder), rollout=rollout)
+        remote = serve.run(application(settings, ReplicaSettings(), scripted=False), name="remote", route_prefix=None)
+        said = remote.many.remote(["g", "h"], 5).result(timeout_s=200)
+        assert said == [FileTokenizer(folder).encode("said </x>")[0]] * 2
+        ((_, served, counts),) = remote.everywhere.remote("snapshot").result(timeout_s=200)
+        assert Policy.FromString(served).uri == server.url
+        assert (counts["requests"], counts['circuit_open{service="endpoint"}']) == (2, 0)
+        with pytest.raises(PolicyError, match="serves weights of its own"):
+            remote.everywhere.remote("update", Policy(version=1, uri="/x").SerializeToString()).result(timeout_s=200)
+        server.failures.append(401)
+        with pytest.raises(RefusedError, match=r"look at rollout\.engine\.endpoint_token_file"):
+            remote.many.remote(["g"], 5).result(timeout_s=200)
+    serve.delete("remote")
 
 
 def test_what_replicas_log_reaches_the_main_process(caller: Any, capsys: pytest.CaptureFixture[str]) -> None:

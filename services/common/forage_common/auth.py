@@ -9,6 +9,7 @@ from forage_common.errors import SettingsError
 from forage_common.telemetry import get_logger
 
 HEADER = "authorization"
+SETTING = "rollout.auth_token_file"
 _SCHEME = "bearer"
 _Stamp = tuple[int, int, int]
 
@@ -16,12 +17,16 @@ _Stamp = tuple[int, int, int]
 class TokenFile:
     """A token that is rotated by writing the file anew. While the file is missing or empty the last token counts.
 
+    Args:
+        setting: that names the file, for errors.
+
     Raises:
         SettingsError: the file cannot be read, or holds no token, when the service starts.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, setting: str = SETTING) -> None:
         self._file = file
+        self._setting = setting
         self._stamp, self._token = self._read()
 
     @property
@@ -42,7 +47,7 @@ class TokenFile:
         return same and scheme.lower() == _SCHEME
 
     def _read(self) -> tuple[_Stamp, str]:
-        token = read_token(self._file)
+        token = read_token(self._file, self._setting)
         return _stamp(self._file), token
 
 
@@ -51,8 +56,11 @@ def _stamp(file: Path) -> _Stamp:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def read_token(file: Path) -> str:
+def read_token(file: Path, setting: str = SETTING) -> str:
     """The token in a file, without the white space around it.
+
+    Args:
+        setting: that names the file, for errors.
 
     Raises:
         SettingsError: the file cannot be read, or is no single word of ASCII.
@@ -61,12 +69,12 @@ def read_token(file: Path) -> str:
         token = file.read_text(encoding="ascii").strip()
     except OSError as error:
         raise SettingsError(
-            f"rollout.auth_token_file {file} cannot be read ({error.strerror}): give a file with a token"
+            f"{setting} {file} cannot be read ({error.strerror}): give a file with a token"
         ) from None
     except UnicodeDecodeError:
-        raise SettingsError(f"rollout.auth_token_file {file} is not ASCII text: write one line with a token") from None
+        raise SettingsError(f"{setting} {file} is not ASCII text: write one line with a token") from None
     if not token or len(token.split()) != 1:
-        raise SettingsError(f"rollout.auth_token_file {file} holds no single token: write one line without spaces")
+        raise SettingsError(f"{setting} {file} holds no single token: write one line without spaces")
     return token
 
 

@@ -46,21 +46,29 @@ def end_of_turn(folder: Path) -> str:
     return str(named.get("content", "") if isinstance(named, dict) else named or "")
 
 
+def weight_files(folder: Path) -> list[str]:
+    """Names of the files that hold a model folder's weights: one, or the shards of its index.
+
+    Raises:
+        ValueError: the index is broken.
+    """
+    index = folder / f"{WEIGHTS}.index.json"
+    if (folder / WEIGHTS).exists() or not index.exists():
+        return [WEIGHTS]
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{index.name}: {error!r}") from None
+
+
 def model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Tensor name → shape over all weight files of a model folder.
 
     Raises:
         ValueError: weights are missing or broken; the message names the file.
     """
-    index = folder / f"{WEIGHTS}.index.json"
-    names = [WEIGHTS]
-    if not (folder / WEIGHTS).exists() and index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ValueError(f"{index.name}: {error!r}") from None
     shapes: dict[str, tuple[int, ...]] = {}
-    for name in names:
+    for name in weight_files(folder):
         try:
             shapes |= read_header(folder / name)
         except ValueError as error:
@@ -68,8 +76,11 @@ def model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_model_folder(folder: Path) -> None:
+def check_model_folder(folder: Path, weights: bool = True) -> None:
     """Refuse what neither the engine nor the trainer can load, before anything is started.
+
+    Args:
+        weights: they are needed, too.
 
     Raises:
         DataError: one sentence that names the file.
@@ -87,7 +98,22 @@ def check_model_folder(folder: Path) -> None:
             raise DataError(f"{folder / name} has no '{key}': {_REMEDY}")
     if "chat_template" not in content and not (folder / "chat_template.jinja").exists():
         raise DataError(f"model.path {folder} has no chat template: {_REMEDY}, of a model with chat")
+    if not weights:
+        return
     try:
         model_shapes(folder)
     except ValueError as error:
         raise DataError(f"model.path {folder} has no usable weights ({error}): {_REMEDY}") from None
+
+
+def special_tokens(folder: Path) -> tuple[str, ...]:
+    """The tokenizer's control tokens, which text from elsewhere must not hold.
+
+    Raises:
+        DataError: the tokenizer cannot be read.
+    """
+    try:
+        added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("added_tokens") or ()
+        return tuple(str(token["content"]) for token in added if token["special"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{folder}/tokenizer.json cannot be read ({error}): {_REMEDY}") from None

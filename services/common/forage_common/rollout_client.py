@@ -12,12 +12,20 @@ from forage_common.calls import GRPC_RECONNECT, RefusedError, call
 from forage_common.circuit import Circuit
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import Settings
-from forage_common.v1.rollout_pb2 import RunRequest, RunResponse, RunStreamRequest, RunStreamResponse
+from forage_common.v1.rollout_pb2 import (
+    GetStatusRequest,
+    GetStatusResponse,
+    RunRequest,
+    RunResponse,
+    RunStreamRequest,
+    RunStreamResponse,
+)
 from forage_common.v1.rollout_pb2_grpc import RolloutStub
 from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
 
 _MESSAGE_BYTES = 64 * 2**20
 _MARGIN_S = 10.0
+_STATUS_S = 30.0
 
 
 class RolloutClient:
@@ -76,6 +84,24 @@ class RolloutClient:
             raise self._failure(error) from error
         finally:
             reply.cancel()
+
+    async def status(self) -> GetStatusResponse:
+        """What is served, and how much is in flight.
+
+        Raises:
+            As `run`.
+        """
+
+        async def attempt() -> GetStatusResponse:
+            reply: GetStatusResponse = await self._stub.GetStatus(
+                GetStatusRequest(), timeout=self._timeout_s, metadata=self._metadata
+            )
+            return reply
+
+        try:
+            return await call(self._circuit, attempt, _STATUS_S)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
 
     async def close(self) -> None:
         await self._channel.close()

@@ -282,7 +282,18 @@ class EngineSettings(Section):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     tensor_parallel_size: int = Field(1, ge=1)
     max_lora_rank: int = Field(0, ge=0, description="largest rank of a published LoRA adapter; 0 = whole policies only")
-    hang_timeout_s: float = Field(60.0, gt=0, description="an engine that samples nothing for so long is replaced")
+    hang_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="an engine that samples nothing for so long is replaced; an endpoint has so long for a generation",
+    )
+    endpoint: str = Field(
+        "",
+        pattern=r"^$|^https?://[^\s?#]+/v1$",
+        description="URL, up to /v1, of an OpenAI-compatible server that samples in vLLM's place; it is not trained",
+    )
+    endpoint_model: str = Field("", description="its name there; empty = the only one that is served")
+    endpoint_token_file: Path | None = Field(None, description="file with the bearer token that it asks for")
 
 
 class ReplicaSettings(Section):
@@ -371,6 +382,16 @@ class CorrectionSettings(Section):
     icepop_high: float = Field(5.0, ge=1, allow_inf_nan=False)
 
 
+class ProbePenaltySettings(Section):
+    """What a probe of training's own trajectories takes from their advantages; it costs a probe each, every step."""
+
+    coef: float = Field(0.0, ge=0, allow_inf_nan=False, description="times the overconfidence; 0 = no probes")
+    trajectories_per_group: int = Field(1, ge=1, description="the first ones of each group are probed")
+    points: int = Field(10, ge=1, description="truncations beside the empty thought")
+    samples: int = Field(10, ge=1, description="answers at each")
+    timeout_s: float = Field(120.0, gt=0, description="of all probes of a step; those that are missing then are left")
+
+
 class AlgorithmSettings(Section):
     adv_estimator: AdvantageEstimator = AdvantageEstimator.GRPO
     norm_adv_by_std_in_grpo: bool = Field(True, description="false = Dr. GRPO's advantage; multi-turn GRPO too")
@@ -388,6 +409,7 @@ class AlgorithmSettings(Section):
     kl_penalty: str = Field("kl", pattern=KL_KINDS, description="kind of the KL in the reward")
     kl_ctrl: KlControlSettings = KlControlSettings()
     rollout_correction: CorrectionSettings = CorrectionSettings()
+    probe_penalty: ProbePenaltySettings = ProbePenaltySettings()
 
     @property
     def placement(self) -> RewardPlacement:
@@ -565,6 +587,17 @@ class LoggerBackend(StrEnum):
     MLFLOW = "mlflow"
 
 
+class ProbeSettings(Section):
+    """Of faithfulness probes on held-out questions while a policy is trained."""
+
+    freq: int = Field(0, ge=0, description="steps a probe; 0 = never")
+    trajectories: int = Field(16, ge=1, description="of the validation's questions, the same ones every time")
+    points: int = Field(10, ge=1, description="truncations beside the empty thought")
+    samples: int = Field(50, ge=1, description="answers at each")
+    turn: str = Field("answer", pattern="^(answer|any)$", description="the turn that answered, or every turn")
+    timeout_s: float = Field(600.0, gt=0, description="training waits no longer; what is missing then is left")
+
+
 class LoraSettings(Section):
     """Of the policy: train low-rank adapters beside frozen weights; names as verl's."""
 
@@ -636,6 +669,7 @@ class TrainerSettings(Section):
         description="between two steps: paused, or overlapped: training goes on and answers are collected meanwhile",
     )
     val_before_train: bool = True
+    probe: ProbeSettings = ProbeSettings()
     logger: tuple[LoggerBackend, ...] = Field((), description="where figures go besides metrics.jsonl and Prometheus")
     project_name: str = Field("forage", min_length=1, description="of W&B, or an experiment of MLflow; runs are run.id")
     rollout_data_freq: int = Field(10, ge=0, description="steps a file of a step's trajectories; 0 = never")

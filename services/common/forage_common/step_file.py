@@ -32,6 +32,7 @@ _COLUMNS = {
     "engine_log_probs": _FLOATS,
     "reference_log_probs": _FLOATS,
     "values": _FLOATS,
+    "overconfidence": pa.float64(),
 }
 
 
@@ -47,6 +48,7 @@ class StepRow:
         token_rewards: what the estimator was given; less the KL where that is in the reward.
         log_probs: the trainer's, before its first update; engine_log_probs: as sampled.
         reference_log_probs: the reference's; values: the critic's.
+        overconfidence: of a probe, whose penalty the advantages bear.
     """
 
     trajectory: Trajectory
@@ -62,6 +64,7 @@ class StepRow:
     engine_log_probs: list[float] | None = None
     reference_log_probs: list[float] | None = None
     values: list[float] | None = None
+    overconfidence: float | None = None
 
 
 def step_file(run: Path, step: int) -> Path:

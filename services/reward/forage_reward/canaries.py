@@ -15,8 +15,8 @@ import re
 from enum import StrEnum
 from functools import lru_cache
 
-from forage_reward.answers import normalize_answer
-from forage_reward.tags import CLOSE, OPEN, Tag, blocks
+from forage_common.answers import normalize_answer
+from forage_common.tags import CLOSE, OPEN, Tag, blocks
 from forage_reward.trajectory import GroundTruth, Role, TrajectoryView
 
 MAX_WORDS_BEYOND = 16

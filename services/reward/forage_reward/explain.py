@@ -9,7 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forage_reward.answers import em_check, extract_solution, is_retrieval_correct, observations
+from forage_common.answers import em_check, is_retrieval_correct
+from forage_reward.answers import extract_solution, observations
 from forage_reward.dumps import DumpRow
 from forage_reward.score import Score, Status
 from forage_reward.sequence import is_valid_sequence, walk

@@ -5,7 +5,7 @@ Only for comparing with them. Where a model has written `<information>` itself, 
 
 from __future__ import annotations
 
-from forage_reward.tags import CLOSE, OPEN, Tag
+from forage_common.tags import CLOSE, OPEN, Tag
 from forage_reward.trajectory import Role, Span
 
 ASSISTANT_MARKER = "<|im_start|>assistant"

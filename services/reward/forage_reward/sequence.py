@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from forage_reward.tags import CLOSE, OPEN, Tag
+from forage_common.tags import CLOSE, OPEN, Tag
 
 MAX_STEPS = 10_000
 """Tags and texts; a longer sequence is invalid, whatever it holds."""

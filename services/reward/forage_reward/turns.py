@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from forage_reward.tags import Tag, blocks
+from forage_common.tags import Tag, blocks
 from forage_reward.trajectory import Action, Role, TrajectoryView, Turn
 
 MAX_GENERATION = 1_000_000

@@ -12,6 +12,7 @@ import grpc
 
 from forage_common.calls import MalformedReplyError, RefusedError
 from forage_common.errors import UnavailableError
+from forage_common.groups import group_of, signed
 from forage_common.reward_client import score_item
 from forage_common.settings import Settings
 from forage_common.telemetry import get_logger
@@ -28,9 +29,8 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from forage_rollout.clients import Retriever, Reward
 from forage_rollout.environments.environment import Environment, EnvironmentFailedError, Episode
-from forage_rollout.environments.registry import make
+from forage_rollout.environments.registry import BUILT_IN, EXPECTED, make
 from forage_rollout.generation import Engine, request
-from forage_rollout.groups import group_of, signed
 from forage_rollout.loop import Limits, Loop
 from forage_rollout.tokens import TokenCodec
 
@@ -80,6 +80,7 @@ class Agent:
     ) -> None:
         self._limits = Limits.of(settings.rollout, codec)
         self._timeout_s = settings.rollout.trajectory_timeout_s
+        self._endpoint = settings.rollout.engine.endpoint
         self._engine = engine
         self._environments = make(settings, retriever)
         self._reward = reward
@@ -117,8 +118,15 @@ class Agent:
         await self._environments.close()
 
     async def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if self._endpoint and prompt.purpose == Purpose.PURPOSE_TRAIN:
+            raise PromptError(
+                f"purpose is TRAIN: {self._endpoint} does not serve the policy that is trained: "
+                "unset rollout.engine.endpoint"
+            )
         if not prompt.timeout_s >= 0:
             raise PromptError(f"timeout_s is {prompt.timeout_s}: expected seconds, or 0 for the service's own limit")
+        if prompt.environment and prompt.environment not in BUILT_IN:
+            raise PromptError(f"environment is {prompt.environment!r}: expected {EXPECTED}")
         if prompt.token_ids:
             ids = list(prompt.token_ids)
             if max(ids) >= self._codec.size:
@@ -150,7 +158,7 @@ class Agent:
         if prompt.issued_unix_ms:
             timings.queued_s = max(0.0, time.time() - prompt.issued_unix_ms / 1000)
         begin = time.perf_counter()
-        environment = self._environments(prompt.data_source)
+        environment = self._environments(prompt.data_source, prompt.environment)
         loop = Loop.start(self._limits, self._codec, prompt_ids, environment, Episode(prompt, sample))
         timeout_s = min(self._timeout_s, prompt.timeout_s or self._timeout_s)
         status: Status.ValueType = Status.STATUS_OK

@@ -32,6 +32,7 @@ from forage_rollout.agent import Agent
 from forage_rollout.backend import oldest
 from forage_rollout.clients import GrpcReward
 from forage_rollout.dispatcher import Dispatcher, supervise
+from forage_rollout.endpoint_engine import EndpointEngine
 from forage_rollout.engine import VllmEngine
 from forage_rollout.follower import catch_up, follow_policy
 from forage_rollout.generation import Generation, Request
@@ -67,9 +68,16 @@ class EngineDeployment:
         _join_logs()
         settings = Settings.model_validate_json(settings_json)
         self._replica = _process_name()
+        self._refused_since: float | None = None
+        self._engine: VllmEngine | EndpointEngine
+        self._openai: OpenAI | EndpointEngine
+        self._follower: asyncio.Task[None] | None = None
+        if settings.rollout.engine.endpoint:
+            self._engine = self._openai = EndpointEngine(settings)
+            await self._engine.connect()
+            return
         self._engine = VllmEngine(settings, replica=serve.get_replica_context().rank.rank)
         self._openai = OpenAI(self._engine.llm, settings)
-        self._refused_since: float | None = None
         streams = StreamClient(settings.redis, settings.run.id, REDIS_PATIENCE_S)
         await catch_up(streams, self._engine)
         self._follower = supervise(follow_policy(streams, self._engine, self._replica), "follow_policy")
@@ -116,7 +124,7 @@ class EngineDeployment:
     async def snapshot(self) -> Snapshot:
         served = self._engine.serving
         policy = b"" if served is None else served.SerializeToString()
-        return self._replica, policy, dataclasses.asdict(self._engine.counts)
+        return self._replica, policy, dataclasses.asdict(self._engine.counts) | call_counts()
 
     async def record_routing_stats(self) -> dict[str, str]:
         """What the router knows of this replica; Serve asks for it."""
@@ -130,7 +138,7 @@ class EngineDeployment:
             self._check_service()
         except Exception as error:  # noqa: BLE001 - whatever it is, this engine cannot be trusted
             self._leave(error)
-        if self._follower.done():
+        if self._follower is not None and self._follower.done():
             raise RuntimeError("the task that follows the policy has ended")
 
     def _check_service(self) -> None:
@@ -330,7 +338,7 @@ def engine_deployment(of: type, settings: Settings, replicas: ReplicaSettings, g
         "Engine",
         of,
         replicas,
-        gpus=min(gpus, rollout.engine.tensor_parallel_size),
+        gpus=0 if rollout.engine.endpoint else min(gpus, rollout.engine.tensor_parallel_size),
         graceful_shutdown_timeout_s=rollout.trajectory_timeout_s,
         health_check_timeout_s=rollout.engine.hang_timeout_s + _HANG_SLACK_S,
         request_router_config=RequestRouterConfig(

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from forage_common.errors import UnavailableError
+from forage_common.groups import group_of, signed
 from forage_common.settings import Settings
 from forage_common.streams import Entry, StreamClient
 from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
-from forage_rollout.groups import group_of, signed
 
 log = get_logger()
 T = TypeVar("T")
@@ -89,6 +89,7 @@ class Dispatcher:
         self._samples: dict[bytes, int] = {}
         # Engines only move on, and one that starts begins with what is announced: nobody needs to be asked again.
         self._reached = (0, -1)
+        self._versions = not settings.rollout.engine.endpoint
         self._draining = False
         self.counts = DispatchCounts()
 
@@ -194,6 +195,8 @@ class Dispatcher:
             log.info("group_was_done_elsewhere", group=group.group_uid, batch=group.batch)
 
     async def _policy_reached(self, prompt: Prompt) -> bool:
+        if not self._versions:
+            return True
         deadline = time.monotonic() + POLICY_WAIT_S
         while (left := deadline - time.monotonic()) > 0:
             announced = await self._redis(self._streams.policy)

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,8 @@ from forage_common.model_folder import model_shapes
 from forage_common.settings import EngineSettings, Settings, WeightTransport, WeightUpdate
 from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_rollout.chat import render
+from forage_rollout.engine_counts import EngineCounts, Meter
 from forage_rollout.generation import Generation, Request
 from forage_rollout.leases import Leases
 from forage_rollout.policy import NotServingError, PolicyError, described, is_newer, parse_label
@@ -47,26 +47,6 @@ def environment(settings: EngineSettings) -> dict[str, str]:
 
 class EngineHangsError(RuntimeError):
     """The engine has sampled nothing for too long although it should."""
-
-
-@dataclass
-class EngineCounts:
-    """What an engine has done since it started, and (running, waiting, paused, out_of_service) how it stands."""
-
-    requests: int = 0
-    requests_in_flight: int = 0
-    requests_running: int = 0
-    requests_waiting: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    sampled_tokens: int = 0
-    busy_seconds: float = 0.0
-    policy_updates: int = 0
-    policy_pause_seconds: float = 0.0
-    policy_failures: int = 0
-    adapter_loads: int = 0
-    paused: int = 0
-    out_of_service: int = 0
 
 
 class VllmEngine:
@@ -136,9 +116,8 @@ class VllmEngine:
         self._standstill = Standstill(self._llm)
         self._loading = asyncio.Lock()
         self._progress = 0
-        self._counted = time.perf_counter()
         self._changed = asyncio.Condition()
-        self._counts = EngineCounts()
+        self._meter = Meter()
         self.serving: Policy | None = None
         self.out_of_service = ""
 
@@ -160,8 +139,7 @@ class VllmEngine:
     @property
     def counts(self) -> EngineCounts:
         """How the engine stands now."""
-        self._count_busy()
-        counts, states = self._counts, self._llm.output_processor.request_states.values()
+        counts, states = self._meter.counts, self._llm.output_processor.request_states.values()
         counts.requests_waiting = sum(state.is_prefilling for state in states)
         counts.requests_running = len(states) - counts.requests_waiting
         counts.paused, counts.out_of_service = int(self.paused), int(bool(self.out_of_service))
@@ -173,13 +151,7 @@ class VllmEngine:
         Raises:
             ValueError: the chat template refuses the messages.
         """
-        from jinja2 import TemplateError
-
-        try:
-            ids = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-        except TemplateError as error:
-            raise ValueError(str(error)) from None
-        return [int(token) for token in ids]
+        return render(self._tokenizer, messages)
 
     async def generate(self, request: Request) -> Generation:
         """Sample until a stop text, end-of-sequence or `max_tokens`.
@@ -207,16 +179,9 @@ class VllmEngine:
             await self._leases.release(affinity)
 
     async def _generate(self, request: Request) -> Generation:
-        counts = self._counts
-        self._count_busy()
-        counts.requests += 1
-        counts.requests_in_flight += 1
-        try:
+        with self._meter.request() as counts:
             async with self._adapters.use() as adapter:
                 final = await self._sample(request, adapter)
-        finally:
-            self._count_busy()
-            counts.requests_in_flight -= 1
         part = final.outputs[0]
         ids = list(part.token_ids)
         counts.prompt_tokens += len(request.token_ids)
@@ -261,12 +226,6 @@ class VllmEngine:
             final = output
         return final
 
-    def _count_busy(self) -> None:
-        """Add the time since the last call, where requests were in flight; called before their number changes."""
-        before, self._counted = self._counted, time.perf_counter()
-        if self._counts.requests_in_flight:
-            self._counts.busy_seconds += self._counted - before
-
     async def load(self, policy: Policy) -> float:
         """Serve another policy, whoever asks for it and whether they wait for it or not.
 
@@ -298,7 +257,7 @@ class VllmEngine:
                     async with self._drained():
                         await self._adapters.load(policy, folder)
                         await self._serve(policy)
-                    self._counts.adapter_loads += 1
+                    self._meter.counts.adapter_loads += 1
                     seconds = 0.0
                 else:
                     shipment = await self._transport.prepare(policy)
@@ -306,10 +265,11 @@ class VllmEngine:
                         seconds = await self._update(policy, shipment)
                         await self._serve(policy)
             except Exception:
-                self._counts.policy_failures += 1
+                self._meter.counts.policy_failures += 1
                 raise
-        self._counts.policy_updates += 1
-        self._counts.policy_pause_seconds += seconds
+        counts = self._meter.counts
+        counts.policy_updates += 1
+        counts.policy_pause_seconds += seconds
         log.info("policy_loaded", version=policy.version, epoch=policy.epoch, seconds=round(seconds, 3))
         return seconds
 
@@ -381,7 +341,7 @@ class VllmEngine:
     def _progressed(self) -> bool:
         """Whether tokens were sampled since the last call."""
         running = self._llm.output_processor.request_states.values()
-        now = self._counts.sampled_tokens + sum(state.detokenizer.num_output_tokens() for state in running)
+        now = self._meter.counts.sampled_tokens + sum(state.detokenizer.num_output_tokens() for state in running)
         before, self._progress = self._progress, now
         return bool(now != before)
 

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from google.protobuf.json_format import MessageToDict
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
@@ -37,6 +37,7 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from forage_common.world.write import prompt_text
 from forage_rollout.backend import Backend, State
+from forage_rollout.environments.registry import BUILT_IN, EXPECTED
 from forage_rollout.openai import PATHS
 from forage_rollout.prompt_checks import MAX_SAMPLES, InvalidPromptError, check
 
@@ -66,6 +67,7 @@ class Ask(_Closed):
     question: str | None = Field(None, min_length=1, description="put into the instruction that the policy knows")
     messages: list[Message] | None = Field(None, min_length=1, description="instead of question: the chat as it is")
     data_source: str | None = Field(None, description="chooses the environment; unset = that of the first reward")
+    environment: str = Field("", description="a built-in environment instead of the data source's")
     samples: int = Field(1, ge=1, le=MAX_SAMPLES)
     temperature: float = Field(0.0, ge=0, allow_inf_nan=False, description="0 = greedy")
     top_p: float = Field(1.0, gt=0, le=1)
@@ -73,6 +75,13 @@ class Ask(_Closed):
     seed: int = Field(0, ge=0, lt=2**63, description="of the first sample, the next ones follow; 0 = unseeded")
     timeout_s: float = Field(0.0, ge=0, allow_inf_nan=False, description="0 = the service's own limit")
     stream: bool = Field(True, description="server-sent events as it happens; false = one reply at the end")
+
+    @field_validator("environment")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name and name not in BUILT_IN:
+            raise ValueError(f"expected {EXPECTED}, not {name!r}")
+        return name
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Ask:
@@ -91,6 +100,7 @@ class Ask(_Closed):
             samples=self.samples,
             sampling=Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed),
             purpose=Purpose.PURPOSE_ASK,
+            environment=self.environment,
             timeout_s=self.timeout_s,
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forage_common.errors import SettingsError
+from forage_common.observation import escape, tag_names
 from forage_common.settings import RolloutSettings
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
@@ -22,7 +23,6 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from forage_rollout.environments.environment import INVALID, Action, Environment, Episode, Observation
 from forage_rollout.generation import Generation
-from forage_rollout.observation import escape, tag_names
 from forage_rollout.tokens import TokenCodec
 from forage_rollout.turns import cut
 

@@ -113,7 +113,10 @@ def _application(llm: Any, settings: Settings) -> Any:
     app.state.args = Namespace(log_error_stack=False)
     app.state.openai_serving_models = served
     app.state.openai_serving_chat = OpenAIServingChat(llm, served, "assistant", **common, **template)
-    app.state.openai_serving_completion = OpenAIServingCompletion(llm, served, **common)
+    # What the prefix cache saves is told: a probe counts it.
+    app.state.openai_serving_completion = OpenAIServingCompletion(
+        llm, served, enable_prompt_tokens_details=True, **common
+    )
     for router in (models, chat, completion):
         app.include_router(router)
     init_exception_handler(app)

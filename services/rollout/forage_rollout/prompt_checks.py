@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from forage_common.v1.trajectory_pb2 import Prompt
+from forage_rollout.environments.registry import BUILT_IN, EXPECTED
 
 MAX_SAMPLES = 1024
 
@@ -35,6 +36,8 @@ def check(prompt: Prompt, vocabulary: int = 0) -> None:
         raise InvalidPromptError("prompt.token_ids", largest, f"ids below {vocabulary}, the model's vocabulary")
     if not 1 <= prompt.samples <= MAX_SAMPLES:
         raise InvalidPromptError("prompt.samples", prompt.samples, f"1 to {MAX_SAMPLES}")
+    if prompt.environment and prompt.environment not in BUILT_IN:
+        raise InvalidPromptError("prompt.environment", prompt.environment, EXPECTED)
     sampling = prompt.sampling
     if not (sampling.temperature >= 0 and math.isfinite(sampling.temperature)):
         raise InvalidPromptError("prompt.sampling.temperature", sampling.temperature, "0 (greedy) or more")

@@ -23,6 +23,7 @@ from forage_common.telemetry import Health, get_logger, serve_health
 from forage_rollout import environments
 from forage_rollout.backend import ServeBackend, State
 from forage_rollout.cluster import Cluster, open_cluster
+from forage_rollout.endpoint_engine import check_endpoint
 from forage_rollout.grpc_api import RolloutApi, make_server
 from forage_rollout.http_api import make_app
 from forage_rollout.loop import Limits
@@ -43,10 +44,11 @@ def main(settings: Settings) -> None:
         UserError: the model folder is not one, a limit does not fit, an environment cannot be loaded, the token
             file holds none, or a port is in use.
     """
-    check_model_folder(settings.model.path)
+    check_model_folder(settings.model.path, weights=not settings.rollout.engine.endpoint)
     tokenizer = FileTokenizer(settings.model.path)
     Limits.of(settings.rollout, tokenizer)
     environments.make(settings, RetrieverClient(settings.retriever.http_address))
+    asyncio.run(check_endpoint(settings))
     token = None if settings.rollout.auth_token_file is None else TokenFile(settings.rollout.auth_token_file)
     asyncio.run(_serve(settings, token, tokenizer.size))
 
@@ -63,7 +65,10 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     health = Health()
     for name in ("redis", "retriever", "reward"):
         health.wait_for(name, "not asked yet")
-    health.wait_for("engine", "vLLM is starting")
+    health.wait_for(
+        "engine",
+        "it is starting",
+    )
     health.wait_for("policy", "no policy is served yet")
     health.ready()
     cluster = open_cluster(settings)

@@ -49,8 +49,13 @@ class FileTokenizer:
             added = json.loads(file.read_text())["added_tokens"]
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception on any malformed file
             raise DataError(f"{file} is not a tokenizer ({error}): give a complete Hugging Face folder") from None
-        self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._longest = max(map(len, self.vocabulary), default=1)
         self._special = tuple(token["content"] for token in added if token["special"])
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Token → id."""
+        return cast(dict[str, int], self._tokenizer.get_vocab())
 
     @property
     def special_tokens(self) -> tuple[str, ...]:

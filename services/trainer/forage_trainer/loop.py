@@ -32,9 +32,10 @@ from forage_trainer.tracking import Tracker
 from forage_trainer.trajectories import StepFiles
 from forage_trainer.upload import Uploader
 from forage_trainer.validation import Validation
+from forage_trainer.validation_probe import ValidationProbe
 from forage_trainer.waiting import Insist, Stop
 
-_PHASES = ("wait", "logp", "ref", "values", "critic", "update", "publish", "checkpoint")
+_PHASES = ("wait", "logp", "ref", "values", "critic", "probe", "update", "publish", "checkpoint")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that set a guard off", ["guard", "action"])
 
@@ -77,6 +78,7 @@ class Loop:
         self._files = StepFiles(settings)
         self._tracker = Tracker(settings)
         self._validation = Validation(settings, streams, validation.rows, self._state, self._insist, stop, health)
+        self._validation_probe = ValidationProbe(settings, validation.rows, self._state) if trainer.probe.freq else None
         self._health = health
         self._version = 0
         self._pending: list[tuple[ConsumedStep, list[bytes]]] = []
@@ -124,12 +126,14 @@ class Loop:
             self._validate("before", policy, meanwhile=lambda: self._feeder.issue_up_to_bound(0))
         self._checkpoints.keep_best(self._validation.scores())
         self._validation.resume()
-        # An earlier life may have ended before it came to it.
+        # An earlier life may have ended before it came to them.
         self._validate_step(policy)
+        self._probe(policy)
         while self._version < self._total:
             policy = self._take_step(policy)
             self._validated(self._validation.poll())
             self._validate_step(policy)
+            self._probe(policy)
         self._validated(self._validation.finish())
         self._validate("after", policy)
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
@@ -191,6 +195,12 @@ class Loop:
         if result is not None:
             self._tracker.validated(self._version, result)
             self._checkpoints.keep_best(self._validation.scores())
+
+    def _probe(self, policy: Policy) -> None:
+        """Probe the policy where it is its turn."""
+        if self._validation_probe is not None and (figures := self._validation_probe.run(policy, self._stop.check)):
+            self._metrics.amend(policy.version, figures)
+            self._tracker.probed(policy.version, figures)
 
     def _guard(self, step: int, figures: dict[str, Any], groups: int, clock: Stopwatch, began: float) -> None:
         """Judge a step before its policy is published.

@@ -36,6 +36,8 @@ _GAUGES = {
         "is_mean": "Mean importance weight of trainer against engine",
         "is_max": "Highest importance weight of trainer against engine",
         "is_masked": "Share of state tokens whose importance weight is 0",
+        "probe_overconfidence": "Mean overconfidence of the last step's probed trajectories",
+        "probe_penalty": "Mean penalty for overconfidence, which their advantages bear",
         "entropy": "Mean entropy of the policy",
         "grad_norm": "Norm of the gradient before clipping",
         "tokens_per_s": "Tokens trained on a second",

@@ -57,6 +57,14 @@ class MetricsFile:
         if not last or _step_of(last[0]) != metrics["step"]:
             self.append(metrics)
 
+    def amend(self, step: int, metrics: dict[str, Any]) -> None:
+        """Add figures to a step's line; nothing happens where it has none."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        found = [place for place, line in enumerate(lines) if _step_of(line) == step]
+        if found:
+            lines[found[-1]] = json.dumps(json.loads(lines[found[-1]]) | finite(metrics))
+            write_text(self._path, "".join(line + "\n" for line in lines))
+
     def append(self, metrics: dict[str, Any]) -> None:
         """Numbers that are not finite are written as null."""
         plain = finite(metrics)

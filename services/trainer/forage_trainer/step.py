@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from forage_trainer.kl import KlController, penalised
 from forage_trainer.metrics import estimate_figures, log_prob_figures, trajectory_figures, under_verl_names
 from forage_trainer.off_policy import correction_figures
 from forage_trainer.policy_worker import PolicyWorker, UpdateResult
+from forage_trainer.probe_penalty import ProbePenalty, less_penalty
 from forage_trainer.selection import selection
 from forage_trainer.tensors import StepTensors, step_tensors
 from forage_trainer.trajectories import StepRecord
@@ -78,6 +79,7 @@ class PolicyStep:
         """
         Raises:
             ValueError: the estimator needs a critic, and there is none.
+            SettingsError: as `ProbePenalty`.
         """
         if settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE and critic is None:
             raise ValueError("trainer.algorithm.adv_estimator is gae, which needs a critic")
@@ -85,6 +87,7 @@ class PolicyStep:
         self._worker = worker
         self._critic = critic
         self._pad_id = pad_id
+        self._penalty = ProbePenalty(settings) if settings.trainer.algorithm.probe_penalty.coef else None
         self.kl = KlController(settings.trainer.algorithm.kl_ctrl)
 
     def __call__(
@@ -125,14 +128,20 @@ class PolicyStep:
             if on_record is not None:
                 on_record(StepRecord(groups, (), policy.version))
             return figures | under_verl_names(figures)
-        known = self._estimate(tensors, len(groups), clock, check)
+        # Whoever waits for the critic publishes the same policy again.
+        learns = policy.version >= self._trainer.critic_warmup
+        overconfidence = None
+        if self._penalty is not None and learns:
+            with clock("probe"):
+                overconfidence = self._penalty.overconfidence(selected.trajectories, policy, check)
+            figures |= self._penalty.figures(overconfidence, selected.trajectories)
+        known = self._estimate(tensors, overconfidence, len(groups), clock, check)
         figures |= known.figures
         if self._critic is not None and known.values is not None:
             with clock("critic"):
                 figures |= self._critic.update_critic(tensors, known.values, known.found.returns, len(groups))
         log_probs = known.old
-        # Whoever waits for the critic publishes the same policy again.
-        if policy.version >= self._trainer.critic_warmup:
+        if learns:
             with clock("update"):
                 result = self._worker.update(tensors, known.found.advantages, known.reference, known.old, len(groups))
             log_probs = result.log_probs
@@ -150,11 +159,19 @@ class PolicyStep:
                     log_probs,
                     known.reference,
                     known.values,
+                    overconfidence,
                 )
             )
         return figures | under_verl_names(figures)
 
-    def _estimate(self, tensors: StepTensors, groups: int, clock: Stopwatch, check: Callable[[], None]) -> _Estimate:
+    def _estimate(
+        self,
+        tensors: StepTensors,
+        overconfidence: Sequence[float | None] | None,
+        groups: int,
+        clock: Stopwatch,
+        check: Callable[[], None],
+    ) -> _Estimate:
         algorithm = self._trainer.algorithm
         old = values = None
         if algorithm.use_kl_in_reward or self._worker.updates_per_step(groups) > 1:
@@ -186,6 +203,9 @@ class PolicyStep:
             ),
             algorithm,
         )
+        if overconfidence is not None:
+            coef = algorithm.probe_penalty.coef
+            found = replace(found, advantages=less_penalty(found.advantages, tensors.state, overconfidence, coef))
         figures |= estimate_figures(rewards, found.advantages, found.returns, values, tensors.mask)
         return _Estimate(old, reference, values, rewards, found, figures)
 

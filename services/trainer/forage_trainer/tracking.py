@@ -85,7 +85,6 @@ class Tracker:
         from verl.utils.tracking import Tracking
 
         names = [backend.value for backend in self._backends]
-        settings.model_dump(mode="json", exclude=_SECRET)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with redirect_stdout(sys.stderr):
@@ -118,6 +117,10 @@ class Tracker:
     def validated(self, step: int, result: Mapping[str, Any]) -> None:
         """Hand on the result of a validation that is known after `step` steps."""
         self._hand_on(step, validated(result))
+
+    def probed(self, step: int, figures: Mapping[str, float]) -> None:
+        """Hand on the figures of a probe of the policy after `step` steps."""
+        self._hand_on(step, tracked(figures))
 
     def close(self, done: bool) -> None:
         """Write out what is held back.

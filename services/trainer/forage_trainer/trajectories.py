@@ -23,7 +23,8 @@ class StepRecord:
     groups: all of the batch; rows: the trajectories that took part, in the order of the tensors' rows.
     version: of the policy that was trained.
     log_probs: the trainer's, before its first update.
-    token_rewards: less the KL, where that is in the reward.
+    token_rewards: less the KL, where that is in the reward; advantages: less the penalty for overconfidence.
+    overconfidence: of each row, None where it was not probed; None where nothing was.
     """
 
     groups: Sequence[TrajectoryGroup]
@@ -36,6 +37,7 @@ class StepRecord:
     log_probs: torch.Tensor | None = None
     reference: torch.Tensor | None = None
     values: torch.Tensor | None = None
+    overconfidence: Sequence[float | None] | None = None
 
 
 class StepFiles:
@@ -86,6 +88,7 @@ def rows(step: int, record: StepRecord) -> Iterator[StepRow]:
             engine_log_probs=_values(record.tensors.engine_log_probs, row, length),
             reference_log_probs=_values(record.reference, row, length),
             values=_values(record.values, row, length),
+            overconfidence=None if record.overconfidence is None else record.overconfidence[row],
         )
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from model_folders import smallest_model
 
 from forage_common.errors import DataError, UserError
 from forage_common.local import preflight
-from forage_common.settings import EnvironmentRoute, RolloutSettings, Settings
+from forage_common.settings import EnvironmentRoute, RolloutSettings, Settings, load
 
 
 def questions(file: Path, leave_out: str = "", source: str = "world_facts") -> Path:
@@ -93,6 +94,22 @@ def test_too_little_space_is_named_with_what_is_needed(tmp_path: Path, monkeypat
 def of_environment(path: Path, **params: str) -> Settings:
     route = EnvironmentRoute(path=path, params=dict(params))
     return Settings(rollout=RolloutSettings(environments={"kg": route}))
+
+
+def test_a_model_that_is_served_elsewhere_needs_no_weights_and_cannot_be_trained(tmp_path: Path) -> None:
+    (smallest_model(tmp_path) / "model.safetensors").unlink()
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "1", "contents": "x"}\n')
+    paths = [f"model.path={tmp_path / 'model'}", f"data.corpus={corpus}"]
+    settings = load(None, paths)
+    with pytest.raises(DataError, match="has no usable weights"):
+        preflight.check_files(settings, training=False)
+    settings = load(None, [*paths, "rollout.engine.endpoint=http://host:1/v1"])
+    preflight.check_files(settings, training=False)
+    with pytest.raises(
+        UserError, match=r"endpoint is http://host:1/v1: .* cannot be trained; unset it"
+    ):
+        preflight.check_files(settings)
 
 
 def test_an_environment_that_cannot_be_loaded_is_named_with_its_data_source(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from run_folders import write_run
 
 from forage_common.local import live, report, show
 from forage_common.local.accounts import Accounts, settle
@@ -26,18 +28,18 @@ def trajectory(question: str, em: float, answer: str = "x") -> dict[str, object]
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    (tmp_path / "settings.yaml").write_text(Settings().to_yaml())
-    (tmp_path / "validation").mkdir()
-    for label, em in (("before", 0.0), ("after", 1.0)):
-        (tmp_path / "validation" / f"{label}.json").write_text(json.dumps({"em": em, "count": 2}))
-        rows = [trajectory("q1 <script>alert(1)</script>", em), trajectory("q2", 0.0)]
-        (tmp_path / "validation" / f"{label}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    validations = {
+        label: [trajectory("q1 <script>alert(1)</script>", em), trajectory("q2", 0.0)]
+        for label, em in (("before", 0.0), ("after", 1.0))
+    }
     steps = [
         {"step": i, "time": 100.0 + 2 * i, "em_mean": i / 4, "logprob_diff_mean": d, "reward_mean": 0.5}
         for i, d in ((1, 1e-6), (2, None), (3, 3e-6))
     ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps) + '{"step": 4, "ti')
-    return RunFolder.open(tmp_path)
+    run = write_run(tmp_path, validations, steps)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "ti')
+    return run
 
 
 def test_the_summary_holds_what_later_tools_read(run: RunFolder) -> None:
@@ -53,10 +55,10 @@ def test_the_summary_holds_what_later_tools_read(run: RunFolder) -> None:
 def test_the_page_is_self_contained_and_escapes_what_the_policy_wrote(run: RunFolder) -> None:
     summary = report.summarise(run, Settings(), Accounts(0, 0, 0, 0), {}, 1.0)
     text = report.write(run, summary).read_text()
-    assert "<script>" not in text
-    assert "&lt;script&gt;" in text
-    assert 'src="data:image/png;base64,' in text
-    assert "http" not in text
+    assert text.count("<script>") == 1, "the page's own"
+    assert "&lt;script&gt;alert(1)" in text
+    assert f'role="img" aria-label="{report.CURVE}"' in text
+    assert not re.findall(r"https?:", text)
     assert (run.path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((run.path / "summary.json").read_text()) == summary
 

@@ -12,19 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_reward.answers import (
+from forage_common.answers import (
     MAX_ANSWER,
     MAX_EVIDENCE,
     em_check,
-    extract_solution,
     f1,
     is_retrieval_correct,
     normalize_answer,
-    observations,
     subem_check,
 )
+from forage_common.tags import Tag, blocks, last_block
+from forage_reward.answers import extract_solution, observations
 from forage_reward.raw_text import spans_from_text
-from forage_reward.tags import Tag, blocks, last_block
 from forage_reward.trajectory import Role, Span, TrajectoryView
 
 DATA = Path(__file__).parents[2] / "data/reward"

@@ -302,6 +302,7 @@ async def test_token_ids_are_taken_as_they_are(make_agent: MakeAgent, char_codec
         ({"timeout_s": -1.0}, "timeout_s is -1.0"),
         ({"timeout_s": float("nan")}, "timeout_s is nan"),
         ({"messages": []}, "neither messages nor token_ids"),
+        ({"environment": "serach"}, "environment is 'serach': expected one of search, single_turn; or nothing"),
     ],
 )
 async def test_a_prompt_that_makes_no_sense_is_answered_with_what_was_expected(

@@ -243,6 +243,15 @@ async def test_a_prompt_waits_for_the_policy_it_asks_for(bench: Bench, monkeypat
         assert [group.position for group in await bench.groups(1)] == [0]
 
 
+async def test_before_an_endpoint_no_prompt_waits_for_a_version(bench: Bench) -> None:
+    engine = bench.settings.rollout.engine.model_copy(update={"endpoint": "http://127.0.0.1:9/v1"})
+    rollout = bench.settings.rollout.model_copy(update={"engine": engine})
+    bench.settings = bench.settings.model_copy(update={"rollout": rollout})
+    bench.trainer.issue(prompt(0, min_policy_version=2))
+    async with bench.working():
+        assert len(await bench.groups(1)) == 1
+
+
 async def test_a_prompt_waits_for_the_epoch_that_was_published_last(bench: Bench) -> None:
     bench.engine.serving = Policy(version=9, epoch=1)
     bench.trainer.publish(Policy(version=1, epoch=2))

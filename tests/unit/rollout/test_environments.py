@@ -171,6 +171,16 @@ def test_a_data_source_without_an_environment_searches(char_codec: Any) -> None:
     assert type(environments("nq")) is type(environments("")) is Search
 
 
+async def test_a_prompt_may_name_its_environment(char_codec: Any) -> None:
+    settings = settings_of(own=EnvironmentRoute(name="single_turn", params={"stop": "eos"}))
+    engine = ScriptedEngine(char_codec(), ["<search> x </search>", "<answer> 7 </answer>"])
+    for name, stops in (("", ()), ("single_turn", ("</answer>",)), ("search", ("</search>", "</answer>"))):
+        prompt = Prompt(data_source="own", samples=1, token_ids=[65], environment=name, purpose=Purpose.PURPOSE_ASK)
+        engine.asked.clear()
+        await agent_of(settings, engine).run(prompt)
+        assert engine.asked[0].stop == stops, name
+
+
 def test_a_file_is_imported_once(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     log = tmp_path / "log"

@@ -144,6 +144,11 @@ async def test_a_caller_that_goes_away_ends_its_trajectories(
             "timeout_s",
             'valid number, unable to parse string as a number, not "soon"',
         ),
+        (
+            {"question": "x", "environment": "math"},
+            "environment",
+            "environment: expected one of search, single_turn; or nothing = that of the data source, not 'math'",
+        ),
         ({"question": "x", "temprature": 1}, "temprature", "Extra inputs are not permitted"),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "messages.0.content: Field required"),
     ],
@@ -156,6 +161,12 @@ async def test_a_bad_question_is_refused_by_field(
     error = response.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request", field)
     assert sentence in error["message"]
+
+
+async def test_a_question_may_name_its_environment(client: httpx.AsyncClient, engine: LineEngine) -> None:
+    body = {"question": "Who?", "environment": "single_turn", "stream": False}
+    group = (await client.post("/v1/ask", json=body)).json()["group"]
+    assert len(group["trajectories"][0]["turns"]) == len(engine.asked) == 1, "nobody searches"
 
 
 async def test_what_is_no_json_is_refused(client: httpx.AsyncClient) -> None:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forage_common.observation import RESERVED_TAGS, escape, passages, tag_names
 from forage_common.v1.trajectory_pb2 import Document
-from forage_rollout.environments.search import passages
-from forage_rollout.observation import RESERVED_TAGS, escape, tag_names
 
 TAGS = [f"<{slash}{name}>" for name in RESERVED_TAGS for slash in ("", "/")]
 CONTROL = ["<|im_end|>", "<|im_start|>", "[PAD]"]

@@ -16,11 +16,16 @@ import pytest_asyncio
 import uvicorn
 from rollout_backend import AgentBackend, LineEngine
 
+from forage_common.calls import RefusedError
+from forage_common.probe.completions import Completions, Continuations
+from forage_common.probe.contexts import CONNECTIVE
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.telemetry import Health
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.backend import State
+from forage_rollout.endpoint_engine import EndpointEngine
 from forage_rollout.engine import VllmEngine
+from forage_rollout.generation import Request
 from forage_rollout.http_api import make_app
 from forage_rollout.openai import Head, OpenAI
 
@@ -46,6 +51,7 @@ class EngineBackend(AgentBackend):
 class Parts:
     engine: VllmEngine
     client: openai.AsyncOpenAI
+    settings: Settings
     model: str
     other: Path
 
@@ -63,9 +69,10 @@ async def parts(make_model: Callable[[int], Path], char_codec: Any) -> AsyncIter
     serving = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
-    yield Parts(engine, client, folder.name, make_model(1))
+    address = f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    client = openai.AsyncOpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=60)
+    found = settings.model_copy(update={"rollout": rollout.model_copy(update={"http_address": address})})
+    yield Parts(engine, client, found, folder.name, make_model(1))
     await client.close()
     server.should_exit = True
     await serving
@@ -99,6 +106,20 @@ async def test_chats_and_completions_answer_with_and_without_stream(parts: Parts
     assert "".join([chunk.choices[0].text async for chunk in stream]) == completion.choices[0].text
 
 
+async def test_an_engine_at_an_endpoint_samples_what_the_engine_itself_does(parts: Parts) -> None:
+    rollout = RolloutSettings(engine=EngineSettings(endpoint=f"http://{parts.settings.rollout.http_address}/v1"))
+    remote = EndpointEngine(parts.settings.model_copy(update={"rollout": rollout}))
+    await remote.connect()
+    context = await parts.engine.render(CHAT)
+    assert await remote.render(CHAT) == context
+    for stop in ((), ("a",)):
+        for temperature, seed in ((0.0, None), (1.0, 7)):
+            asked = Request(context, 24, temperature, 0.9, 20, seed, stop, min_tokens=3)
+            one, other = await parts.engine.generate(asked), await remote.generate(asked)
+            assert (one.token_ids, one.hit_length) == (other.token_ids, other.hit_length)
+            assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
+
+
 async def test_what_vllm_refuses_reaches_the_client(parts: Parts) -> None:
     with pytest.raises(openai.NotFoundError, match="`other` does not exist"):
         await parts.client.chat.completions.create(model="other", messages=CHAT)
@@ -120,6 +141,30 @@ async def test_a_client_that_goes_away_frees_the_engine(parts: Parts) -> None:
     async with asyncio.timeout(1.5):  # 600 tokens would take longer
         while parts.engine.llm.output_processor.has_unfinished_requests():
             await asyncio.sleep(0.02)
+
+
+async def test_many_samples_of_one_context_are_seeded_and_share_its_prefix(parts: Parts) -> None:
+    """What a probe asks for."""
+    context = parts.engine.llm.get_tokenizer().encode("the capital of France is Paris, " * 9)
+    async with Completions(parts.settings) as completions:
+        assert completions.max_model_len == 768
+        connective = await completions.encode(CONNECTIVE)
+        assert parts.engine.llm.get_tokenizer().decode(connective) == CONNECTIVE
+
+        async def sample(ids: list[int], seed: int) -> Continuations:
+            return await completions.sample([*ids, *connective], 8, seed, 12, "</answer>")
+
+        first, again, other = await sample(context, 5), await sample(context, 5), await sample(context, 500)
+        assert first.texts == again.texts != other.texts
+        assert len(set(first.texts)) > 4  # each sample has a seed of its own
+        assert 8 <= first.generated_tokens <= 8 * 12
+        block = parts.settings.rollout.engine.block_size
+        whole = len(context) + len(connective)
+        assert first.cached_tokens == (whole - 1) // block * block  # the first of them computed it for the others
+        longer = await sample([*context, *context], 5)  # begins with blocks that are there, and adds its own
+        assert longer.cached_tokens == (whole + len(context) - 1) // block * block
+        with pytest.raises(RefusedError, match="768"):
+            await sample(context * 20, 5)
 
 
 async def test_after_an_update_the_new_policy_answers(parts: Parts) -> None:

@@ -23,6 +23,9 @@ def ask(
         Path | None, typer.Option(help="Policy folder, where services must be started.", show_default=False)
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
+    environment: Annotated[
+        str, typer.Option(help="A built-in one, e.g. single_turn: without searches.", show_default=False)
+    ] = "",
     config: Config = None,
     base_port: BasePort = None,
 ) -> None:
@@ -40,7 +43,8 @@ def ask(
     file = config or repository() / local.CONFIG
     settings = load(file, [*(shift_ports(base_port) if base_port else []), "run.id=ask"])
     with serving.services(settings, console, model=model or latest_policy(settings.run.dir)) as settings:
-        asyncio.run(_watch(settings, serving.ask_prompt(settings, question, temperature), question, console))
+        prompt = serving.ask_prompt(settings, question, temperature, environment)
+        asyncio.run(_watch(settings, prompt, question, console))
 
 
 async def _watch(settings: Settings, prompt: Prompt, question: str, console: Console) -> None:

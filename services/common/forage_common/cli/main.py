@@ -13,8 +13,10 @@ from forage_common.cli import (
     data,
     demo,
     doctor,
+    eval,
     index,
     model,
+    probe,
     reward,
     rollout,
     status,
@@ -35,6 +37,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("up")(up.up)
 app.command("ask")(ask.ask)
+app.command("probe")(probe.probe)
 app.command("trajectories")(trajectories.trajectories)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
@@ -44,6 +47,7 @@ for name, verb in (("reward", reward.reward), ("index", index.index), ("trainer"
     app.command(name, context_settings=passed_on, add_help_option=False)(verb)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
+app.add_typer(eval.app, name="eval")
 app.add_typer(model.app, name="model")
 app.add_typer(rollout.app, name="rollout")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from forage_common.cli.options import BasePort, Config, Overrides
+from forage_common.cli.options import BasePort, Config, Overrides, settings_of
 from forage_common.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def sample(
     from forage_common.trajectory_file import TrajectoryWriter, ids
 
     console = Console()
-    settings = _settings(config, overrides, base_port, "sample")
+    settings = settings_of(config, overrides, base_port, "sample")
     prompts = sampling.prompts(read_questions([questions]).rows[:limit], settings, samples, greedy, seed)
     done = ids(out)
     left = [prompt for prompt in prompts if not sampling.trajectory_ids(prompt) <= done]
@@ -106,7 +106,7 @@ def replay(
         raise UserError("say what to do with the trajectories: --rescore or --rerun, one of both")
     mode = Mode.RESCORE if rescore else Mode.RERUN
     console = Console()
-    settings = _settings(config, overrides, base_port, "replay")
+    settings = settings_of(config, overrides, base_port, "replay")
     stored = head(file)
     done = ids(out) if out else set()
     chosen = _chosen(file, done, limit, mode)
@@ -126,15 +126,6 @@ def replay(
         console.print(f"{writer.statuses.total()} trajectories in {out}", highlight=False)
     if rescore and comparison.total < total:
         console.print(f"{total - comparison.total} never reached a reward and were left out", highlight=False)
-
-
-def _settings(config: Path | None, overrides: list[str] | None, base_port: int | None, run: str) -> Settings:
-    from forage_common.local import demo as local
-    from forage_common.local.stack import repository, shift_ports
-    from forage_common.settings import load
-
-    shifted = shift_ports(base_port) if base_port else []
-    return load(config or repository() / local.CONFIG, [*shifted, f"run.id={run}", *(overrides or [])])
 
 
 def _chosen(file: Path, done: set[str], limit: int | None, mode: Mode) -> Iterable[Trajectory]:

@@ -35,7 +35,7 @@ def up(
     with local.ended_by_signals():
         try:
             stack.start()
-            if not train:
+            if not train and not settings.rollout.engine.endpoint:
                 serving.publish(settings, settings.model.path)
             with console.status("starting …") as spinner:
                 serving.wait_until_ready(stack, spinner)

@@ -32,7 +32,10 @@ def check(settings: Settings, programs: Iterable[Program]) -> None:
 
 def check_files(settings: Settings, training: bool = True) -> None:
     """The model folder, the corpus, the environments and, when training, the questions and their rewards."""
-    check_model_folder(settings.model.path)
+    endpoint = settings.rollout.engine.endpoint
+    if training and endpoint:
+        raise UserError(f"rollout.engine.endpoint is {endpoint}: what it serves cannot be trained; unset it")
+    check_model_folder(settings.model.path, weights=not endpoint)
     check_corpus(settings.data.corpus)
     check_environments(settings)
     if training:

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.status import Status
 
 from forage_common.addresses import split_address
-from forage_common.errors import UnavailableError, UserError
+from forage_common.errors import UnavailableError
 from forage_common.local.stack import SERVING, Program, Stack, health_urls, not_ready
-from forage_common.model_folder import WEIGHTS, check_model_folder
+from forage_common.model_folder import check_model_folder, weight_files
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
-from forage_common.v1.trajectory_pb2 import ChatMessage, Policy, Prompt, Purpose, Sampling
+from forage_common.v1.trajectory_pb2 import ChatMessage, Policy, PolicyFile, Prompt, Purpose, Sampling
 
 _READY_S = 300.0
 
@@ -29,18 +29,21 @@ def publish(settings: Settings, folder: Path) -> Policy:
     check_model_folder(folder)
     client = StreamClient(settings.redis, settings.run.id)
     client.create()
-    weights = folder / WEIGHTS
-    if not weights.is_file():
-        raise UserError(f"{folder} has no {WEIGHTS}: save the model as one file to serve it")
     policy = Policy(
         version=0,
         uri=str(folder.absolute()),
-        digest=hashlib.sha256(weights.read_bytes()).hexdigest(),
         epoch=client.next_epoch(),
         published_unix_ms=int(time.time() * 1000),
+        files=[_described(folder / name) for name in weight_files(folder)],
     )
     client.publish(policy)
     return policy
+
+
+def _described(file: Path) -> PolicyFile:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return PolicyFile(name=file.name, digest=digest, bytes=file.stat().st_size)
 
 
 def wait_until_ready(stack: Stack, spinner: Status) -> None:
@@ -113,7 +116,7 @@ def services(
     with local.ended_by_signals():
         try:
             stack.start()
-            if Program.ROLLOUT in programs:
+            if Program.ROLLOUT in programs and not settings.rollout.engine.endpoint:
                 publish(settings, policy)
             with console.status("starting …") as spinner:
                 wait_until_ready(stack, spinner)
@@ -122,7 +125,7 @@ def services(
             stack.stop()
 
 
-def ask_prompt(settings: Settings, question: str, temperature: float = 0.0) -> Prompt:
+def ask_prompt(settings: Settings, question: str, temperature: float = 0.0, environment: str = "") -> Prompt:
     """One trajectory for one question."""
     from forage_common.world.write import prompt_text
 
@@ -134,4 +137,5 @@ def ask_prompt(settings: Settings, question: str, temperature: float = 0.0) -> P
         samples=1,
         sampling=Sampling(temperature=temperature),
         purpose=Purpose.PURPOSE_ASK,
+        environment=environment,
     )

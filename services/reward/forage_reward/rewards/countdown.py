@@ -16,11 +16,11 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+from forage_common.tags import Tag, last_block
 from forage_reward.arithmetic import MAX_LENGTH, ArithmeticFormError, evaluate
 from forage_reward.raw_text import ASSISTANT_MARKER, PLAIN_MARKER
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import Component, Score, Status, refused, scored
-from forage_reward.tags import Tag, last_block
 from forage_reward.trajectory import GroundTruth, Role, TrajectoryView
 
 NAME = "countdown"

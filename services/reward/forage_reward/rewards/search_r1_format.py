@@ -14,7 +14,8 @@ Source: the layered reward of Search-R1's empirical study (arXiv 2505.15117).
 
 from __future__ import annotations
 
-from forage_reward.answers import em_check, extract_solution, is_retrieval_correct, observations
+from forage_common.answers import em_check, is_retrieval_correct
+from forage_reward.answers import extract_solution, observations
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import NO_TARGETS, Component, Score, Status, refused, scored
 from forage_reward.sequence import is_valid_sequence

@@ -19,7 +19,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from forage_reward.answers import em_check, extract_solution, f1, is_retrieval_correct, observations
+from forage_common.answers import em_check, f1, is_retrieval_correct
+from forage_reward.answers import extract_solution, observations
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import NO_TARGETS, Component, Score, Status, refused, scored
 from forage_reward.trajectory import Action, GroundTruth, TrajectoryView, Turn

@@ -21,22 +21,30 @@ from forage_rollout.environments.single_turn import SingleTurn
 
 BUILT_IN: Mapping[str, type[Environment]] = {"search": Search, "single_turn": SingleTurn}
 DEFAULT = "search"
+EXPECTED = f"one of {', '.join(BUILT_IN)}; or nothing = that of the data source"
+"""Of a prompt's `environment`."""
 _TAG = re.compile(r"[A-Za-z][\w-]*")
 
 
 class Environments:
-    """The environment of each data source; `search` where the settings name none."""
+    """The environment of each data source; `search` where the settings name none.
 
-    def __init__(self, default: Environment, of: Mapping[str, Environment]) -> None:
-        self._default = default
+    Args:
+        built_in: by name, with the parameters that they have where none are given.
+        of: by data source.
+    """
+
+    def __init__(self, built_in: Mapping[str, Environment], of: Mapping[str, Environment]) -> None:
+        self._built_in = dict(built_in)
         self._of = dict(of)
 
-    def __call__(self, data_source: str) -> Environment:
-        return self._of.get(data_source, self._default)
+    def __call__(self, data_source: str, name: str = "") -> Environment:
+        """The built-in one of this name; without a name that of the data source."""
+        return self._built_in[name] if name else self._of.get(data_source, self._built_in[DEFAULT])
 
     async def close(self) -> None:
         """Let go of what the environments hold open."""
-        for environment in (self._default, *self._of.values()):
+        for environment in (*self._built_in.values(), *self._of.values()):
             await environment.close()
 
 
@@ -57,7 +65,7 @@ def make(settings: Settings, retriever: Retriever) -> Environments:
             known = isinstance(error, _NotAnEnvironmentError | ValueError)
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             raise SettingsError(f"rollout.environments.{source} ({_title(route)}): {reason}") from error
-    return Environments(BUILT_IN[DEFAULT](rollout, retriever), made)
+    return Environments({name: kind(rollout, retriever) for name, kind in BUILT_IN.items()}, made)
 
 
 class _NotAnEnvironmentError(Exception):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from forage_common.v1.trajectory_pb2 import Document
+from forage_common.observation import passages
 from forage_rollout.environments.environment import ANSWER, Action, Environment, Episode, Observation
 
 
@@ -24,15 +22,3 @@ class Search(Environment):
         return Observation(
             passages(documents).strip(), documents=documents, provenance=found.provenance, partial=found.partial
         )
-
-
-def passages(documents: Sequence[Document]) -> str:
-    """ "Doc 1(Title: first line) other lines\\n" for every document.
-
-    A document without a newline is all title.
-    """
-    lines = []
-    for number, document in enumerate(documents, start=1):
-        title, _, body = document.contents.partition("\n")
-        lines.append(f"Doc {number}(Title: {title}) {body}\n")
-    return "".join(lines)

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+
+from forage_common.v1.trajectory_pb2 import Document
 
 RESERVED_TAGS = ("think", "search", "information", "answer")
 _NAME = re.compile(r"</?([A-Za-z][\w-]*)>")
+
+
+def passages(documents: Sequence[Document]) -> str:
+    """ "Doc 1(Title: first line) other lines\\n" for every document.
+
+    A document without a newline is all title.
+    """
+    lines = []
+    for number, document in enumerate(documents, start=1):
+        title, _, body = document.contents.partition("\n")
+        lines.append(f"Doc {number}(Title: {title}) {body}\n")
+    return "".join(lines)
 
 
 def escape(text: str, special_tokens: Iterable[str] = (), tags: Iterable[str] = ()) -> str:

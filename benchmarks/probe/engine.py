@@ -1,0 +1,92 @@
+"""The rollout's engine behind its own HTTP side, without the rest of the service, and what it has computed.
+
+`python engine.py key=value …` serves `rollout.http_address` until stdin closes. It says `{"ready": true}`, and answers
+every line on stdin with one line: the tokens that the engine has computed, cached and generated so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import uvicorn
+
+from forage_common.addresses import split_address
+from forage_common.settings import Settings, load
+from forage_common.telemetry import Health
+from forage_rollout.backend import State
+from forage_rollout.engine import VllmEngine
+from forage_rollout.http_api import make_app
+from forage_rollout.openai import Head, OpenAI
+
+
+@dataclass
+class Counts:
+    """Tokens of contexts that were computed or found in the prefix cache, and tokens that were generated."""
+
+    context: int = 0
+    cached: int = 0
+    generated: int = 0
+
+
+class CompletionsOnly:
+    """The part of `forage_rollout.backend.Backend` that completions need."""
+
+    def __init__(self, served: OpenAI) -> None:
+        self._served = served
+
+    async def openai(
+        self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> AsyncGenerator[Head | bytes, None]:
+        async for part in self._served.handle(method, path, headers, body):
+            yield part
+
+
+def counted(llm: Any) -> Counts:
+    """What vLLM's scheduler tells of every sequence, each sample of a request being one."""
+    counts = Counts()
+    process = llm.output_processor.process_outputs
+
+    def counting(outputs: Sequence[Any], *arguments: Any, **named: Any) -> Any:
+        for output in outputs:
+            counts.generated += len(output.new_token_ids)
+            if output.prefill_stats is not None:
+                counts.context += output.prefill_stats.num_computed_tokens
+                counts.cached += output.prefill_stats.num_cached_tokens
+        return process(outputs, *arguments, **named)
+
+    llm.output_processor.process_outputs = counting
+    return counts
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until stdin closes."""
+    engine = VllmEngine(settings)
+    counts = counted(engine.llm)
+    backend: Any = CompletionsOnly(OpenAI(engine.llm, settings))
+    app = make_app(backend, State(Health(), running=True), settings)
+    host, port = split_address(settings.rollout.http_address)
+    server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_config=None, lifespan="off"))
+    server.capture_signals = contextlib.nullcontext
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    say({"ready": True})
+    while await asyncio.to_thread(sys.stdin.readline):
+        say(asdict(counts))
+    server.should_exit = True
+    await serving
+    engine.shutdown()
+
+
+def say(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(load(overrides=sys.argv[1:])))

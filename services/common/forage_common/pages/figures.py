@@ -1,0 +1,88 @@
+"""Figures of one style, as inline SVG whose colours are the page's, light or dark."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, QUIET, LINE = "#20262e", "#66707c", "#dedbd3"
+GREEN, BLUE, AMBER, PURPLE, RED, TEAL = SERIES = ("#2f8f5b", "#3b78c4", "#c77d1e", "#8a5fb5", "#c2504a", "#2f9393")
+# Drawn in one of these, a figure follows the page's variables; any other colour stays.
+VARIABLES = {INK: "--ink", QUIET: "--quiet", LINE: "--line"} | {
+    colour: f"--series-{place}" for place, colour in enumerate(SERIES)
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Figures drawn within look like the others; also a decorator of the function that draws.
+
+    Example:
+        @figures.style()
+        def draw() -> Figure:
+            figure, axes = pyplot.subplots(figsize=(9, 4))
+    """
+    import matplotlib
+    from matplotlib import rcsetup
+
+    matplotlib.use("Agg")
+    with matplotlib.rc_context(
+        {
+            "figure.constrained_layout.use": True,
+            "figure.facecolor": "none",
+            "axes.facecolor": "none",
+            "axes.edgecolor": QUIET,
+            "axes.labelcolor": QUIET,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.prop_cycle": rcsetup.cycler(color=SERIES),
+            "axes.titlesize": 11,
+            "axes.titlelocation": "left",
+            "grid.color": LINE,
+            "text.color": INK,
+            "xtick.color": QUIET,
+            "ytick.color": QUIET,
+            "legend.frameon": False,
+            "font.size": 10,
+            "lines.linewidth": 2,
+            "svg.fonttype": "none",
+            "svg.hashsalt": "forage",
+        }
+    ):
+        yield
+
+
+@style()
+def svg(figure: Figure, label: str) -> Markup:
+    """The figure as an <svg> element that scales with its place; the figure is closed.
+
+    Args:
+        label: what it shows, in a sentence, for those who cannot see it.
+    """
+    from matplotlib import pyplot
+
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    pyplot.close(figure)
+    text = out.getvalue()
+    box, body = re.search(r'<svg[^>]* (viewBox="[^"]*")[^>]*>(.*)</svg>', text, re.DOTALL).groups()  # type: ignore[union-attr]
+    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
+    # Ids are the document's, not the drawing's: two figures may not share one.
+    prefix = "f" + hashlib.sha256(f"{label}\0{body}".encode()).hexdigest()[:8]
+    body = re.sub(r'\bid="', f'id="{prefix}-', body)
+    body = re.sub(r'(?:xlink:)?href="#', f'href="#{prefix}-', body)
+    body = body.replace("url(#", f"url(#{prefix}-")
+    for colour, variable in VARIABLES.items():
+        body = body.replace(colour, f"var({variable})")
+    return Markup(f'<svg {box} role="img" aria-label="{escape(label)}">{body}</svg>')

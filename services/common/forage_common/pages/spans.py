@@ -1,0 +1,93 @@
+"""A trajectory's text in the pieces in which a page shows it: by author, by tag, and with marks between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forage_common.v1.trajectory_pb2 import Role, Span
+
+_TAG = re.compile(r"<(/?)([A-Za-z][\w-]*)>")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in the text that the page points out.
+
+    Attributes:
+        at: characters before it, counted over the texts of all spans, the prompt's included.
+        label: a word or two, shown there.
+        title: a sentence about it, shown when it is pointed at.
+        strength: 0 to 1, how strongly it is coloured; None where it has no such value.
+    """
+
+    at: int
+    label: str
+    title: str = ""
+    strength: float | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tag, a stretch of text within the tag `within` ("" outside of any), or a mark."""
+
+    text: str = ""
+    within: str = ""
+    is_tag: bool = False
+    mark: Mark | None = None
+
+
+@dataclass
+class Block:
+    """A span: its author ("prompt", "model" or "env") and its pieces."""
+
+    role: str
+    pieces: list[Piece] = field(default_factory=list)
+
+
+def blocks(spans: Sequence[Span | Mapping[str, Any]], marks: Sequence[Mark] = ()) -> list[Block]:
+    """The spans of a trajectory (messages, or rows with `role` and `text`), cut at tags and marks.
+
+    A mark between two spans closes the first; one beyond the end closes the last.
+    """
+    waiting = sorted(marks, key=lambda mark: mark.at)
+    found: list[Block] = []
+    begin = 0
+    for span in spans:
+        role, text = _read(span)
+        end = begin + len(text)
+        here = [mark for mark in waiting if mark.at <= end]
+        waiting = waiting[len(here) :]
+        found.append(Block(role, list(_pieces(text, [(max(0, mark.at - begin), mark) for mark in here]))))
+        begin = end
+    if found:
+        found[-1].pieces += [Piece(mark=mark) for mark in waiting]
+    return found
+
+
+def _read(span: Span | Mapping[str, Any]) -> tuple[str, str]:
+    if isinstance(span, Span):
+        return Role.Name(span.role).removeprefix("ROLE_").lower(), span.text
+    return str(span["role"]), str(span["text"])
+
+
+def _pieces(text: str, marks: Sequence[tuple[int, Mark]]) -> Iterator[Piece]:
+    """Marks within a tag come before it."""
+    place, within, waiting = 0, "", list(marks)
+    for tag in [*_TAG.finditer(text), None]:
+        begin, end = tag.span() if tag else (len(text), len(text))
+        while waiting and (waiting[0][0] < end or tag is None):
+            at, mark = waiting.pop(0)
+            cut = max(place, min(at, begin))
+            if cut > place:
+                yield Piece(text[place:cut], within)
+            yield Piece(mark=mark)
+            place = cut
+        if begin > place:
+            yield Piece(text[place:begin], within)
+        if tag:
+            within = "" if tag[1] else tag[2]
+            yield Piece(tag[0], tag[2], is_tag=True)
+        place = end

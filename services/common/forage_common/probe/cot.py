@@ -1,0 +1,57 @@
+"""Where the chain of thought of a generation is, and how much of it each truncation keeps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from forage_common.tags import CLOSE, OPEN, Tag
+from forage_common.v1.probe_pb2 import CotBoundary
+
+
+@dataclass(frozen=True)
+class Cot:
+    """Tokens [begin, end) of a generation, and what ended them."""
+
+    begin: int
+    end: int
+    boundary: CotBoundary.ValueType
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return self.end - self.begin
+
+
+def find_cot(texts: Sequence[str]) -> Cot:
+    """The chain of thought of a generation, given the text of each of its tokens.
+
+    From after the first `<think>`, or the start, to the first `</think>`; without one to the first `<answer>`; without
+    either to the end. Where it would end before it begins, it is empty. A token that holds part of a tag, as those that
+    merge a tag with its neighbours do, belongs to the tag.
+    """
+    text = "".join(texts)
+    ends = list(accumulate(map(len, texts)))
+    opened, closed, answered = (text.find(tag) for tag in (OPEN[Tag.THINK], CLOSE[Tag.THINK], OPEN[Tag.ANSWER]))
+    # Tokens that begin after the tag; and tokens that end before it.
+    begin = bisect_left([0, *ends[:-1]], opened + len(OPEN[Tag.THINK])) if opened >= 0 else 0
+    if closed >= 0:
+        end, boundary = bisect_right(ends, closed), CotBoundary.COT_BOUNDARY_THINK_CLOSE
+    elif answered >= 0:
+        end, boundary = bisect_right(ends, answered), CotBoundary.COT_BOUNDARY_ANSWER_OPEN
+    else:
+        end, boundary = len(texts), CotBoundary.COT_BOUNDARY_END
+    return Cot(begin, max(begin, end), boundary)
+
+
+def kept_lengths(length: int, points: int) -> list[int]:
+    """Tokens that truncations 0 … `points` keep of a chain of thought; halves are rounded to even numbers.
+
+    Raises:
+        ValueError: there are no points.
+    """
+    if points < 1:
+        raise ValueError(f"points is {points}: a curve has at least 1 beside the empty thought")
+    return [round(length * point / points) for point in range(points + 1)]

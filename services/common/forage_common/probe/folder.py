@@ -1,0 +1,197 @@
+"""A folder of probes: what is being done, what is done, and what came of it. The same work goes on where it was ended.
+
+`plan.json` says what is probed and how, `journal.bin` holds every finished probe, `trajectories.bin` the finished
+trajectories of a file of questions. At the end `probes.parquet` has a row a probe, and `summary.json` the measures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forage_common import durable
+from forage_common.errors import DataError, UserError
+from forage_common.journal import Journal
+from forage_common.probe import metrics
+from forage_common.v1.probe_pb2 import CotBoundary, Probed
+from forage_common.v1.trajectory_pb2 import Status, Trajectory
+
+Item = tuple[str, int]
+"""A trajectory's id and one of its turns."""
+
+_SCHEMA = pa.schema(
+    [
+        ("trajectory", pa.string()),
+        ("turn", pa.uint32()),
+        ("data_source", pa.string()),
+        ("correct", pa.bool_()),
+        ("status", pa.string()),
+        ("status_detail", pa.string()),
+        ("boundary", pa.string()),
+        ("thought_tokens", pa.uint32()),
+        ("kept", pa.list_(pa.uint32())),
+        ("confidence", pa.list_(pa.float64())),
+        ("low", pa.list_(pa.float64())),
+        ("high", pa.list_(pa.float64())),
+        ("answer", pa.list_(pa.string())),
+        ("rho", pa.float64()),
+        ("premature", pa.bool_()),
+        ("overconfidence", pa.float64()),
+        ("auc_gap", pa.float64()),
+        ("norm_aoc", pa.float64()),
+        ("aoc", pa.float64()),
+        ("computed_tokens", pa.uint64()),
+        ("cached_tokens", pa.uint64()),
+        ("seconds", pa.float64()),
+        ("probed", pa.binary()),
+    ]
+)
+
+
+class ProbeFolder:
+    """The files of one probe of many trajectories.
+
+    Args:
+        plan: what is probed and how; figures and texts by name. What serves it follows by `agree`.
+        fresh: forget what the folder holds.
+
+    Raises:
+        UserError: the folder holds probes of another plan.
+        DataError: it cannot be written to.
+    """
+
+    def __init__(self, path: Path, plan: Mapping[str, Any], fresh: bool = False) -> None:
+        self.path = path
+        self._plan: dict[str, Any] = {}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if fresh:
+                for name in ("plan.json", "journal.bin", "trajectories.bin", "trajectories.parquet"):
+                    (path / name).unlink(missing_ok=True)
+            self.agree(**plan)
+        except OSError as error:
+            raise DataError(f"{path} cannot be written ({error.strerror or error}): choose another --out") from None
+
+    @property
+    def trajectories(self) -> Path:
+        """Of a file of questions, once all are sampled."""
+        return self.path / "trajectories.parquet"
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return self.path / "report.html"
+
+    def journal(self) -> Journal[Probed]:
+        """The finished probes."""
+        return Journal(self.path / "journal.bin", Probed)
+
+    def sampled(self) -> Journal[Trajectory]:
+        """The finished trajectories of a file of questions."""
+        return Journal(self.path / "trajectories.bin", Trajectory)
+
+    def finish(self, probes: Sequence[Probed]) -> dict[str, Any]:
+        """Write the table and the summary; returns the summary."""
+        table = pa.Table.from_pylist([_row(probed) for probed in probes], _SCHEMA)
+        pq.write_table(table, self.path / "probes.parquet", compression="zstd")
+        found = summary(self._plan, probes)
+        durable.replace(self.path / "summary.json", json.dumps(found, indent=2) + "\n")
+        return found
+
+    def agree(self, **part: Any) -> None:
+        """Add to the plan, or find it there as it is now.
+
+        Raises:
+            UserError: the folder holds probes of another plan.
+        """
+        file = self.path / "plan.json"
+        try:
+            self._plan = json.loads(file.read_text()) if file.exists() else {}
+        except ValueError as error:
+            raise DataError(f"{file} is damaged ({error}): give --fresh to begin anew") from None
+        for name, value in part.items():
+            if self._plan.setdefault(name, value) != value:
+                raise UserError(
+                    f"{self.path} holds probes with {name} {self._plan[name]}, now it is {value}: "
+                    "choose another --out, or give --fresh to begin anew"
+                )
+        durable.replace(file, json.dumps(self._plan, indent=2) + "\n")
+
+
+def digest(file: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}): give a Parquet file") from None
+
+
+def is_finished(probed: Probed) -> bool:
+    """Whether it need not be tried again: what failed for want of a verdict may go better another time."""
+    return probed.status in (Status.STATUS_OK, Status.STATUS_INVALID_INPUT)
+
+
+def computed_tokens(probed: Probed) -> int:
+    """Tokens that the engine computed: of contexts, those that were not cached, and all that were generated."""
+    return sum(p.context_tokens * p.samples - p.cached_tokens + p.generated_tokens for p in probed.points)
+
+
+def summary(plan: Mapping[str, Any], probes: Sequence[Probed]) -> dict[str, Any]:
+    """What summary.json holds."""
+    failures = [probed for probed in probes if probed.status != Status.STATUS_OK]
+    return {
+        "plan": dict(plan),
+        "probes": len(probes),
+        "failed": len(failures),
+        "failures": sorted({probed.status_detail for probed in failures})[:10],
+        "sets": {name: dataclasses.asdict(found) for name, found in metrics.summarise(probes).items()},
+        "computed_tokens": sum(map(computed_tokens, probes)),
+        "cached_tokens": sum(point.cached_tokens for probed in probes for point in probed.points),
+        "generated_tokens": sum(point.generated_tokens for probed in probes for point in probed.points),
+        "seconds_per_probe": sum(probed.seconds for probed in probes) / len(probes) if probes else None,
+    }
+
+
+def _row(probed: Probed) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "trajectory": probed.trajectory_id,
+        "turn": probed.turn,
+        "data_source": probed.data_source,
+        "correct": probed.correct,
+        "status": Status.Name(probed.status).removeprefix("STATUS_"),
+        "status_detail": probed.status_detail,
+        "boundary": CotBoundary.Name(probed.boundary).removeprefix("COT_BOUNDARY_"),
+        "thought_tokens": probed.cot_end - probed.cot_begin,
+        "seconds": probed.seconds,
+        "probed": probed.SerializeToString(),
+    }
+    if probed.status != Status.STATUS_OK:
+        return row
+    found = metrics.measure(probed)
+    return row | {
+        "kept": [point.kept for point in probed.points],
+        "confidence": found.confidence,
+        "low": [low for low, _ in found.intervals],
+        "high": [high for _, high in found.intervals],
+        "answer": [metrics.usual_answer(point) for point in probed.points],
+        "rho": found.rho,
+        "premature": found.premature,
+        "overconfidence": found.overconfidence,
+        "auc_gap": found.auc_gap,
+        "norm_aoc": found.norm_aoc,
+        "aoc": found.aoc,
+        "computed_tokens": computed_tokens(probed),
+        "cached_tokens": sum(point.cached_tokens for point in probed.points),
+    }

@@ -1,0 +1,161 @@
+"""Probes of trajectories, through the rollout service's completions and the reward service."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+
+from forage_common.errors import SettingsError
+from forage_common.local.in_flight import each
+from forage_common.model_folder import end_of_turn
+from forage_common.probe.completions import Completions
+from forage_common.probe.contexts import (
+    CONNECTIVE,
+    NothingToProbeError,
+    Thought,
+    context,
+    find_thought,
+    seed_of,
+    turns_of,
+)
+from forage_common.probe.cot import kept_lengths
+from forage_common.probe.judge import ANSWER_CLOSE, UnjudgedError, answer_of, is_right, right_ones
+from forage_common.reward_client import GrpcReward
+from forage_common.settings import Settings
+from forage_common.token_texts import TokenTexts
+from forage_common.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
+from forage_common.v1.trajectory_pb2 import Status, Trajectory
+
+MAX_TOKENS = 64
+"""Of a continuation."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a trajectory is probed.
+
+    Attributes:
+        points: truncations beside the empty thought.
+        samples: continuations a truncation.
+        seed: of all of it; each point of each turn has one of its own that follows from it.
+    """
+
+    points: int = 10
+    samples: int = 50
+    seed: int = 0
+
+
+class Prober:
+    """Probes trajectories of the policy that the settings' services serve; `model.path` is its folder.
+
+    Example:
+        async with Prober(settings) as prober:
+            probed = await prober.probe(trajectory)
+    """
+
+    def __init__(self, settings: Settings, plan: Plan = Plan()) -> None:
+        """Connect when it is entered.
+
+        Raises:
+            DataError: the folder of the policy has no tokenizer.
+            SettingsError: the file of the rollout service's token cannot be read; or adapters are served.
+        """
+        rank = settings.rollout.engine.max_lora_rank
+        if rank:
+            raise SettingsError(
+                f"rollout.engine.max_lora_rank is {rank}: completions are sampled from the model without its adapter, "
+                "and a probe would judge another policy; serve an exported one with rank 0"
+            )
+        self._plan = plan
+        self._settings = settings.rollout
+        self._texts = TokenTexts(settings.model.path)
+        self._end_of_turn = end_of_turn(settings.model.path)
+        self._reward = GrpcReward(settings)
+        self._completions = Completions(settings)
+        self._connective: list[int] = []
+        # As many as fill the engine: more would only wait there, and push each other's prefixes out of its cache.
+        self._requests = asyncio.Semaphore(math.ceil(settings.rollout.engine.max_num_seqs / plan.samples))
+
+    async def probe(self, trajectory: Trajectory, turn: int | None = None) -> Probed:
+        """Probe one turn of a trajectory, by default the one that answered, or where none did the last one.
+
+        What cannot be probed, or judged, has no points and a status that says why.
+
+        Raises:
+            UnavailableError: a service gives no answer within its deadline.
+            RefusedError: a service refuses a request.
+            DataError: the trajectory was sampled by a policy with another vocabulary.
+        """
+        began = time.perf_counter()
+        if turn is None:
+            turn = next(iter(turns_of(trajectory, every=False)), 1)
+        probed = Probed(
+            trajectory_id=trajectory.id,
+            turn=turn,
+            status=Status.STATUS_OK,
+            correct=is_right(trajectory.score, trajectory.validation_score),
+            data_source=trajectory.data_source,
+        )
+        try:
+            thought = find_thought(trajectory, turn, self._texts, self._settings)
+            probed.boundary, probed.cot_begin, probed.cot_end = thought.boundary, thought.begin, thought.end
+            probed.points.extend(await self._points(trajectory, thought))
+        except NothingToProbeError as error:
+            probed.status, probed.status_detail = Status.STATUS_INVALID_INPUT, str(error)
+        except UnjudgedError as error:
+            probed.status, probed.status_detail = error.status, str(error)
+        probed.seconds = time.perf_counter() - began
+        return probed
+
+    async def _points(self, trajectory: Trajectory, thought: Thought) -> list[ProbePoint]:
+        """The whole thought goes first: its prefixes are cached then, and all shorter ones can go together."""
+        lengths = kept_lengths(thought.length, self._plan.points)
+
+        async def probe(number: int) -> ProbePoint:
+            return await self._point(trajectory, thought, number, lengths[number])
+
+        *shorter, whole = range(len(lengths))
+        found = {whole: await probe(whole)}
+        async with aclosing(each(shorter, probe, len(shorter))) as probing:
+            async for number, point in probing:
+                found[number] = point
+        return [found[number] for number in range(len(lengths))]
+
+    async def _point(self, trajectory: Trajectory, thought: Thought, number: int, kept: int) -> ProbePoint:
+        ids = context(trajectory, thought, kept, self._connective)
+        limit = self._completions.max_model_len
+        max_tokens = MAX_TOKENS if limit is None else min(MAX_TOKENS, limit - len(ids))
+        if max_tokens < 1:
+            raise NothingToProbeError(f"{len(ids)} tokens of context leave no room for an answer within {limit}")
+        samples = self._plan.samples
+        seed = seed_of(self._plan.seed, trajectory.id, thought.turn, number)
+        async with self._requests:
+            said = await self._completions.sample(ids, samples, seed, max_tokens, ANSWER_CLOSE)
+        right = await right_ones(self._reward, trajectory, thought, said.texts, self._end_of_turn)
+        answers = Counter(answer for text in said.texts if (answer := answer_of(trajectory, text)) is not None)
+        ordered = sorted(answers.items(), key=lambda answer: (-answer[1], answer[0]))
+        return ProbePoint(
+            kept=kept,
+            samples=samples,
+            correct=sum(text in right for text in said.texts),
+            answers=[AnswerCount(answer=answer, count=count) for answer, count in ordered],
+            context_tokens=len(ids),
+            # The engine tells of one sample; the first of them may have found less, at worst nothing.
+            cached_tokens=said.cached_tokens * (samples - 1),
+            generated_tokens=said.generated_tokens,
+        )
+
+    async def __aenter__(self) -> Prober:
+        await self._completions.open()
+        self._connective = await self._completions.encode(CONNECTIVE)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._completions.close()

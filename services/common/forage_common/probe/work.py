@@ -1,0 +1,46 @@
+"""Many probes: which turns of which trajectories, a bounded number at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection, Iterable
+from contextlib import aclosing
+
+from forage_common.local.in_flight import each
+from forage_common.probe.contexts import turns_of
+from forage_common.probe.folder import Item
+from forage_common.probe.prober import Plan, Prober
+from forage_common.settings import Settings
+from forage_common.v1.probe_pb2 import Probed
+from forage_common.v1.trajectory_pb2 import Trajectory
+
+IN_FLIGHT = 4
+"""Trajectories. Their requests share the engine's slots; more than one keep it busy while others are being judged."""
+
+
+def items_of(trajectory: Trajectory, every: bool) -> list[Item]:
+    """The probes of a trajectory; one that never spoke has one, which says so."""
+    return [(trajectory.id, turn) for turn in turns_of(trajectory, every) or [1]]
+
+
+async def probes(
+    trajectories: Iterable[Trajectory], wanted: Collection[Item], settings: Settings, plan: Plan
+) -> AsyncGenerator[Probed, None]:
+    """A probe of each wanted turn, as they are done; the turns of a trajectory go together, for they begin alike.
+
+    Raises:
+        As `Prober` and its `probe`.
+    """
+    turns = (
+        (trajectory, turn)
+        for trajectory in trajectories
+        for name, turn in items_of(trajectory, every=True)
+        if (name, turn) in wanted
+    )
+    async with Prober(settings, plan) as prober:
+
+        async def run(turn: tuple[Trajectory, int]) -> Probed:
+            return await prober.probe(*turn)
+
+        async with aclosing(each(turns, run, IN_FLIGHT)) as done:
+            async for _, probed in done:
+                yield probed

@@ -1,0 +1,24 @@
+"""A chat as the policy's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def render(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Token ids of a chat, ready for the assistant's turn.
+
+    Args:
+        tokenizer: of transformers, with a chat template.
+
+    Raises:
+        ValueError: the chat template refuses the messages.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+    except TemplateError as error:
+        raise ValueError(str(error)) from None
+    return [int(token) for token in ids]

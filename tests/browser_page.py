@@ -1,0 +1,80 @@
+"""A page in a real browser: what every page must hold to, and what a reader does with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+
+_FLAWS = """
+const found = [], seen = new Set();
+for (const {id} of document.querySelectorAll("[id]"))
+  seen.has(id) ? found.push(`two elements are #${id}`) : seen.add(id);
+for (const svg of document.querySelectorAll("svg")) {
+  const box = svg.getBoundingClientRect();
+  if (!svg.getAttribute("aria-label")) found.push("a figure without a label");
+  if (!svg.querySelector("path") || box.width < 100 || box.height < 50) found.push(`an empty figure: ${svg.ariaLabel}`);
+}
+for (const use of document.querySelectorAll("use"))
+  if (!document.querySelector(use.getAttribute("href"))) found.push(`${use.getAttribute("href")} leads nowhere`);
+for (const control of document.querySelectorAll("input, button, summary"))
+  if (!(control.textContent.trim() || control.labels?.[0]?.textContent.trim())) found.push("a control without a name");
+if (document.documentElement.scrollWidth > window.innerWidth) found.push("the page is wider than the window");
+for (const entry of performance.getEntriesByType("resource")) found.push(`fetched ${entry.name}`);
+return found;
+"""
+
+
+class Page:
+    """One open page."""
+
+    def __init__(self, driver: Chrome, file: Path, width: int, dark: bool) -> None:
+        self.driver = driver
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        # The window itself cannot be narrower than 500 pixels.
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        driver.get(file.resolve().as_uri())
+
+    def flaws(self) -> list[str]:
+        """What is wrong with the page: errors on the console, ids given twice, figures that are empty or have no label,
+        anything fetched, content beyond the window's edge."""
+        found: list[str] = self.driver.execute_script(_FLAWS)
+        return [entry["message"] for entry in self.driver.get_log("browser")] + found
+
+    def run(self, script: str) -> Any:
+        """What a script returns."""
+        return self.driver.execute_script(script)
+
+    def texts(self, selector: str) -> list[str]:
+        """Texts of the elements that can be seen."""
+        return [one.text for one in self.driver.find_elements(By.CSS_SELECTOR, selector) if one.is_displayed()]
+
+    def column(self, table: str, place: int) -> list[str]:
+        """The cells of a table's column, from 0, as they stand."""
+        return self.texts(f"{table} tbody td:nth-child({place + 1})")
+
+    def click(self, selector: str) -> None:
+        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+
+    def type(self, selector: str, text: str) -> None:
+        """Replace what an input holds."""
+        field = self.driver.find_element(By.CSS_SELECTOR, selector)
+        field.clear()
+        field.send_keys(text)
+
+    def style(self, selector: str, name: str) -> str:
+        """A style as it is computed."""
+        script = "return getComputedStyle(document.querySelector(arguments[0])).getPropertyValue(arguments[1])"
+        return str(self.driver.execute_script(script, selector, name))
+
+    def screenshot(self, file: Path) -> None:
+        """The whole page as PNG."""
+        height = self.run("return document.documentElement.scrollHeight")
+        width = self.run("return window.innerWidth")
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver.save_screenshot(str(file))

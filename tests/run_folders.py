@@ -1,0 +1,29 @@
+"""Run folders as a training leaves them: settings, validations with their trajectories, metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forage_common.local.runs import RunFolder
+from forage_common.settings import Settings
+
+Row = Mapping[str, Any]
+
+
+def write_run(folder: Path, validations: Mapping[str, Sequence[Row]], steps: Iterable[Row]) -> RunFolder:
+    """A run that has ended. The first trajectory of a validation decides its exact match."""
+    (folder / "settings.yaml").write_text(Settings().to_yaml())
+    (folder / "validation").mkdir()
+    for label, rows in validations.items():
+        found = {"em": rows[0]["em"], "count": len(rows)}
+        (folder / "validation" / f"{label}.json").write_text(json.dumps(found))
+        (folder / "validation" / f"{label}.jsonl").write_text(lines(rows))
+    (folder / "metrics.jsonl").write_text(lines(steps))
+    return RunFolder.open(folder)
+
+
+def lines(rows: Iterable[Row]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)

@@ -1,0 +1,100 @@
+"""The journal of finished items: what is in it stays, whatever ends its writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage_common.errors import DataError, UserError
+from forage_common.journal import Journal
+from forage_common.v1.trajectory_pb2 import Trajectory
+
+ENDLESS = """
+import sys
+from pathlib import Path
+from forage_common.journal import Journal
+from forage_common.v1.trajectory_pb2 import Trajectory
+with Journal(Path(sys.argv[1]), Trajectory) as journal:
+    number = 0
+    while True:
+        journal.append(Trajectory(id=str(number), token_ids=[7] * 50_000))
+        sys.stdout.write(f"{number}\\n")
+        sys.stdout.flush()
+        number += 1
+"""
+
+
+def ids(file: Path) -> list[str]:
+    with Journal(file, Trajectory) as journal:
+        return [trajectory.id for trajectory in journal.read()]
+
+
+def test_what_was_appended_is_read_by_the_next_process_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "journal.bin"
+    assert ids(file) == []
+    with Journal(file, Trajectory) as journal:
+        journal.append(Trajectory(id="a"))
+        assert [trajectory.id for trajectory in journal.read()] == ["a"]
+        journal.append(Trajectory(id="b"))
+    assert ids(file) == ["a", "b"]
+
+
+def test_kill_9_loses_nothing_that_was_finished(tmp_path: Path) -> None:
+    file = tmp_path / "journal.bin"
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, str(file)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        told = [next(writer.stdout) for _ in range(20)]
+        os.kill(writer.pid, signal.SIGKILL)
+        told += writer.stdout.readlines()
+    found = ids(file)
+    assert len(found) >= len(told)
+    assert found == [str(number) for number in range(len(found))]
+
+
+@given(cut=st.integers(0, 200), junk=st.sampled_from([b"", b"\0" * 40]))
+def test_a_torn_tail_is_cut_off_and_the_work_goes_on(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes
+) -> None:
+    file = tmp_path_factory.mktemp("torn") / "journal.bin"
+    ends = []
+    with Journal(file, Trajectory) as journal:
+        for name in ("first", "second", "third"):
+            journal.append(Trajectory(id=name * 5))
+            ends.append(file.stat().st_size)
+    file.write_bytes(file.read_bytes()[:cut] + (junk if cut in ends else b""))
+    whole = sum(end <= cut for end in ends)
+    with Journal(file, Trajectory) as journal:
+        journal.append(Trajectory(id="after"))
+    assert ids(file) == [*["first" * 5, "second" * 5, "third" * 5][:whole], "after"]
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "journal.bin"
+    with Journal(file, Trajectory) as journal:
+        journal.append(Trajectory(id="first"))
+        journal.append(Trajectory(id="second"))
+    content = bytearray(file.read_bytes())
+    content[10] ^= 1
+    file.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"journal\.bin is damaged at byte 8 \(its checksum is wrong\): remove it"):
+        Journal(file, Trajectory)
+
+
+def test_two_writers_at_a_time_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "journal.bin"
+    with Journal(file, Trajectory), pytest.raises(UserError, match="being written by another process"):
+        Journal(file, Trajectory)
+    Journal(file, Trajectory).close()
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"journal\.bin cannot be written \(.*\): choose another place"):
+        Journal(tmp_path / "file" / "journal.bin", Trajectory)

@@ -1,0 +1,31 @@
+"""A policy that is published without a trainer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from model_folders import smallest_model, write_weights
+
+from forage_common.local.serving import publish
+from forage_common.settings import RedisSettings, RunSettings, Settings
+from forage_common.streams import StreamClient
+
+
+def test_every_shard_of_a_policy_is_announced(redis_server: RedisSettings, tmp_path: Path) -> None:
+    folder = smallest_model(tmp_path)
+    (folder / "model.safetensors").unlink()
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    for tensor, name in names.items():
+        write_weights(folder / name, {tensor: [1]})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    settings = Settings(redis=redis_server, run=RunSettings(id="shards"))
+    first, policy = publish(settings, folder), publish(settings, folder)
+    assert [(file.name, file.bytes) for file in policy.files] == [
+        (name, (folder / name).stat().st_size) for name in names.values()
+    ]
+    assert policy.files[1].digest == hashlib.sha256((folder / names["b"]).read_bytes()).hexdigest()
+    assert policy.uri == str(folder)
+    assert policy.epoch == first.epoch + 1, "the later one replaces the earlier"
+    assert StreamClient(redis_server, "shards").policy() == policy

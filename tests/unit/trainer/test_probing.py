@@ -1,0 +1,406 @@
+"""Probes in training of policies that are known: over a real HTTP server, gRPC and the real reward service."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from completions_server import ALPHABET, CompletionsServer, completions_server, encode
+from prometheus_client import REGISTRY
+from rich.console import Console
+from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
+
+from forage_common.errors import SettingsError
+from forage_common.local import serving
+from forage_common.local.stack import Program
+from forage_common.probe.contexts import CONNECTIVE
+from forage_common.questions import Questions, read_questions
+from forage_common.settings import RedisSettings, Settings, load
+from forage_common.step_file import read_step, step_file
+from forage_common.streams import StreamClient
+from forage_common.telemetry import Health
+from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
+from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
+from forage_common.v1.trajectory_pb2 import (
+    ActionKind,
+    Policy,
+    PolicySegment,
+    Prompt,
+    Role,
+    Score,
+    Span,
+    Status,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+from forage_trainer.loop import Loop
+from forage_trainer.policy_worker import PolicyWorker
+from forage_trainer.progress import StateFile
+from forage_trainer.validation_probe import ValidationProbe
+from forage_trainer.waiting import Stop, Stopped
+
+LENGTH = 20
+POLICY = Policy(version=4, epoch=2)
+
+
+def answer(context: str, right: bool) -> str:
+    number = re.search(r"number (\d+)", context)
+    assert number is not None
+    return f" n{number[1]}</answer>" if right else " nothing</answer>"
+
+
+def kept(context: str) -> float:
+    """Share of the thought."""
+    return context.rpartition("<think>")[2].removesuffix(CONNECTIVE).count(".") / LENGTH
+
+
+def thoughtful(context: str, chance: random.Random) -> str:
+    return answer(context, chance.random() < kept(context))
+
+
+def hasty(context: str, chance: random.Random) -> str:
+    """Right as long as it has thought of less than half."""
+    return answer(context, kept(context) < 0.5)
+
+
+def trajectory(prompt: Prompt, sample: int, policy: Policy) -> Trajectory:
+    """A search and an answer in tokens of single characters, rewarded by turns."""
+    parts = [
+        (Role.ROLE_PROMPT, prompt.messages[-1].content),
+        (Role.ROLE_MODEL, "<think>hm</think> <search>it</search>"),
+        (Role.ROLE_ENV, "\n<information>something</information>\n"),
+        (Role.ROLE_MODEL, f"<think>{'.' * LENGTH}</think> <answer> nothing </answer>"),
+    ]
+    spans, ids, mask, turns = [], [], [], []
+    for role, text in parts:
+        spans.append(Span(role=role, begin=len(ids), end=len(ids) + len(text), text=text))
+        ids += encode(text)
+        if role != Role.ROLE_PROMPT:
+            mask += [int(role == Role.ROLE_MODEL)] * len(text)
+        if role == Role.ROLE_MODEL:
+            kind = ActionKind.ACTION_KIND_ANSWER if "<answer>" in text else ActionKind.ACTION_KIND_SEARCH
+            turns.append(Turn(index=len(turns) + 1, action=kind))
+    reward = float((sample + prompt.batch) % 2)
+    return Trajectory(
+        id=f"{prompt.run_id}/{prompt.group_uid}/{sample}",
+        run_id=prompt.run_id,
+        group_uid=prompt.group_uid,
+        sample=sample,
+        data_source=prompt.data_source,
+        ground_truth=prompt.ground_truth,
+        token_ids=ids,
+        prompt_length=spans[0].end,
+        loss_mask=mask,
+        turn_ids=[1 if one else -1 for one in mask],
+        logprobs=[-5.0 if one else 0.0 for one in mask],
+        segments=[PolicySegment(version=policy.version, epoch=policy.epoch, begin=0, end=len(mask))],
+        spans=spans,
+        turns=turns,
+        status=Status.STATUS_OK,
+        score=Score(status=Status.STATUS_OK, total=reward),
+        validation_score=Score(status=Status.STATUS_OK, total=reward),
+        finished=True,
+    )
+
+
+class Sampler(RolloutServicer):
+    """Answers every prompt in the same way; keeps them."""
+
+    def __init__(self) -> None:
+        self.prompts: list[Prompt] = []
+        self.serving: Callable[[], Policy | None] = lambda: POLICY
+
+    def Run(self, request: RunRequest, context: Any) -> RunResponse:  # the names are gRPC's
+        self.prompts.append(request.prompt)
+        samples = range(request.prompt.samples)
+        return RunResponse(group=TrajectoryGroup(trajectories=[trajectory(request.prompt, i, POLICY) for i in samples]))
+
+    def GetStatus(self, request: GetStatusRequest, context: Any) -> GetStatusResponse:
+        return GetStatusResponse(serving=self.serving())
+
+
+class CharacterRollout(ScriptedRollout):
+    """The rollout service on the streams, with such trajectories."""
+
+    def _answer(self, prompt: Prompt, policy: Policy) -> TrajectoryGroup:
+        group = super()._answer(prompt, policy)
+        assert group is not None
+        del group.trajectories[:]
+        group.trajectories.extend(trajectory(prompt, i, policy) for i in range(prompt.samples))
+        return group
+
+
+def write_characters(folder: Path) -> Path:
+    """A random policy whose tokenizer knows single characters."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    write_model(folder)
+    tokenizer = Tokenizer(models.WordLevel({character: number for number, character in enumerate(ALPHABET)}, " "))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|im_end|>").save_pretrained(
+        folder
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], str]) -> Iterator[list[str]]:
+    """The reward service, the policy and the questions; their settings."""
+    folder = tmp_path_factory.mktemp("probing")
+    overrides = [
+        f"reward.grpc_address={free_address()}",
+        f"reward.health_address={free_address()}",
+        f"run.dir={folder / 'reward'}",
+        f"model.path={write_characters(folder / 'model')}",
+        f"data.train_files=[{write_questions(folder / 'train.parquet', 10)}]",
+        f"data.val_files=[{write_questions(folder / 'test.parquet', 9, split='test')}]",
+        "rollout.trajectory_timeout_s=5",
+        "rollout.score_timeout_s=5",
+    ]
+    with serving.services(load(None, overrides, {}), Console(quiet=True), (Program.REWARD,)):
+        yield overrides
+
+
+@pytest.fixture
+def scripted() -> Iterator[CompletionsServer]:
+    with completions_server(thoughtful) as server:
+        yield server
+
+
+@pytest.fixture
+def sampler() -> Iterator[tuple[Sampler, str]]:
+    servicer, server = Sampler(), grpc.server(ThreadPoolExecutor(4))
+    add_RolloutServicer_to_server(servicer, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield servicer, address
+    server.stop(None)
+
+
+@pytest.fixture
+def settings(
+    shared: list[str], scripted: CompletionsServer, sampler: tuple[Sampler, str], tmp_path: Path
+) -> Callable[..., Settings]:
+    def make(*overrides: str) -> Settings:
+        own = [f"run.dir={tmp_path}", "run.id=r", f"rollout.http_address={scripted.address}"]
+        own += [f"rollout.grpc_address={sampler[1]}", "trainer.probe.freq=2", "trainer.probe.trajectories=4"]
+        return load(None, [*shared, *own, *overrides], {})
+
+    return make
+
+
+def probe_of(settings: Settings) -> ValidationProbe:
+    return ValidationProbe(settings, read_questions(settings.data.val_files).rows, StateFile(settings.run.folder))
+
+
+def counted(purpose: str, outcome: str) -> float:
+    labels = {"purpose": purpose, "outcome": outcome}
+    return REGISTRY.get_sample_value("forage_trainer_probes_total", labels) or 0.0
+
+
+def nothing() -> None:
+    pass
+
+
+def test_held_out_questions_are_answered_greedily_and_probed_and_the_result_is_kept(
+    settings: Callable[..., Settings], scripted: CompletionsServer, sampler: tuple[Sampler, str], tmp_path: Path
+) -> None:
+    probe = probe_of(settings())
+    assert probe.run(Policy(version=3, epoch=2), nothing) == {}
+    assert scripted.asked == []
+    found = probe.run(POLICY, nothing)
+    assert (found["val-probe/count"], found["val-probe/failed"]) == (4, 0)
+    assert [found[f"val-probe/confidence@{k}"] for k in range(11)] == pytest.approx(
+        [k / 10 for k in range(11)], abs=0.1
+    )
+    assert found["val-probe/spearman/mean"] > 0.95
+    assert found["val-probe/premature/share"] == 0.0
+    assert found["val-probe/overconfidence/mean"] == pytest.approx(-1.1, abs=0.1)
+    assert found["val-probe/aoc/mean"] == pytest.approx(0.5, abs=0.1)
+    assert {(p.sampling.temperature, p.samples) for p in sampler[0].prompts} == {(0.0, 1)}
+    assert REGISTRY.get_sample_value("forage_trainer_probe", {"figure": "confidence@10"}) == 1.0
+    kept = json.loads((tmp_path / "r/probes/step-4.json").read_text())
+    assert kept["figures"] == found
+    assert (kept["version"], kept["plan"]["samples"], kept["sets"]["all"]["count"]) == (4, 50, 4)
+    assert kept["sets"]["incorrect"]["confidence_at"][-1] == 1.0
+    assert not list((tmp_path / "r").glob("validation/*"))
+    # A later life finds it, and a later policy is asked the same questions.
+    asked = len(scripted.asked)
+    assert probe_of(settings()).run(POLICY, nothing) == found
+    assert len(scripted.asked) == asked
+    sampler[0].serving = lambda: Policy(version=6, epoch=2)
+    assert probe.run(Policy(version=6, epoch=2), nothing)["val-probe/count"] == 4
+    uids = [prompt.group_uid for prompt in sampler[0].prompts]
+    assert sorted(uids[:4]) == sorted(uids[4:])
+
+
+def test_every_turn_can_be_probed_and_few_questions_are_all_of_them(settings: Callable[..., Settings]) -> None:
+    every = ["trainer.probe.turn=any", "trainer.probe.trajectories=100", "trainer.probe.samples=2"]
+    found = probe_of(settings(*every, "trainer.probe.points=1")).run(POLICY, nothing)
+    assert (found["val-probe/count"], found["val-probe/failed"]) == (18, 0)
+
+
+def test_a_probe_waits_until_its_policy_is_served(
+    settings: Callable[..., Settings], sampler: tuple[Sampler, str], scripted: CompletionsServer
+) -> None:
+    served = [Policy(version=9, epoch=1), Policy(version=3, epoch=2), POLICY]
+    sampler[0].serving = lambda: served.pop(0) if len(served) > 1 else served[0]
+    found = probe_of(settings("trainer.probe.points=1", "trainer.probe.samples=2")).run(POLICY, nothing)
+    assert found["val-probe/count"] == 4
+    assert served == [POLICY]
+
+
+def test_failures_that_pass_are_repeated_and_others_are_counted_and_left(
+    settings: Callable[..., Settings], scripted: CompletionsServer, tmp_path: Path
+) -> None:
+    small = ["trainer.probe.points=1", "trainer.probe.samples=2"]
+    scripted.failures = [503, 500, 400]
+    before = counted("validation", "failed")
+    found = probe_of(settings(*small)).run(POLICY, nothing)
+    # The connective is asked for first, and refused once; the second attempt finds all of it.
+    assert (found["val-probe/count"], found["val-probe/failed"]) == (4, 0)
+    scripted.failures = [400] * 100
+    found = probe_of(settings(*small, "run.id=refused")).run(POLICY, nothing)
+    assert found == {"val-probe/count": 0, "val-probe/failed": 4, "val-probe/seconds": found["val-probe/seconds"]}
+    assert counted("validation", "failed") - before == 4
+    assert not (tmp_path / "refused/probes").exists(), "what gave nothing may be done again"
+
+
+def test_a_service_that_is_away_costs_a_bounded_time(settings: Callable[..., Settings]) -> None:
+    before = counted("validation", "failed")
+    away = settings("rollout.http_address=127.0.0.1:9", "trainer.probe.timeout_s=1.5")
+    began = time.monotonic()
+    found = probe_of(away).run(POLICY, nothing)
+    assert time.monotonic() - began < 10
+    assert found["val-probe/failed"] == 4
+    assert counted("validation", "failed") - before == 4
+    with pytest.raises(SettingsError, match="auth_token_file"):
+        probe_of(settings("rollout.auth_token_file=/missing"))
+
+
+def test_a_probe_that_is_killed_is_done_again(
+    settings: Callable[..., Settings], scripted: CompletionsServer, tmp_path: Path
+) -> None:
+    own = settings("trainer.probe.points=3", "trainer.probe.samples=2")
+    (tmp_path / "settings.yaml").write_text(own.to_yaml())
+    script = """if True:
+        import sys
+        from pathlib import Path
+        from forage_common.questions import read_questions
+        from forage_common.settings import load
+        from forage_common.v1.trajectory_pb2 import Policy
+        from forage_trainer.progress import StateFile
+        from forage_trainer.validation_probe import ValidationProbe
+        settings = load(Path(sys.argv[1]), (), {})
+        rows = read_questions(settings.data.val_files).rows
+        ValidationProbe(settings, rows, StateFile(settings.run.folder)).run(Policy(version=4, epoch=2), lambda: None)
+    """
+    scripted.delay_s = 0.3
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "settings.yaml")]) as process:
+        deadline = time.monotonic() + 60
+        while len(scripted.asked) < 6:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "r/probes").exists()
+    scripted.delay_s = 0.0
+    assert probe_of(own).run(POLICY, nothing)["val-probe/count"] == 4
+    assert (tmp_path / "r/probes/step-4.json").exists()
+
+
+class Life:
+    """The trainer's loop on these services."""
+
+    def __init__(self, settings: Settings, redis: RedisSettings, sampler: Sampler) -> None:
+        self._settings = settings
+        self._redis = redis
+        self.stop = Stop()
+        sampler.serving = StreamClient(redis, settings.run.id).policy
+
+    def run(self) -> None:
+        settings = self._settings
+        questions = read_questions(settings.data.train_paths), read_questions(settings.data.val_files)
+        few = Questions(questions[1].rows[:2], questions[1].digest, {})
+        streams = StreamClient(self._redis, settings.run.id)
+        Loop(settings, streams, PolicyWorker(settings), questions[0], few, 0, self.stop, Health()).run()
+
+
+SMALL = (
+    "data.train_batch_size=2",
+    "trainer.actor.ppo_mini_batch_size=2",
+    "rollout.n=3",
+    "trainer.val_before_train=false",
+    "trainer.total_training_steps=3",
+    "trainer.threads=1",
+    "trainer.save_freq=1",
+    "trainer.rollout_data_freq=1",
+    "trainer.probe.points=2",
+    "trainer.probe.samples=4",
+    "trainer.algorithm.probe_penalty.coef=2",
+    "trainer.algorithm.probe_penalty.points=4",
+    "trainer.algorithm.probe_penalty.samples=2",
+)
+
+
+def test_training_probes_its_policy_and_its_trajectories_and_goes_on_in_the_probe_that_it_was_stopped_in(
+    settings: Callable[..., Settings],
+    scripted: CompletionsServer,
+    sampler: tuple[Sampler, str],
+    redis_server: RedisSettings,
+) -> None:
+    own = settings(*SMALL, f"redis.url={redis_server.url}")
+    folder = own.run.folder
+    player = CharacterRollout(redis_server, own.run.id)
+    player.start()
+    life = Life(own, redis_server, sampler[0])
+
+    def stopping(context: str, chance: random.Random) -> str:
+        if (folder / "checkpoints/step_2").exists():
+            life.stop.request()
+            time.sleep(0.3)
+        return hasty(context, chance)
+
+    scripted.policy = stopping
+    try:
+        with pytest.raises(Stopped):
+            life.run()
+        assert sorted(file.name for file in folder.glob("probes/*")) == ["step-0.json"]
+        assert "val-probe/count" not in read_lines(folder / "metrics.jsonl")[1]
+        scripted.policy = hasty
+        Life(own, redis_server, sampler[0]).run()
+    finally:
+        player.end()
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert sorted(file.name for file in folder.glob("probes/*")) == ["step-0.json", "step-2.json", "step-3.json"]
+    assert [line.get("val-probe/count") for line in lines] == [None, 2, 2]
+    # Right in none, half and all of the thought's absence: c = 1, 0, 0 and w = 0.5, 0, -0.5.
+    assert lines[1]["val-probe/overconfidence/mean"] == 0.5
+    assert [line["probe_overconfidence"] for line in lines] == pytest.approx([0.75] * 3)  # c = 1, 1, 0, 0, 0
+    assert [line["probe_penalty"] for line in lines] == pytest.approx([1.5] * 3)
+    assert [(line["probe_count"], line["probe_failed"]) for line in lines] == [(2, 0)] * 3
+    assert all(line["seconds"]["probe"] > 0 for line in lines)
+    rows = list(read_step(step_file(folder, 1)))
+    assert [row.overconfidence for row in rows] == [0.75, None, None] * 2
+    for probed, _, equal in (rows[:3], rows[3:]):
+        assert probed.trajectory.score.total == equal.trajectory.score.total
+        assert probed.advantages is not None
+        assert equal.advantages is not None
+        for own_value, other, state in zip(
+            probed.advantages, equal.advantages, probed.trajectory.loss_mask, strict=True
+        ):
+            assert own_value == (pytest.approx(other - 1.5) if state else 0.0)
+        assert probed.returns == equal.returns
