@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import IO, Any, Protocol
 
 import psutil
 
+from forage_common.own_ray import own_ray
 from forage_common.settings import Settings
 from forage_common.telemetry import get_logger
 from forage_rollout import reaper
@@ -36,21 +36,11 @@ _SERVE_ENVIRONMENT = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
 }
-# Read by a Ray of our own when it is imported, and by every process that it starts.
+# Of a Ray of our own, beside what every service's has.
 _RAY_ENVIRONMENT = {
-    "GRPC_ENABLE_FORK_SUPPORT": "0",
-    "RAY_AUTH_MODE": "token",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite the name: Ray's sockets are bound to loopback
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_BACKEND_LOG_LEVEL": "error",
-    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it would abort the main process on SIGTERM
-    "RAY_agent_register_timeout_ms": "180000",
-    "RAY_enable_metrics_collection": "0",
-    "RAY_worker_register_timeout_seconds": "300",
     # Without it the engine core of a replica that was killed would live on.
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-    "RAY_worker_niceness": "0",  # engines are no less urgent than the trainer and the retriever beside them
     "AUTOSCALER_UPDATE_INTERVAL_S": "60",
 }
 
@@ -202,8 +192,7 @@ class LocalCluster(_Application):
         self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def start(self) -> None:
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        os.environ.update({**_RAY_ENVIRONMENT, **environment(self._settings.rollout.engine)})
+        os.environ.update({**own_ray(), **_RAY_ENVIRONMENT, **environment(self._settings.rollout.engine)})
         import ray
         from ray import serve
 
