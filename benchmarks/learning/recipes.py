@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from forage_common import countdown
 from forage_common.local.stack import repository, shift_ports
 from forage_common.settings import Settings, load
 
@@ -30,6 +31,12 @@ class Recipe:
         """What `forage demo` is told beside the file."""
         shared = (f"run.dir={runs / self.name}", f"run.id=seed-{seed}", f"run.seed={seed}")
         return (*shared, f"data.val_max_samples={QUESTIONS}", *shift_ports(base_port), *self.overrides)
+
+    def prepare(self) -> None:
+        """Make the countdown problems, as the file says, where they are missing; world facts make themselves."""
+        folder = repository() / "data" / "countdown_tiny"
+        if self.name == "countdown" and not (folder / "manifest.json").is_file():
+            countdown.build(folder, {"train": 4000, "test": 400}, [3], 99, 0, max_number=12)
 
     def resolved(self, runs: Path, seed: int, base_port: int) -> Settings:
         return load(self.file, self.settings(runs, seed, base_port))
