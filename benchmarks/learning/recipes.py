@@ -47,12 +47,12 @@ _GRPO = ("trainer.total_training_steps=16", "trainer.actor.optim.lr=3e-4")
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("grpo", "GRPO", "demo.yaml", 0.5, _GRPO),
+        Recipe("grpo", "GRPO", "demo.yaml", 0.8, _GRPO),
         Recipe(
             "ppo",
             "PPO with critic",
             "demo.yaml",
-            0.5,
+            0.8,
             (
                 *_GRPO,
                 "trainer.algorithm.adv_estimator=gae",
@@ -64,7 +64,7 @@ RECIPES = {
             "grpo_multiturn",
             "multi-turn GRPO",
             "demo.yaml",
-            0.5,
+            0.75,
             (*_GRPO, "trainer.algorithm.adv_estimator=grpo_multiturn", "reward.routes.world_facts.name=structured"),
         ),
         Recipe("countdown", "countdown, GRPO", "countdown_tiny.yaml", 0.2, ()),
