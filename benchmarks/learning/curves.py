@@ -24,6 +24,7 @@ def draw(recipes: Mapping[str, Mapping[int, Curve]], file: Path) -> Path:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     figure, panels = pyplot.subplots(
         1, len(recipes), figsize=(2.8 * len(recipes), 2.8), sharey=True, squeeze=False, layout="constrained"
@@ -35,6 +36,7 @@ def draw(recipes: Mapping[str, Mapping[int, Curve]], file: Path) -> Path:
             axes.plot([0, len(run.curve)], [run.before, run.after], "D", color=f"C{number}", markersize=4)
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("step", fontsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_ylim(-0.03, 1.03)
         axes.grid(alpha=0.25)
         axes.tick_params(labelsize=7)

@@ -119,6 +119,7 @@ def _train(recipe: Recipe, runs: Path, seed: int, base_port: int, progress: Prog
     command = [f"{repository()}/.venvs/common/bin/forage", "demo", "-c", str(recipe.file)]
     log = folder.with_suffix(".log")
     steps = recipe.resolved(runs, seed, base_port).trainer.total_training_steps
+    recipe.prepare()
     task = progress.add_task(f"{recipe.name} seed {seed}", total=steps)
     read = RunFolder(folder)
     with log.open("w") as output:
