@@ -68,9 +68,7 @@ def read_token(file: Path, setting: str = SETTING) -> str:
     try:
         token = file.read_text(encoding="ascii").strip()
     except OSError as error:
-        raise SettingsError(
-            f"{setting} {file} cannot be read ({error.strerror}): give a file with a token"
-        ) from None
+        raise SettingsError(f"{setting} {file} cannot be read ({error.strerror}): give a file with a token") from None
     except UnicodeDecodeError:
         raise SettingsError(f"{setting} {file} is not ASCII text: write one line with a token") from None
     if not token or len(token.split()) != 1:

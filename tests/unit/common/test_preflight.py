@@ -106,9 +106,7 @@ def test_a_model_that_is_served_elsewhere_needs_no_weights_and_cannot_be_trained
         preflight.check_files(settings, training=False)
     settings = load(None, [*paths, "rollout.engine.endpoint=http://host:1/v1"])
     preflight.check_files(settings, training=False)
-    with pytest.raises(
-        UserError, match=r"endpoint is http://host:1/v1: .* cannot be trained; unset it"
-    ):
+    with pytest.raises(UserError, match=r"endpoint is http://host:1/v1: .* cannot be trained; unset it"):
         preflight.check_files(settings)
 
 
