@@ -260,7 +260,11 @@ class Loop:
     def _publish(self) -> Policy:
         name = self._settings.trainer.publish.dtype
         dtype = _DTYPES.get(self._settings.rollout.engine.dtype if name == "auto" else name, torch.float32)
-        return self._publisher.publish(self._version, self._worker.weights(dtype))
+        # An engine that was started for adapters takes nothing else.
+        alone = self._settings.rollout.engine.max_lora_rank > 0
+        return self._publisher.publish(
+            self._version, self._worker.adapter(dtype) if alone else self._worker.weights(dtype)
+        )
 
     def _remember(self, batch: Batch, epoch: int) -> None:
         groups = tuple(

@@ -5,8 +5,7 @@ The adapters' names are PEFT's (`base_model.model.….lora_A.weight`), which vLL
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,16 +13,10 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch.distributed.tensor import DTensor
 
+from forage_trainer.weights_files import Adapter
+
 _ADAPTER = "default"
 _PREFIX, _BASE = "base_model.model.", ".base_layer"
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """tensors: by PEFT's names, on the CPU; config: what PEFT's adapter_config.json holds."""
-
-    tensors: Mapping[str, torch.Tensor]
-    config: Mapping[str, Any]
 
 
 def merged(module: PeftModel, device: Any) -> Iterator[tuple[str, torch.Tensor]]:

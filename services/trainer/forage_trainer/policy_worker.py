@@ -18,6 +18,7 @@ from forage_trainer.rows import Rows, by_row, mini_batches
 from forage_trainer.spmd import Processes, collective
 from forage_trainer.tensors import like_response
 from forage_trainer.verl_worker import VerlWorker, mean
+from forage_trainer.weights_files import Adapter
 
 _NAN = float("nan")
 _CRITIC = "critic"
@@ -202,7 +203,7 @@ class PolicyWorker:
         return found
 
     @collective
-    def adapter(self, dtype: torch.dtype) -> lora.Adapter:
+    def adapter(self, dtype: torch.dtype) -> Adapter:
         """The LoRA adapter alone.
 
         Raises:

@@ -16,7 +16,7 @@ from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_trainer.files import new_folder, remove, remove_leftovers
 from forage_trainer.waiting import Insist
-from forage_trainer.weights_files import write_model_folder
+from forage_trainer.weights_files import Adapter, write_adapter_folder, write_model_folder
 
 KEPT = 3
 """Newest folders that stay whoever serves them: a replica may be loading one that it has not acknowledged."""
@@ -52,8 +52,8 @@ class Publisher:
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
 
-    def publish(self, version: int, weights: Mapping[str, torch.Tensor]) -> Policy:
-        """Write the weights and announce them. Old folders that no replica serves are deleted.
+    def publish(self, version: int, weights: Mapping[str, torch.Tensor] | Adapter) -> Policy:
+        """Write the whole policy, or an adapter alone, and announce it. Old folders that no replica serves are deleted.
 
         Raises:
             FencedError: a newer trainer has taken over.
@@ -63,7 +63,10 @@ class Publisher:
         target = self._folder / f"v{version}-e{self._epoch}"
         try:
             with new_folder(target) as folder:
-                files = write_model_folder(folder, self._model_folder, weights, self._shard_bytes)
+                if isinstance(weights, Adapter):
+                    files = write_adapter_folder(folder, weights)
+                else:
+                    files = write_model_folder(folder, self._model_folder, weights, self._shard_bytes)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -78,6 +81,7 @@ class Publisher:
             epoch=self._epoch,
             published_unix_ms=int(time.time() * 1000),
             files=[PolicyFile(name=file.name, digest=file.digest, bytes=file.bytes) for file in files],
+            adapter=isinstance(weights, Adapter),
         )
         self._insist(lambda: self._streams.publish(policy))
         size, seconds = sum(file.bytes for file in files), time.perf_counter() - began

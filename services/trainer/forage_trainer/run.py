@@ -34,6 +34,12 @@ def check_settings(settings: Settings) -> None:
         )
     if estimator is AdvantageEstimator.GAE:
         _check_critic(settings)
+    rank, most = settings.trainer.lora.lora_rank, settings.rollout.engine.max_lora_rank
+    if most and not 0 < rank <= most:
+        raise UserError(
+            f"trainer.lora.lora_rank = {rank}, but rollout.engine.max_lora_rank = {most} starts the engine for "
+            f"adapters of rank 1 to {most} alone: train one of these, or set rollout.engine.max_lora_rank=0"
+        )
 
 
 def _check_critic(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from forage_common.model_folder import WEIGHTS
 from forage_trainer.safetensors_file import write_safetensors
 
 INDEX = f"{WEIGHTS}.index.json"
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _STEM, _SUFFIX = Path(WEIGHTS).stem, Path(WEIGHTS).suffix
 _COPIED = {".json", ".txt", ".jinja", ".model"}
 
@@ -26,6 +28,14 @@ class WeightsFile:
     name: str
     digest: str
     bytes: int
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Of LoRA. tensors: by PEFT's names, on the CPU; config: what PEFT's adapter_config.json holds."""
+
+    tensors: Mapping[str, torch.Tensor]
+    config: Mapping[str, Any]
 
 
 def write_model_folder(
@@ -57,6 +67,21 @@ def write_model_folder(
         digest = write_safetensors(folder / name, {tensor: weights[tensor] for tensor in cut})
         found.append(WeightsFile(name, digest, (folder / name).stat().st_size))
     return tuple(found)
+
+
+def write_adapter_folder(folder: Path, adapter: Adapter) -> tuple[WeightsFile, ...]:
+    """Fill a folder with an adapter as PEFT writes it. Returns its two files.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    config = (json.dumps(adapter.config, indent=2) + "\n").encode()
+    (folder / ADAPTER_CONFIG).write_bytes(config)
+    digest = write_safetensors(folder / ADAPTER_WEIGHTS, adapter.tensors)
+    return (
+        WeightsFile(ADAPTER_CONFIG, hashlib.sha256(config).hexdigest(), len(config)),
+        WeightsFile(ADAPTER_WEIGHTS, digest, (folder / ADAPTER_WEIGHTS).stat().st_size),
+    )
 
 
 def shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.policy_worker import PolicyWorker
 from forage_trainer.selection import selection
 from forage_trainer.tensors import StepTensors, step_tensors
+from forage_trainer.weights_files import write_adapter_folder
 
 ALGORITHM = AlgorithmSettings()
 
@@ -47,7 +47,6 @@ def learn(worker: PolicyWorker, batch: StepTensors) -> None:
 
 def test_the_adapter_learns_and_the_weights_are_merged(model: Path, batch: StepTensors, tmp_path: Path) -> None:
     from peft import PeftModel
-    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
     worker = build(model)
@@ -65,8 +64,7 @@ def test_the_adapter_learns_and_the_weights_are_merged(model: Path, batch: StepT
     changed = {name for name in merged if not torch.equal(merged[name], start[name])}
     assert changed == {name for name in merged if "_proj.weight" in name}
 
-    save_file(dict(adapter.tensors), tmp_path / "adapter_model.safetensors")
-    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter.config))
+    write_adapter_folder(tmp_path, adapter)
     theirs = PeftModel.from_pretrained(own, tmp_path).merge_and_unload().state_dict()
     for name, tensor in merged.items():
         torch.testing.assert_close(tensor, theirs[name], atol=1e-6, rtol=0)

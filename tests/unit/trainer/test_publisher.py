@@ -22,7 +22,7 @@ from forage_trainer.files import digest
 from forage_trainer.publisher import KEPT, Publisher
 from forage_trainer.safetensors_file import write_safetensors
 from forage_trainer.waiting import Insist, Stop
-from forage_trainer.weights_files import shards, write_model_folder
+from forage_trainer.weights_files import Adapter, shards, write_model_folder
 
 
 @pytest.fixture
@@ -51,6 +51,20 @@ def test_a_published_policy_is_a_model_folder_with_its_checksum(tmp_path: Path, 
     size = (folder / "model.safetensors").stat().st_size
     assert [(f.name, f.digest, f.bytes) for f in policy.files] == [("model.safetensors", policy.digest, size)]
     assert streams.policy() == policy
+
+
+def test_an_adapter_is_published_alone(tmp_path: Path, streams: StreamClient) -> None:
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    adapter = Adapter({name: torch.arange(4.0)}, {"r": 1, "lora_alpha": 2})
+    policy = publisher(tmp_path, streams, 3).publish(7, adapter)
+    folder = Path(policy.uri)
+    assert policy.adapter
+    assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert {f.name: (f.digest, f.bytes) for f in policy.files} == {
+        file.name: (digest(file), file.stat().st_size) for file in folder.iterdir()
+    }
+    assert json.loads((folder / "adapter_config.json").read_text()) == adapter.config
+    assert torch.equal(load_file(folder / "adapter_model.safetensors")[name], adapter.tensors[name])
 
 
 def test_weights_above_the_limit_are_shards_with_an_index_that_transformers_reads(

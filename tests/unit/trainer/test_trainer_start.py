@@ -53,6 +53,7 @@ def start(
         ("data.train_batch_size=6", ["4 usable questions", "train_batch_size = 6"]),
         ("data.train_batch_size=3", ["ppo_mini_batch_size = 2 must divide", "train_batch_size = 3"]),
         ("rollout.n=1 trainer.algorithm.adv_estimator=grpo", ["rollout.n must be at least 2", "grpo compares"]),
+        ("rollout.engine.max_lora_rank=8", ["trainer.lora.lora_rank = 0", "adapters of rank 1 to 8 alone"]),
         ("trainer.critic.ppo_mini_batch_size=3", ["trainer.critic.ppo_mini_batch_size = 3 must divide"]),
         ("trainer.critic.path=/nowhere", ["trainer.critic.path /nowhere has no config.json"]),
         ("trainer.total_steps=3", ["unknown setting 'trainer.total_steps'"]),
