@@ -328,6 +328,9 @@ def schema() -> dict[str, Any]:
     definitions: dict[str, Any] = made.pop("$defs")
     # Settings take a path for it, too: see TrainFile._bare, of which Pydantic's schema does not know.
     definitions["TrainFile"] = {"anyOf": [{"type": "string"}, definitions["TrainFile"]]}
+    # Helm reads YAML 1.1, to which a bare `n:` is `false:`; the chart takes both (_settings.tpl).
+    rollout = definitions["RolloutSettings"]["properties"]
+    rollout["false"] = rollout["n"]
     made = {"$schema": "http://json-schema.org/draft-07/schema#", **made, "definitions": definitions}
     lean: dict[str, Any] = _lean(made)
     return lean

@@ -1,7 +1,8 @@
 """Copies what a service reads to its volume: `fetch.py FOLDER PATH=URL …`.
 
 URL is a folder, a file or a tar archive (.tar, .tar.gz, .tgz) at any address that fsspec reads. What is at PATH is
-complete: it is copied aside and renamed, and knows its URL, so that another URL is copied again and the same is not. somebody else put there is left alone. Pods that share the volume take turns.
+complete: it is copied aside and renamed. Beside it stands its URL, so that another URL is copied again and the same one
+is not; what somebody else put there is left alone. Pods that share the volume take turns.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@
 {{- $root := .root -}}
 {{- $world := and $root.Values.world.enabled (has .component (list "retriever" "trainer")) -}}
 {{- $fetches := include "forage.fetches" . -}}
-{{- if or $world $fetches }}
+{{- if or $world $fetches -}}
 initContainers:
   {{- if $world }}
   - name: world

@@ -64,9 +64,9 @@ imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 {{- define "forage.resources" -}}
 {{- $values := index .root.Values .component -}}
 {{- $resources := deepCopy $values.resources -}}
-{{- if and $values.gpu $values.gpu.count }}
-{{- $_ := set $resources "limits" (merge (dict $values.gpu.resource $values.gpu.count) $resources.limits) }}
-{{- end }}
+{{- if and $values.gpu $values.gpu.count -}}
+{{- $_ := set $resources "limits" (merge (dict $values.gpu.resource $values.gpu.count) $resources.limits) -}}
+{{- end -}}
 resources:
   {{- toYaml $resources | nindent 2 }}
 {{- end }}
@@ -74,7 +74,7 @@ resources:
 {{/* Two replicas of a part rather not on one node, nor in one zone. */}}
 {{- define "forage.spread" -}}
 {{- $values := index .root.Values .component -}}
-{{- if $values.topologySpread.enabled }}
+{{- if $values.topologySpread.enabled -}}
 topologySpreadConstraints:
   {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
   - topologyKey: {{ $key }}
@@ -90,16 +90,14 @@ topologySpreadConstraints:
 
 {{/* Pod template's metadata: labels to select by, and what a change of must restart the pod. */}}
 {{- define "forage.pod.metadata" -}}
+{{- $annotations := deepCopy (index .root.Values .component).podAnnotations -}}
+{{- if ne .component "redis" }}{{ $_ := set $annotations "checksum/settings" (include "forage.settings.checksum" .) }}{{ end -}}
 labels:
   {{- include "forage.selector" . | nindent 2 }}
+{{- with $annotations }}
 annotations:
-  kubectl.kubernetes.io/default-container: {{ .component }}
-  {{- if has .component (list "retriever" "reward" "rollout" "trainer") }}
-  checksum/settings: {{ include "forage.settings.checksum" . }}
-  {{- end }}
-  {{- with (index .root.Values .component).podAnnotations }}
   {{- toYaml . | nindent 2 }}
-  {{- end }}
+{{- end }}
 {{- end }}
 
 {{/* Environment of a service. It listens on every address; the settings file has the names by which others find it. */}}
@@ -202,7 +200,7 @@ startupProbe:
 {{ include "forage.probes.running" . }}
 {{- end }}
 
-{{/* Alive is a process that answers, patiently: a busy one is no dead one. Ready is one that says so. */}}
+{{/* Alive is a process that answers, patiently: a busy one is no dead one. Ready is one that says so (or … "ready" path). */}}
 {{- define "forage.probes.running" -}}
 livenessProbe:
   httpGet: {path: /healthz, port: {{ .port }}}
@@ -210,7 +208,7 @@ livenessProbe:
   timeoutSeconds: 10
   failureThreshold: 6
 readinessProbe:
-  httpGet: {path: /readyz, port: {{ .port }}}
+  httpGet: {path: {{ default "/readyz" .ready }}, port: {{ .port }}}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 2

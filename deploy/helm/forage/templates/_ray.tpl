@@ -14,6 +14,8 @@ autoscalerOptions:
   {{- include "forage.container.security" . | nindent 2 }}
   resources:
     {{- toYaml .root.Values.ray.autoscaler.resources | nindent 4 }}
+  volumeMounts:
+    {{- include "forage.ray.mount" . | nindent 4 }}
 {{- end }}
 headGroupSpec:
   rayStartParams:
@@ -43,6 +45,8 @@ headGroupSpec:
         {{- end }}
       volumes:
         {{- include "forage.volumes" . | nindent 8 }}
+        - name: ray-logs
+          emptyDir: {}
 workerGroupSpecs:
   - groupName: nodes
     replicas: {{ .workers.replicas }}
@@ -62,11 +66,16 @@ workerGroupSpecs:
             {{- include "forage.resources" . | nindent 12 }}
             ports:
               - {name: ray-metrics, containerPort: 8080}
+              {{- if eq .component "trainer" }}
+              - {name: health, containerPort: {{ (include "forage.ports" .root | fromYaml).trainer.health }}}   # rank 0's, wherever it is
+              {{- end }}
             lifecycle:
               preStop: {exec: {command: [ray, stop]}}
             {{- include "forage.ray.probes" (dict "port" 52365 "path" "/api/local_raylet_healthz") | nindent 12 }}
         volumes:
           {{- include "forage.volumes" . | nindent 10 }}
+          - name: ray-logs
+            emptyDir: {}
 {{- end }}
 
 {{- define "forage.ray.container" -}}
@@ -81,6 +90,12 @@ envFrom:
   {{- end }}
 volumeMounts:
   {{- include "forage.mounts" . | nindent 2 }}
+  {{- include "forage.ray.mount" . | nindent 2 }}
+{{- end }}
+
+{{/* Sockets and logs, under the name by which the operator would add it for its autoscaler. */}}
+{{- define "forage.ray.mount" -}}
+- {name: ray-logs, mountPath: /tmp/ray}
 {{- end }}
 
 {{/* As services/rollout/forage_rollout/cluster.py and engine.py set it for a Ray of their own: read in the replicas. */}}
@@ -93,7 +108,7 @@ volumeMounts:
 - {name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD, value: "0"}
 - {name: HF_HUB_DISABLE_PROGRESS_BARS, value: "1"}
 - {name: TQDM_DISABLE, value: "1"}
-- {name: VLLM_CPU_KVCACHE_SPACE, value: {{ max 1 (dig "engine" "kv_cache_gib" 1 (default dict .root.Values.settings.rollout) | float64 | round | int) | quote }}}
+- {name: VLLM_CPU_KVCACHE_SPACE, value: {{ max 1 (round (dig "engine" "kv_cache_gib" 1 (default dict .root.Values.settings.rollout)) 0 | int) | quote }}}
 - {name: VLLM_ENABLE_V1_MULTIPROCESSING, value: "0"}
 - {name: VLLM_LOGGING_LEVEL, value: ERROR}
 - {name: VLLM_NO_USAGE_STATS, value: "1"}

@@ -24,9 +24,10 @@ data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.pa
 {{- if and (include "forage.answers" .) .Values.rollout.auth.enabled }}
 {{- $_ := set $own.rollout "auth_token_file" "/etc/forage/token/token" }}
 {{- end }}
-{{- if and (eq .Values.trainer.mode "rayjob") }}
+{{- if eq .Values.trainer.mode "rayjob" }}
 {{- $_ := set $own.trainer "nnodes" .Values.trainer.nodes }}
 {{- $_ := set $own.trainer "n_gpus_per_node" (max 1 .Values.trainer.gpu.count) }}
+{{- $_ := set $own.trainer "ray" (dict "address" "auto") }}
 {{- end }}
 {{- $_ := set $own "redis" (dict "url" (include "forage.redis.url" .)) }}
 {{- toYaml $own }}
@@ -41,9 +42,16 @@ redis://{{ include "forage.part" (dict "root" . "component" "redis") }}:6379/0
 {{- end }}
 {{- end }}
 
-{{/* `merge` keeps what is there, false and 0 as well; what it is given last only fills gaps. */}}
+{{/*
+`merge` keeps what is there, false and 0 as well; what it is given last only fills gaps. Helm reads YAML 1.1, in which the
+key `n` of `rollout.n` means false: it is given its name back.
+*/}}
 {{- define "forage.settings" -}}
 {{- $settings := merge (deepCopy .Values.settings) (include "forage.settings.defaults" . | fromYaml) -}}
+{{- if hasKey (default dict $settings.rollout) "false" }}
+{{- $_ := set $settings.rollout "n" (get $settings.rollout "false") }}
+{{- $_ := unset $settings.rollout "false" }}
+{{- end }}
 {{- mergeOverwrite $settings (include "forage.settings.own" . | fromYaml) | toYaml -}}
 {{- end }}
 

@@ -25,6 +25,12 @@
 {{- fail "settings.rollout.ray_address is set, and the chart starts the Ray that it needs: set rollout.mode to deployment or rayservice" }}
 {{- end }}
 
+{{- range $name := list "launcher" "nnodes" "n_gpus_per_node" "ray" }}
+{{- if hasKey (default dict $settings.trainer) $name }}
+{{- fail (printf "settings.trainer.%s is set, which follows from where the chart puts the trainer: set trainer.mode, trainer.nodes and trainer.gpu.count" $name) }}
+{{- end }}
+{{- end }}
+
 {{- if and $values.redis.enabled (or $values.redis.external.url $values.redis.external.existingSecret) }}
 {{- fail "redis.enabled is true and redis.external names another: set redis.enabled=false to use that one" }}
 {{- end }}
