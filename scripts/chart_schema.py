@@ -80,12 +80,17 @@ class Part(Place):
 
     image: Image = Image()
     resources: Resources = Resources()
-    terminationGracePeriodSeconds: int = Field(30, ge=0)
     priorityClassName: str = ""
     runtimeClassName: str = ""
     podAnnotations: dict[str, str] = {}
     serviceAccountAnnotations: dict[str, str] = {}
     extraEnv: list[Object] = []
+
+
+class Drained(Part):
+    """With a time that the rollout's part reckons by itself."""
+
+    terminationGracePeriodSeconds: int = Field(30, ge=0)
 
 
 class Pdb(Values):
@@ -105,7 +110,7 @@ class Autoscaling(Values):
     targetCPUUtilization: int = Field(70, ge=1)
 
 
-class Server(Part):
+class Server(Drained):
     enabled: bool = True
     replicas: int = Field(1, ge=0)
     autoscaling: Autoscaling = Autoscaling()
@@ -182,7 +187,7 @@ class RayJob(Values):
     head: Head = Head()
 
 
-class Trainer(Part):
+class Trainer(Drained):
     mode: Literal["job", "rayjob", "none"] = "job"
     nodes: int = Field(1, ge=1)
     gpu: Gpu = Gpu()
@@ -217,7 +222,7 @@ class Exporter(WithResources):
     image: Image = Image()
 
 
-class Redis(Part):
+class Redis(Drained):
     enabled: bool = True
     external: External = External()
     auth: Secret = Secret()

@@ -34,7 +34,8 @@
 {{- if and $values.redis.enabled (or $values.redis.external.url $values.redis.external.existingSecret) }}
 {{- fail "redis.enabled is true and redis.external names another: set redis.enabled=false to use that one" }}
 {{- end }}
-{{- if not (or $values.redis.enabled $values.redis.external.url $values.redis.external.existingSecret) }}
+{{- $streams := or (ne $values.rollout.mode "none") (ne $values.trainer.mode "none") }}
+{{- if and $streams (not (or $values.redis.enabled $values.redis.external.url $values.redis.external.existingSecret)) }}
 {{- fail "redis.enabled is false and there is no other: set redis.external.url or redis.external.existingSecret" }}
 {{- end }}
 {{- if regexMatch "//[^/]*@" $values.redis.external.url }}
