@@ -143,22 +143,19 @@ class _ApiServer(BaseHTTPRequestHandler):
     """As much of Kubernetes' API as `lookup` asks for, with Secrets of an earlier install."""
 
     secrets: dict[str, str]
+    pages: dict[str, Object]
 
     def do_GET(self) -> None:  # the name is http.server's
         path = self.path.partition("?")[0]
         name = path.rpartition("/")[2]
-        resource = {"name": "secrets", "namespaced": True, "kind": "Secret", "verbs": ["get", "list"]}
-        pages = {
-            "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"},
-            "/api": {"kind": "APIVersions", "versions": ["v1"]},
-            "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
-            "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": [resource]},
-        }
-        page: Object | None = pages.get(path)
+        page: Object | None = self.pages.get(path)
         if path.startswith(f"/api/v1/namespaces/{NAMESPACE}/secrets/") and name in self.secrets:
             key, value = self.secrets[name].split("=")
             data = {key: base64.b64encode(value.encode()).decode()}
-            page = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data}
+            owner = {"meta.helm.sh/release-name": "forage", "meta.helm.sh/release-namespace": NAMESPACE}
+            labels = {"app.kubernetes.io/managed-by": "Helm"}
+            metadata = {"name": name, "namespace": NAMESPACE, "labels": labels, "annotations": owner}
+            page = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
         missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
         body = json.dumps(page or missing).encode()
         self.send_response(200 if page else 404)
@@ -171,10 +168,29 @@ class _ApiServer(BaseHTTPRequestHandler):
         """Not worth a line."""
 
 
+def _discovery() -> dict[str, Object]:
+    """What a server answers of itself that knows the kinds of the chart."""
+    kinds = {(thing["apiVersion"], thing["kind"]) for thing in rendered("defaults")}
+    versions = sorted({version for version, _ in kinds})
+    groups = []
+    pages: dict[str, Object] = {"/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"}}
+    for version in versions:
+        found = [kind for where, kind in kinds if where == version]
+        resources = [{"name": f"{kind.lower()}s", "namespaced": True, "kind": kind, "verbs": ["get"]} for kind in found]
+        page = {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
+        pages[f"/apis/{version}" if "/" in version else f"/api/{version}"] = page
+        if "/" in version:
+            entry = {"groupVersion": version, "version": version.partition("/")[2]}
+            groups.append({"name": version.partition("/")[0], "versions": [entry], "preferredVersion": entry})
+    pages["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
+    pages["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+    return pages
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Path]:
     """A kubeconfig for a cluster in which an earlier install left Redis' password."""
-    _ApiServer.secrets = {"forage-redis": "password=kept-from-before"}
+    _ApiServer.secrets, _ApiServer.pages = {"forage-redis": "password=kept-from-before"}, _discovery()
     with ThreadingHTTPServer(("127.0.0.1", 0), _ApiServer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         config = tmp_path / "kubeconfig"
