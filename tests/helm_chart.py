@@ -103,7 +103,10 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
             **_PLACE,
             "mode": "rayservice",
             "gpu": {"count": 2},
-            "rayservice": {"workers": {"replicas": 1, "minReplicas": 1, "maxReplicas": 2}},
+            "rayservice": {
+                "workers": {"replicas": 1, "minReplicas": 1, "maxReplicas": 2},
+                "front": {"enabled": True},
+            },
         },
     },
     "Ray on CPUs, without a front": {
