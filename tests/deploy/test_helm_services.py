@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ import pytest
 import yaml
 from deployment_tools import REPOSITORY
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from helm_chart import Object, containers, one, pods, settings_text, template
+from helm_chart import Object, containers, one, pods, rendered, settings_text, template
 
 GRACE_S = 20.0
 
@@ -101,3 +102,30 @@ def test_a_container_passes_its_probes_and_ends_on_sigterm(
             time.sleep(0.1)
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(GRACE_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "exit_code", "passes"),
+    [
+        ("<search> capital of Mongolia </search>\n<answer> Ulaanbaatar </answer>", 0, True),
+        ("STATUS_TIMEOUT: the retriever gave no answer", 0, False),
+        ("forage: the rollout service gave no answer", 1, False),
+    ],
+)
+def test_helm_test_fails_where_the_question_does(answer: str, exit_code: int, passes: bool, tmp_path: Path) -> None:
+    """The command of the test's pod, with a `forage` that answers so."""
+    [(_, pod)] = pods(one(rendered("defaults"), "Pod", "test"))
+    [(container, _)] = containers(pod["spec"])
+    command = tmp_path / "forage"
+    command.write_text(f"#!/bin/sh\ncat <<'E'\n{answer}\nE\nexit {exit_code}\n")
+    command.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as rollout:
+        environment = {entry["name"]: entry["value"] for entry in container["env"]}
+        environment |= {"HOST": "127.0.0.1", "PORT": str(rollout.getsockname()[1])}
+        environment["PATH"] = f"{tmp_path}:{REPOSITORY / '.venvs/common/bin'}:{os.environ['PATH']}"
+        script = container["args"][0].replace("/tmp/answer", str(tmp_path / "answer"))
+        done = subprocess.run(
+            [*container["command"], script], env=environment, capture_output=True, text=True, timeout=30
+        )
+    assert answer in done.stdout
+    assert (done.returncode == 0) is passes

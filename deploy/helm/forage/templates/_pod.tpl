@@ -104,6 +104,7 @@ annotations:
 {{- define "forage.env" -}}
 {{- $threads := default dict (index .root.Values.settings .component) -}}
 - {name: HOME, value: /tmp}
+- {name: USER, value: forage}   # no image knows the user's number by name, and torch asks for one
 - {name: PYTHONUNBUFFERED, value: "1"}
 - {name: TOKENIZERS_PARALLELISM, value: "false"}
 - {name: HF_HUB_OFFLINE, value: "1"}
