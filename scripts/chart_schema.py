@@ -267,7 +267,7 @@ class Peers(Values):
 
 class NetworkPolicy(Values):
     enabled: bool = True
-    rolloutClients: list[Object] = []
+    clients: dict[Literal["retriever", "reward", "rollout", "redis"], list[Object]] = {}
     metricsFrom: list[Object] = []
     objectStore: Peers = Peers()
     apiServer: Peers = Peers()

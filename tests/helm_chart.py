@@ -70,7 +70,7 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "redis": {**_PLACE, "image": {"digest": DIGEST}, "exporter": {"enabled": True, "image": {"digest": DIGEST}}},
         "storage": {"shared": {"storageClassName": "nfs"}},
         "networkPolicy": {
-            "rolloutClients": [{"namespaceSelector": {"matchLabels": {"team": "search"}}}],
+            "clients": {"rollout": [{"namespaceSelector": {"matchLabels": {"team": "search"}}}]},
             "extraEgress": {"reward": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": 443}]}]},
         },
     },
