@@ -28,6 +28,9 @@ headGroupSpec:
     spec:
       {{- include "forage.pod" (merge (dict "place" .head "apiAccess" $autoscales) .) | nindent 6 }}
       terminationGracePeriodSeconds: {{ .graceSeconds }}
+      {{- if .sidecars }}
+      shareProcessNamespace: true   # Ray knows a driver by its process id
+      {{- end }}
       {{- include "forage.initContainers" . | nindent 6 }}
       containers:
         - name: ray-head
