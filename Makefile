@@ -2,7 +2,7 @@
 SEED ?= 0
 FORAGE := .venvs/common/bin/forage
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
+.PHONY: help setup demo test test-fast test-deploy chart-schema lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -18,6 +18,12 @@ test: setup ## every test, each in its service's environment
 
 test-fast: setup ## the tests that start no engine and no stack
 	@scripts/test.sh -m 'not slow'
+
+test-deploy: setup ## the tests of deploy/ alone
+	@.venvs/common/bin/python -m pytest tests/deploy
+
+chart-schema: setup ## make the chart's values.schema.json from the settings
+	@.venvs/common/bin/python scripts/chart_schema.py
 
 lint: setup ## ruff, mypy, buf lint, generated stubs current
 	@scripts/lint.sh

@@ -21,6 +21,7 @@ run() { # run NAME ENVIRONMENT PATH…: one pytest; its output and exit status g
 { run common common tests/unit/common tests/browser; run retriever retriever tests/unit/retriever tests/contract/test_index_command.py; } > /dev/null &
 run reward reward tests/unit/reward tests/contract/test_reward_service.py tests/contract/test_reward_processes.py
 run retriever_service retriever tests/contract/test_retriever_*.py
+run deploy common tests/deploy
 wait
 cat "$logs/common" "$logs/retriever"
 run trainer trainer tests/unit/trainer tests/e2e/test_trainer_*.py > /dev/null &
@@ -33,7 +34,7 @@ run stack common tests/contract/test_streams.py tests/e2e/test_forage.py tests/c
 
 passed=0 failed=0 skipped=0 broken=0
 count() { local found; found=$(grep -oE "[0-9]+ $1" <<< "$2" | grep -oE '^[0-9]+'); echo "${found:-0}"; }
-for name in common reward retriever retriever_service rollout deployments rollout_service trainer stack; do
+for name in common reward retriever retriever_service deploy rollout deployments rollout_service trainer stack; do
   # The closing line is not always the last: an engine may still say good-bye.
   closing=$(grep -E ' in [0-9.]+s' "$logs/$name" | tail -n 1)
   status=$(cat "$logs/$name.status" 2>/dev/null || echo 1)

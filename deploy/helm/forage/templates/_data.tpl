@@ -1,0 +1,92 @@
+{{/* What is on the volumes, and how it gets there. */}}
+
+{{- define "forage.shared.claim" -}}
+{{- default (printf "%s-shared" (include "forage.fullname" .)) .Values.storage.shared.existingClaim -}}
+{{- end }}
+
+{{- define "forage.retriever.volume" -}}
+{{- $data := .Values.retriever.data -}}
+- name: data
+  {{- if eq $data.kind "claim" }}
+  persistentVolumeClaim: {claimName: {{ $data.existingClaim }}}
+  {{- else if eq $data.kind "shared" }}
+  persistentVolumeClaim: {claimName: {{ include "forage.shared.claim" . }}}
+  {{- else if eq $data.kind "ephemeral" }}
+  ephemeral:
+    volumeClaimTemplate:
+      spec:
+        accessModes: [ReadWriteOnce]
+        {{- with $data.storageClassName }}
+        storageClassName: {{ . }}
+        {{- end }}
+        resources: {requests: {storage: {{ $data.size }}}}
+  {{- else if eq $data.kind "memory" }}
+  emptyDir: {medium: Memory, sizeLimit: {{ $data.size }}}
+  {{- else }}
+  emptyDir: {sizeLimit: {{ $data.size }}}
+  {{- end }}
+{{- end }}
+
+{{/* The entries of `fetch` for a part, as YAML; empty where there are none. */}}
+{{- define "forage.fetches" -}}
+{{- $found := list -}}
+{{- range .root.Values.fetch }}
+{{- if has $.component .for }}{{ $found = append $found (pick . "url" "path") }}{{ end }}
+{{- end }}
+{{- with $found }}{{ toJson . }}{{ end }}
+{{- end }}
+
+{{/* Both are idempotent, and leave what is complete alone. */}}
+{{- define "forage.initContainers" -}}
+{{- $root := .root -}}
+{{- $world := and $root.Values.world.enabled (has .component (list "retriever" "trainer")) -}}
+{{- $fetches := include "forage.fetches" . -}}
+{{- if or $world $fetches -}}
+initContainers:
+  {{- if $world }}
+  - name: world
+    {{- include "forage.container" (dict "root" $root "image" $root.Values.cli.image) | nindent 4 }}
+    # Made aside and renamed: pods that share the volume may do so at the same time, with the same bytes.
+    command: [sh, -ec]
+    args:
+      - |
+        test ! -e /data/world || exit 0
+        aside=$(mktemp -d /data/.world-XXXXXX)
+        forage data world --out "$aside/world"
+        mv -T "$aside/world" /data/world || test -e /data/world/manifest.json
+        rm -rf "$aside"
+    env:
+      - {name: HOME, value: /tmp}
+    resources:
+      {{- toYaml $root.Values.cli.resources | nindent 6 }}
+    volumeMounts:
+      - {name: data, mountPath: /data}
+      - {name: tmp, mountPath: /tmp}
+  {{- end }}
+  {{- if $fetches }}
+  - name: fetch
+    {{- $image := ternary $root.Values.fetcher.image (index $root.Values .component).image (ne $root.Values.fetcher.image.repository "") }}
+    {{- include "forage.container" (dict "root" $root "image" $image) | nindent 4 }}
+    command: [python, /etc/forage/fetch/fetch.py, /data]
+    args:
+      {{- range ($fetches | fromJsonArray) }}
+      - {{ printf "%s=%s" .path .url | quote }}
+      {{- end }}
+    env:
+      - {name: HOME, value: /tmp}
+      {{- with $root.Values.objectStore.env }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+    {{- with $root.Values.objectStore.existingSecret }}
+    envFrom:
+      - secretRef: {name: {{ . }}}
+    {{- end }}
+    resources:
+      {{- toYaml $root.Values.fetcher.resources | nindent 6 }}
+    volumeMounts:
+      - {name: data, mountPath: /data}
+      - {name: tmp, mountPath: /tmp}
+      - {name: fetch, mountPath: /etc/forage/fetch, readOnly: true}
+  {{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,85 @@
+{{/* Names, labels, images, ports. A `part` is (dict "root" $ "component" "retriever"). */}}
+
+{{/* Short enough that KubeRay's suffixes still fit 63 characters. */}}
+{{- define "forage.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- default $full .Values.fullnameOverride | trunc 32 | trimSuffix "-" -}}
+{{- end }}
+
+{{- define "forage.part" -}}
+{{- printf "%s-%s" (include "forage.fullname" .root) .component -}}
+{{- end }}
+
+{{/* What a Service, a policy or a spread selects by. Not app.kubernetes.io/name, which KubeRay sets on its pods. */}}
+{{- define "forage.selector" -}}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "forage.labels" -}}
+{{ include "forage.selector" . }}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{/* name, namespace and labels of an object: (dict "root" $ "component" "redis" "suffix" "auth") */}}
+{{- define "forage.metadata" -}}
+name: {{ include "forage.part" . }}{{ with .suffix }}-{{ . }}{{ end }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "forage.labels" . | nindent 2 }}
+{{- end }}
+
+{{/* (dict "root" $ "image" .Values.retriever.image): a digest wins over a tag. */}}
+{{- define "forage.image" -}}
+{{- $registry := default .root.Values.image.registry .image.registry -}}
+{{- $tag := default .root.Chart.AppVersion (default .root.Values.image.tag .image.tag) -}}
+{{- with $registry }}{{ . }}/{{ end }}{{ .image.repository }}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ $tag }}{{ end -}}
+{{- end }}
+
+{{/* Ports that each component listens on; "<name>_address" is the setting that says so. */}}
+{{- define "forage.ports" -}}
+retriever: {http: 18610, grpc: 18611}
+reward: {grpc: 18620, health: 18621}
+rollout: {grpc: 18630, health: 18631, http: 18632}
+trainer: {health: 18641}
+redis: {redis: 6379}
+{{- end }}
+
+{{/* Who calls whom, on which ports: docs/architecture.md. The network policies are made of this and of nothing else. */}}
+{{- define "forage.arrows" -}}
+- {from: rollout, to: retriever, ports: [http, grpc]}
+- {from: rollout, to: reward, ports: [grpc]}
+- {from: rollout, to: redis, ports: [redis]}
+- {from: trainer, to: redis, ports: [redis]}
+- {from: test, to: rollout, ports: [grpc, http, health]}
+{{- end }}
+
+{{/* Components that this release installs, as a list. */}}
+{{- define "forage.components" -}}
+{{- range $component := list "retriever" "reward" "redis" }}
+{{- if (index $.Values $component).enabled }}
+- {{ $component }}
+{{- end }}
+{{- end }}
+{{- if ne .Values.rollout.mode "none" }}
+- rollout
+{{- end }}
+{{- if ne .Values.trainer.mode "none" }}
+- trainer
+{{- end }}
+{{- end }}
+
+{{/* "true" where the release has a Ray cluster of KubeRay's. */}}
+{{- define "forage.usesRay" -}}
+{{- if or (eq .Values.rollout.mode "rayservice") (eq .Values.trainer.mode "rayjob") }}true{{ end }}
+{{- end }}
+
+{{/* "true" where the rollout answers gRPC and HTTP. */}}
+{{- define "forage.answers" -}}
+{{- if or (eq .Values.rollout.mode "deployment") (and (eq .Values.rollout.mode "rayservice") .Values.rollout.rayservice.front.enabled) }}true{{ end }}
+{{- end }}

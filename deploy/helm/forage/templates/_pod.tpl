@@ -1,0 +1,305 @@
+{{/* What pods and containers have in common. A `part` is (dict "root" $ "component" "retriever"). */}}
+
+{{/* The `restricted` profile's pod fields, and where the pod may run. (… "place" .Values.… to take nodes from elsewhere) */}}
+{{- define "forage.pod" -}}
+{{- $place := default (index .root.Values .component) .place -}}
+serviceAccountName: {{ include "forage.part" . }}
+automountServiceAccountToken: {{ default false .apiAccess }}
+enableServiceLinks: false
+{{ include "forage.pod.security" .root }}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with $place.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $place.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $place.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with (index .root.Values .component).priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $place.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "forage.pod.security" -}}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ .Values.security.runAsUser }}
+  runAsGroup: {{ .Values.security.runAsGroup }}
+  fsGroup: {{ .Values.security.fsGroup }}
+  fsGroupChangePolicy: OnRootMismatch   # else every start walks through all of a large volume
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "forage.container.security" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  privileged: false
+  readOnlyRootFilesystem: true
+  runAsNonRoot: true
+  capabilities: {drop: [ALL]}
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* image, pull policy and security of a container: (dict "root" $ "image" .Values.cli.image) */}}
+{{- define "forage.container" -}}
+image: {{ include "forage.image" . }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+{{ include "forage.container.security" . }}
+{{- end }}
+
+{{/* Requests and limits of a part's main container, with its GPUs, which Kubernetes wants in the limits. */}}
+{{- define "forage.resources" -}}
+{{- $values := index .root.Values .component -}}
+{{- $resources := deepCopy $values.resources -}}
+{{- if and $values.gpu $values.gpu.count -}}
+{{- $_ := set $resources "limits" (merge (dict $values.gpu.resource $values.gpu.count) $resources.limits) -}}
+{{- end -}}
+resources:
+  {{- toYaml $resources | nindent 2 }}
+{{- end }}
+
+{{/* Two replicas of a part rather not on one node, nor in one zone. */}}
+{{- define "forage.spread" -}}
+{{- $values := index .root.Values .component -}}
+{{- if $values.topologySpread.enabled -}}
+topologySpreadConstraints:
+  {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+  - topologyKey: {{ $key }}
+    maxSkew: 1
+    whenUnsatisfiable: {{ $values.topologySpread.whenUnsatisfiable }}
+    labelSelector:
+      matchLabels:
+        {{- include "forage.selector" $ | nindent 8 }}
+    matchLabelKeys: [pod-template-hash]   # a rolling update's old pods do not count
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Pod template's metadata: labels to select by, and what a change of must restart the pod. */}}
+{{- define "forage.pod.metadata" -}}
+{{- $annotations := deepCopy (index .root.Values .component).podAnnotations -}}
+{{- if ne .component "redis" }}{{ $_ := set $annotations "checksum/settings" (include "forage.settings.checksum" .) }}{{ end -}}
+labels:
+  {{- include "forage.selector" . | nindent 2 }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Environment of a service. It listens on every address; the settings file has the names by which others find it. */}}
+{{- define "forage.env" -}}
+{{- $threads := default dict (index .root.Values.settings .component) -}}
+- {name: HOME, value: /tmp}
+- {name: USER, value: forage}   # no image knows the user's number by name, and torch asks for one
+- {name: PYTHONUNBUFFERED, value: "1"}
+- {name: TOKENIZERS_PARALLELISM, value: "false"}
+- {name: HF_HUB_OFFLINE, value: "1"}
+- {name: OMP_WAIT_POLICY, value: PASSIVE}   # idle threads that spin make an update ten times slower
+- {name: OMP_NUM_THREADS, value: {{ default (ternary 2 1 (eq .component "trainer")) $threads.threads | quote }}}
+{{- range $port, $number := index (include "forage.ports" .root | fromYaml) .component }}
+- {name: FORAGE__{{ upper $.component }}__{{ upper $port }}_ADDRESS, value: "0.0.0.0:{{ $number }}"}
+{{- end }}
+{{- if has .component (list "rollout" "trainer") }}
+{{ include "forage.redis.env" .root }}
+{{- end }}
+{{- if has .component (list "rollout" "trainer") }}
+{{- with .root.Values.objectStore.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- with (index .root.Values .component).extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The whole URL of Redis, by way of a Secret. $(…) is put in by the kubelet. */}}
+{{- define "forage.redis.env" -}}
+{{- if .Values.redis.enabled -}}
+- name: REDIS_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "forage.redis.secret" . }}, key: password}}
+- name: FORAGE__REDIS__URL
+  value: redis://:$(REDIS_PASSWORD)@{{ include "forage.part" (dict "root" . "component" "redis") }}:6379/0
+{{- else if .Values.redis.external.existingSecret -}}
+- name: FORAGE__REDIS__URL
+  valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: url}}
+{{- end }}
+{{- end }}
+
+{{- define "forage.envFrom" -}}
+{{- if has .component (list "rollout" "trainer") }}
+{{- with .root.Values.objectStore.existingSecret }}
+envFrom:
+  - secretRef: {name: {{ . }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Where a part reads and writes. The root file system cannot be written: /tmp and /cache are its own. */}}
+{{- define "forage.mounts" -}}
+- {name: settings, mountPath: /etc/forage/settings, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+- {name: cache, mountPath: /cache}
+{{- if has .component (list "rollout" "trainer") }}
+- {name: shm, mountPath: /dev/shm}
+{{- end }}
+{{- if ne .component "reward" }}
+- {name: data, mountPath: /data}
+{{- end }}
+{{- if and (eq .component "rollout") .root.Values.rollout.auth.enabled (include "forage.answers" .root) }}
+- {name: token, mountPath: /etc/forage/token, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "forage.volumes" -}}
+- name: settings
+  configMap: {name: {{ include "forage.fullname" .root }}-settings}
+- name: tmp
+  emptyDir: {}
+- name: cache
+  emptyDir: {}
+{{- if has .component (list "rollout" "trainer") }}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ (index .root.Values .component).shmSize }}}
+{{- end }}
+{{- if eq .component "retriever" }}
+{{ include "forage.retriever.volume" .root }}
+{{- else if ne .component "reward" }}
+- name: data
+  persistentVolumeClaim: {claimName: {{ include "forage.shared.claim" .root }}}
+{{- end }}
+{{- if and (eq .component "rollout") .root.Values.rollout.auth.enabled (include "forage.answers" .root) }}
+- name: token
+  secret: {secretName: {{ include "forage.token.secret" .root }}, defaultMode: 0440}
+{{- end }}
+{{- if include "forage.fetches" . }}
+- name: fetch
+  configMap: {name: {{ include "forage.fullname" .root }}-fetch}
+{{- end }}
+{{- end }}
+
+{{/* HTTP probes of a part that has /healthz and /readyz: (… "port" "health" "startup" 60) seconds that a start may take. */}}
+{{- define "forage.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: {{ .port }}}
+  periodSeconds: 2
+  timeoutSeconds: 5
+  failureThreshold: {{ div .startup 2 }}
+{{ include "forage.probes.running" . }}
+{{- end }}
+
+{{/* Alive is a process that answers, patiently: a busy one is no dead one. Ready is one that says so (or … "ready" path). */}}
+{{- define "forage.probes.running" -}}
+livenessProbe:
+  httpGet: {path: /healthz, port: {{ .port }}}
+  periodSeconds: 10
+  timeoutSeconds: 10
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: {{ default "/readyz" .ready }}, port: {{ .port }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 2
+{{- end }}
+
+{{/* The endpoints need a moment to forget a pod that is about to drain. */}}
+{{- define "forage.preStop" -}}
+lifecycle:
+  preStop: {sleep: {seconds: 5}}
+{{- end }}
+
+{{/* Named ports of a part's container. */}}
+{{- define "forage.containerPorts" -}}
+ports:
+  {{- range $port, $number := index (include "forage.ports" .root | fromYaml) .component }}
+  - {name: {{ $port }}, containerPort: {{ $number }}}
+  {{- end }}
+{{- end }}
+
+{{/* Restarts of a part's pods one at a time when nodes are drained. */}}
+{{- define "forage.pdb" -}}
+{{- $values := index .root.Values .component -}}
+{{- if $values.pdb.enabled }}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  {{- include "forage.metadata" . | nindent 2 }}
+spec:
+  maxUnavailable: {{ $values.pdb.maxUnavailable }}
+  unhealthyPodEvictionPolicy: AlwaysAllow   # a pod that waits for something must not hold up a node's drain
+  selector:
+    matchLabels:
+      {{- include "forage.selector" . | nindent 6 }}
+{{- end }}
+{{- end }}
+
+{{- define "forage.hpa" -}}
+{{- $scaling := (index .root.Values .component).autoscaling -}}
+{{- if $scaling.enabled }}
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata:
+  {{- include "forage.metadata" . | nindent 2 }}
+spec:
+  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: {{ include "forage.part" . }}}
+  minReplicas: {{ $scaling.minReplicas }}
+  maxReplicas: {{ $scaling.maxReplicas }}
+  metrics:
+    - type: Resource
+      resource: {name: cpu, target: {type: Utilization, averageUtilization: {{ $scaling.targetCPUUtilization }}}}
+  behavior:
+    scaleDown: {stabilizationWindowSeconds: 300}   # the load comes in waves, one a training step
+{{- end }}
+{{- end }}
+
+{{- define "forage.serviceAccount" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  {{- include "forage.metadata" . | nindent 2 }}
+  {{- with (index .root.Values .component).serviceAccountAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+{{- end }}
+
+{{/* A Service with all ports of a part: (… "headless" true "extraSelector" (dict …)) */}}
+{{- define "forage.service" -}}
+apiVersion: v1
+kind: Service
+metadata:
+  {{- include "forage.metadata" . | nindent 2 }}
+spec:
+  {{- if .headless }}
+  clusterIP: None
+  publishNotReadyAddresses: true   # metrics are wanted of one that waits, too
+  {{- end }}
+  selector:
+    {{- include "forage.selector" . | nindent 4 }}
+    {{- with .extraSelector }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  ports:
+    {{- range $port, $number := index (include "forage.ports" .root | fromYaml) .component }}
+    - name: {{ $port }}
+      port: {{ $number }}
+      targetPort: {{ $port }}
+      {{- if eq $port "grpc" }}
+      appProtocol: kubernetes.io/h2c
+      {{- end }}
+    {{- end }}
+{{- end }}

@@ -1,0 +1,138 @@
+{{/*
+A Ray cluster as KubeRay's rayClusterConfig (or rayClusterSpec): a head that keeps the books, and one group of nodes that
+work, each with the resources of the part.
+  (dict "root" $ "component" "rollout" "head" (values) "workers" (replicas, minReplicas, maxReplicas) "sidecars" "…")
+*/}}
+{{- define "forage.ray.cluster" -}}
+{{- $autoscales := gt (int .workers.maxReplicas) (int .workers.minReplicas) -}}
+rayVersion: {{ .root.Values.ray.version | quote }}
+authOptions: {mode: token, secretName: {{ include "forage.ray.secret" .root }}}
+enableInTreeAutoscaling: {{ $autoscales }}
+{{- if $autoscales }}
+autoscalerOptions:
+  idleTimeoutSeconds: {{ .idleTimeoutSeconds }}
+  {{- include "forage.container.security" . | nindent 2 }}
+  resources:
+    {{- toYaml .root.Values.ray.autoscaler.resources | nindent 4 }}
+  volumeMounts:
+    {{- include "forage.ray.mount" . | nindent 4 }}
+{{- end }}
+headGroupSpec:
+  rayStartParams:
+    dashboard-host: 0.0.0.0   # where the operator submits to
+    num-cpus: "0"             # nothing but the books
+    disable-usage-stats: "true"
+  template:
+    metadata:
+      {{- include "forage.pod.metadata" . | nindent 6 }}
+    spec:
+      {{- include "forage.pod" (merge (dict "place" .head "apiAccess" $autoscales) .) | nindent 6 }}
+      terminationGracePeriodSeconds: {{ .graceSeconds }}
+      {{- if .sidecars }}
+      shareProcessNamespace: true   # Ray knows a driver by its process id
+      {{- end }}
+      {{- include "forage.initContainers" . | nindent 6 }}
+      containers:
+        - name: ray-head
+          {{- include "forage.ray.container" . | nindent 10 }}
+          resources:
+            {{- toYaml .head.resources | nindent 12 }}
+          ports:
+            - {name: gcs, containerPort: 6379}
+            - {name: dashboard, containerPort: 8265}
+            - {name: client, containerPort: 10001}
+            - {name: ray-metrics, containerPort: 8080}
+          {{- include "forage.ray.probes" (dict "port" 8265 "path" "/api/gcs_healthz") | nindent 10 }}
+        {{- with .sidecars }}
+        {{- . | nindent 8 }}
+        {{- end }}
+      volumes:
+        {{- include "forage.volumes" . | nindent 8 }}
+        - name: ray-logs
+          emptyDir: {}
+workerGroupSpecs:
+  - groupName: nodes
+    replicas: {{ .workers.replicas }}
+    minReplicas: {{ .workers.minReplicas }}
+    maxReplicas: {{ .workers.maxReplicas }}
+    rayStartParams: {}
+    template:
+      metadata:
+        {{- include "forage.pod.metadata" . | nindent 8 }}
+      spec:
+        {{- include "forage.pod" . | nindent 8 }}
+        terminationGracePeriodSeconds: {{ .graceSeconds }}
+        {{- include "forage.initContainers" . | nindent 8 }}
+        containers:
+          - name: ray-worker
+            {{- include "forage.ray.container" . | nindent 12 }}
+            {{- include "forage.resources" . | nindent 12 }}
+            ports:
+              - {name: ray-metrics, containerPort: 8080}
+              {{- if eq .component "trainer" }}
+              - {name: health, containerPort: {{ (include "forage.ports" .root | fromYaml).trainer.health }}}   # rank 0's, wherever it is
+              {{- end }}
+            lifecycle:
+              preStop: {exec: {command: [ray, stop]}}
+            {{- include "forage.ray.probes" (dict "port" 52365 "path" "/api/local_raylet_healthz") | nindent 12 }}
+        volumes:
+          {{- include "forage.volumes" . | nindent 10 }}
+          - name: ray-logs
+            emptyDir: {}
+{{- end }}
+
+{{- define "forage.ray.container" -}}
+{{- include "forage.container" (dict "root" .root "image" (index .root.Values .component).image) }}
+env:
+  {{- include "forage.env" . | nindent 2 }}
+  {{- include "forage.ray.env" . | nindent 2 }}
+envFrom:
+  - configMapRef: {name: {{ include "forage.fullname" .root }}-settings-env}
+  {{- with .root.Values.objectStore.existingSecret }}
+  - secretRef: {name: {{ . }}}
+  {{- end }}
+volumeMounts:
+  {{- include "forage.mounts" . | nindent 2 }}
+  {{- include "forage.ray.mount" . | nindent 2 }}
+{{- end }}
+
+{{/* Sockets and logs, under the name by which the operator would add it for its autoscaler. */}}
+{{- define "forage.ray.mount" -}}
+- {name: ray-logs, mountPath: /tmp/ray}
+{{- end }}
+
+{{/* As services/rollout/forage_rollout/cluster.py and engine.py set it for a Ray of their own: read in the replicas. */}}
+{{- define "forage.ray.env" -}}
+- {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+{{- if eq .component "rollout" }}
+- {name: RAY_SERVE_LOG_TO_STDERR, value: "1"}
+- {name: RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH, value: "268435456"}
+- {name: RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP, value: "0"}
+- {name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD, value: "0"}
+- {name: HF_HUB_DISABLE_PROGRESS_BARS, value: "1"}
+- {name: TQDM_DISABLE, value: "1"}
+- {name: VLLM_CPU_KVCACHE_SPACE, value: {{ max 1 (round (dig "engine" "kv_cache_gib" 1 (default dict .root.Values.settings.rollout)) 0 | int) | quote }}}
+- {name: VLLM_ENABLE_V1_MULTIPROCESSING, value: "0"}
+- {name: VLLM_LOGGING_LEVEL, value: ERROR}
+- {name: VLLM_NO_USAGE_STATS, value: "1"}
+{{- end }}
+{{- end }}
+
+{{/* The operator's own probes of a worker ask Serve's HTTP proxy, which this application does not need. */}}
+{{- define "forage.ray.probes" -}}
+startupProbe:
+  httpGet: {path: {{ .path }}, port: {{ .port }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {path: /api/local_raylet_healthz, port: 52365}
+  periodSeconds: 10
+  timeoutSeconds: 10
+  failureThreshold: 12
+readinessProbe:
+  httpGet: {path: {{ .path }}, port: {{ .port }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 3
+{{- end }}

@@ -1,0 +1,31 @@
+{{/* Secrets: one that exists, or one made up at the first install and found again (`lookup`) at every upgrade. */}}
+
+{{- define "forage.redis.secret" -}}
+{{- default (printf "%s-redis" (include "forage.fullname" .)) .Values.redis.auth.existingSecret -}}
+{{- end }}
+
+{{- define "forage.token.secret" -}}
+{{- default (printf "%s-rollout-token" (include "forage.fullname" .)) .Values.rollout.auth.existingSecret -}}
+{{- end }}
+
+{{- define "forage.ray.secret" -}}
+{{- default (printf "%s-ray" (include "forage.fullname" .)) .Values.ray.auth.existingSecret -}}
+{{- end }}
+
+{{/* (dict "root" $ "name" … "key" … "component" …) */}}
+{{- define "forage.secret" -}}
+{{- $old := default dict (lookup "v1" "Secret" .root.Release.Namespace .name) -}}
+{{- $kept := index (default dict $old.data) .key -}}
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "forage.labels" . | nindent 4 }}
+  annotations:
+    helm.sh/resource-policy: keep   # an uninstall and a new install find the same one
+type: Opaque
+data:
+  {{ .key }}: {{ default (randAlphaNum 40 | b64enc) $kept }}
+{{- end }}

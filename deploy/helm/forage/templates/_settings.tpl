@@ -1,0 +1,69 @@
+{{/* The settings tree: the user's, paths of this chart where the user says nothing, addresses that are the chart's. */}}
+
+{{- define "forage.settings.defaults" -}}
+run: {dir: /data/runs}
+retriever: {cache_dir: /cache/retriever}
+rollout: {weights: {cache_dir: /cache/policies}}
+{{- if .Values.world.enabled }}
+data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.parquet], corpus: /data/world/corpus.jsonl}
+{{- end }}
+{{- end }}
+
+{{- define "forage.settings.own" -}}
+{{- $components := include "forage.components" . | fromYamlArray -}}
+{{- $own := dict -}}
+{{- range $component, $ports := omit (include "forage.ports" . | fromYaml) "redis" }}
+{{- if has $component $components }}
+{{- $addresses := dict -}}
+{{- range $port, $number := $ports }}
+{{- $_ := set $addresses (printf "%s_address" $port) (printf "%s:%v" (include "forage.part" (dict "root" $ "component" $component)) $number) }}
+{{- end }}
+{{- $_ := set $own $component $addresses }}
+{{- end }}
+{{- end }}
+{{- if and (include "forage.answers" .) .Values.rollout.auth.enabled }}
+{{- $_ := set $own.rollout "auth_token_file" "/etc/forage/token/token" }}
+{{- end }}
+{{- if eq .Values.trainer.mode "rayjob" }}
+{{- $_ := set $own.trainer "nnodes" .Values.trainer.nodes }}
+{{- $_ := set $own.trainer "n_gpus_per_node" (max 1 .Values.trainer.gpu.count) }}
+{{- $_ := set $own.trainer "ray" (dict "address" "auto") }}
+{{- end }}
+{{- $_ := set $own "redis" (dict "url" (include "forage.redis.url" .)) }}
+{{- toYaml $own }}
+{{- end }}
+
+{{/* Without a password: the pods' environment has the whole one. */}}
+{{- define "forage.redis.url" -}}
+{{- if .Values.redis.enabled -}}
+redis://{{ include "forage.part" (dict "root" . "component" "redis") }}:6379/0
+{{- else -}}
+{{ default "redis://in-the-secret:6379/0" .Values.redis.external.url }}
+{{- end }}
+{{- end }}
+
+{{/*
+`merge` keeps what is there, false and 0 as well; what it is given last only fills gaps. Helm reads YAML 1.1, in which the
+key `n` of `rollout.n` means false: it is given its name back.
+*/}}
+{{- define "forage.settings" -}}
+{{- $settings := merge (deepCopy .Values.settings) (include "forage.settings.defaults" . | fromYaml) -}}
+{{- if hasKey (default dict $settings.rollout) "false" }}
+{{- $_ := set $settings.rollout "n" (get $settings.rollout "false") }}
+{{- $_ := unset $settings.rollout "false" }}
+{{- end }}
+{{- mergeOverwrite $settings (include "forage.settings.own" . | fromYaml) | toYaml -}}
+{{- end }}
+
+{{/* A part is restarted when what it reads has changed, and only then. The trainer reads everything. */}}
+{{- define "forage.settings.checksum" -}}
+{{- $settings := include "forage.settings" .root | fromYaml -}}
+{{- if eq .component "retriever" }}
+{{- $settings = pick $settings "retriever" "data" }}
+{{- else if eq .component "reward" }}
+{{- $settings = pick $settings "reward" }}
+{{- else if eq .component "rollout" }}
+{{- $_ := set $settings "trainer" (pick (default dict $settings.trainer) "save_freq" "max_staleness") }}
+{{- end -}}
+{{- toJson $settings | sha256sum -}}
+{{- end }}

