@@ -105,7 +105,6 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
             "gpu": {"count": 2},
             "rayservice": {
                 "workers": {"replicas": 1, "minReplicas": 1, "maxReplicas": 2},
-                "front": {"enabled": True},
             },
         },
     },
@@ -114,6 +113,7 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "redis": {"auth": {"existingSecret": "redis-password"}},
     },
     "Ray for the trainer": {**_EXISTING, "settings": _FETCHED, "trainer": {**_PLACE, "mode": "rayjob", "nodes": 2}},
+    "probes in training": {"settings": {"trainer": {"probe": {"freq": 10}}}},
     "serve only": {"trainer": {"mode": "none"}, "retriever": {"data": {"kind": "shared"}}},
     "train only": {"rollout": {"mode": "none"}, "retriever": {"enabled": False}, "reward": {"enabled": False}},
     "retriever only": {

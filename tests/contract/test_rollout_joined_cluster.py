@@ -32,8 +32,9 @@ class Scripted(JoinedCluster):
 
 configure_logs("rollout")  # to stderr
 settings = load(overrides=sys.argv[1:])
-assert isinstance(open_cluster(settings), JoinedCluster)
-cluster = Scripted(settings)
+cluster = open_cluster(settings)
+assert isinstance(cluster, JoinedCluster)
+cluster = cluster if settings.rollout.attach else Scripted(settings)
 cluster.start()
 for line in sys.stdin:
     if line == "run\\n":
@@ -69,8 +70,8 @@ def head(free_address: Callable[[], str], tmp_path: Path) -> Iterator[str]:
 class Run:
     """One run's service in a process of its own."""
 
-    def __init__(self, name: str, address: str, log: Path) -> None:
-        command = [sys.executable, "-c", SERVICE, f"run.id={name}", f"rollout.ray_address={address}"]
+    def __init__(self, name: str, address: str, log: Path, *overrides: str) -> None:
+        command = [sys.executable, "-c", SERVICE, f"run.id={name}", f"rollout.ray_address={address}", *overrides]
         environment = os.environ | LOOPBACK | {"PYTHONPATH": os.pathsep.join(sys.path)}
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -93,11 +94,11 @@ class Run:
 
 
 @pytest.fixture
-def run(head: str, tmp_path: Path) -> Iterator[Callable[[str], Run]]:
+def run(head: str, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     made: list[Run] = []
 
-    def start(name: str) -> Run:
-        made.append(Run(name, head, tmp_path / f"{name}.log"))
+    def start(name: str, *overrides: str) -> Run:
+        made.append(Run(name, head, tmp_path / f"{name}.log", *overrides))
         return made[-1]
 
     yield start
@@ -105,13 +106,16 @@ def run(head: str, tmp_path: Path) -> Iterator[Callable[[str], Run]]:
         service.end()
 
 
-def test_runs_share_a_cluster_and_leave_it_as_it_was(run: Callable[[str], Run], tmp_path: Path) -> None:
+def test_runs_share_a_cluster_and_leave_it_as_it_was(run: Callable[..., Run], tmp_path: Path) -> None:
     one = run("one")
     assert one.answers() == "answers 3\n", (tmp_path / "one.log").read_text()
     two = run("two")
     assert two.answers() == "answers 3\n", (tmp_path / "two.log").read_text()
+    front = run("two", "rollout.attach=true")
+    assert front.answers() == "answers 3\n", (tmp_path / "two.log").read_text()
+    assert front.stop() == "stopped\n"
     assert one.stop() == "stopped\n"
-    assert two.answers() == "answers 3\n", "the other run's end is none of its business"
+    assert two.answers() == "answers 3\n", "the end of another run, or of a front, is none of its business"
     assert two.stop() == "stopped\n"
     again = run("one")
     assert again.answers() == "answers 3\n", "the cluster is still there"

@@ -20,6 +20,8 @@ import yaml
 from deployment_tools import HELMS, REPOSITORY, helm
 from helm_chart import CHART, NAMESPACE, Object, containers, one, pods, rendered
 
+from forage_common.settings import load
+
 FETCH = CHART / "files/fetch.py"
 
 
@@ -248,6 +250,16 @@ def test_nodes_of_ray_have_the_environment_that_a_ray_of_ones_own_gets() -> None
         assert wanted <= set(environment), wanted - set(environment)
         assert environment["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"] == str(256 * 2**20)
         assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+def test_the_front_stands_before_the_application_of_the_cluster_that_it_is_in() -> None:
+    head = one(rendered("gpu-large"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+    [front] = [container for container in head["containers"] if container["name"] == "front"]
+    settings = load(overrides=front["args"], environ={})
+    assert (settings.rollout.ray_address, settings.rollout.attach) == ("auto", True)
+    ray = {mount["mountPath"]: mount["name"] for mount in head["containers"][0]["volumeMounts"]}
+    own = {mount["mountPath"]: mount["name"] for mount in front["volumeMounts"]}
+    assert all(own[path] == ray[path] for path in ("/tmp", "/tmp/ray", "/dev/shm", "/data"))
 
 
 def test_rays_application_is_the_one_that_the_rollout_builds() -> None:

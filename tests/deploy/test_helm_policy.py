@@ -20,6 +20,8 @@ ARROWS = {
     ("test", "rollout"): {18630, 18631, 18632},
 }
 """docs/architecture.md: who calls whom."""
+PROBES = {("trainer", "rollout"): {18630, 18632}, ("trainer", "reward"): {18620}}
+"""Besides, where training probes its policy."""
 METRICS = {"retriever": 18610, "reward": 18621, "rollout": 18631, "trainer": 18641}
 
 
@@ -147,7 +149,8 @@ def test_the_network_lets_through_the_arrows_of_the_architecture_and_no_more(nam
                     egress[me, peer] = {port["port"] for port in rule["ports"]}
     assert ingress == egress
     there = {_component(policy["spec"]["podSelector"]) for policy in policies if policy["spec"] != deny}
-    assert ingress == {arrow: ports for arrow, ports in ARROWS.items() if set(arrow) <= there}
+    arrows = ARROWS | (PROBES if name == "probes in training" else {})
+    assert ingress == {arrow: ports for arrow, ports in arrows.items() if set(arrow) <= there}
     running = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for _, _, pod in _pods(name)}
     assert there == running | {"test"}
     assert all(pod["metadata"]["labels"]["app.kubernetes.io/instance"] == "forage" for _, _, pod in _pods(name))

@@ -358,10 +358,19 @@ class RolloutSettings(Section):
     score_timeout_s: float = Field(60.0, gt=0, description="with all retries")
     drain_timeout_s: float = Field(5.0, ge=0, description="on SIGTERM: running trajectories may end within")
     ray_address: str = Field("", description="of a Ray cluster to join; empty = a small one of its own")
+    attach: bool = Field(
+        False, description="the application runs there already, as KubeRay's RayService: only stand in front"
+    )
     engine: EngineSettings = EngineSettings()
     engine_replicas: ReplicaSettings = ReplicaSettings()
     agent_replicas: ReplicaSettings = ReplicaSettings()
     weights: WeightSettings = WeightSettings()
+
+    @model_validator(mode="after")
+    def _attached(self) -> RolloutSettings:
+        if self.attach and not self.ray_address:
+            raise ValueError("attach needs a Ray cluster whose application it stands in front of: set ray_address")
+        return self
 
 
 class KlControlSettings(Section):

@@ -27,6 +27,7 @@ _PREFIX = "forage-ray-"
 _STARTS = 3
 _PATIENCE_S = 5.0
 _DRAIN_ANSWER_S = 3.0
+_LOOK_S = 1.0
 _OBJECT_STORE_BYTES = 80 * 2**20
 # Read by Serve when it is imported in a replica. On one event loop a call does not cross threads, and a context of a
 # million tokens must fit a message.
@@ -102,6 +103,8 @@ class Cluster(Protocol):
 
 def open_cluster(settings: Settings) -> Cluster:
     """The cluster at `rollout.ray_address`, or one of our own where none is given."""
+    if settings.rollout.attach:
+        return AttachedCluster(settings)
     return JoinedCluster(settings) if settings.rollout.ray_address else LocalCluster(settings)
 
 
@@ -148,8 +151,14 @@ class JoinedCluster(_Application):
     """A Ray cluster that others run and share; of it only this run's application is ours."""
 
     def start(self) -> None:
-        import ray
         from ray import serve
+
+        self._join()
+        serve.start(http_options={"location": "NoServer"})
+        self.deploy()
+
+    def _join(self) -> None:
+        import ray
 
         ray.init(
             address=self._settings.rollout.ray_address,
@@ -158,9 +167,7 @@ class JoinedCluster(_Application):
             configure_logging=False,
             runtime_env={"env_vars": {**_SERVE_ENVIRONMENT, **environment(self._settings.rollout.engine)}},
         )
-        serve.start(http_options={"location": "NoServer"})
         log.info("ray_joined", address=self._settings.rollout.ray_address)
-        self.deploy()
 
     def stop(self, patience_s: float) -> None:
         import ray
@@ -174,6 +181,30 @@ class JoinedCluster(_Application):
         deadline = time.monotonic() + patience_s
         while application_name(self._settings) in serve.status().applications and time.monotonic() < deadline:
             time.sleep(0.2)
+        ray.shutdown()
+
+
+class AttachedCluster(JoinedCluster):
+    """A cluster in which others run this application, as KubeRay's RayService does: nothing of it is ours to end."""
+
+    def start(self) -> None:
+        from ray import serve
+        from ray.serve.schema import ApplicationStatus
+
+        from forage_rollout.deployments import application_name
+
+        self._join()
+        name = application_name(self._settings)
+        while (found := serve.status().applications.get(name)) is None or found.status != ApplicationStatus.RUNNING:
+            time.sleep(_LOOK_S)
+        log.info("attached", application=name)
+
+    def begin_drain(self) -> None:
+        """Prompts go on being answered: only calls that came this way end."""
+
+    def stop(self, patience_s: float) -> None:
+        import ray
+
         ray.shutdown()
 
 

@@ -21,8 +21,10 @@
 {{- if hasKey (default dict $settings.rollout) "auth_token_file" }}
 {{- fail "settings.rollout.auth_token_file is set, which is a file of the chart's: set rollout.auth.existingSecret" }}
 {{- end }}
-{{- if hasKey (default dict $settings.rollout) "ray_address" }}
-{{- fail "settings.rollout.ray_address is set, and the chart starts the Ray that it needs: set rollout.mode to deployment or rayservice" }}
+{{- range $name := list "ray_address" "attach" }}
+{{- if hasKey (default dict $settings.rollout) $name }}
+{{- fail (printf "settings.rollout.%s is set, and the chart starts the Ray that it needs: set rollout.mode to deployment or rayservice" $name) }}
+{{- end }}
 {{- end }}
 
 {{- range $name := list "launcher" "nnodes" "n_gpus_per_node" "ray" }}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from forage_common.observation import escape, passages
-from forage_common.questions import Question
 from forage_common.tags import CLOSE, OPEN, Tag
 from forage_common.v1.trajectory_pb2 import ChatMessage, Document
+
+if TYPE_CHECKING:
+    from forage_common.questions import Question
 
 SINGLE_TURN = "single_turn"
 """The environment of every baseline: one generation, which nothing answers."""
