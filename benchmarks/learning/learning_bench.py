@@ -105,11 +105,12 @@ def _run_all(recipes: Sequence[Recipe], seeds: Sequence[int], runs: Path, base_p
 
 
 def _ended(recipe: Recipe, runs: Path, seed: int, base_port: int) -> bool:
-    """Whether this very run has left its figures; ports may differ."""
+    """Whether this very run has left its figures; ports and the place of the folder may differ."""
     folder = runs / recipe.name / f"seed-{seed}"
     if not (folder / "summary.json").is_file():
         return False
-    return load(folder / "settings.yaml", shift_ports(base_port)) == recipe.resolved(runs, seed, base_port)
+    same = [f"run.dir={folder.parent}", *shift_ports(base_port)]
+    return load(folder / "settings.yaml", same) == recipe.resolved(runs, seed, base_port)
 
 
 def _train(recipe: Recipe, runs: Path, seed: int, base_port: int, progress: Progress) -> None:
