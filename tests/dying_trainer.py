@@ -41,7 +41,7 @@ def wrap(owner: Any, name: str, is_there: Callable[..., bool], after: bool = Fal
 def arm(point: str, step: int) -> None:
     match point:
         case "before_checkpoint":
-            wrap(Checkpoints, "save", lambda _, saved, *__: saved == step)
+            wrap(Checkpoints, "save", lambda _, saved, *__, **___: saved == step)
         case "during_checkpoint":  # the engine's files are written, the manifest is not
             wrap(PolicyWorker, "save", lambda _, folder, saved: saved == step, after=True)
         case "after_checkpoint":  # durable, and nothing of it acknowledged

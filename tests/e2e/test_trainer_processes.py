@@ -28,13 +28,19 @@ from forage_common.streams import StreamClient
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LR = 1e-6
 FIGURES = ("loss", "grad_norm", "critic/vf_loss", "critic/grad_norm", "entropy", "reward_mean")
+PLACE = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def inherited() -> dict[str, str]:
+    """The environment without what an engine that other tests built in this process has left there."""
+    return {name: value for name, value in os.environ.items() if name not in PLACE}
 
 
 @pytest.fixture
 def ray_address(repository: Path, tmp_path: Path) -> Iterator[str]:
     """Of a cluster of two nodes, each with a CPU."""
     folder = tempfile.mkdtemp(prefix="forage-")  # sockets live in there, and their paths must stay below 108 bytes
-    environment = os.environ | ray_cluster.ENVIRONMENT | {"RAY_TMPDIR": folder}
+    environment = inherited() | ray_cluster.ENVIRONMENT | {"RAY_TMPDIR": folder}
     command = [sys.executable, str(repository / "tests/ray_cluster.py")]
     with (tmp_path / "ray.log").open("wb") as errors:
         cluster = subprocess.Popen(
@@ -93,7 +99,7 @@ def test_ppo_in_two_processes(
         command = [sys.executable, *launch, "-m", "forage_trainer", *settings]
         quiet = ray_cluster.ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         with log.open("wb") as output:
-            return Popen(command, env=os.environ | quiet, stdout=output, stderr=output)
+            return Popen(command, env=inherited() | quiet, stdout=output, stderr=output)
 
     def until_step(process: Popen[bytes], step: int) -> None:
         metrics = tmp_path / "runs/two/metrics.jsonl"
