@@ -6,7 +6,6 @@ configs/countdown_tiny.yaml has the command that makes the problems.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import random
@@ -25,7 +24,7 @@ from forage_common.countdown import PROMPT
 from forage_trainer.tiny_policy.demonstrations import Role, Segment, encode
 from forage_trainer.tiny_policy.evaluate import generate
 from forage_trainer.tiny_policy.tokenizer import FRAMES, SPACED_TAGS, TAGS, TURN_END, train_tokenizer
-from forage_trainer.tiny_policy.train import batch_loss, learning_rate, new_model, optimisers_of, save
+from forage_trainer.tiny_policy.train import arguments, batch_loss, learning_rate, new_model, optimisers_of, save
 
 LOG = logging.getLogger("tiny_policy")
 VOCABULARY = 640
@@ -186,15 +185,7 @@ def solves(text: str, puzzle: Puzzle) -> bool:
 
 def main() -> None:
     """Train, log figures every so many steps, save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1600)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--every", type=int, default=200)
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    args = arguments(__doc__)
     data = Demonstrations(read(args.data / "train.parquet"), args.seed)
     held_out = read(args.data / "test.parquet")
     model = new_model(data.tokenizer, args.seed)

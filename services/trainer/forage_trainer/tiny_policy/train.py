@@ -158,17 +158,22 @@ def optimisers_of(model: Qwen2ForCausalLM) -> list[tuple[torch.optim.Optimizer, 
     ]
 
 
-def main() -> None:
-    """Train, save every 400 steps, log figures every 200."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(description: str | None) -> argparse.Namespace:
+    """What either policy's training is told; its log goes to stderr from here on."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--every", type=int, default=200)
-    args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, save every 400 steps, log figures every 200."""
+    args = arguments(__doc__)
     world = World(args.data)
     data = Batches(world, args.seed)
     model = new_model(data.tokenizer, args.seed)
