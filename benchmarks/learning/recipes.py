@@ -67,7 +67,7 @@ RECIPES = {
             0.75,
             (*_GRPO, "trainer.algorithm.adv_estimator=grpo_multiturn", "reward.routes.world_facts.name=structured"),
         ),
-        Recipe("countdown", "countdown, GRPO", "countdown_tiny.yaml", 0.2, ()),
+        Recipe("countdown", "countdown, GRPO", "countdown_tiny.yaml", 0.15, ()),
         Recipe(
             "grpo_unmasked",
             "GRPO, observations trained on",
