@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from forage_common.groups import group_of
 from forage_common.settings import RedisSettings
 from forage_common.streams import Entry, StreamClient
 from forage_common.v1.trajectory_pb2 import (
@@ -191,14 +192,9 @@ class ScriptedRollout(threading.Thread):
         """None leaves the prompt for ever unanswered."""
         late = f"{prompt.batch}/{prompt.position}" in self._stale and prompt.attempt == 0
         version = 0 if late and prompt.purpose == Purpose.PURPOSE_TRAIN else policy.version
-        return TrajectoryGroup(
-            run_id=prompt.run_id,
-            group_uid=prompt.group_uid,
-            purpose=prompt.purpose,
-            batch=prompt.batch,
-            position=prompt.position,
-            attempt=prompt.attempt,
-            trajectories=[
+        return group_of(
+            prompt,
+            [
                 trajectory(
                     prompt.group_uid, i, float((i + prompt.batch) % 2), version, policy.epoch, seed=prompt.sampling.seed
                 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from trainer_parts import read_lines, trajectory
 
+from forage_common.groups import group_of
 from forage_common.questions import Question
 from forage_common.settings import RedisSettings, load
 from forage_common.streams import StreamClient
@@ -52,15 +53,7 @@ class AskedAgain(StateFile):
 
 def reply(prompt: Prompt, status: Status.ValueType = Status.STATUS_OK) -> TrajectoryGroup:
     right = float(prompt.position % 2)
-    return TrajectoryGroup(
-        run_id=prompt.run_id,
-        group_uid=prompt.group_uid,
-        purpose=prompt.purpose,
-        batch=prompt.batch,
-        position=prompt.position,
-        attempt=prompt.attempt,
-        trajectories=[trajectory(prompt.group_uid, 0, right, status=status)],
-    )
+    return group_of(prompt, [trajectory(prompt.group_uid, 0, right, status=status)])
 
 
 @pytest.fixture
