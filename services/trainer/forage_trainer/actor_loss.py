@@ -12,10 +12,21 @@ import torch
 from tensordict import TensorDict
 from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import no_padding_2_padding
 
 from forage_common.settings import ActorSettings, CorrectionSettings, OffPolicyCorrection
 from forage_trainer.off_policy import importance_weights
-from forage_trainer.tensors import jagged, over_response
+from forage_trainer.tensors import padded
+
+_PER_TOKEN = (
+    "response_mask",
+    "state_mask",
+    "advantages",
+    "old_log_probs",
+    "ref_log_prob",
+    "rollout_log_probs",
+)
+"""Of a micro-batch, jagged or padded over the response."""
 
 
 def actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
@@ -43,7 +54,8 @@ def actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
 class ActorLoss:
     """The loss of one micro-batch; keeps the log-probabilities that it saw.
 
-    seen: (row numbers, jagged log-probabilities over the response) of each micro-batch since `clear`.
+    seen: (row numbers, log-probabilities, entropies) of each micro-batch since `clear`; both (rows, tokens) over the
+        response, 0 after a row's end.
     """
 
     def __init__(self, config: FSDPActorConfig, correction: CorrectionSettings) -> None:
@@ -57,16 +69,18 @@ class ActorLoss:
     def __call__(
         self, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        mask = data["response_mask"]
-        own = over_response(model_output["log_probs"].detach(), mask)
+        for name in _PER_TOKEN:
+            if name in data:
+                data[name] = padded(data[name])
+        own = no_padding_2_padding(model_output["log_probs"].detach(), data)
         entropy = model_output.get("entropy")
-        kept = None if entropy is None else over_response(entropy.detach(), mask)
+        kept = None if entropy is None else no_padding_2_padding(entropy.detach(), data)
         self.seen.append((data["row"], own, kept))
         if "old_log_probs" not in data:
             data["old_log_probs"] = own
         if self._correction.mode is not OffPolicyCorrection.NONE:
-            old, engine, state = data["old_log_probs"], data["rollout_log_probs"], data["state_mask"]
-            weights = importance_weights(old.values(), engine.values(), state.values(), self._correction)
-            data["rollout_is_weights"] = jagged(weights.split(old.offsets().diff().tolist()))
+            data["rollout_is_weights"] = importance_weights(
+                data["old_log_probs"], data["rollout_log_probs"], data["state_mask"], self._correction
+            )
         loss, metrics = ppo_loss(self._config, model_output, data, dp_group)
         return loss, metrics

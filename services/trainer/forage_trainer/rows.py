@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from tensordict import TensorDict
 
-from forage_trainer.tensors import rows_of, select
+from forage_trainer.tensors import jagged, rows_of, select
 
 _NO_ROW = -1
 
@@ -62,20 +62,17 @@ def share_of(data: TensorDict, rank: int, processes: int) -> TensorDict:
     rows = deal(lengths, processes)[rank]
     shortest = min(range(len(lengths)), key=lengths.__getitem__)
     share = select(data, [shortest if row == _NO_ROW else row for row in rows])
-    real = torch.tensor([row != _NO_ROW for row in rows])
-    share["row"] = torch.where(real, share["row"], _NO_ROW)
+    real = [row != _NO_ROW for row in rows]
+    share["row"] = torch.where(torch.tensor(real), share["row"], _NO_ROW)
     for name in ("response_mask", "loss_mask"):
-        mask = share[name]
-        kept = real.repeat_interleave(mask.offsets().diff())
-        share[name] = torch.nested.nested_tensor_from_jagged(mask.values() * kept, mask.offsets())
+        share[name] = jagged([mask * kept for mask, kept in zip(rows_of(share[name]), real, strict=True)])
     return share
 
 
 def by_row(like: torch.Tensor, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """(row numbers, jagged values over the response) of any rows → (rows, tokens) as `like`; 0 elsewhere."""
+    """(row numbers, values over the response, padded with 0) of any rows → (rows, tokens) as `like`; 0 elsewhere."""
     whole = torch.zeros_like(like)
     for rows, values in parts:
-        for row, found in zip(rows.tolist(), rows_of(values.detach().cpu()), strict=True):
-            if row != _NO_ROW:
-                whole[row, : len(found)] = found
+        real = rows != _NO_ROW
+        whole[rows[real].cpu(), : values.shape[1]] = values.detach()[real].to(whole)
     return whole

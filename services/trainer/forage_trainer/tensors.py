@@ -6,7 +6,7 @@ the response (for estimators and metrics). Only rows that take part in the step 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,23 +114,12 @@ def like_response(values: torch.Tensor, data: TensorDict) -> torch.Tensor:
 
 def select(data: TensorDict, rows: Sequence[int]) -> TensorDict:
     """The given rows, in the given order."""
-    return selector(data)(rows)
-
-
-def selector(data: TensorDict) -> Callable[[Sequence[int]], TensorDict]:
-    """`select` of the same data again and again: jagged tensors are taken apart once."""
-    ragged = {
-        name: rows_of(value) for name, value in data.items() if isinstance(value, torch.Tensor) and value.is_nested
-    }
-    rest = data.exclude(*ragged)
-
-    def chosen(rows: Sequence[int]) -> TensorDict:
-        found = tu.index_select_tensor_dict(rest, list(rows))
-        for name, every in ragged.items():
-            found[name] = jagged([every[row] for row in rows])
-        return found
-
-    return chosen
+    ragged = {name: value for name, value in data.items() if isinstance(value, torch.Tensor) and value.is_nested}
+    found = tu.index_select_tensor_dict(data.exclude(*ragged), list(rows))
+    for name, value in ragged.items():
+        every = rows_of(value)
+        found[name] = jagged([every[row] for row in rows])
+    return found
 
 
 def jagged(rows: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -148,10 +137,9 @@ def rows_of(values: torch.Tensor) -> Sequence[torch.Tensor]:
     return found
 
 
-def over_response(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Of what is jagged over whole rows, entry i being of token i + 1, the response's part, as long as `like`."""
-    lengths = like.offsets().diff().tolist()
-    return jagged([row[-length - 1 : -1] for row, length in zip(rows_of(values), lengths, strict=True)])
+def padded(values: torch.Tensor) -> torch.Tensor:
+    """Jagged → (rows, longest), 0 after a row's end; what is padded already stays as it is."""
+    return torch.nested.to_padded_tensor(values, padding=0.0) if values.is_nested else values
 
 
 def _jagged(rows: Sequence[npt.NDArray[Any]]) -> torch.Tensor:

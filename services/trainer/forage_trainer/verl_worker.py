@@ -17,10 +17,11 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric.utils import Metric
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
+from verl.workers.utils.padding import no_padding_2_padding
 
 from forage_trainer.rows import Rows, by_row, share_of
 from forage_trainer.spmd import Processes
-from forage_trainer.tensors import over_response, select
+from forage_trainer.tensors import select
 
 Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 _NAN = float("nan")
@@ -79,7 +80,7 @@ class VerlWorker:
         data = self._share(batch.data)
         tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False, **how)
         found = tu.get(self._worker.infer_batch(data), name)
-        response = over_response(found, data["response_mask"])
+        response = no_padding_2_padding(found, data)
         return self._processes.sum(by_row(batch.mask, [(data["row"], response)]))
 
     def update(self, data: TensorDict, rows: Sequence[int], **how: Any) -> dict[str, float]:

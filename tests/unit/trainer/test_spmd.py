@@ -18,6 +18,7 @@ from trainer_parts import write_model
 
 from forage_trainer.rows import by_row, deal, share_of
 from forage_trainer.spmd import Processes
+from forage_trainer.tensors import padded
 
 LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
 
@@ -57,7 +58,7 @@ def test_every_row_is_dealt_once_and_all_processes_get_equally_many(lengths: lis
 def test_shares_add_up_to_the_batch(processes: int, tmp_path: Path) -> None:
     batch = spmd_process.rows(spmd_process.settings(tmp_path))
     shares = [share_of(batch.data, rank, processes) for rank in range(processes)]
-    together = sum(by_row(batch.mask, [(share["row"], share["response_mask"])]) for share in shares)
+    together = sum(by_row(batch.mask, [(share["row"], padded(share["response_mask"]))]) for share in shares)
     assert torch.equal(torch.as_tensor(together), batch.mask)
     for share in shares:
         for number, mask in zip(share["row"].tolist(), share["loss_mask"].unbind(), strict=True):
