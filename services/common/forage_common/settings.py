@@ -111,6 +111,7 @@ class RunSettings(Section):
 
 class RedisSettings(Section):
     url: str = "redis://127.0.0.1:18600/0"
+    password_file: Path | None = Field(None, description="file with the server's password, where the URL has none")
     timeout_s: float = Field(10.0, gt=0, description="of one command")
     reclaim_idle_s: float = Field(10.0, gt=0, description="a worker silent for so long loses its entries to another")
 
