@@ -22,7 +22,10 @@ _RECLAIM = 100_000
 _BLOCK_S = 1.0
 _RECLAIM_EVERY_S = 10.0
 _SAY_EVERY_S = 10.0
+WAITED = Counter("forage_trainer_wait_seconds_total", "Time that the trainer has waited for groups; grows as it waits")
 DROPPED = Counter("forage_trainer_groups_dropped_total", "Groups that are not trained on", ["reason"])
+for _reason in ("stale", "duplicate", "equal", "straggler"):
+    DROPPED.labels(_reason)  # shown from the start, as 0
 
 
 class BatchTimeoutError(ForageError):
@@ -107,13 +110,15 @@ class Batcher:
             BatchTimeoutError: nothing arrived for `timeout_s` while groups were missing.
             Stopped: the process was asked to stop.
         """
-        began = arrived = said = reclaimed = time.monotonic()
+        began = arrived = said = reclaimed = counted = time.monotonic()
         first: float | None = None
         waits = True
         self._drop_stale(number)
         while missing := self._missing(number):
             self._health.wait_for("batch", f"batch {number}: {len(missing)} of {self._size} groups missing")
             now = time.monotonic()
+            WAITED.inc(now - counted)
+            counted = now
             first = (first or now) if len(missing) < self._size else None
             if waits and first is not None and 0 < self._settings.straggler_timeout_s < now - first:
                 waits = False
@@ -143,6 +148,7 @@ class Batcher:
                 if self._reclaim():
                     arrived = time.monotonic()
             self._drop_stale(number)
+        WAITED.inc(time.monotonic() - counted)
         self._health.have("batch")
         held = self._held[number]
         return Batch(number, tuple(held[p] for p in sorted(held)), self._stale.get(number, 0), tuple(missing))

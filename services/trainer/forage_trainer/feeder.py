@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
@@ -17,6 +17,7 @@ from forage_trainer.selection import equal_groups
 from forage_trainer.waiting import Insist
 
 ISSUED = Counter("forage_trainer_prompts_issued_total", "Prompts put on the stream", ["purpose"])
+BOUND = Gauge("forage_trainer_max_staleness", "Policy versions that may lie between sampling and training")
 
 
 def sampling_seed(run_seed: int, batch: int, position: int, attempt: int) -> int:
@@ -30,6 +31,7 @@ class Feeder:
 
     def __init__(self, settings: Settings, streams: StreamClient, batches: Batches, insist: Insist) -> None:
         self._settings = settings
+        BOUND.set(settings.trainer.max_staleness)
         self._streams = streams
         self._batches = batches
         self._insist = insist
