@@ -66,6 +66,8 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
         UnavailableError: transient failures until the deadline.
         Exception: whatever `attempt` raised that is not transient.
     """
+    for metric in (RETRIED, GIVEN_UP):
+        metric.labels(circuit.service)  # shown from the first call on, as 0
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
         async for trial in AsyncRetrying(

@@ -123,6 +123,13 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     os._exit(0)
 
 
+def _queues(streams: StreamClient) -> dict[str, int]:
+    return {
+        "prompts_on_stream": streams.backlog(streams.prompts),
+        "trajectories_on_stream": streams.backlog(streams.trajectories),
+    }
+
+
 async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, state: State) -> None:
     """Start the application, then keep what is shown of it up to date."""
     await asyncio.to_thread(cluster.start)
@@ -132,6 +139,7 @@ async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, sta
     while True:
         with contextlib.suppress(UnavailableError):  # readiness tells of it
             state.announced = await asyncio.to_thread(streams.policy)
+            state.queues = await asyncio.to_thread(_queues, streams)
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 await state.look(backend)

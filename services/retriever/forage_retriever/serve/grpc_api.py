@@ -17,7 +17,7 @@ from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.search.hits import Hit
 from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.http_api import REQUESTS
-from forage_retriever.serve.retrieval import NotReadyError, Results, Retrieval
+from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Results, Retrieval
 from forage_retriever.serve.source import Found, InvalidRequestError
 
 MAX_MESSAGE_BYTES = 256 * 2**20
@@ -86,7 +86,8 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
             raise self._refused(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are no message of this call")
         try:
             filters = tuple(sorted((one.field, tuple(sorted(set(one.values)))) for one in request.filters))
-            results = await self._retrieval.retrieve(list(request.queries), request.topk, filters, request.mode)
+            with SECONDS.time():
+                results = await self._retrieval.retrieve(list(request.queries), request.topk, filters, request.mode)
             reply = _message(results, request.rows)
         except InvalidRequestError as error:
             raise self._refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None

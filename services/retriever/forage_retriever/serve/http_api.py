@@ -34,7 +34,7 @@ from forage_retriever.serve.adapters import (
     Search,
 )
 from forage_retriever.serve.batcher import OverloadedError
-from forage_retriever.serve.retrieval import NotReadyError, Retrieval
+from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Retrieval
 from forage_retriever.serve.source import InvalidRequestError
 from forage_retriever.serve.swap import ReloadError, Swap, Swapped
 
@@ -139,7 +139,8 @@ def _endpoint(retrieval: Retrieval, health: Health, answer: Answer) -> Endpoint:
 
 
 async def _searched(retrieval: Retrieval, asked: Search) -> Response:
-    results = await retrieval.retrieve(asked.texts, asked.limit, asked.conditions, asked.mode or "")
+    with SECONDS.time():
+        results = await retrieval.retrieve(asked.texts, asked.limit, asked.conditions, asked.mode or "")
     response = Response(asked.reply(results), media_type="application/json")
     response.raw_headers += _provenance_headers(results.provenance)
     if results.partial:

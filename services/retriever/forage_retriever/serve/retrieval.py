@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Histogram
 
 from forage_retriever.search.hits import Filters, Provenance
 from forage_retriever.serve.batcher import Asked
@@ -27,6 +27,11 @@ MAX_CACHED_CHARS = 1000
 QUERIES = Counter("forage_retriever_queries_total", "Queries answered", ["cache"])
 PARTIAL = Counter("forage_retriever_partial_queries_total", "Queries answered without one of the shards")
 TIMEOUTS = Counter("forage_retriever_timeouts_total", "Requests given up after retriever.queue_timeout_s")
+SECONDS = Histogram(
+    "forage_retriever_request_seconds",
+    "Time to answer all queries of a request, in the queue or from the cache included",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
 _HITS, _MISSES = QUERIES.labels("hit"), QUERIES.labels("miss")
 
 
