@@ -742,6 +742,27 @@ class TrainerSettings(Section):
         return self
 
 
+class TracingProtocol(StrEnum):
+    """How spans travel: OTLP over gRPC or over HTTP."""
+
+    GRPC = "grpc"
+    HTTP = "http"
+
+
+class TracingSettings(Section):
+    """Where every service sends its spans."""
+
+    enabled: bool = False
+    endpoint: str = Field(
+        "",
+        pattern=r"^$|^https?://[^\s?#]+$",
+        description="URL of an OpenTelemetry collector, such as http://collector:4317; "
+        "empty = that of OTEL_EXPORTER_OTLP_ENDPOINT, or this machine's",
+    )
+    protocol: TracingProtocol = TracingProtocol.GRPC
+    sample_ratio: float = Field(1.0, ge=0, le=1, description="share of the prompts whose spans are sent")
+
+
 class Settings(Section):
     """Everything a run can be told."""
 
@@ -753,6 +774,7 @@ class Settings(Section):
     reward: RewardSettings = RewardSettings()
     rollout: RolloutSettings = RolloutSettings()
     trainer: TrainerSettings = TrainerSettings()
+    tracing: TracingSettings = TracingSettings()
 
     def to_yaml(self) -> str:
         """The resolved tree, as a file that `load` reads back to an equal tree."""
