@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Makes python:3.11-slim-bookworm of this machine's own parts, where no registry can be reached: Debian by debootstrap, the
+# CPython 3.11 that is installed here, and this machine's pip configuration with its certificates. As root, with Docker.
+# usage: base_image.sh [image]
+set -euo pipefail
+
+image=${1:-python:3.11-slim-bookworm}
+for tool in debootstrap docker python3.11; do
+  command -v "$tool" >/dev/null || { echo "base_image: $tool is missing: apt-get install debootstrap docker.io, and Python 3.11" >&2; exit 2; }
+done
+[ "$(id -u)" = 0 ] || { echo "base_image: debootstrap needs root" >&2; exit 2; }
+
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+# What the official image has, and what CPython's own modules are linked with.
+debootstrap --variant=minbase \
+  --include=ca-certificates,netbase,tzdata,libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libnsl2,libreadline8,libsqlite3-0,libssl3,libuuid1,zlib1g \
+  bookworm "$root" >"$root.log" 2>&1 || { tail -n 20 "$root.log" >&2; exit 1; }
+rm -rf "$root.log" "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/* "$root"/usr/share/{doc,man,locale}/*
+
+prefix=$(python3.11 -c 'import sys; print(sys.base_prefix)')
+tar -C "$prefix" --exclude=__pycache__ --exclude='lib/python3.11/site-packages/*' --exclude=lib/python3.11/test \
+  --exclude='lib/python3.11/config-*' --exclude='*.a' -cf - bin/python3.11 include/python3.11 lib/python3.11 \
+  $(cd "$prefix" && ls -d lib/libpython3* 2>/dev/null) | tar -C "$root/usr/local" --no-same-owner -xf -
+ln -sf python3.11 "$root/usr/local/bin/python3"
+ln -sf python3.11 "$root/usr/local/bin/python"
+chroot "$root" ldconfig
+chroot "$root" python3.11 -m ensurepip >/dev/null 2>&1
+ln -sf pip3.11 "$root/usr/local/bin/pip"
+
+setting() { python3.11 -m pip config get "$1" 2>/dev/null || true; }
+certificates=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}
+cp "$certificates" "$root/etc/ssl/certs/ca-certificates.crt"
+{
+  echo "[global]"
+  echo "cert = /etc/ssl/certs/ca-certificates.crt"
+  index=$(setting global.index-url)
+  [ -z "$index" ] || echo "index-url = $index"
+  links=$(setting global.find-links)
+  if [ -d "$links" ]; then
+    mkdir -p "$root/opt/wheels" && cp "$links"/*.whl "$root/opt/wheels/"
+    echo "find-links = /opt/wheels"
+  fi
+} > "$root/etc/pip.conf"
+
+# uv takes its certificates from the environment alone.
+tar -C "$root" --exclude=./proc/* --exclude=./sys/* -cf - . | docker import \
+  --change "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt" \
+  --change 'CMD ["python3"]' - "$image"
