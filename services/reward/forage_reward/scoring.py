@@ -30,7 +30,11 @@ from forage_reward.siblings import SHARE_FROM, Siblings
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import to_proto
 
-CANARIES = Counter("forage_reward_canaries_total", "Suspicious patterns", ["data_source", "canary"])
+CANARIES = Counter(
+    "forage_reward_canaries_total",
+    "Trajectories with a pattern that suggests a reward obtained by a trick",
+    ["data_source", "canary"],
+)
 SHARED = Counter("forage_reward_shared_items_total", "Trajectories of long batches that another worker scored")
 BLOCKING_THREADS = 32
 """That wait for user rewards and judges elsewhere; waiting costs no processor."""

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from forage_common.calls import GIVEN_UP, RETRIED
 from forage_common.circuit import OPEN, OPENED
+from forage_common.tracing import DROPPED
 from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
 
 Counts = Mapping[str, float]
@@ -66,11 +67,20 @@ _HELP = {
     "sampled_tokens": "Tokens that the engine sampled, those of generations that were given up included",
     "score_seconds": "Time of trajectories in the reward",
     "searches": "Valid searches of trajectories",
+    "spans_dropped": "Spans of agents and dispatchers that did not reach the collector of traces",
     "trajectories": "Trajectories that ended, failed ones included",
     "truncated_trajectories": "Trajectories cut at a limit of length",
     "turns": "Turns of trajectories",
     "unfinished_trajectories": "Trajectories that ended without an answer",
     "wait_seconds": "Time of trajectories between their issue and their start",
+}
+_LABELLED = {
+    "call_retries": ("service",),
+    "calls_given_up": ("service",),
+    "circuit_open": ("service",),
+    "circuits_opened": ("service",),
+    "replicas": ("deployment",),
+    "spans_dropped": ("reason",),
 }
 _LABELS = re.compile(r'(\w+)="([^"]*)"')
 _VERSION = "tokens_of_version"
@@ -92,6 +102,15 @@ def call_counts() -> dict[str, float]:
         "circuits_opened": OPENED,
         "circuit_open": OPEN,
     }
+    return _counts(metrics)
+
+
+def span_counts() -> dict[str, float]:
+    """Spans of this process that did not reach the collector."""
+    return _counts({"spans_dropped": DROPPED})
+
+
+def _counts(metrics: Mapping[str, Counter | Gauge]) -> dict[str, float]:
     return {
         count_name(name, **sample.labels): sample.value
         for name, metric in metrics.items()
@@ -231,6 +250,13 @@ class Shown(Collector):
         with self._lock:
             return int(self._counts.get(name, 0))
 
+    def describe(self) -> Iterator[Metric]:
+        """Every metric that there may be, without a value."""
+        for base in sorted(_GAUGES | _HELP):
+            yield _family(base, _LABELLED.get(base, ()))
+        yield Staleness().histogram()
+        yield from _policies(Policy(), Policy(), {})
+
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             counts, serving, announced = dict(self._counts), self._serving, self._announced
@@ -238,17 +264,20 @@ class Shown(Collector):
             histogram = self._staleness.histogram()
         yield from families(counts)
         yield histogram
-        served = serving or Policy()
-        yield GaugeMetricFamily(_PREFIX + "policy_version", "Policy version that is served", served.version)
-        yield GaugeMetricFamily(_PREFIX + "policy_epoch", "Epoch of the policy that is served", served.epoch)
-        text = "Policy version that one engine serves"
-        each = GaugeMetricFamily(_PREFIX + "replica_policy_version", text, labels=["replica"])
-        for replica, policy in replicas.items():
-            each.add_metric([replica], policy.version)
-        yield each
-        if announced is not None:
-            text = "Policy version that the trainer announced last"
-            yield GaugeMetricFamily(_PREFIX + "policy_announced_version", text, announced.version)
+        yield from _policies(serving or Policy(), announced, replicas)
+
+
+def _policies(served: Policy, announced: Policy | None, replicas: Mapping[str, Policy]) -> Iterator[Metric]:
+    yield GaugeMetricFamily(_PREFIX + "policy_version", "Policy version that every engine serves", served.version)
+    yield GaugeMetricFamily(_PREFIX + "policy_epoch", "Epoch of the policy that every engine serves", served.epoch)
+    if announced is not None:
+        text = "Policy version that the trainer announced last"
+        yield GaugeMetricFamily(_PREFIX + "policy_announced_version", text, announced.version)
+    text = "Policy version that one engine serves"
+    each = GaugeMetricFamily(_PREFIX + "replica_policy_version", text, labels=["replica"])
+    for replica, policy in replicas.items():
+        each.add_metric([replica], policy.version)
+    yield each
 
 
 def families(counts: Counts) -> Iterator[Metric]:
@@ -258,9 +287,12 @@ def families(counts: Counts) -> Iterator[Metric]:
         base, _, labels = name.partition("{")
         grouped.setdefault(base, []).append((dict(_LABELS.findall(labels)), value))
     for base, samples in grouped.items():
-        gauge = base in _GAUGES
-        text = _GAUGES.get(base) or _HELP.get(base) or base.replace("_", " ").capitalize()
-        family = (GaugeMetricFamily if gauge else CounterMetricFamily)(_PREFIX + base, text, labels=[*samples[0][0]])
+        family = _family(base, samples[0][0])
         for labels_of, value in samples:
             family.add_metric(list(labels_of.values()), value)
         yield family
+
+
+def _family(base: str, labels: Iterable[str]) -> GaugeMetricFamily | CounterMetricFamily:
+    text = _GAUGES.get(base) or _HELP.get(base) or base.replace("_", " ").capitalize()
+    return (GaugeMetricFamily if base in _GAUGES else CounterMetricFamily)(_PREFIX + base, text, labels=[*labels])
