@@ -19,6 +19,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from forage_common import tracing
 from forage_common.circuit import Circuit, CircuitOpenError
 from forage_common.errors import ForageError, UnavailableError
 
@@ -74,7 +75,7 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
             stop=stop_before_delay(timeout_s),
             wait=_pause,
             retry=retry_if_exception(is_transient),
-            before_sleep=lambda _: RETRIED.labels(circuit.service).inc(),
+            before_sleep=lambda state: _tell_retry(circuit, state),
         ):
             with trial, circuit.attempt():
                 async with asyncio.timeout_at(deadline):
@@ -87,6 +88,12 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
             f"the {circuit.service} at {circuit.address} gave no answer within {timeout_s:g} s ({reason})"
         ) from cause
     raise AssertionError("unreachable: tenacity returns or raises")
+
+
+def _tell_retry(circuit: Circuit, state: RetryCallState) -> None:
+    RETRIED.labels(circuit.service).inc()
+    error = state.outcome.exception() if state.outcome else None
+    tracing.current().event("retry", {"forage.attempt": state.attempt_number, "forage.error": repr(error)})
 
 
 def _pause(state: RetryCallState) -> float:

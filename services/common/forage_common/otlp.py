@@ -23,13 +23,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, SamplingResult, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import Attributes as SdkAttributes
-from prometheus_client import Counter
 
 from forage_common import __version__
 from forage_common.settings import TracingProtocol, TracingSettings
-from forage_common.tracing import HEADER, Attributes, Kind, Span
+from forage_common.tracing import DROPPED, HEADER, Attributes, Kind, Span
 
-DROPPED = Counter("forage_common_spans_dropped_total", "Spans that did not reach the collector", ["reason"])
 STOP_S = 2.0
 """For what is left at the end of a process."""
 
@@ -177,8 +175,6 @@ class _Watched(SpanExporter):
         self._exporter = exporter
         self._endpoint = endpoint or "that of OTEL_EXPORTER_OTLP_ENDPOINT"
         self._away = False
-        for reason in ("queue", "export"):
-            DROPPED.labels(reason)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.waiting.leave(len(spans))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import grpc
 
+from forage_common import tracing
 from forage_common.calls import GRPC_RECONNECT, MalformedReplyError, call
 from forage_common.circuit import Circuit
 from forage_common.settings import Settings
@@ -35,14 +36,17 @@ class GrpcReward:
             MalformedReplyError: the answer does not match the items.
         """
         request = ScoreRequest(items=items)
+        facts: tracing.Attributes = {"server.address": self._circuit.address, "forage.items": len(items)}
+        with tracing.span("reward.score", facts, kind=tracing.Kind.CLIENT):
+            metadata = tracing.metadata()
 
-        async def attempt() -> ScoreResponse:
-            reply: ScoreResponse = await self._stub.Score(request, timeout=self._timeout_s)
-            return reply
+            async def attempt() -> ScoreResponse:
+                reply: ScoreResponse = await self._stub.Score(request, timeout=self._timeout_s, metadata=metadata)
+                return reply
 
-        reply = await call(self._circuit, attempt, self._timeout_s)
-        if [item.trajectory_id for item in reply.items] != [item.trajectory_id for item in items]:
-            raise MalformedReplyError("the reward's answer does not match the trajectories it was asked to score")
+            reply = await call(self._circuit, attempt, self._timeout_s)
+            if [item.trajectory_id for item in reply.items] != [item.trajectory_id for item in items]:
+                raise MalformedReplyError("the reward's answer does not match the trajectories it was asked to score")
         return list(reply.items)
 
 

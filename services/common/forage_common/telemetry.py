@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
+from forage_common import tracing
 from forage_common.addresses import port_in_use, split_address
 
 WAITING = Gauge("forage_common_waiting", "1 while this keeps the service from being ready", ["what"])
@@ -28,6 +29,7 @@ def configure_logs(service: str, level: str = "INFO") -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            tracing.log_fields,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

@@ -1,6 +1,6 @@
 """Spans: which part of which service did what for a trajectory, when, and how it ended. Off unless `tracing.enabled`.
 
-Who traces calls `start` once and `stop` at its end; everybody else opens spans, which cost next to nothing while tracing
+A process calls `start` once and `stop` at its end; everybody else opens spans, which cost next to nothing while tracing
 is off. OpenTelemetry is imported by `start` alone. Between processes a span goes by its W3C `traceparent`: in a header,
 in gRPC's metadata, or in a field of what travels on the streams.
 """
@@ -13,6 +13,8 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import Counter
+
 from forage_common.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,6 +23,14 @@ if TYPE_CHECKING:
 
 HEADER = "traceparent"
 """Of HTTP and of gRPC's metadata."""
+
+DROPPED = Counter(
+    "forage_common_spans_dropped_total",
+    "Spans that did not reach the collector: it was away (export), or too slow for them (queue)",
+    ["reason"],
+)
+for _reason in ("queue", "export"):
+    DROPPED.labels(_reason)  # shown from the start, as 0
 
 Attributes = Mapping[str, str | int | float | bool]
 
@@ -82,6 +92,11 @@ def stop() -> None:
     tracer, _tracer = _tracer, None
     if tracer is not None:
         tracer.close()
+
+
+def is_on() -> bool:
+    """Whether this process traces."""
+    return _tracer is not None
 
 
 def span(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 from prometheus_client import REGISTRY
 
+from forage_common import tracing
 from forage_common.addresses import listen
 from forage_common.auth import TokenFile
 from forage_common.errors import UnavailableError
@@ -119,6 +120,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
         await asyncio.to_thread(cluster.stop, _STOP_S)
         log.info("stopped")
     # A thread may still sit in a start that was interrupted; nothing of it is left to wait for.
+    tracing.stop()
     sys.stderr.flush()
     os._exit(0)
 

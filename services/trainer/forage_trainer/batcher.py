@@ -12,6 +12,7 @@ from forage_common.settings import PartialGroups, TrainerSettings
 from forage_common.streams import Entry, StreamClient
 from forage_common.telemetry import Health, get_logger
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trainer import spans
 from forage_trainer.dataset import refill_of
 from forage_trainer.feeder import Feeder
 from forage_trainer.waiting import Insist, Stop
@@ -181,6 +182,7 @@ class Batcher:
                 self._discard(entry, "duplicate")
             elif group.position not in held:
                 new += 1
+                spans.taken(group)
                 # Here too, first the new prompt, then the old group.
                 if self._feeder.refill(group):
                     self._discard(entry, "equal")
@@ -220,6 +222,7 @@ class Batcher:
         self._insist(lambda: self._streams.discard(self._streams.trajectories, [entry.id]))
         DROPPED.labels(reason).inc()
         group = entry.message
+        spans.dropped(group, reason)
         get_logger().info(
             "group_dropped",
             reason=reason,

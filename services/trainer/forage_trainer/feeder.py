@@ -12,6 +12,7 @@ from forage_common.settings import Settings
 from forage_common.streams import StreamClient
 from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, TrajectoryGroup
+from forage_trainer import spans
 from forage_trainer.dataset import Batches, refill_of
 from forage_trainer.selection import equal_groups
 from forage_trainer.waiting import Insist
@@ -97,10 +98,11 @@ class Feeder:
             position=position,
             min_policy_version=version,
             attempt=attempt,
-            trace_id=f"{settings.run.id}/{uid}/{attempt}",
             issued_unix_ms=int(time.time() * 1000),
             reply_stream=self._streams.trajectories,
         )
-        if self._insist(lambda: self._streams.issue(prompt)):
+        with spans.issuing(prompt):
+            issued = self._insist(lambda: self._streams.issue(prompt))
+        if issued:
             ISSUED.labels("train").inc()
             get_logger().debug("prompt_issued", group=uid, batch=batch, position=position, attempt=attempt)

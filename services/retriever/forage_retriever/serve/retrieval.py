@@ -9,6 +9,7 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
+from forage_common import tracing
 from forage_retriever.search.hits import Filters, Provenance
 from forage_retriever.serve.batcher import Asked
 from forage_retriever.serve.cache import LruCache
@@ -133,8 +134,9 @@ class Retrieval:
 
     async def _search(self, source: Source, queries: Sequence[str], asked: Asked) -> tuple[Provenance, Sequence[Found]]:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await source.search(queries, asked)
+            with tracing.span("retriever.index", {"forage.queries": len(queries), "forage.mode": asked.mode}):
+                async with asyncio.timeout(self._timeout_s):
+                    return await source.search(queries, asked)
         except TimeoutError:
             TIMEOUTS.inc()
             raise
