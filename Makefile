@@ -2,7 +2,7 @@
 SEED ?= 0
 FORAGE := .venvs/common/bin/forage
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-deploy test-compose up down logs chart-schema metrics-doc dashboards lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
+.PHONY: help setup demo test test-fast test-deploy images test-compose up down logs chart-schema metrics-doc dashboards lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -24,6 +24,9 @@ test-deploy: setup ## the tests of deploy/ alone
 
 test-compose: setup ## the stack in a real Docker engine: builds, trains, is injured, comes back (20 minutes)
 	@FORAGE_DOCKER_TESTS=1 .venvs/common/bin/python -m pytest -rs tests/deploy/test_compose_engine.py
+
+images: ## build the services' images (GPU=1, SERVICES="reward cli", REGISTRY=…)
+	@scripts/images.sh
 
 up: ## the whole stack in Docker: services, Redis, Prometheus, Grafana (RECIPE=configs/demo.yaml)
 	@scripts/compose.sh up
