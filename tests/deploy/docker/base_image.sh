@@ -28,22 +28,18 @@ chroot "$root" ldconfig
 chroot "$root" python3.11 -m ensurepip >/dev/null 2>&1
 ln -sf pip3.11 "$root/usr/local/bin/pip"
 
-setting() { python3.11 -m pip config get "$1" 2>/dev/null || true; }
-certificates=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}
-cp "$certificates" "$root/etc/ssl/certs/ca-certificates.crt"
-{
-  echo "[global]"
-  echo "cert = /etc/ssl/certs/ca-certificates.crt"
-  index=$(setting global.index-url)
-  [ -z "$index" ] || echo "index-url = $index"
-  links=$(setting global.find-links)
-  if [ -d "$links" ]; then
-    mkdir -p "$root/opt/wheels" && cp "$links"/*.whl "$root/opt/wheels/"
-    echo "find-links = /opt/wheels"
-  fi
-} > "$root/etc/pip.conf"
+setting() { python3.11 -m pip config list | sed -nE "s/^(global|:env:)\\.$1='(.*)'$/\\2/p" | tail -n 1; }
+cp "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" "$root/etc/ssl/certs/ca-certificates.crt"
+environment="PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8"
+# pip and uv take them from the environment, as scripts/setup.sh does.
+environment+=" PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"
+index=$(setting index-url)
+[ -z "$index" ] || environment+=" PIP_INDEX_URL=$index UV_INDEX_URL=$index"
+links=$(setting find-links)
+if [ -d "$links" ]; then
+  mkdir -p "$root/opt/wheels" && cp "$links"/*.whl "$root/opt/wheels/"
+  environment+=" PIP_FIND_LINKS=/opt/wheels"
+fi
 
-# uv takes its certificates from the environment alone.
-tar -C "$root" --exclude=./proc/* --exclude=./sys/* -cf - . | docker import \
-  --change "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt" \
-  --change 'CMD ["python3"]' - "$image"
+tar -C "$root" --exclude='./proc/*' --exclude='./sys/*' -cf - . |
+  docker import --change "ENV $environment" --change 'CMD ["python3"]' - "$image"
