@@ -39,11 +39,25 @@ make_images() {
   [ ${#gpu[@]} = 0 ] || GPU=1 SERVICES="${gpu[*]}" scripts/images.sh
 }
 
+# Not `up --wait`, to which a trainer that has finished is a failure.
+wait_until_ready() {
+  local states stuck
+  while :; do
+    states=$(docker compose ps --all --format '{{.Service}}|{{.State}}|{{.Health}}|{{.ExitCode}}')
+    if stuck=$(grep -E '\|(restarting|dead)\||\|unhealthy\||\|exited\|.*\|[1-9]' <<< "$states"); then
+      docker compose ps --all >&2
+      fail "${stuck%%|*} does not become ready (see above): 'make logs SERVICE=${stuck%%|*}' tells why"
+    fi
+    grep -qE '\|created\||\|starting\|' <<< "$states" || return 0
+    sleep 1
+  done
+}
+
 up() {
   make_secrets
   make_images
-  docker compose up --detach --wait --remove-orphans "$@" ||
-    { docker compose ps --all >&2; fail "not everything became ready (see above): 'make logs SERVICE=…' tells why"; }
+  docker compose up --detach --remove-orphans "$@"
+  wait_until_ready
   local service port
   while read -r service port; do
     printf '  %-11s http://%s\n' "$service" "$(docker compose port "$service" "$port" 2>/dev/null || echo '– (not running)')"
