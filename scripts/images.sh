@@ -16,13 +16,13 @@ fi
 [ -z "${PYTHON_IMAGE:-}" ] || options+=(--build-arg "PYTHON_IMAGE=$PYTHON_IMAGE")
 [ -z "${GPU_IMAGE:-}" ] || options+=(--build-arg "GPU_IMAGE=$GPU_IMAGE")
 
-command -v docker >/dev/null || { echo "images: docker is missing: install Docker 20.10 or later" >&2; exit 2; }
-docker info >/dev/null 2>&1 || { echo "images: no Docker engine answers ($(docker info 2>&1 | tail -n 1)): start it, or set DOCKER_HOST" >&2; exit 2; }
 for service in "${services[@]}"; do
   folder=services/${service/#cli/common}
   [ -f "$folder/Dockerfile" ] || { echo "images: SERVICES names $service, expected some of: cli reward retriever rollout trainer" >&2; exit 2; }
   [ -z "${GPU:-}" ] || grep -q '^ARG GPU_IMAGE' "$folder/Dockerfile" || { echo "images: $service has no GPU build, expected some of: retriever rollout trainer" >&2; exit 2; }
 done
+command -v docker >/dev/null || { echo "images: docker is missing: install Docker 20.10 or later" >&2; exit 2; }
+docker info >/dev/null 2>&1 || { echo "images: no Docker engine answers ($(docker info 2>&1 | tail -n 1)): start it, or set DOCKER_HOST" >&2; exit 2; }
 
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 for service in "${services[@]}"; do
