@@ -156,6 +156,7 @@ class Board:
             .calculate(False)
             .color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(32))
             .y_axis(heatmap.YAxisConfig().unit(unit))
+            .hide_from(common.HideSeriesConfig().legend(False).tooltip(False).viz(False))
             .show_legend()
         )
         self._add(panel, title, description, unit, [Query(buckets, "{{le}}")], width, _HEIGHT, heat=True)
