@@ -20,7 +20,7 @@ require() {
 # Readable for the users of the containers, in a folder that nobody else enters.
 make_secrets() {
   local folder=deploy/compose/secrets name
-  mkdir -p -m 700 "$folder"
+  mkdir -p "$folder" && chmod 700 "$folder"
   for name in redis-password rollout-token grafana-password; do
     [ -s "$folder/$name" ] || { head -c 512 /dev/urandom | LC_ALL=C tr -dc 'A-Za-z0-9' | head -c 40; echo; } > "$folder/$name"
     chmod 644 "$folder/$name"

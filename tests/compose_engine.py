@@ -88,11 +88,11 @@ class Stack:
 
     def up(self) -> str:
         """`make up`; its words."""
-        return self._run("scripts/compose.sh", "up", *self.without, timeout_s=600)
+        return self._run("scripts/compose.sh", "up", *self.without, timeout_s=1800)
 
     def down(self, volumes: bool = False) -> None:
         """`make down`."""
-        self._run("scripts/compose.sh", "down", timeout_s=300, **({"VOLUMES": "1"} if volumes else {}))
+        self._run("scripts/compose.sh", "down", timeout_s=700, **({"VOLUMES": "1"} if volumes else {}))
 
     def compose(self, *arguments: str, timeout_s: float = 120) -> str:
         return self._run("docker", "compose", *arguments, timeout_s=timeout_s)

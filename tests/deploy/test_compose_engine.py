@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from compose_engine import PORTS, Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(4000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 STEPS = 5
 JOBS = {"retriever", "reward", "rollout", "trainer", "redis"}
 _BOOKS = """
@@ -43,14 +43,14 @@ def test_the_stack_trains_through_a_death_and_loses_nothing_when_it_is_taken_dow
     for port in ("PROMETHEUS_PORT", "RETRIEVER_PORT"):
         assert f"http://127.0.0.1:{PORTS[port]}" in said
 
-    stack.wait_for(lambda: stack.query("forage_trainer_step").get("trainer", 0) >= 1, 300)
+    stack.wait_for(lambda: stack.query("forage_trainer_step").get("trainer", 0) >= 1, 600)
     assert stack.ended("trainer") is None
     stack.kill("rollout")
     stack.wait_for(lambda: stack.state("rollout")["RestartCount"] == 1, 60)
 
     # Every target is seen again, and Prometheus has the trainer's figures.
-    stack.wait_for(lambda: _up(stack) == dict.fromkeys(JOBS, 1.0), 300)
-    stack.wait_for(lambda: stack.ended("trainer") is not None, 600)
+    stack.wait_for(lambda: _up(stack) == dict.fromkeys(JOBS, 1.0), 600)
+    stack.wait_for(lambda: stack.ended("trainer") is not None, 1200)
     assert stack.ended("trainer") == 0, stack.logs()
     assert stack.query("max_over_time(forage_trainer_total_steps[1h])") == {"trainer": STEPS}
     assert stack.query("sum by (job) (max_over_time(redis_stream_length[1h])) > 0").keys() == {"redis"}
@@ -74,7 +74,7 @@ def test_the_stack_trains_through_a_death_and_loses_nothing_when_it_is_taken_dow
 
     stack.down()
     stack.up()
-    stack.wait_for(lambda: stack.ended("trainer") is not None, 300)
+    stack.wait_for(lambda: stack.ended("trainer") is not None, 600)
     assert stack.ended("trainer") == 0, stack.logs()
     assert _books(stack) == books
 
