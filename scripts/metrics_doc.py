@@ -46,8 +46,8 @@ EXPORTED = {
     "redis_memory_used_bytes": ("gauge", "Memory in use"),
     "redis_memory_max_bytes": ("gauge", "`maxmemory`; 0 = no limit"),
     "redis_commands_processed_total": ("counter", "Commands"),
-    "redis_commands_total": ("counter", "Commands by name, label `cmd`"),
-    "redis_commands_duration_seconds_total": ("counter", "Time in commands by name, label `cmd`"),
+    "redis_commands_total": ("counter", "Commands by name", "cmd"),
+    "redis_commands_duration_seconds_total": ("counter", "Time in commands by name", "cmd"),
     "redis_slowlog_length": ("gauge", "Entries of the slow log"),
     "redis_aof_enabled": ("gauge", "1 where the append-only file is on"),
     "redis_aof_last_write_status": ("gauge", "1 where the last write to the append-only file went well"),
@@ -58,10 +58,10 @@ EXPORTED = {
     "redis_evicted_keys_total": ("counter", "Keys evicted: streams and ledger must never be"),
     "redis_net_input_bytes_total": ("counter", "Bytes received"),
     "redis_net_output_bytes_total": ("counter", "Bytes sent"),
-    "redis_db_keys": ("gauge", "Keys, label `db`"),
+    "redis_db_keys": ("gauge", "Keys", "db"),
     "redis_latest_fork_seconds": ("gauge", "Time that the last fork, of a rewrite, took"),
 }
-"""Those of redis_exporter that dashboards and alerts read: (type, meaning)."""
+"""Those of redis_exporter that dashboards and alerts read: (type, meaning, labels)."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ def section(service: str, metrics: Iterable[Described]) -> str:
 
 def others() -> str:
     """The part about programs that are not Forage's."""
-    rows = "\n".join(str(Described(name, *described[:1], (), described[1])) for name, described in EXPORTED.items())
+    metrics = (Described(name, kind, tuple(labels), text) for name, (kind, text, *labels) in EXPORTED.items())
+    rows = "\n".join(map(str, metrics))
     return (
         "## Redis\n\nOf redis_exporter, where it is deployed: what the dashboards and alerts read of it.\n\n"
         f"| name | type | labels | meaning |\n|---|---|---|---|\n{rows}\n\n"
