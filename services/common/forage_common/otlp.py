@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import structlog
 from opentelemetry import trace
@@ -63,9 +63,16 @@ class Tracer:
         active: bool = True,
     ) -> Iterator[Span]:
         """See `tracing.span`."""
+        context = None if parent is None else _remote(parent)
+        above = trace.get_current_span(context)
+        if (known := above.get_span_context()).is_valid and not known.trace_flags.sampled:
+            # Decided where the trace began: nothing is recorded, and who is called next is told so.
+            with _active(above) if context is not None and active else nullcontext():
+                yield _Recorded(above)
+            return
         span = self._tracer.start_span(
             name,
-            context=None if parent is None else _remote(parent),
+            context=context,
             kind=trace.SpanKind[kind.name],
             attributes=attributes,
             links=[trace.Link(found) for link in links if (found := _span_context(link)).is_valid],
@@ -73,9 +80,9 @@ class Tracer:
             record_exception=False,
             set_status_on_exception=False,
         )
-        token = attach(trace.set_span_in_context(span)) if active else None
         try:
-            yield _Recorded(span)
+            with _active(span) if active else nullcontext():
+                yield _Recorded(span)
         except asyncio.CancelledError:
             span.add_event("cancelled")
             raise
@@ -84,8 +91,6 @@ class Tracer:
             span.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
             raise
         finally:
-            if token is not None:
-                detach(token)
             span.end()
 
     def current(self) -> Span:
@@ -248,6 +253,15 @@ def _exporter(settings: TracingSettings) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
     return GrpcExporter(endpoint=endpoint or None)
+
+
+@contextmanager
+def _active(span: trace.Span) -> Iterator[None]:
+    token = attach(trace.set_span_in_context(span))
+    try:
+        yield
+    finally:
+        detach(token)
 
 
 def _remote(traceparent: str) -> Context:
