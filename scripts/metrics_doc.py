@@ -31,12 +31,30 @@ _INTRODUCTION = """# Metrics
 
 Every service shows its metrics for Prometheus under `/metrics`, by names that say what, and in which unit. Scraped
 under the job of its service (`job="trainer"`, …), as compose and the chart do, they are what the dashboards
-(`deploy/grafana`) and the alerts (`deploy/prometheus/rules`) read.
+(`deploy/grafana`) and the alerts (`deploy/prometheus/rules`, [runbooks](runbooks/README.md)) read.
 
 A histogram `x` is the series `x_bucket`, `x_sum` and `x_count`. Every counter and histogram also has an `x_created`,
-the time of its first count; Python's own `python_*` and `process_*` come along but from the reward with several workers.
+the time of its first count. Python's own `python_*` and `process_*` come along, but not from a reward with several
+workers. Counters of events that have not happened yet are there as 0, unless their label is only known with the event.
 
 This page is made from the code by `make metrics-doc`, and a test says when it is not current.
+
+## Dashboards
+
+Compose provisions them; the chart installs them for Grafana's sidecar (`monitoring.dashboards`); elsewhere import
+`deploy/grafana/dashboards/*.json`. Open **Pipeline** first. They know Prometheus by a variable, can be narrowed to a
+namespace and, those of one service, to its instances, and link to each other.
+
+| dashboard | answers |
+|---|---|
+| Pipeline | who waits for whom, queues, throughput, staleness, versions of engines, what is lost or repaired |
+| Training | reward and exact match, KL, entropy, clipping, gradient, trainer against engine, lengths, time of a step |
+| Rollout | tokens, requests, prefix cache, where a trajectory's time goes, weights, repairs |
+| Retriever | latency, errors, queue, batches, cache, which index |
+| Reward | scores by component, failures of ours, latency, canaries |
+| Redis | whether the books are on disk, memory, slow commands; needs redis_exporter |
+
+`make dashboards` writes them from the code in `deploy/grafana/forage_dashboards`.
 """
 EXPORTED = {
     "redis_up": ("gauge", "1 where the exporter reaches Redis"),
