@@ -187,7 +187,7 @@ class Board:
 
 
 def _chooser(name: str, query: str) -> grafana.QueryVariable:
-    everything = models.VariableOption(selected=True, text="All", value="$__all")
+    everything = models.VariableOption(selected=True, text=["All"], value=["$__all"])
     return (
         grafana.QueryVariable(name)
         .label(name.capitalize())

@@ -107,11 +107,13 @@ def dashboard() -> Dashboard:
     )
     board.lines(
         "Turned away",
-        "A second: queries for which the queue had no room, requests given up after their time, searches that raised.",
+        "A second: queries for which the queue had no room, requests given up after their time, searches that raised, "
+        "queries answered in the order before reranking.",
         "cps",
         Query(S.rate("forage_retriever_shed_queries_total"), "no room"),
         Query(S.rate("forage_retriever_timeouts_total"), "timeout"),
         Query(S.rate("forage_retriever_search_failures_total"), "failed"),
+        Query(S.rate("forage_retriever_rerank_failures_total"), "not reranked"),
         least=0,
     )
     board.lines(
@@ -149,10 +151,9 @@ def dashboard() -> Dashboard:
     )
     board.lines(
         "Reranking",
-        "Time to judge the passages of a batch, where a reranker is set, and queries a second that it failed.",
+        "Time to judge the passages of a batch of queries, where a reranker is set.",
         "s",
-        Query(f"{S.quantile(0.99, 'forage_retriever_rerank_seconds')} >= 0 or vector(0)", "p99"),
-        Query(S.rate("forage_retriever_rerank_failures_total"), "failures/s"),
+        *(Query(S.quantile(q, "forage_retriever_rerank_seconds"), f"p{q * 100:g}") for q in (0.5, 0.99)),
         least=0,
     )
     process(board, "retriever")

@@ -139,17 +139,12 @@ def dashboard() -> Dashboard:
     )
     board.lines(
         "Shadow rewards",
-        "Share of shadow scores that differ from the live ones, where a shadow is set, and trajectories a second that "
-        "it had no room for.",
-        "none",
-        Query(
-            share(
-                S.rate("forage_reward_shadow_disagreements_total"),
-                S.rate("forage_reward_shadow_items_total"),
-            ),
-            "differ",
-        ),
-        Query(f"{S.rate('forage_reward_shadow_dropped_total')} or vector(0)", "no room"),
+        "A second, where a shadow is set: trajectories that it scored, those whose score differs from the live, and "
+        "those for which it had no room.",
+        "cps",
+        Query(S.rate("forage_reward_shadow_items_total"), "scored"),
+        Query(S.rate("forage_reward_shadow_disagreements_total"), "differ"),
+        Query(S.rate("forage_reward_shadow_dropped_total"), "no room"),
         least=0,
     )
     return board.build()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from forage_dashboards.board import HALF, NEUTRAL, RED, YELLOW, Board, Query, Step
+from forage_dashboards.board import NEUTRAL, RED, YELLOW, Board, Query, Step
 from forage_dashboards.queries import RELEASE as S
 
 
@@ -142,11 +142,11 @@ def dashboard() -> Dashboard:
         Query(_step("grad_norm"), "norm"),
         least=0,
     )
+    board.lines("Learning rate", "What the schedule gives.", "sci", Query(_step("lr"), "learning rate"), least=0)
     board.lines(
-        "Learning rate and advantage",
-        "The rate that the schedule gives, and the mean absolute advantage of a token: 0 = nothing to learn from.",
+        "Advantage",
+        "Mean absolute advantage of a token: 0 = nothing to learn from.",
         "none",
-        Query(_step("lr"), "learning rate"),
         Query(_step("advantage_abs_mean"), "advantage"),
         least=0,
     )
@@ -156,7 +156,6 @@ def dashboard() -> Dashboard:
         "none",
         Query(S.gauge("forage_trainer_guard_trips_total", by="guard, action", how="sum"), "{{guard}}: {{action}}"),
         least=0,
-        width=HALF,
     )
     board.lines(
         "Rollbacks",
@@ -164,7 +163,6 @@ def dashboard() -> Dashboard:
         "none",
         Query(_step("rollbacks"), "rollbacks"),
         least=0,
-        width=HALF,
     )
 
     board.row("Do trainer and engine agree")
