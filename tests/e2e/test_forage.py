@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from browser_page import Page
+from dashboard_queries import PanelQuery, dashboards, queries, runnable
 from demo import Demo
 from otlp_receiver import Receiver, grpc_receiver
+from prometheus_scrape import EXPORTER, Prometheus
 from traces import PARENTS, spans_of
 
 from forage_common.step_file import read_step, step_file
@@ -24,6 +26,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 8
 CLOSING = re.compile("</search>|</answer>")
 FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()"]
+
+
+WITHOUT_DATA = {
+    ("pipeline", "Alerts"): "none fires",
+    ("retriever", "Shards"): "this retriever merges none",
+    ("retriever", "Partial answers"): "likewise, and so no shard fails",
+    ("retriever", "Reranking"): "no reranker is set",
+    ("reward", "Judging model"): "no reward has a judge",
+    ("reward", "Shadow rewards"): "no shadow is set",
+    ("reward", "Restarts"): "one process, and no rewards of a user",
+}
+"""Panels of which a query shows nothing while a demo runs in health, and why."""
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], str]
+) -> Iterator[Prometheus | None]:
+    """None where it is not installed. It outlives the demo, whose figures are looked at afterwards."""
+    if not shutil.which("prometheus"):
+        yield None
+        return
+    made = Prometheus(tmp_path_factory.mktemp("prometheus"), free_address)
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -38,10 +65,13 @@ def test_a_demo_that_is_interrupted_goes_on_answers_questions_meanwhile_and_is_e
     tmp_path: Path,
     request: pytest.FixtureRequest,
     receiver: Receiver,
+    prometheus: Prometheus | None,
 ) -> None:
     traced = ("tracing.enabled=true", f"tracing.endpoint={receiver.endpoint}")
     demo = small_demo(STEPS, *traced, f"trainer.rollout_data_freq={STEPS}")
     demo.start("--seed", "1", "--base-port", str(demo.base_port))
+    if prometheus is not None:
+        prometheus.scrape(demo.metrics, redis=f"127.0.0.1:{demo.base_port}")
     demo.wait_for(lambda: demo.steps >= 3, 400)
     demo.interrupt()
     assert demo.finish(60) == 130
@@ -144,3 +174,23 @@ def _traces_are_whole(demo: Demo, receiver: Receiver) -> None:
     searches = receiver.named("POST /retrieve")
     assert {span.service for span in searches} == {"forage-retriever"}
     assert {span.name for span in receiver.spans if span.failed} <= {"rollout.sample"}, "nothing failed unseen"
+
+
+def test_every_panel_of_the_dashboards_showed_the_demo(prometheus: Prometheus | None) -> None:
+    if prometheus is None:
+        pytest.skip("prometheus is missing: apt-get install prometheus")
+    if not prometheus.has_data("forage_trainer_step > 0"):
+        pytest.skip("no demo has run: the test before this one did not")
+    every = [query for name in dashboards() for query in queries(name) if name != "redis" or shutil.which(EXPORTER)]
+    empty = {query for query in every if not prometheus.has_data(_as_asked(query))}
+    unexpected = [query for query in empty if (query.dashboard, query.panel) not in WITHOUT_DATA]
+    assert unexpected == []
+    assert {(query.dashboard, query.panel) for query in empty} == set(WITHOUT_DATA), "a panel that was excused has data"
+    rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+    assert rules
+    assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
+
+
+def _as_asked(query: PanelQuery) -> str:
+    """Without what stands in for data that there is not."""
+    return runnable(query.expr, rate="15s", shown="5m").replace(" or vector(0)", "")
