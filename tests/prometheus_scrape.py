@@ -23,7 +23,10 @@ _START_S = 30.0
 
 
 class Prometheus:
-    """One server with its data in a folder; `close` ends it."""
+    """One server with its data in a folder; `close` ends it.
+
+    scraped: there has been something to scrape.
+    """
 
     def __init__(self, folder: Path, free_address: Callable[[], str]) -> None:
         """Start it. Skips the test, with the reason, where it is not installed."""
@@ -53,6 +56,7 @@ class Prometheus:
             )
         ]
         self.began = time.time()
+        self.scraped = False
         deadline = time.monotonic() + _START_S
         while not self._ready():
             assert time.monotonic() < deadline, (folder / "prometheus.log").read_text()
@@ -60,6 +64,7 @@ class Prometheus:
 
     def scrape(self, targets: Mapping[str, str], redis: str = "") -> None:
         """Scrape these addresses, by job, from now on; and Redis at an address, where its exporter is installed."""
+        self.scraped = True
         found = dict(targets)
         if redis and (binary := shutil.which(EXPORTER)):
             found["redis"] = self._free_address()
