@@ -310,6 +310,7 @@ class Validation:
             "answer": answer[-1] if answer else None,
             "finished": trajectory.finished,
             "truncated": trajectory.truncated,
+            "trace_id": trajectory.trace_id,
             "spans": [{"role": _role(span.role), "text": span.text} for span in trajectory.spans],
             "turns": [MessageToDict(turn, preserving_proto_field_name=True) for turn in trajectory.turns],
         }
