@@ -39,15 +39,12 @@ _propagator = TraceContextTextMapPropagator()
 class Tracer:
     """Makes the spans of this process and sends those that are sampled."""
 
-    def __init__(self, settings: TracingSettings, service: str, run: str, exporter: SpanExporter | None = None) -> None:
-        """
-        Args:
-            exporter: instead of the one that the settings name.
-        """
-        self._exporter = _Watched(exporter or _exporter(settings), settings.endpoint)
+    def __init__(self, settings: TracingSettings, service: str, run: str) -> None:
+        self._exporter = _Watched(_exporter(settings), settings.endpoint)
         self._processor = _Bounded(self._exporter)
         # The exit of the process is `close`'s business: the SDK's own would wait for half a minute.
-        provider = TracerProvider(_sampler(settings.sample_ratio), _resource(service, run), shutdown_on_exit=False)
+        sampler = ParentBased(_WithItsLinks(settings.sample_ratio))
+        provider = TracerProvider(sampler, _resource(service, run), shutdown_on_exit=False)
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("forage", __version__)
 
@@ -135,7 +132,7 @@ class _Recorded(Span):
 
 
 class _Bounded(BatchSpanProcessor):
-    """Counts what it drops, where the SDK's would log a line."""
+    """Counts what finds no room in the queue, where the SDK's would log a line."""
 
     def __init__(self, exporter: _Watched) -> None:
         size = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE))
@@ -226,10 +223,6 @@ class _WithItsLinks(Sampler):
 
     def get_description(self) -> str:
         return f"WithItsLinks{{{self._ratio.get_description()}}}"
-
-
-def _sampler(ratio: float) -> Sampler:
-    return ParentBased(_WithItsLinks(ratio))
 
 
 def _resource(service: str, run: str) -> Resource:
