@@ -19,9 +19,10 @@ debootstrap --variant=minbase \
 rm -rf "$root.log" "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/* "$root"/usr/share/{doc,man,locale}/*
 
 prefix=$(python3.11 -c 'import sys; print(sys.base_prefix)')
+mapfile -t libraries < <(cd "$prefix" && ls -d lib/libpython3* 2>/dev/null)
 tar -C "$prefix" --exclude=__pycache__ --exclude='lib/python3.11/site-packages/*' --exclude=lib/python3.11/test \
   --exclude='lib/python3.11/config-*' --exclude='*.a' -cf - bin/python3.11 include/python3.11 lib/python3.11 \
-  $(cd "$prefix" && ls -d lib/libpython3* 2>/dev/null) | tar -C "$root/usr/local" --no-same-owner -xf -
+  "${libraries[@]}" | tar -C "$root/usr/local" --no-same-owner -xf -
 ln -sf python3.11 "$root/usr/local/bin/python3"
 ln -sf python3.11 "$root/usr/local/bin/python"
 chroot "$root" ldconfig
