@@ -58,10 +58,10 @@ up() {
   make_images
   docker compose up --detach --remove-orphans "$@"
   wait_until_ready
-  local service port
-  while read -r service port; do
-    printf '  %-11s http://%s\n' "$service" "$(docker compose port "$service" "$port" 2>/dev/null || echo '– (not running)')"
-  done <<< "$(printf '%s\n' 'grafana 3000' 'prometheus 9090' 'retriever 18610')"
+  local service address
+  for service in grafana:3000 prometheus:9090 retriever:18610; do
+    if address=$(docker compose port "${service%:*}" "${service#*:}" 2>/dev/null); then printf '  %-11s http://%s\n' "${service%:*}" "$address"; fi
+  done
   echo "  'make logs SERVICE=trainer' follows the training; Grafana's admin has the word in deploy/compose/secrets/grafana-password"
 }
 
