@@ -30,6 +30,9 @@ GIVEN_UP = Counter("forage_common_calls_given_up_total", "Calls that failed for 
 GRPC_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
 """Options of a channel: by default it waits up to two minutes between its own attempts, and fails calls meanwhile."""
 
+GRPC_SPREAD = (("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),)
+"""Options of a channel: by default all calls go to the first address of a name, here to each in turn."""
+
 _GRPC_TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -37,6 +37,9 @@ MAX_MESSAGE_BYTES = 256 * 2**20
 MAX_CONCURRENT_CALLS = 256
 """Beyond this a call ends with RESOURCE_EXHAUSTED, which clients repeat later."""
 
+CONNECTION_AGE_MS = 300_000
+"""Then a client connects anew, when its calls have ended, and looks the name up: it finds replicas that came since."""
+
 MAX_STREAMS = 32
 DRAIN_S = 20.0
 SERVICE = reward_pb2.DESCRIPTOR.services_by_name["Reward"].full_name
@@ -196,6 +199,7 @@ async def _serve(
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", int(shared)),  # else a second service would share the port in silence
+        ("grpc.max_connection_age_ms", CONNECTION_AGE_MS),
     ]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
     reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)
