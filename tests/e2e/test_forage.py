@@ -193,4 +193,4 @@ def test_every_panel_of_the_dashboards_showed_the_demo(prometheus: Prometheus | 
 
 def _as_asked(query: PanelQuery) -> str:
     """Without what stands in for data that there is not."""
-    return runnable(query.expr, rate="15s", shown="5m").replace(" or vector(0)", "")
+    return runnable(query.expr, rate="15s", shown="5m").removesuffix(" or vector(0)")

@@ -41,7 +41,10 @@ class Scope:
 
 
 def share(part: str, whole: str) -> str:
-    """Part of whole; 0 where there is nothing to share."""
+    """Part of whole; 0 where there is nothing to share.
+
+    A part that is chosen by a label's value may not be there before it happens: give it ` or vector(0)`.
+    """
     return f"({part}) / (({whole}) > 0) or vector(0)"
 
 

@@ -10,7 +10,9 @@ from forage_dashboards.queries import INSTANCE as S
 from forage_dashboards.queries import share
 
 _OURS = 'code=~"5..|UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|INTERNAL"'
-_ERRORS = share(S.rate("forage_retriever_requests_total", where=_OURS), S.rate("forage_retriever_requests_total"))
+_ERRORS = share(
+    f"{S.rate('forage_retriever_requests_total', where=_OURS)} or vector(0)", S.rate("forage_retriever_requests_total")
+)
 _HITS = share(S.rate("forage_retriever_queries_total", where='cache="hit"'), S.rate("forage_retriever_queries_total"))
 
 

@@ -9,7 +9,8 @@ from forage_dashboards.queries import INSTANCE as S
 from forage_dashboards.queries import share
 
 _ITEMS = "forage_reward_items_total"
-_FAILED = share(S.rate(_ITEMS, where='status=~"timeout|internal"'), S.rate(_ITEMS))
+_OURS = 'status=~"timeout|internal"'
+_FAILED = share(f"{S.rate(_ITEMS, where=_OURS)} or vector(0)", S.rate(_ITEMS))
 
 
 def dashboard() -> Dashboard:
