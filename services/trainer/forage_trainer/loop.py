@@ -13,7 +13,7 @@ from prometheus_client import Counter
 
 from forage_common.errors import UserError
 from forage_common.questions import Questions
-from forage_common.settings import AdvantageEstimator, GuardAction, Section, Settings, ValidationMode
+from forage_common.settings import AdvantageEstimator, GuardAction, Settings, ValidationMode
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health, get_logger
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy
@@ -71,8 +71,8 @@ class Loop:
         self._uploader = Uploader(checkpoints, trainer.upload_url, settings.run.id) if trainer.upload_url else None
         self._guards = Guards(trainer.guards)
         for name, guard in trainer.guards:
-            if isinstance(guard, Section):
-                TRIPS.labels(name, guard.action.value)  # shown from the start, as 0
+            if action := getattr(guard, "action", None):
+                TRIPS.labels(name, action.value)  # shown from the start, as 0
         self._rollbacks = Rollbacks(folder, trainer.guards.max_rollbacks)
         self._batches = batches(train.rows, settings)
         self._feeder = Feeder(settings, streams, self._batches, self._insist)
