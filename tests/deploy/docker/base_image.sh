@@ -18,6 +18,9 @@ debootstrap --variant=minbase \
   bookworm "$root" >"$root.log" 2>&1 || { tail -n 20 "$root.log" >&2; exit 1; }
 rm -rf "$root.log" "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/* "$root"/usr/share/{doc,man,locale}/*
 
+# As in the official image, apt leaves no cache of its own in a layer.
+echo 'Dir::Cache::pkgcache ""; Dir::Cache::srcpkgcache "";' > "$root/etc/apt/apt.conf.d/docker-clean"
+
 prefix=$(python3.11 -c 'import sys; print(sys.base_prefix)')
 mapfile -t libraries < <(cd "$prefix" && ls -d lib/libpython3* 2>/dev/null)
 tar -C "$prefix" --exclude=__pycache__ --exclude='lib/python3.11/site-packages/*' --exclude=lib/python3.11/test \
