@@ -25,6 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import Attributes as SdkAttributes
 
 from forage_common import __version__
+from forage_common.errors import InterruptedWorkError
 from forage_common.settings import TracingProtocol, TracingSettings
 from forage_common.tracing import DROPPED, HEADER, Attributes, Kind, Span
 
@@ -80,7 +81,7 @@ class Tracer:
         try:
             with _active(span) if active else nullcontext():
                 yield _Recorded(span)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, InterruptedWorkError):
             span.add_event("cancelled")
             raise
         except Exception as error:

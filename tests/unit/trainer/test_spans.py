@@ -13,6 +13,7 @@ from forage_common.settings import load
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
 from forage_trainer import spans
 from forage_trainer.step import Stopwatch
+from forage_trainer.waiting import Stop, Stopped
 
 
 @pytest.fixture
@@ -64,6 +65,17 @@ def test_a_step_that_fails_marks_itself_and_its_part_in_every_group(receiver: Re
     tracing.stop()
     failed = {span.name for span in receiver.spans if span.failed}
     assert failed == {"trainer.step", "trainer.train"}
+
+
+def test_a_step_that_is_left_because_the_process_is_to_stop_has_not_failed(receiver: Receiver) -> None:
+    stop = Stop()
+    stop.request()
+    with pytest.raises(Stopped), spans.step(1, [issued(0)], began_ns=0), Stopwatch()("probe"):
+        stop.check()
+    tracing.stop()
+    assert not [span for span in receiver.spans if span.failed]
+    cancelled = {span.name for span in receiver.spans if span.events == ("cancelled",)}
+    assert cancelled == {"trainer.step", "trainer.train", "trainer.probe"}
 
 
 def test_a_group_leaves_word_when_it_comes_and_why_it_is_dropped(receiver: Receiver) -> None:
