@@ -237,7 +237,9 @@ def test_the_script_says_what_is_wrong(tmp_path: Path, asked: dict[str, str], sa
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr
 
 
-# With a Docker engine ------------------------------------------------------------------------------------------------
+REGISTRY = "forage-tests"
+"""Before the names of what is built here: images in use keep theirs."""
+HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 
 
 def docker(*arguments: str) -> str:
@@ -251,34 +253,23 @@ def built() -> None:
     """forage/cli and forage/reward of the working tree, by scripts/images.sh."""
     if os.environ.get("FORAGE_DOCKER_TESTS") != "1":
         pytest.skip("builds images: FORAGE_DOCKER_TESTS=1 where a Docker engine runs")
-    environment = os.environ | {"SERVICES": "cli reward"}
+    environment = os.environ | {"SERVICES": "cli reward", "REGISTRY": REGISTRY}
     done = subprocess.run([SCRIPT, "--network", "host"], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
-
-
 @pytest.fixture
 def reward(built: None) -> Iterator[str]:
-    name = docker("run", "--detach", *HARDENED, f"forage/reward:{VERSION}")
+    name = docker("run", "--detach", *HARDENED, f"{REGISTRY}/forage/reward:{VERSION}")
     yield name
     docker("rm", "--force", name)
 
 
 @pytest.mark.timeout(1200)
 def test_the_command_makes_the_world_where_nothing_else_can_be_written(built: None) -> None:
-    image = f"forage/cli:{VERSION}"
-    assert "manifest.json" in docker(
-        "run",
-        "--rm",
-        *HARDENED,
-        "--entrypoint",
-        "sh",
-        image,
-        "-ec",
-        "forage data world --out /tmp/world; ls /tmp/world",
-    )
+    image = f"{REGISTRY}/forage/cli:{VERSION}"
+    made = "forage data world --out /tmp/world; ls /tmp/world"
+    assert "manifest.json" in docker("run", "--rm", *HARDENED, "--entrypoint", "sh", image, "-ec", made)
     assert "uid=10001 gid=10001" in docker("run", "--rm", "--entrypoint", "id", image)
     tools = docker("run", "--rm", "--entrypoint", "sh", image, "-c", "command -v gcc cc make uv mypy ruff || echo none")
     assert tools == "none"
@@ -296,7 +287,7 @@ def test_the_reward_becomes_healthy_and_drains_when_it_is_stopped(reward: str) -
 
 
 def test_labels_are_those_of_this_checkout(built: None) -> None:
-    labels = json.loads(docker("inspect", "--format", "{{json .Config.Labels}}", f"forage/reward:{VERSION}"))
+    labels = json.loads(docker("inspect", "--format", "{{json .Config.Labels}}", f"{REGISTRY}/forage/reward:{VERSION}"))
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert labels["org.opencontainers.image.version"] == VERSION
     assert labels["org.opencontainers.image.revision"] == head.stdout.strip()
