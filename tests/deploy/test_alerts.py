@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from deployment_tools import HELMS, REPOSITORY
-from helm_chart import CHART, rendered, template
+from helm_chart import CHART, containers, one, pods, rendered, template
 from pydantic import BaseModel
 from typer.main import get_command
 
@@ -246,3 +246,20 @@ def test_labels_of_metrics_win_over_those_of_the_target() -> None:
     assert monitors
     # The operator labels every target with its `service`, and so do we the service that a circuit belongs to.
     assert all(endpoint["honorLabels"] for one in monitors for endpoint in one["spec"]["endpoints"])
+
+
+def test_redis_has_a_limit_below_that_of_its_container() -> None:
+    """Without one the alert of its memory is silent, and the kernel speaks first."""
+    composed = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]["redis"]
+    assert mebibytes(re.findall(r"--maxmemory (\S+)", composed["command"][-1])[0]) < 0.9 * mebibytes(
+        composed["deploy"]["resources"]["limits"]["memory"]
+    )
+    [(_, pod)] = pods(one(rendered("defaults"), "StatefulSet", "-redis"))
+    [container, *_] = [container for container, first in containers(pod["spec"]) if not first]
+    limit = container["args"][container["args"].index("--maxmemory") + 1]
+    assert mebibytes(limit) < 0.9 * mebibytes(container["resources"]["limits"]["memory"])
+
+
+def mebibytes(text: str) -> float:
+    number, unit = re.fullmatch(r"(\d+)([a-zA-Z]+)", text).groups()  # type: ignore[union-attr]
+    return int(number) * {"m": 1, "g": 1024}[unit.lower()[0]]
