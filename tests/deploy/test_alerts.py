@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from deployment_tools import HELMS, REPOSITORY
 from helm_chart import CHART, containers, one, pods, rendered, template
+from prometheus_scrape import EXPORTER
 from pydantic import BaseModel
 from typer.main import get_command
 
 from forage_common.cli.main import app
-from forage_common.settings import Settings
+from forage_common.settings import RedisSettings, Settings
 
 RULES = REPOSITORY / "deploy/prometheus/rules"
 TESTS = REPOSITORY / "deploy/prometheus/tests"
@@ -150,6 +154,26 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
 @pytest.mark.parametrize("rule", [*ALERTS, *RECORDED])
 def test_rules_read_what_services_show(rule: str) -> None:
     assert_readable((ALERTS | RECORDED)[rule]["expr"], rule)
+
+
+def test_the_exporter_of_redis_says_what_rules_read(
+    redis_server: RedisSettings, free_address: Callable[[], str]
+) -> None:
+    binary = shutil.which(EXPORTER)
+    if binary is None:
+        pytest.skip(f"no {EXPORTER} here: apt-get install {EXPORTER}")
+    address = free_address()
+    with subprocess.Popen([binary, f"-redis.addr={redis_server.url}", f"-web.listen-address={address}"]) as exporter:
+        try:
+            page, deadline = "", time.monotonic() + 20
+            while "redis_up 1" not in page and time.monotonic() < deadline:
+                with contextlib.suppress(httpx.TransportError):
+                    page = httpx.get(f"http://{address}/metrics").text
+                time.sleep(0.1)
+        finally:
+            exporter.terminate()
+    shown = {line.split("{")[0].split()[0] for line in page.splitlines() if not line.startswith("#")}
+    assert {name for name in EXPORTED if name.startswith("redis_")} <= shown
 
 
 def test_every_recorded_series_is_read_by_an_alert_or_a_dashboard() -> None:
