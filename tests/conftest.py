@@ -79,11 +79,11 @@ def _is_free(port: int) -> bool:
 
 
 @pytest.fixture
-def small_demo(tmp_path: Path, free_base_port: Callable[[], int]) -> Iterator[Callable[[int], Demo]]:
-    """A demo of few steps, small batches and a short evaluation."""
+def small_demo(tmp_path: Path, free_base_port: Callable[[], int]) -> Iterator[Callable[..., Demo]]:
+    """`small_demo(8, "run.seed=1")`: a demo of few steps, small batches and a short evaluation, and more settings."""
     made: list[Demo] = []
 
-    def make(steps: int) -> Demo:
+    def make(steps: int, *more: str) -> Demo:
         small = [
             f"trainer.total_training_steps={steps}",
             "trainer.save_freq=2",
@@ -91,6 +91,7 @@ def small_demo(tmp_path: Path, free_base_port: Callable[[], int]) -> Iterator[Ca
             "trainer.actor.ppo_mini_batch_size=4",
             "rollout.n=4",
             "data.val_max_samples=8",
+            *more,
         ]
         made.append(Demo(REPOSITORY, tmp_path, free_base_port(), small))
         return made[-1]

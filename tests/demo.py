@@ -47,6 +47,12 @@ class Demo:
         return (self.runs / "latest").resolve()
 
     @property
+    def metrics(self) -> dict[str, str]:
+        """Job → address of its metrics."""
+        offsets = {"retriever": 10, "reward": 21, "rollout": 31, "trainer": 41}
+        return {job: f"127.0.0.1:{self.base_port + offset}" for job, offset in offsets.items()}
+
+    @property
     def output(self) -> str:
         return self._log.read_text()
 

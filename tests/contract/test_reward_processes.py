@@ -233,6 +233,8 @@ def test_a_worker_killed_under_load_costs_no_answer_and_comes_back(start: Callab
     service = start("reward.workers=2")
     workers = [p for p in psutil.Process(service.process.pid).children() if "forage_reward.worker" in p.cmdline()]
     assert len(workers) == 2
+    with urllib.request.urlopen(f"http://{service.health_address}/metrics", timeout=20) as page:
+        assert b'forage_common_waiting{what="start"} 0.0' in page.read(), "of the process that has no worker's page"
     stop = threading.Event()
     outcomes: list[Any] = []
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
+import redis
 
-from forage_common.errors import FencedError, UnavailableError
+from forage_common.errors import FencedError, SettingsError, UnavailableError
 from forage_common.settings import RedisSettings
 from forage_common.streams import StreamClient
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Purpose, TrajectoryGroup
@@ -34,6 +36,22 @@ def prompt(position: int = 0, attempt: int = 0) -> Prompt:
 
 def group(position: int = 0) -> TrajectoryGroup:
     return TrajectoryGroup(run_id="run", group_uid=f"world/train/{position}/0", batch=1, position=position)
+
+
+def test_the_password_is_read_from_its_file(redis_server: RedisSettings, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("word\n")
+    admin = redis.Redis.from_url(redis_server.url)
+    admin.config_set("requirepass", "word")
+    try:
+        assert StreamClient(redis_server.model_copy(update={"password_file": file}), "run").ping()
+        with pytest.raises(UnavailableError, match="HELLO must be called with the client already authenticated"):
+            StreamClient(redis_server, "run", patience_s=2).ping()
+    finally:
+        admin.config_set("requirepass", "")
+    file.write_text("")
+    with pytest.raises(SettingsError, match=r"redis.password_file .* holds no single token"):
+        StreamClient(redis_server.model_copy(update={"password_file": file}), "run")
 
 
 def test_a_prompt_is_issued_once_however_often_it_is_asked_for(client: StreamClient) -> None:

@@ -271,3 +271,14 @@ def test_rays_application_is_the_one_that_the_rollout_builds() -> None:
     # As forage_rollout.deployments.application_name has it.
     assert application["name"] == f"forage-rollout-{run}"
     assert application["route_prefix"] is None
+
+
+def test_callers_of_the_reward_see_its_replicas_once_they_are_ready() -> None:
+    service = one(rendered("defaults"), "Service", "-reward")["spec"]
+    assert service["clusterIP"] == "None"
+    assert not service.get("publishNotReadyAddresses")
+    # Without an address of its own nothing maps ports: the container's must be the Service's.
+    [(_, pod)] = pods(one(rendered("defaults"), "Deployment", "-reward"))
+    [container] = [container for container, first in containers(pod["spec"]) if not first]
+    listens = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert {port["targetPort"]: port["port"] for port in service["ports"]} == listens

@@ -156,7 +156,7 @@ def test_the_network_lets_through_the_arrows_of_the_architecture_and_no_more(nam
     assert all(pod["metadata"]["labels"]["app.kubernetes.io/instance"] == "forage" for _, _, pod in _pods(name))
 
 
-def test_outside_is_the_scraper_the_clients_that_are_named_and_the_object_store() -> None:
+def test_outside_is_the_scraper_the_clients_that_are_named_the_object_store_and_the_collector() -> None:
     def outside(name: str, component: str, side: str) -> list[tuple[str, list[int]]]:
         policy = one(rendered(name), "NetworkPolicy", f"forage-{component}")["spec"]
         key = {"ingress": "from", "egress": "to"}[side]
@@ -182,6 +182,13 @@ def test_outside_is_the_scraper_the_clients_that_are_named_and_the_object_store(
     assert world in outside("every option on", "trainer", "egress")
     assert world not in outside("every option on", "redis", "egress")
     assert ('{"ipBlock": {"cidr": "10.0.0.0/8"}}', [443]) in outside("every option on", "reward", "egress")
+    collector = (
+        '{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}',
+        [4317, 4318],
+    )
+    for component in METRICS:
+        assert collector in outside("every option on", component, "egress")
+    assert collector not in outside("every option on", "redis", "egress")
 
 
 def test_rollout_has_longer_to_end_than_it_drains() -> None:

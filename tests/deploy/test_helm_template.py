@@ -243,6 +243,7 @@ def test_a_changed_setting_restarts_those_who_read_it() -> None:
         "rollout": ({"rollout": {"temperature": 0.7}}, {"rollout", "trainer"}),
         "reward": ({"reward": {"workers": 2}}, {"reward", "rollout", "trainer"}),
         "retriever": ({"retriever": {"topk": 5}}, {"retriever", "rollout", "trainer"}),
+        "tracing": ({"tracing": {"enabled": True}}, {"retriever", "reward", "rollout", "trainer"}),
     }
     for settings, restarted in changed.values():
         after = names(settings)

@@ -7,13 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from browser_page import Page
+from dashboard_queries import PanelQuery, dashboards, queries, runnable
 from demo import Demo
+from otlp_receiver import Receiver, grpc_receiver
+from prometheus_scrape import EXPORTER, Prometheus
+from traces import PARENTS, spans_of
 
+from forage_common.step_file import read_step, step_file
 from forage_common.trajectory_file import read
 
 pytest_plugins = ["browser_fixtures"]
@@ -23,11 +28,54 @@ CLOSING = re.compile("</search>|</answer>")
 FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()"]
 
 
+WITHOUT_DATA = {
+    ("pipeline", "Alerts", "Alerts"): "none fires",
+    ("retriever", "Shards", "{{shard}}"): "this retriever merges none",
+    ("retriever", "Partial answers", "shard failures"): "likewise",
+    ("retriever", "Reranking", "p50"): "no reranker is set",
+    ("retriever", "Reranking", "p99"): "likewise",
+    ("reward", "Judging model", "{{outcome}}"): "no reward has a judge",
+    ("reward", "Shadow rewards", "scored"): "no shadow is set",
+    ("reward", "Shadow rewards", "differ"): "likewise",
+    ("reward", "Shadow rewards", "no room"): "likewise",
+    ("reward", "Restarts", "workers"): "it is one process",
+    ("reward", "Restarts", "user rewards"): "there are none",
+}
+"""Queries (dashboard, panel, legend) that find nothing while a demo runs in health, and why."""
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], str]
+) -> Iterator[Prometheus | None]:
+    """None where it is not installed. It outlives the demo, whose figures are looked at afterwards."""
+    if not shutil.which("prometheus"):
+        yield None
+        return
+    made = Prometheus(tmp_path_factory.mktemp("prometheus"), free_address)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with grpc_receiver() as made:
+        yield made
+
+
 def test_a_demo_that_is_interrupted_goes_on_answers_questions_meanwhile_and_is_evaluated(
-    small_demo: Callable[[int], Demo], repository: Path, tmp_path: Path, request: pytest.FixtureRequest
+    small_demo: Callable[..., Demo],
+    repository: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    receiver: Receiver,
+    prometheus: Prometheus | None,
 ) -> None:
-    demo = small_demo(STEPS)
+    traced = ("tracing.enabled=true", f"tracing.endpoint={receiver.endpoint}")
+    demo = small_demo(STEPS, *traced, f"trainer.rollout_data_freq={STEPS}")
     demo.start("--seed", "1", "--base-port", str(demo.base_port))
+    if prometheus is not None:
+        prometheus.scrape(demo.metrics, redis=f"127.0.0.1:{demo.base_port}")
     demo.wait_for(lambda: demo.steps >= 3, 400)
     demo.interrupt()
     assert demo.finish(60) == 130
@@ -63,6 +111,7 @@ def test_a_demo_that_is_interrupted_goes_on_answers_questions_meanwhile_and_is_e
     for file in ("settings.yaml", "report.html", "curve.png", "validation/before.jsonl", "validation/after.jsonl"):
         assert (demo.run / file).stat().st_size > 0
     assert demo.leftovers() == []
+    _traces_are_whole(demo, receiver)
 
     out = tmp_path / "evaluation"
     questions = [str(repository / "data/world/test.parquet"), "--limit", "8"]
@@ -103,3 +152,54 @@ def test_a_demo_that_is_interrupted_goes_on_answers_questions_meanwhile_and_is_e
         assert page.texts("h1") == ["Evaluation of trained, untrained"]
         assert len(page.run("return document.querySelectorAll('figure svg')")) == 2
         assert len(page.column("#answers", 0)) == 8
+
+
+def _traces_are_whole(demo: Demo, receiver: Receiver) -> None:
+    """By the trace id of any trajectory of the last step one finds all that was done for it, in all four services."""
+    trajectories = [row.trajectory for row in read_step(step_file(demo.run, STEPS))]
+    assert len(trajectories) == 4 * 4
+    searched = 0
+    for trace_id in {trajectory.trace_id for trajectory in trajectories}:
+        spans = spans_of(receiver, trace_id)
+        of_group = [trajectory for trajectory in trajectories if trajectory.trace_id == trace_id]
+        searched += len(spans.get("rollout.respond", ()))
+        optional = {"rollout.respond", "retriever.search", "POST /retrieve", "retriever.index"}
+        assert set(PARENTS) - optional <= set(spans)
+        assert {span.attributes["forage.trajectory"] for span in spans["rollout.sample"]} == {t.id for t in of_group}
+        failed = {span.name for found in spans.values() for span in found if span.failed}
+        assert failed <= {"rollout.sample"}, "nothing failed that the trajectories do not tell of"
+        (eaten,) = spans["trainer.train"]
+        assert eaten.attributes["forage.step"] == STEPS
+        assert eaten.links, "it leads to the step that ate the group"
+        step = next(span for span in receiver.named("trainer.step") if (span.trace_id, span.span_id) in eaten.links)
+        assert step.attributes["forage.step"] == STEPS
+        assert trace_id in {linked for linked, _ in step.links}, "and from there to all of its groups"
+        phases = {span.name for span in receiver.spans if span.parent_id == step.span_id}
+        assert {"trainer.wait", "trainer.update", "trainer.publish", "trainer.checkpoint"} <= phases
+    assert searched
+    searches = receiver.named("POST /retrieve")
+    assert {span.service for span in searches} == {"forage-retriever"}
+
+
+def test_every_panel_of_the_dashboards_showed_the_demo(prometheus: Prometheus | None) -> None:
+    if prometheus is None:
+        pytest.skip("prometheus is missing: apt-get install prometheus")
+    if not prometheus.scraped:
+        pytest.skip("the demo of the test before this one was not run")
+    every = {_key(query): query for name in dashboards() for query in queries(name)}
+    assert set(WITHOUT_DATA) <= set(every), "an excuse for what is not there"
+    asked = {key: query for key, query in every.items() if key[0] != "redis" or shutil.which(EXPORTER)}
+    empty = {key for key, query in asked.items() if not prometheus.has_data(_as_asked(query))}
+    assert empty <= set(WITHOUT_DATA)
+    rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+    assert rules
+    assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
+
+
+def _key(query: PanelQuery) -> tuple[str, str, str]:
+    return query.dashboard, query.panel, query.legend
+
+
+def _as_asked(query: PanelQuery) -> str:
+    """Without what stands in for data that there is not."""
+    return runnable(query.expr, rate="15s", shown="5m").removesuffix(" or vector(0)")

@@ -19,6 +19,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from forage_common import tracing
 from forage_common.circuit import Circuit, CircuitOpenError
 from forage_common.errors import ForageError, UnavailableError
 
@@ -28,6 +29,9 @@ GIVEN_UP = Counter("forage_common_calls_given_up_total", "Calls that failed for 
 
 GRPC_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
 """Options of a channel: by default it waits up to two minutes between its own attempts, and fails calls meanwhile."""
+
+GRPC_SPREAD = (("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),)
+"""Options of a channel: by default all calls go to the first address of a name, here to each in turn."""
 
 _GRPC_TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,
@@ -66,13 +70,15 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
         UnavailableError: transient failures until the deadline.
         Exception: whatever `attempt` raised that is not transient.
     """
+    for metric in (RETRIED, GIVEN_UP):
+        metric.labels(circuit.service)  # shown from the first call on, as 0
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
         async for trial in AsyncRetrying(
             stop=stop_before_delay(timeout_s),
             wait=_pause,
             retry=retry_if_exception(is_transient),
-            before_sleep=lambda _: RETRIED.labels(circuit.service).inc(),
+            before_sleep=lambda state: _tell_retry(circuit, state),
         ):
             with trial, circuit.attempt():
                 async with asyncio.timeout_at(deadline):
@@ -85,6 +91,12 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
             f"the {circuit.service} at {circuit.address} gave no answer within {timeout_s:g} s ({reason})"
         ) from cause
     raise AssertionError("unreachable: tenacity returns or raises")
+
+
+def _tell_retry(circuit: Circuit, state: RetryCallState) -> None:
+    RETRIED.labels(circuit.service).inc()
+    error = state.outcome.exception() if state.outcome else None
+    tracing.current().event("retry", {"forage.attempt": state.attempt_number, "forage.error": repr(error)})
 
 
 def _pause(state: RetryCallState) -> float:

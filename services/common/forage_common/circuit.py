@@ -65,7 +65,8 @@ class Circuit:
         self._failures = 0
         self._probe_at: float | None = None
         self._probing = False
-        OPEN.labels(service)  # shown from the start, as 0
+        for metric in (OPEN, OPENED):
+            metric.labels(service)  # shown from the start, as 0
 
     @property
     def is_open(self) -> bool:

@@ -25,3 +25,7 @@ class FencedError(ForageError):
 
 class UnavailableError(ForageError):
     """A service did not answer within its deadline, after bounded retries."""
+
+
+class InterruptedWorkError(ForageError):
+    """Work ended early because its process was asked to stop. Nothing has failed."""

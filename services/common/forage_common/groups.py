@@ -33,4 +33,5 @@ def group_of(prompt: Prompt, trajectories: Iterable[Trajectory]) -> TrajectoryGr
         position=prompt.position,
         attempt=prompt.attempt,
         trajectories=trajectories,
+        traceparent=prompt.traceparent,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from forage_common import tracing
 from forage_common.calls import MalformedReplyError, RefusedError, call
 from forage_common.circuit import Circuit
 from forage_common.v1.trajectory_pb2 import Document, Provenance
@@ -79,22 +80,9 @@ class RetrieverClient:
         body: dict[str, Any] = {"queries": list(queries), "return_scores": True}
         body |= {name: value for name, value in (("topk", topk), ("filters", filters), ("mode", mode)) if value}
 
-        async def attempt() -> httpx.Response:
-            return (await self._http.post("/retrieve", json=body)).raise_for_status()
-
-        try:
-            response = await call(self._circuit, attempt, self._timeout_s)
-        except httpx.HTTPStatusError as error:
-            status, text = error.response.status_code, error.response.text[:500]
-            raise RefusedError(
-                f"the retriever at {self._circuit.address} refused a search ({status}): {text}"
-            ) from None
-        except httpx.DecodingError as error:
-            raise self._malformed(error) from None
-        try:
-            return _found(response, len(queries))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self._malformed(error) from None
+        facts: tracing.Attributes = {"server.address": self._circuit.address, "forage.queries": len(queries)}
+        with tracing.span("retriever.search", facts, kind=tracing.Kind.CLIENT):
+            return await self._search(body, len(queries))
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -107,6 +95,26 @@ class RetrieverClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _search(self, body: dict[str, Any], queries: int) -> Found:
+        headers = tracing.headers()
+
+        async def attempt() -> httpx.Response:
+            return (await self._http.post("/retrieve", json=body, headers=headers)).raise_for_status()
+
+        try:
+            response = await call(self._circuit, attempt, self._timeout_s)
+        except httpx.HTTPStatusError as error:
+            status, text = error.response.status_code, error.response.text[:500]
+            raise RefusedError(
+                f"the retriever at {self._circuit.address} refused a search ({status}): {text}"
+            ) from None
+        except httpx.DecodingError as error:
+            raise self._malformed(error) from None
+        try:
+            return _found(response, queries)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise self._malformed(error) from None
 
     def _malformed(self, error: Exception) -> MalformedReplyError:
         address = self._circuit.address

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import grpc
 
-from forage_common.calls import GRPC_RECONNECT, MalformedReplyError, call
+from forage_common import tracing
+from forage_common.calls import GRPC_RECONNECT, GRPC_SPREAD, MalformedReplyError, call
 from forage_common.circuit import Circuit
 from forage_common.settings import Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem, ScoreRequest, ScoreResponse
@@ -17,14 +18,15 @@ _MESSAGE_BYTES = 256 * 2**20
 
 
 class GrpcReward:
-    """`forage.v1.Reward.Score`."""
+    """`forage.v1.Reward.Score`, of every replica that the address resolves to in turn."""
 
     def __init__(self, settings: Settings) -> None:
         address = settings.reward.grpc_address
         self._timeout_s = settings.rollout.score_timeout_s
         self._circuit = Circuit("reward", address)
         sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]
-        self._stub = RewardStub(grpc.aio.insecure_channel(address, options=[*sizes, *GRPC_RECONNECT]))
+        options = [*sizes, *GRPC_RECONNECT, *GRPC_SPREAD]
+        self._stub = RewardStub(grpc.aio.insecure_channel(address, options=options))
 
     async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
         """Scores in the order of the items.
@@ -35,14 +37,17 @@ class GrpcReward:
             MalformedReplyError: the answer does not match the items.
         """
         request = ScoreRequest(items=items)
+        facts: tracing.Attributes = {"server.address": self._circuit.address, "forage.items": len(items)}
+        with tracing.span("reward.score", facts, kind=tracing.Kind.CLIENT):
+            metadata = tracing.metadata()
 
-        async def attempt() -> ScoreResponse:
-            reply: ScoreResponse = await self._stub.Score(request, timeout=self._timeout_s)
-            return reply
+            async def attempt() -> ScoreResponse:
+                reply: ScoreResponse = await self._stub.Score(request, timeout=self._timeout_s, metadata=metadata)
+                return reply
 
-        reply = await call(self._circuit, attempt, self._timeout_s)
-        if [item.trajectory_id for item in reply.items] != [item.trajectory_id for item in items]:
-            raise MalformedReplyError("the reward's answer does not match the trajectories it was asked to score")
+            reply = await call(self._circuit, attempt, self._timeout_s)
+            if [item.trajectory_id for item in reply.items] != [item.trajectory_id for item in items]:
+                raise MalformedReplyError("the reward's answer does not match the trajectories it was asked to score")
         return list(reply.items)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from forage_common import tracing
 from forage_common.errors import UserError
 from forage_common.settings import Settings, from_arguments
 from forage_common.telemetry import configure_logs, get_logger
@@ -15,7 +16,9 @@ def run(name: str, main: Callable[[Settings], None]) -> None:
     configure_logs(name)
     log = get_logger()
     try:
-        main(from_arguments(sys.argv[1:]))
+        settings = from_arguments(sys.argv[1:])
+        tracing.start(settings, name)
+        main(settings)
     except UserError as error:
         print(f"forage {name}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -24,3 +27,5 @@ def run(name: str, main: Callable[[Settings], None]) -> None:
     except Exception:
         log.exception("service_failed")
         sys.exit(1)
+    finally:
+        tracing.stop()

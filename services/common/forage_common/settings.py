@@ -111,6 +111,7 @@ class RunSettings(Section):
 
 class RedisSettings(Section):
     url: str = "redis://127.0.0.1:18600/0"
+    password_file: Path | None = Field(None, description="file with the server's password, where the URL has none")
     timeout_s: float = Field(10.0, gt=0, description="of one command")
     reclaim_idle_s: float = Field(10.0, gt=0, description="a worker silent for so long loses its entries to another")
 
@@ -741,6 +742,27 @@ class TrainerSettings(Section):
         return self
 
 
+class TracingProtocol(StrEnum):
+    """How spans travel: OTLP over gRPC or over HTTP."""
+
+    GRPC = "grpc"
+    HTTP = "http"
+
+
+class TracingSettings(Section):
+    """Where every service sends its spans."""
+
+    enabled: bool = False
+    endpoint: str = Field(
+        "",
+        pattern=r"^$|^https?://[^\s?#]+$",
+        description="URL of an OpenTelemetry collector, such as http://collector:4317; "
+        "empty = that of OTEL_EXPORTER_OTLP_ENDPOINT, or this machine's",
+    )
+    protocol: TracingProtocol = TracingProtocol.GRPC
+    sample_ratio: float = Field(1.0, ge=0, le=1, description="share of the prompts whose spans are sent")
+
+
 class Settings(Section):
     """Everything a run can be told."""
 
@@ -752,6 +774,7 @@ class Settings(Section):
     reward: RewardSettings = RewardSettings()
     rollout: RolloutSettings = RolloutSettings()
     trainer: TrainerSettings = TrainerSettings()
+    tracing: TracingSettings = TracingSettings()
 
     def to_yaml(self) -> str:
         """The resolved tree, as a file that `load` reads back to an equal tree."""

@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError, Message
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
+from forage_common.auth import read_token
 from forage_common.errors import FencedError, UnavailableError
 from forage_common.settings import RedisSettings
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, TrajectoryGroup
@@ -72,12 +73,17 @@ class StreamClient:
     """One run's streams and keys. Thread-safe; every call is bounded in time.
 
     Raises `UnavailableError` from any call when the server stays away for about `patience_s`.
+
+    Raises:
+        SettingsError: the file with the password cannot be read, or holds none.
     """
 
     def __init__(self, settings: RedisSettings, run_id: str, patience_s: float = 60.0) -> None:
         retries = max(1, int(patience_s / 2))
+        file = settings.password_file
         self._redis = redis.Redis.from_url(
             settings.url,
+            password=read_token(file, "redis.password_file") if file else None,
             socket_timeout=settings.timeout_s,
             socket_connect_timeout=settings.timeout_s,
             retry=Retry(ExponentialWithJitterBackoff(cap=2.0, base=0.05), retries),

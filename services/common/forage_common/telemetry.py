@@ -15,9 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
+from forage_common import tracing
 from forage_common.addresses import port_in_use, split_address
+
+WAITING = Gauge("forage_common_waiting", "1 while this keeps the service from being ready", ["what"])
 
 
 def configure_logs(service: str, level: str = "INFO") -> None:
@@ -26,6 +29,7 @@ def configure_logs(service: str, level: str = "INFO") -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            tracing.log_fields,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -47,16 +51,19 @@ class Health:
     """Whether a service is ready and, if not, what it waits for. Thread-safe."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, str] = {"start": "starting"}
+        self._waiting: dict[str, str] = {}
         self._lock = threading.Lock()
+        self.wait_for("start", "starting")
 
     def wait_for(self, what: str, detail: str) -> None:
         with self._lock:
             self._waiting[what] = detail
+            WAITING.labels(what).set(1)
 
     def have(self, what: str) -> None:
         with self._lock:
             self._waiting.pop(what, None)
+            WAITING.labels(what).set(0)
 
     def ready(self) -> None:
         """The start is over; other waits, if any, stay."""

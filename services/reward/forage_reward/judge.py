@@ -124,6 +124,7 @@ def route_of(route: RewardRoute, rewards: Mapping[str, AnyReward], where: str) -
 
 def guarded(reward: str, scorer: Scorer) -> Scorer:
     """A scorer that never raises: what fails, or has no finite total, is INTERNAL."""
+    failures = FAILURES.labels(reward)
 
     def score(view: TrajectoryView, truth: GroundTruth) -> Score:
         try:
@@ -131,7 +132,7 @@ def guarded(reward: str, scorer: Scorer) -> Scorer:
             if not math.isfinite(found.total):
                 raise ArithmeticError(f"the total is {found.total}")
         except Exception as error:  # noqa: BLE001 - one faulty reward must not cost the batch its other scores
-            FAILURES.labels(reward).inc()
+            failures.inc()
             get_logger().exception("reward_failed", reward=reward, trajectory=_trajectory.get())
             return refused(Status.INTERNAL, reward, f"{type(error).__name__}: {error}")
         return found

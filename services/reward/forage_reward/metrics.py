@@ -12,11 +12,17 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from forage_common.v1 import trajectory_pb2
 
-REQUESTS = Counter("forage_reward_requests_total", "Calls", ["method"])
+REQUESTS = Counter("forage_reward_requests_total", "Calls of a method, refused ones included", ["method"])
 REFUSED = Counter("forage_reward_refused_total", "Calls refused because the queue was full", ["method"])
-SECONDS = Histogram("forage_reward_request_seconds", "Time to score a batch")
+for _method in ("Score", "ScoreStream"):
+    REFUSED.labels(_method)  # shown from the start, as 0
+SECONDS = Histogram("forage_reward_request_seconds", "Time to score the batch of a call of Score")
 QUEUE = Gauge("forage_reward_queue_items", "Trajectories in hand", multiprocess_mode="livesum")
-STATUSES = Counter("forage_reward_items_total", "Trajectories by outcome", ["reward", "data_source", "status"])
+STATUSES = Counter(
+    "forage_reward_items_total",
+    "Trajectories scored, by outcome; timeout and internal are failures of ours, not of the policy",
+    ["reward", "data_source", "status"],
+)
 
 
 class _Histogram(Histogram):

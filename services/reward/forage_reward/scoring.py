@@ -19,7 +19,7 @@ from prometheus_client import Counter
 from forage_common.settings import RewardSettings
 from forage_common.telemetry import get_logger
 from forage_common.v1 import reward_pb2
-from forage_reward.canaries import canaries
+from forage_reward.canaries import Canary, canaries
 from forage_reward.deadline import DEADLINE
 from forage_reward.judge import Judge
 from forage_reward.metrics import QUEUE, Tally
@@ -30,7 +30,11 @@ from forage_reward.siblings import SHARE_FROM, Siblings
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import to_proto
 
-CANARIES = Counter("forage_reward_canaries_total", "Suspicious patterns", ["data_source", "canary"])
+CANARIES = Counter(
+    "forage_reward_canaries_total",
+    "Trajectories with a pattern that suggests a reward obtained by a trick",
+    ["data_source", "canary"],
+)
 SHARED = Counter("forage_reward_shared_items_total", "Trajectories of long batches that another worker scored")
 BLOCKING_THREADS = 32
 """That wait for user rewards and judges elsewhere; waiting costs no processor."""
@@ -110,6 +114,9 @@ class Scoring:
         self._long_batches = asyncio.Lock()
         self._blocking = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="blocking")
         self._sampler = Sampler(per_minute=6)
+        for source in settings.routes:
+            for canary in Canary:
+                CANARIES.labels(source, canary.value)  # shown from the start, as 0
 
     async def batch(self, items: Sequence[reward_pb2.ScoreItem], deadline: float) -> list[reward_pb2.ScoredItem]:
         """One score an item, in order; what is not reached by `deadline` (monotonic) has status TIMEOUT."""

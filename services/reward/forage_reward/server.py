@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from typing import NoReturn
 
 import grpc
@@ -14,8 +15,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import generate_latest
 
+from forage_common import tracing
 from forage_common.addresses import bind
 from forage_common.settings import Settings
+from forage_common.tracing import Kind
 from forage_common.v1 import reward_pb2, reward_pb2_grpc
 from forage_reward.deadline import deadline_of
 from forage_reward.describe import described
@@ -33,6 +36,9 @@ MAX_MESSAGE_BYTES = 256 * 2**20
 
 MAX_CONCURRENT_CALLS = 256
 """Beyond this a call ends with RESOURCE_EXHAUSTED, which clients repeat later."""
+
+CONNECTION_AGE_MS = 300_000
+"""Then a client connects anew, when its calls have ended, and looks the name up: it finds replicas that came since."""
 
 MAX_STREAMS = 32
 DRAIN_S = 20.0
@@ -52,7 +58,11 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
     ) -> reward_pb2.ScoreResponse:
         REQUESTS.labels("Score").inc()
         try:
-            with SECONDS.time(), self._scoring.admission.of(len(request.items)):
+            with (
+                _traced("Score", context, {"forage.items": len(request.items)}),
+                SECONDS.time(),
+                self._scoring.admission.of(len(request.items)),
+            ):
                 items = await self._scoring.batch(request.items, deadline_of(context.time_remaining()))
         except QueueFullError as error:
             await _refuse(context, "Score", str(error))
@@ -72,8 +82,9 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
             stream.end()
 
         context.add_done_callback(ended)
-        async for reply in stream.replies():
-            yield reply
+        with _traced("ScoreStream", context, active=False):
+            async for reply in stream.replies():
+                yield reply
 
     async def ListRewards(
         self, request: reward_pb2.ListRewardsRequest, context: grpc.aio.ServicerContext
@@ -98,6 +109,14 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no reward is called '{request.name}': known are {known}")
         whole = self._description
         return reward_pb2.DescribeResponse(rewards=found, version=whole.version, config_digest=whole.config_digest)
+
+
+def _traced(
+    method: str, context: grpc.aio.ServicerContext, facts: tracing.Attributes | None = None, active: bool = True
+) -> AbstractContextManager[tracing.Span]:
+    facts = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method, **(facts or {})}
+    parent = tracing.called(context)
+    return tracing.span(f"{SERVICE}/{method}", facts, kind=Kind.SERVER, parent=parent, active=active)
 
 
 async def _refuse(context: grpc.aio.ServicerContext, method: str, why: str) -> NoReturn:
@@ -180,6 +199,7 @@ async def _serve(
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", int(shared)),  # else a second service would share the port in silence
+        ("grpc.max_connection_age_ms", CONNECTION_AGE_MS),
     ]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
     reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from forage_common import tracing
 from forage_common.errors import UserError
 from forage_common.settings import Settings
 from forage_common.telemetry import configure_logs, get_logger
@@ -28,6 +29,7 @@ def main() -> None:
     parent = Parent(int(sys.argv[1]))
     place = Place(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     settings = Settings.model_validate(yaml.safe_load(parent.receive() or b""))
+    tracing.start(settings, "reward")
     try:
         server = Server(settings, place).listen()
     except UserError as error:
@@ -38,6 +40,7 @@ def main() -> None:
     while parent.receive() is not None:
         pass
     server.drain()
+    tracing.stop()
 
 
 if __name__ == "__main__":

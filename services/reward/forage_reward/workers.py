@@ -18,12 +18,13 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from forage_common.addresses import port_in_use, split_address
 from forage_common.errors import UserError
 from forage_common.settings import Settings
-from forage_common.telemetry import Health, get_logger
+from forage_common.telemetry import WAITING, Health, get_logger
 from forage_reward.child import START_TIMEOUT_S, Child, ChildDiedError, ChildTimeoutError
 from forage_reward.server import DRAIN_S
 
 _own = CollectorRegistry()
 RESTARTS = Counter("forage_reward_worker_restarts_total", "Workers that ended and were started again", registry=_own)
+_own.register(WAITING)
 _WATCH_S = 0.1
 _MAX_DELAY_S = 10.0
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 import grpc
 
+from forage_common import tracing
 from forage_common.calls import MalformedReplyError, RefusedError
 from forage_common.errors import UnavailableError
 from forage_common.groups import group_of, signed
 from forage_common.reward_client import score_item
 from forage_common.settings import Settings
 from forage_common.telemetry import get_logger
+from forage_common.tracing import Kind
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
@@ -30,7 +32,7 @@ from forage_common.v1.trajectory_pb2 import (
 from forage_rollout.clients import Retriever, Reward
 from forage_rollout.environments.environment import Environment, EnvironmentFailedError, Episode
 from forage_rollout.environments.registry import BUILT_IN, EXPECTED, make
-from forage_rollout.generation import Engine, request
+from forage_rollout.generation import Engine, Generation, Request, request
 from forage_rollout.loop import Limits, Loop
 from forage_rollout.tokens import TokenCodec
 
@@ -98,6 +100,12 @@ class Agent:
         Raises:
             Exception: whatever the engine raised; nothing of the group is kept.
         """
+        facts = {"forage.group": prompt.group_uid, "forage.replica": self._replica}
+        with tracing.span("rollout.run", facts, kind=Kind.SERVER, parent=prompt.traceparent) as span:
+            tracing.sign(prompt, span)
+            return await self._run(prompt, on_event)
+
+    async def _run(self, prompt: Prompt, on_event: OnEvent | None) -> TrajectoryGroup:
         samples = max(0, prompt.samples)
         try:
             ids = await self._prompt_ids(prompt)
@@ -154,6 +162,23 @@ class Agent:
     async def _sample(
         self, prompt: Prompt, prompt_ids: Sequence[int], sample: int, on_event: OnEvent | None
     ) -> Trajectory:
+        with tracing.span("rollout.sample", {"forage.sample": sample}) as span:
+            trajectory = await self._run_sample(prompt, prompt_ids, sample, on_event)
+            span.set(
+                {
+                    "forage.trajectory": trajectory.id,
+                    "forage.turns": len(trajectory.turns),
+                    "forage.tokens": len(trajectory.loss_mask),
+                    "forage.status": Status.Name(trajectory.status),
+                }
+            )
+            if trajectory.status != Status.STATUS_OK:
+                span.fail(trajectory.status_detail)
+        return trajectory
+
+    async def _run_sample(
+        self, prompt: Prompt, prompt_ids: Sequence[int], sample: int, on_event: OnEvent | None
+    ) -> Trajectory:
         timings = Timings()
         if prompt.issued_unix_ms:
             timings.queued_s = max(0.0, time.time() - prompt.issued_unix_ms / 1000)
@@ -197,7 +222,7 @@ class Agent:
                 )
             start = time.perf_counter()
             try:
-                generation = await self._engine.generate(asked)
+                generation = await self._generate(asked, episode.turn)
             finally:
                 timings.generate_s += time.perf_counter() - start
             with self._failures_of(environment):
@@ -214,7 +239,8 @@ class Agent:
             else:
                 start = time.perf_counter()
                 try:
-                    with self._failures_of(environment):
+                    facts: tracing.Attributes = {"forage.turn": episode.turn, "forage.tag": action.tag}
+                    with self._failures_of(environment), tracing.span("rollout.respond", facts):
                         loop.add_observation(await environment.respond(action, episode))
                 finally:
                     timings.retrieve_s += time.perf_counter() - start
@@ -222,6 +248,15 @@ class Agent:
                 observed = RunStreamResponse(sample=sample, text=loop.observed)
                 observed.observed.CopyFrom(loop.turns[-1])
                 on_event(observed)
+
+    async def _generate(self, asked: Request, turn: int) -> Generation:
+        facts: tracing.Attributes = {"forage.turn": turn, "forage.context_tokens": len(asked.token_ids)}
+        with tracing.span("rollout.generate", facts, kind=Kind.CLIENT) as span:
+            generation = await self._engine.generate(asked)
+            span.set({"forage.tokens": len(generation.token_ids), "forage.hit_length": generation.hit_length})
+            if generation.versions:
+                span.set({"forage.policy_version": generation.versions[-1][0]})
+            return generation
 
     @contextmanager
     def _failures_of(self, environment: Environment) -> Iterator[None]:

@@ -70,6 +70,7 @@ class State:
         running: prompts can be run: the deployments have started, and the end has not begun.
         serving: the oldest policy that an engine serves; None before any was published.
         announced: what engines are to serve.
+        queues: gauge → entries of a stream.
     """
 
     health: Health
@@ -77,6 +78,7 @@ class State:
     running: bool = False
     serving: Policy | None = None
     announced: Policy | None = None
+    queues: dict[str, int] = field(default_factory=dict)
 
     async def look(self, backend: Backend) -> None:
         """Ask every replica how it is.
@@ -86,7 +88,7 @@ class State:
         """
         snapshots = await backend.snapshots()
         self.serving = oldest([snapshot.serving for snapshot in snapshots["Engine"]])
-        self.shown.update(snapshots, self.serving, self.announced)
+        self.shown.update(snapshots, self.serving, self.announced, self.queues)
 
     def demand(self) -> None:
         """Return if prompts can be run.

@@ -22,6 +22,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.schema import LoggingConfig
 
+from forage_common import tracing
 from forage_common.retriever_client import RetrieverClient
 from forage_common.settings import ReplicaSettings, Settings, WeightUpdate, load
 from forage_common.streams import StreamClient
@@ -36,7 +37,7 @@ from forage_rollout.endpoint_engine import EndpointEngine
 from forage_rollout.engine import VllmEngine
 from forage_rollout.follower import catch_up, follow_policy
 from forage_rollout.generation import Generation, Request
-from forage_rollout.metrics import VersionTokens, call_counts
+from forage_rollout.metrics import VersionTokens, call_counts, span_counts
 from forage_rollout.openai import Head, OpenAI
 from forage_rollout.policy import NotServingError
 from forage_rollout.readiness import wait_for_services
@@ -212,6 +213,7 @@ class AgentDeployment:
     def __init__(self, settings_json: str, engine: DeploymentHandle) -> None:
         _join_logs()
         self._settings = Settings.model_validate_json(settings_json)
+        tracing.start(self._settings, "rollout")
         self._replica = _process_name()
         self._handle = engine
         self._agent: Agent | None = None
@@ -240,9 +242,13 @@ class AgentDeployment:
         finally:
             running.cancel()
 
+    async def stop_tracing(self) -> None:
+        """The end is near, and Ray does not announce it."""
+        await asyncio.to_thread(tracing.stop)
+
     async def snapshot(self) -> Snapshot:
         counts = {} if self._agent is None else dataclasses.asdict(self._agent.counts)
-        return self._replica, b"", counts | call_counts() | self._versions.counts
+        return self._replica, b"", counts | call_counts() | span_counts() | self._versions.counts
 
     async def _ready(self) -> Agent:
         async with self._starting:
@@ -266,6 +272,8 @@ class DispatcherDeployment:
     def __init__(self, settings_json: str, agent: DeploymentHandle, engine: DeploymentHandle) -> None:
         _join_logs()
         settings = Settings.model_validate_json(settings_json)
+        tracing.start(settings, "rollout")
+        self._agents = agent
         self._replica = _process_name()
 
         async def run_group(prompt: Prompt) -> TrajectoryGroup:
@@ -283,10 +291,13 @@ class DispatcherDeployment:
 
     async def drain(self, timeout_s: float) -> int:
         """Take no more prompts and let running groups end; how many did not within the time."""
-        return await self._dispatcher.drain(timeout_s)
+        left = await self._dispatcher.drain(timeout_s)
+        if tracing.is_on():
+            await asyncio.gather(broadcast(self._agents, "stop_tracing"), asyncio.to_thread(tracing.stop))
+        return left
 
     async def snapshot(self) -> Snapshot:
-        return self._replica, b"", dataclasses.asdict(self._dispatcher.counts)
+        return self._replica, b"", dataclasses.asdict(self._dispatcher.counts) | span_counts()
 
     async def check_health(self) -> None:
         """Serve starts a new replica when this raises."""

@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from forage_common import tracing
 from forage_common.errors import UnavailableError
 from forage_common.groups import group_of, signed
 from forage_common.settings import Settings
 from forage_common.streams import Entry, StreamClient
 from forage_common.telemetry import get_logger
+from forage_common.tracing import Kind
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
 
 log = get_logger()
@@ -179,15 +181,33 @@ class Dispatcher:
 
     async def _work(self, entry: Entry[Prompt]) -> None:
         prompt = entry.message
+        facts: tracing.Attributes = {
+            "forage.group": prompt.group_uid,
+            "forage.batch": prompt.batch,
+            "forage.samples": prompt.samples,
+            "forage.attempt": prompt.attempt,
+        }
+        with tracing.span("rollout.group", facts, kind=Kind.CONSUMER, parent=prompt.traceparent) as span:
+            tracing.sign(prompt, span)
+            await self._finish(entry, span)
+
+    async def _finish(self, entry: Entry[Prompt], span: tracing.Span) -> None:
+        """Run a prompt and write its group, unless no engine can run it now."""
+        prompt = entry.message
         if not await self._policy_reached(prompt):
             # Left pending: whoever reclaims it waits again, and prompts that can run come first.
             self.counts.groups_released += 1
+            span.event("released", {"forage.min_policy_version": prompt.min_policy_version})
             log.warning("prompt_released", group=prompt.group_uid, min_policy_version=prompt.min_policy_version)
             return
         group = await self._run(prompt)
         if any(trajectory.status != Status.STATUS_OK for trajectory in group.trajectories):
             self._services_in_doubt = True
-        if await self._redis(self._streams.finish, entry, group):
+        with tracing.span("rollout.write", kind=Kind.PRODUCER) as writing:
+            group.traceparent = writing.traceparent or group.traceparent
+            written = await self._redis(self._streams.finish, entry, group)
+            writing.set({"forage.duplicate": not written})
+        if written:
             self.counts.groups_done += 1
             log.info("group_done", group=group.group_uid, batch=group.batch, samples=len(group.trajectories))
         else:
@@ -226,6 +246,7 @@ class Dispatcher:
             except Exception as error:  # noqa: BLE001 - protects the prompt from an engine that died under it
                 detail = f"{type(error).__name__}: {error}"
                 self.counts.runs_repeated += 1
+                tracing.current().event("run_failed", {"forage.error": detail})
                 log.warning("group_failed", group=prompt.group_uid, attempt=attempt, detail=detail)
                 await asyncio.sleep(RETRY_S * 2**attempt)
         self.counts.groups_failed += 1
@@ -238,6 +259,7 @@ class Dispatcher:
                 return await asyncio.to_thread(function, *args)
             except UnavailableError as error:
                 self.counts.redis_waits += 1
+                tracing.current().event("redis_away")
                 log.warning("waiting_for_redis", detail=str(error), held=len(self._held))
                 await asyncio.sleep(RETRY_S)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, NoReturn
 
 import grpc
 
+from forage_common import tracing
 from forage_common.addresses import bind
 from forage_common.auth import HEADER, TokenFile
 from forage_common.errors import UnavailableError
+from forage_common.tracing import Kind, Span
 from forage_common.v1.rollout_pb2 import (
+    DESCRIPTOR,
     GetStatusRequest,
     GetStatusResponse,
     PauseRequest,
@@ -31,6 +34,7 @@ from forage_common.v1.trajectory_pb2 import Prompt
 from forage_rollout.backend import Backend, RefusedPolicyError, State
 from forage_rollout.prompt_checks import InvalidPromptError, check
 
+SERVICE = DESCRIPTOR.services_by_name["Rollout"].full_name
 _MESSAGE_BYTES = 64 * 2**20
 _CODES = {
     InvalidPromptError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -54,15 +58,17 @@ class RolloutApi(RolloutServicer):
 
     async def Run(self, request: RunRequest, context: Any) -> RunResponse:  # the names are gRPC's
         try:
-            return RunResponse(group=await self._backend.run(self._admitted(request.prompt)))
+            with _traced("Run", request.prompt, context) as span:
+                return RunResponse(group=await self._backend.run(self._admitted(request.prompt, span)))
         except _REFUSALS as error:
             await _abort(context, error)
 
     async def RunStream(self, request: RunStreamRequest, context: Any) -> AsyncIterator[RunStreamResponse]:
         try:
-            async with aclosing(self._backend.stream(self._admitted(request.prompt))) as events:
-                async for event in events:
-                    yield event
+            with _traced("RunStream", request.prompt, context) as span:
+                async with aclosing(self._backend.stream(self._admitted(request.prompt, span))) as events:
+                    async for event in events:
+                        yield event
         except _REFUSALS as error:
             await _abort(context, error)
 
@@ -91,7 +97,7 @@ class RolloutApi(RolloutServicer):
         pause_s = await self._engines(context, lambda: self._backend.update(policy))
         return UpdateWeightsResponse(serving=policy, pause_s=pause_s)
 
-    def _admitted(self, prompt: Prompt) -> Prompt:
+    def _admitted(self, prompt: Prompt, span: Span) -> Prompt:
         """The prompt, named and fit to be run.
 
         Raises:
@@ -101,6 +107,7 @@ class RolloutApi(RolloutServicer):
         self._state.demand()
         if not prompt.group_uid:
             prompt.group_uid = f"call/{uuid.uuid4().hex}"
+        tracing.sign(prompt, span)
         return prompt
 
     async def _engines(self, context: Any, change: Callable[[], Awaitable[Any]]) -> Any:
@@ -111,6 +118,12 @@ class RolloutApi(RolloutServicer):
             return result
         except _REFUSALS as error:
             await _abort(context, error)
+
+
+def _traced(method: str, prompt: Prompt, context: Any) -> AbstractContextManager[Span]:
+    facts = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
+    parent = tracing.called(context) or prompt.traceparent
+    return tracing.span(f"{SERVICE}/{method}", facts, kind=Kind.SERVER, parent=parent, active=False)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
@@ -20,10 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
+from forage_common import tracing
 from forage_common.auth import HEADER, TokenFile
 from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
 from forage_common.telemetry import get_logger
+from forage_common.tracing import Kind
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
@@ -170,9 +172,11 @@ def make_app(backend: Backend, state: State, settings: Settings, token: TokenFil
         prompt = body.prompt(settings)
         check(prompt)
         state.demand()
+        parent = request.headers.get(tracing.HEADER, "")
         if body.stream:
-            return EventSourceResponse(_events(backend, prompt), ping=PING_S)
-        group = await _while_connected(request, backend.run(prompt))
+            return EventSourceResponse(_events(backend, prompt, parent), ping=PING_S)
+        with _traced(prompt, parent):
+            group = await _while_connected(request, backend.run(prompt))
         return JSONResponse(answer_of(group).model_dump())
 
     app.add_api_route("/v1/ask", ask, methods=["POST"], responses={200: events, **refusals}, response_model=None)
@@ -232,15 +236,24 @@ def _answer(trajectory: Trajectory) -> str | None:
     return answers[-1] if answers else None
 
 
-async def _events(backend: Backend, prompt: Prompt) -> AsyncIterator[ServerSentEvent]:
+async def _events(backend: Backend, prompt: Prompt, parent: str) -> AsyncIterator[ServerSentEvent]:
     try:
-        async with aclosing(backend.stream(prompt)) as happened:
-            async for response in happened:
-                name, content = event_of(response)
-                yield ServerSentEvent(data=content.model_dump_json(), event=name)
+        with _traced(prompt, parent):
+            async with aclosing(backend.stream(prompt)) as happened:
+                async for response in happened:
+                    name, content = event_of(response)
+                    yield ServerSentEvent(data=content.model_dump_json(), event=name)
     except UnavailableError as error:
         problem = Refusal(error=Problem(message=str(error), type="unavailable"))
         yield ServerSentEvent(data=problem.model_dump_json(), event="error")
+
+
+@contextmanager
+def _traced(prompt: Prompt, parent: str) -> Iterator[None]:
+    facts = {"http.request.method": "POST", "http.route": "/v1/ask"}
+    with tracing.span("POST /v1/ask", facts, kind=Kind.SERVER, parent=parent, active=False) as span:
+        tracing.sign(prompt, span)
+        yield
 
 
 async def _closing(parts: AsyncGenerator[Any, None]) -> AsyncIterator[bytes]:

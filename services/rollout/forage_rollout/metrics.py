@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from forage_common.calls import GIVEN_UP, RETRIED
 from forage_common.circuit import OPEN, OPENED
+from forage_common.tracing import DROPPED
 from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
 
 Counts = Mapping[str, float]
@@ -25,23 +26,61 @@ _GAUGES = {
     "groups_in_flight": "Prompts being worked on",
     "out_of_service": "Engines that do not serve: the announced policy could not be loaded",
     "paused": "Engines that stand still",
+    "prompts_on_stream": "Prompts on the stream: those that wait, and those being worked on",
     "replicas": "Processes of a deployment that answer",
     "requests_in_flight": "Generations waiting or running in the engine",
     "requests_running": "Generations that the engine samples from",
     "requests_waiting": "Generations that wait within the engine",
     "samples_in_flight": "Trajectories being worked on",
+    "trajectories_on_stream": "Groups on the stream until the trainer has a checkpoint of their step",
 }
 _HELP = {
     "adapter_loads": "LoRA adapters loaded",
     "backpressure_seconds": "Time without new prompts because the trainer has not read what was written",
-    "cached_prompt_tokens": "Prompt tokens found in the prefix cache: its hits; prompt_tokens are its queries",
     "busy_seconds": "Time of engines with at least one request",
+    "cached_prompt_tokens": "Prompt tokens found in the prefix cache: its hits; prompt_tokens are its queries",
+    "call_retries": "Attempts to call a service that failed and were repeated",
+    "calls_given_up": "Calls of a service that failed for good",
+    "circuits_opened": "Times that a service was left alone after failures in a row",
+    "environment_failures": "Trajectories that failed because the code of their environment raised",
+    "failed_internal": "Failed trajectories: an error of the service itself",
+    "failed_invalid_input": "Failed trajectories: their prompt cannot be answered as it is",
+    "failed_timeout": "Failed trajectories: out of time",
+    "failed_trajectories": "Trajectories with a status other than OK: in no loss, whatever the reason",
     "generate_seconds": "Time of trajectories in the engine",
+    "generated_tokens": "Tokens that the policy sampled, of all trajectories that ended",
+    "groups_done": "Groups written to the stream of trajectories",
+    "groups_duplicated": "Groups that another worker had written before",
+    "groups_failed": "Groups given up after several runs, written with a failed status",
+    "groups_reclaimed": "Prompts taken over from a worker that fell silent",
+    "groups_released": "Prompts left to another worker because their policy was not reached in time",
+    "invalid_actions": "Turns without a valid action",
+    "policy_failures": "Policies that could not be loaded",
     "policy_pause_seconds": "Time that generation stood still for new weights",
     "policy_updates": "Policies loaded",
+    "prompt_tokens": "Prompt tokens of requests, those in the prefix cache included",
+    "redis_waits": "Calls that found Redis away and were repeated",
+    "requests": "Generations asked of the engine",
+    "restarts": "Times that a dispatcher began anew after an error that nobody foresaw",
     "retrieve_seconds": "Time of trajectories in the environment",
+    "runs_repeated": "Runs of a group that failed and were repeated",
+    "sampled_tokens": "Tokens that the engine sampled, those of generations that were given up included",
     "score_seconds": "Time of trajectories in the reward",
+    "searches": "Valid searches of trajectories",
+    "spans_dropped": "Spans of agents and dispatchers that did not reach the collector of traces",
+    "trajectories": "Trajectories that ended, failed ones included",
+    "truncated_trajectories": "Trajectories cut at a limit of length",
+    "turns": "Turns of trajectories",
+    "unfinished_trajectories": "Trajectories that ended without an answer",
     "wait_seconds": "Time of trajectories between their issue and their start",
+}
+_LABELLED = {
+    "call_retries": ("service",),
+    "calls_given_up": ("service",),
+    "circuit_open": ("service",),
+    "circuits_opened": ("service",),
+    "replicas": ("deployment",),
+    "spans_dropped": ("reason",),
 }
 _LABELS = re.compile(r'(\w+)="([^"]*)"')
 _VERSION = "tokens_of_version"
@@ -63,6 +102,15 @@ def call_counts() -> dict[str, float]:
         "circuits_opened": OPENED,
         "circuit_open": OPEN,
     }
+    return _counts(metrics)
+
+
+def span_counts() -> dict[str, float]:
+    """Spans of this process that did not reach the collector."""
+    return _counts({"spans_dropped": DROPPED})
+
+
+def _counts(metrics: Mapping[str, Counter | Gauge]) -> dict[str, float]:
     return {
         count_name(name, **sample.labels): sample.value
         for name, metric in metrics.items()
@@ -171,12 +219,14 @@ class Shown(Collector):
         self._counts: dict[str, float] = {}
         self._serving: Policy | None = None
         self._announced: Policy | None = None
+        self._replicas: dict[str, Policy] = {}
 
     def update(
         self,
         snapshots: Mapping[str, Iterable[Snapshot]],
         serving: Policy | None,
         announced: Policy | None,
+        queues: Mapping[str, int] | None = None,
     ) -> None:
         """Replace what is shown.
 
@@ -184,12 +234,15 @@ class Shown(Collector):
             snapshots: of the replicas of each deployment.
             serving: the oldest policy that an engine serves.
             announced: what engines are to serve.
+            queues: entries of streams, by the name of their gauge.
         """
         every = [snapshot for replicas in snapshots.values() for snapshot in replicas]
         with self._lock:
             self._counts = self._totals.add(every)
             self._counts |= {count_name("replicas", deployment=n): len(list(r)) for n, r in snapshots.items()}
+            self._counts |= queues or {}
             self._staleness.add(every, announced)
+            self._replicas = {s.replica: s.serving for s in every if s.serving is not None}
             self._serving, self._announced = serving, announced
 
     def get(self, name: str) -> int:
@@ -197,18 +250,34 @@ class Shown(Collector):
         with self._lock:
             return int(self._counts.get(name, 0))
 
+    def describe(self) -> Iterator[Metric]:
+        """Every metric that there may be, without a value."""
+        for base in sorted(_GAUGES | _HELP):
+            yield _family(base, _LABELLED.get(base, ()))
+        yield Staleness().histogram()
+        yield from _policies(Policy(), Policy(), {})
+
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             counts, serving, announced = dict(self._counts), self._serving, self._announced
+            replicas = self._replicas
             histogram = self._staleness.histogram()
         yield from families(counts)
         yield histogram
-        served = serving or Policy()
-        yield GaugeMetricFamily(_PREFIX + "policy_version", "Policy version that is served", served.version)
-        yield GaugeMetricFamily(_PREFIX + "policy_epoch", "Epoch of the policy that is served", served.epoch)
-        if announced is not None:
-            text = "Policy version that the trainer announced last"
-            yield GaugeMetricFamily(_PREFIX + "policy_announced_version", text, announced.version)
+        yield from _policies(serving or Policy(), announced, replicas)
+
+
+def _policies(served: Policy, announced: Policy | None, replicas: Mapping[str, Policy]) -> Iterator[Metric]:
+    yield GaugeMetricFamily(_PREFIX + "policy_version", "Policy version that every engine serves", served.version)
+    yield GaugeMetricFamily(_PREFIX + "policy_epoch", "Epoch of the policy that every engine serves", served.epoch)
+    if announced is not None:
+        text = "Policy version that the trainer announced last"
+        yield GaugeMetricFamily(_PREFIX + "policy_announced_version", text, announced.version)
+    text = "Policy version that one engine serves"
+    each = GaugeMetricFamily(_PREFIX + "replica_policy_version", text, labels=["replica"])
+    for replica, policy in replicas.items():
+        each.add_metric([replica], policy.version)
+    yield each
 
 
 def families(counts: Counts) -> Iterator[Metric]:
@@ -218,9 +287,12 @@ def families(counts: Counts) -> Iterator[Metric]:
         base, _, labels = name.partition("{")
         grouped.setdefault(base, []).append((dict(_LABELS.findall(labels)), value))
     for base, samples in grouped.items():
-        gauge = base in _GAUGES
-        text = _GAUGES.get(base) or _HELP.get(base) or base.replace("_", " ").capitalize()
-        family = (GaugeMetricFamily if gauge else CounterMetricFamily)(_PREFIX + base, text, labels=[*samples[0][0]])
+        family = _family(base, samples[0][0])
         for labels_of, value in samples:
             family.add_metric(list(labels_of.values()), value)
         yield family
+
+
+def _family(base: str, labels: Iterable[str]) -> GaugeMetricFamily | CounterMetricFamily:
+    text = _GAUGES.get(base) or _HELP.get(base) or base.replace("_", " ").capitalize()
+    return (GaugeMetricFamily if base in _GAUGES else CounterMetricFamily)(_PREFIX + base, text, labels=[*labels])

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 from prometheus_client import REGISTRY
 
+from forage_common import tracing
 from forage_common.addresses import listen
 from forage_common.auth import TokenFile
 from forage_common.errors import UnavailableError
@@ -119,8 +120,16 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
         await asyncio.to_thread(cluster.stop, _STOP_S)
         log.info("stopped")
     # A thread may still sit in a start that was interrupted; nothing of it is left to wait for.
+    tracing.stop()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _queues(streams: StreamClient) -> dict[str, int]:
+    return {
+        "prompts_on_stream": streams.backlog(streams.prompts),
+        "trajectories_on_stream": streams.backlog(streams.trajectories),
+    }
 
 
 async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, state: State) -> None:
@@ -132,6 +141,7 @@ async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, sta
     while True:
         with contextlib.suppress(UnavailableError):  # readiness tells of it
             state.announced = await asyncio.to_thread(streams.policy)
+            state.queues = await asyncio.to_thread(_queues, streams)
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 await state.look(backend)

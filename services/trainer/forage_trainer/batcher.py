@@ -12,6 +12,7 @@ from forage_common.settings import PartialGroups, TrainerSettings
 from forage_common.streams import Entry, StreamClient
 from forage_common.telemetry import Health, get_logger
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trainer import spans
 from forage_trainer.dataset import refill_of
 from forage_trainer.feeder import Feeder
 from forage_trainer.waiting import Insist, Stop
@@ -22,7 +23,10 @@ _RECLAIM = 100_000
 _BLOCK_S = 1.0
 _RECLAIM_EVERY_S = 10.0
 _SAY_EVERY_S = 10.0
+WAITED = Counter("forage_trainer_wait_seconds_total", "Time that the trainer has waited for groups; grows as it waits")
 DROPPED = Counter("forage_trainer_groups_dropped_total", "Groups that are not trained on", ["reason"])
+for _reason in ("stale", "duplicate", "equal", "straggler"):
+    DROPPED.labels(_reason)  # shown from the start, as 0
 
 
 class BatchTimeoutError(ForageError):
@@ -107,13 +111,15 @@ class Batcher:
             BatchTimeoutError: nothing arrived for `timeout_s` while groups were missing.
             Stopped: the process was asked to stop.
         """
-        began = arrived = said = reclaimed = time.monotonic()
+        began = arrived = said = reclaimed = counted = time.monotonic()
         first: float | None = None
         waits = True
         self._drop_stale(number)
         while missing := self._missing(number):
             self._health.wait_for("batch", f"batch {number}: {len(missing)} of {self._size} groups missing")
             now = time.monotonic()
+            WAITED.inc(now - counted)
+            counted = now
             first = (first or now) if len(missing) < self._size else None
             if waits and first is not None and 0 < self._settings.straggler_timeout_s < now - first:
                 waits = False
@@ -143,6 +149,7 @@ class Batcher:
                 if self._reclaim():
                     arrived = time.monotonic()
             self._drop_stale(number)
+        WAITED.inc(time.monotonic() - counted)
         self._health.have("batch")
         held = self._held[number]
         return Batch(number, tuple(held[p] for p in sorted(held)), self._stale.get(number, 0), tuple(missing))
@@ -175,6 +182,7 @@ class Batcher:
                 self._discard(entry, "duplicate")
             elif group.position not in held:
                 new += 1
+                spans.taken(group)
                 # Here too, first the new prompt, then the old group.
                 if self._feeder.refill(group):
                     self._discard(entry, "equal")
@@ -214,6 +222,7 @@ class Batcher:
         self._insist(lambda: self._streams.discard(self._streams.trajectories, [entry.id]))
         DROPPED.labels(reason).inc()
         group = entry.message
+        spans.dropped(group, reason)
         get_logger().info(
             "group_dropped",
             reason=reason,

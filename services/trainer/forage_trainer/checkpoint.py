@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,9 @@ from forage_trainer.files import digest, folder_bytes, new_folder, remove, remov
 
 BYTES_PER_PARAMETER = 16
 """Weights and two Adam moments in fp32, and room for what is written beside them."""
+
+LISTING_S = 90.0
+"""For files of other nodes to be seen: NFS clients remember a folder's listing for up to a minute."""
 
 
 LATEST, BEST, MANIFEST, STATE = "latest", "best", "manifest.json", "state"
@@ -117,6 +121,7 @@ class Checkpoints:
         parameters: int,
         world_size: int = 1,
         free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
+        listing_s: float = LISTING_S,
     ) -> None:
         """
         Args:
@@ -124,12 +129,14 @@ class Checkpoints:
             parameters: of the model, for the size of a first checkpoint.
             world_size: processes that train.
             free_bytes: of the disk that holds a folder.
+            listing_s: wait for the files of all processes to be seen.
         """
         self._folder = folder
         self._keep = keep
         self._parameters = parameters
         self._world_size = world_size
         self._free_bytes = free_bytes
+        self._listing_s = listing_s
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
 
@@ -163,7 +170,7 @@ class Checkpoints:
             awaited: steps whose score is not known yet: they stay.
 
         Raises:
-            UserError: no disk space.
+            UserError: no disk space, or the files of some process do not appear.
         """
         self.require_space()
         target = self._path(step)
@@ -172,6 +179,7 @@ class Checkpoints:
                 state = folder / STATE
                 state.mkdir()
                 write(state)
+                self._await_shards(state)
                 files = {str(f.relative_to(state)): digest(f) for f in sorted(state.rglob("*")) if f.is_file()}
                 states = {name: part.state_dict() for name, part in (parts or {}).items()}
                 manifest = Manifest(step, epoch, data, consumed, figures, files, self._world_size, states)
@@ -186,6 +194,20 @@ class Checkpoints:
             if old not in kept:
                 remove(self._path(old))
         return target
+
+    def _await_shards(self, state: Path) -> None:
+        """Wait until what the first process wrote is there from every other one, too."""
+        own = [path for path in state.rglob("*") if path.name.endswith("_rank_0.pt")]
+        wanted = [path.with_name(path.name[:-4] + f"{r}.pt") for path in own for r in range(1, self._world_size)]
+        deadline = time.monotonic() + self._listing_s
+        while missing := set(wanted) - set(state.rglob("*.pt")):
+            if time.monotonic() > deadline:
+                names = ", ".join(sorted(str(path.relative_to(state)) for path in missing)[:4])
+                raise UserError(
+                    f"{len(missing)} of {len(own) * self._world_size} files of a checkpoint do not appear in {state} "
+                    f"({names}): run.dir must be on a volume that all nodes of the trainer share"
+                )
+            time.sleep(0.5)
 
     def best(self) -> int | None:
         """The step that `best` names, if its checkpoint is there."""

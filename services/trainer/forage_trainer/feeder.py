@@ -6,17 +6,19 @@ import hashlib
 import time
 from collections.abc import Sequence
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 
 from forage_common.settings import Settings
 from forage_common.streams import StreamClient
 from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, TrajectoryGroup
+from forage_trainer import spans
 from forage_trainer.dataset import Batches, refill_of
 from forage_trainer.selection import equal_groups
 from forage_trainer.waiting import Insist
 
 ISSUED = Counter("forage_trainer_prompts_issued_total", "Prompts put on the stream", ["purpose"])
+BOUND = Gauge("forage_trainer_max_staleness", "Policy versions that may lie between sampling and training")
 
 
 def sampling_seed(run_seed: int, batch: int, position: int, attempt: int) -> int:
@@ -30,6 +32,7 @@ class Feeder:
 
     def __init__(self, settings: Settings, streams: StreamClient, batches: Batches, insist: Insist) -> None:
         self._settings = settings
+        BOUND.set(settings.trainer.max_staleness)
         self._streams = streams
         self._batches = batches
         self._insist = insist
@@ -95,10 +98,11 @@ class Feeder:
             position=position,
             min_policy_version=version,
             attempt=attempt,
-            trace_id=f"{settings.run.id}/{uid}/{attempt}",
             issued_unix_ms=int(time.time() * 1000),
             reply_stream=self._streams.trajectories,
         )
-        if self._insist(lambda: self._streams.issue(prompt)):
+        with spans.issuing(prompt):
+            issued = self._insist(lambda: self._streams.issue(prompt))
+        if issued:
             ISSUED.labels("train").inc()
             get_logger().debug("prompt_issued", group=uid, batch=batch, position=position, attempt=attempt)

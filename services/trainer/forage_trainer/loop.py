@@ -17,6 +17,7 @@ from forage_common.settings import AdvantageEstimator, GuardAction, Settings, Va
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health, get_logger
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy
+from forage_trainer import spans
 from forage_trainer.batcher import Batch, Batcher
 from forage_trainer.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep, Stateful
 from forage_trainer.dataset import batches
@@ -69,6 +70,9 @@ class Loop:
         self._checkpoints = Checkpoints(checkpoints, trainer.max_ckpt_to_keep, worker.parameters, worker.world_size)
         self._uploader = Uploader(checkpoints, trainer.upload_url, settings.run.id) if trainer.upload_url else None
         self._guards = Guards(trainer.guards)
+        for name, guard in trainer.guards:
+            if action := getattr(guard, "action", None):
+                TRIPS.labels(name, action.value)  # shown from the start, as 0
         self._rollbacks = Rollbacks(folder, trainer.guards.max_rollbacks)
         self._batches = batches(train.rows, settings)
         self._feeder = Feeder(settings, streams, self._batches, self._insist)
@@ -141,12 +145,17 @@ class Loop:
 
     def _take_step(self, policy: Policy) -> Policy:
         step = self._version + 1
-        began = time.perf_counter()
+        began, began_ns = time.perf_counter(), time.time_ns()
         clock = Stopwatch()
         self._state.set(Phase.TRAINING, f"step {step}", self._version, self._total)
         self._feeder.issue_up_to_bound(self._version)
-        with clock("wait"):
+        with clock("wait", traced=False):
             batch = self._batcher.next(step, self._settings.trainer.batch_timeout_s)
+        with spans.step(step, batch.groups, began_ns):
+            return self._train_on(batch, policy, clock, began)
+
+    def _train_on(self, batch: Batch, policy: Policy, clock: Stopwatch, began: float) -> Policy:
+        step = batch.number
         if self._rollbacks.skips(step):
             get_logger().warning("step_skipped", step=step, reason="a guard had sent the run back because of it")
             figures = trajectory_figures(batch.groups, policy.version)

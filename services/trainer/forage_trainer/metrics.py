@@ -20,16 +20,26 @@ FORMAT = "format"
 _GAUGES = {
     name: Gauge(f"forage_trainer_{name}", text)
     for name, text in {
-        "step": "Optimizer steps taken",
+        "step": "Optimizer steps taken: the version of the policy",
+        "total_steps": "Steps that this run is to take",
         "reward_mean": "Mean reward of the last step's trajectories",
         "em_mean": "Mean exact match of the last step's trajectories",
         "search_rate": "Share of the last step's trajectories with a valid search",
         "format_rate": "Share of the last step's trajectories in the right format",
+        "finished_rate": "Share of the last step's trajectories that ended with an answer",
+        "truncated_rate": "Share of the last step's trajectories that were cut at a limit of length",
+        "searches_mean": "Mean valid searches of the last step's trajectories",
+        "turns_mean": "Mean turns of the last step's trajectories",
+        "prompt_tokens_mean": "Mean tokens of the last step's prompts",
+        "response_tokens_mean": "Mean tokens of the last step's responses, what the environment said included",
+        "response_tokens_max": "Tokens of the longest response of the last step",
+        "advantage_abs_mean": "Mean absolute advantage of a token: 0 where a step has nothing to learn from",
         "staleness_mean": "Mean policy versions between sampling and training",
         "staleness_max": "Highest number of policy versions between sampling and training",
         "logprob_diff_mean": "Mean difference of trainer's and engine's log-probabilities under one policy",
         "logprob_diff_max": "Highest difference of trainer's and engine's log-probabilities under one policy",
         "mismatch_mean": "Mean difference of trainer's and engine's log-probabilities over all state tokens",
+        "mismatch_kl": "KL of the engine's to the trainer's distribution over all state tokens (k3 estimate)",
         "kl_ref": "Mean KL of the policy to the reference",
         "kl_reward": "Mean KL to the reference of the KL in the reward",
         "kl_reward_coef": "Coefficient of the KL in the reward",
@@ -38,8 +48,11 @@ _GAUGES = {
         "is_masked": "Share of state tokens whose importance weight is 0",
         "probe_overconfidence": "Mean overconfidence of the last step's probed trajectories",
         "probe_penalty": "Mean penalty for overconfidence, which their advantages bear",
+        "loss": "Loss of the policy over the last step's updates",
+        "clip_fraction": "Share of state tokens whose ratio of probabilities was clipped",
         "entropy": "Mean entropy of the policy",
         "grad_norm": "Norm of the gradient before clipping",
+        "lr": "Learning rate of the policy's optimizer",
         "tokens_per_s": "Tokens trained on a second",
     }.items()
 }
@@ -48,6 +61,9 @@ _DEAD = Counter("forage_trainer_dead_groups_total", "Groups with too few valid t
 _FILTERED = Counter("forage_trainer_filtered_groups_total", "Groups left out for their rewards were all equal")
 _KL_NON_FINITE = Counter("forage_trainer_kl_non_finite_tokens_total", "Tokens whose KL in the reward was not finite")
 _TOKENS = Counter("forage_trainer_tokens_total", "Tokens of all trajectories trained on")
+_TRAJECTORIES = Counter("forage_trainer_trajectories_total", "Trajectories of the steps taken", ["outcome"])
+for _outcome in ("judged", "failed"):
+    _TRAJECTORIES.labels(_outcome)  # shown from the start, as 0
 
 
 def trajectory_figures(groups: Sequence[TrajectoryGroup], version: int) -> dict[str, Any]:
@@ -201,6 +217,8 @@ def export(figures: dict[str, Any]) -> None:
     _FILTERED.inc(figures.get("filtered_groups", 0))
     _KL_NON_FINITE.inc(figures.get("kl_non_finite", 0))
     _TOKENS.inc(figures["tokens"])
+    _TRAJECTORIES.labels("judged").inc(figures["trajectories"] - figures["failed"])
+    _TRAJECTORIES.labels("failed").inc(figures["failed"])
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -9,8 +9,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import Gauge
+
 from forage_common import durable
 from forage_trainer.files import write_json, write_text
+
+PHASE = Gauge(
+    "forage_trainer_phase", "1 for what the trainer is doing: starting, validating, training, done", ["phase"]
+)
 
 
 class Phase(StrEnum):
@@ -35,6 +41,8 @@ class StateFile:
         state = {"phase": phase.value, "detail": detail, "done": done, "total": total}
         if state != self._last:
             self._last = state
+            for each in Phase:
+                PHASE.labels(each.value).set(each is phase)
             write_json(self._path, state)
 
 

@@ -20,6 +20,7 @@ import structlog
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, Execute, register
 
+from forage_common import tracing
 from forage_common.errors import UserError
 from forage_common.model_folder import check_model_folder
 from forage_common.settings import Settings
@@ -130,7 +131,11 @@ class Rank(Worker):  # type: ignore[misc, unused-ignore]
         configure_logs("trainer")
         structlog.contextvars.bind_contextvars(rank=self._place.rank, node=self._place.node)
         if self._place.rank == 0:
-            return lead(self._settings, self._stop)
+            tracing.start(self._settings, "trainer")
+            try:
+                return lead(self._settings, self._stop)
+            finally:
+                tracing.stop()
         follow(self._settings)
         return 0
 

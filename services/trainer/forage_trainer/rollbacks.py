@@ -12,9 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import Gauge
+
 from forage_common.errors import ForageError, UserError
 from forage_trainer.files import write_json
 from forage_trainer.guards import Trip
+
+ROLLBACKS = Gauge("forage_trainer_rollbacks", "Rollbacks of this run, in all lives of its trainer")
+ROLLED_BACK = Gauge("forage_trainer_last_rollback_timestamp_seconds", "Unix time of the last rollback; 0 = none")
 
 
 class GuardStopError(UserError):
@@ -46,6 +51,9 @@ class Rollbacks:
             raise UserError(
                 f"{self._path} cannot be read ({error!r}): it lists steps to skip; mend or remove it"
             ) from None
+        # A rollback ends the process before it is scraped: the next life tells of it.
+        ROLLBACKS.set(len(self._done))
+        ROLLED_BACK.set(max((float(one.get("time", 0.0)) for one in self._done), default=0.0))
 
     def skips(self, step: int) -> bool:
         """Whether a step must not train on its groups."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
+from forage_common import tracing
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.telemetry import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
@@ -26,16 +27,21 @@ from forage_trainer.trajectories import StepRecord
 
 
 class Stopwatch:
-    """Seconds by phase."""
+    """Seconds by phase, each a span."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
+    def __call__(self, phase: str, traced: bool = True) -> Iterator[None]:
+        """
+        Args:
+            traced: False where the step's span, of which it is a part, is opened later.
+        """
         began = time.perf_counter()
         try:
-            yield
+            with tracing.span(f"trainer.{phase}") if traced else nullcontext():
+                yield
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
 

@@ -27,6 +27,7 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     TrajectoryGroup,
 )
+from forage_trainer import spans
 from forage_trainer.batcher import CONSUMER, BatchTimeoutError
 from forage_trainer.feeder import ISSUED
 from forage_trainer.files import write_json, write_text
@@ -198,11 +199,12 @@ class Validation:
             position=position,
             min_policy_version=policy.version,
             attempt=attempt,
-            trace_id=f"{run_id}/validation/{policy.version}/{uid}/{attempt}",
             issued_unix_ms=int(time.time() * 1000),
             reply_stream=asked.stream,
         )
-        if self._insist(lambda: self._streams.issue(prompt)):
+        with spans.issuing(prompt):
+            issued = self._insist(lambda: self._streams.issue(prompt))
+        if issued:
             ISSUED.labels("validation").inc()
 
     def _collect(self, asked: _Open) -> None:
@@ -241,6 +243,7 @@ class Validation:
             place = group.position
             if group.batch != asked.policy.version or place in asked.answers or place >= len(self._questions):
                 continue
+            spans.taken(group)
             good = [t for t in group.trajectories if judged(t)]
             if good:
                 asked.answers[place] = good[0]
@@ -307,6 +310,7 @@ class Validation:
             "answer": answer[-1] if answer else None,
             "finished": trajectory.finished,
             "truncated": trajectory.truncated,
+            "trace_id": trajectory.trace_id,
             "spans": [{"role": _role(span.role), "text": span.text} for span in trajectory.spans],
             "turns": [MessageToDict(turn, preserving_proto_field_name=True) for turn in trajectory.turns],
         }

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from prometheus_client import Counter
 
-from forage_common.errors import ForageError, UnavailableError
+from forage_common.errors import InterruptedWorkError, UnavailableError
 from forage_common.telemetry import Health, get_logger
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ PATIENCE_S = 4.0
 """Of one call to Redis: short, so that a stop is noticed while the server is away."""
 
 
-class Stopped(ForageError):
+class Stopped(InterruptedWorkError):
     """The process was asked to stop; what it leaves is resumed by the next start."""
 
 

@@ -107,6 +107,15 @@ def said(run: Path, *options: str) -> str:
     return done.output
 
 
+def test_the_trace_of_a_trajectory_is_shown_where_there_is_one(run: Path, ids: dict[str, int]) -> None:
+    assert "trace" not in said(run, "--step", "10")
+    traced = row(ids, 30, "a", 0, 1.0)
+    traced.trajectory.trace_id = "0123456789abcdef" * 2
+    write_step(step_file(run, 30), "<|im_end|>", [traced])
+    assert "trace" in said(run, "--step", "30")
+    assert "0123456789abcdef" * 2 in said(run, "--step", "30").replace("│", "").replace("\n", "").replace(" ", "")
+
+
 def test_a_steps_rows_read_like_those_of_a_validation(run: Path) -> None:
     rows = rows_of_step(step_file(run, 20))
     assert [r["question"] for r in rows] == ["Who is a?", "Who is a?", "Who is b?", "Who is d?"]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from otlp_receiver import Receiver, grpc_receiver
 from scripted_engine import CharCodec
+
+from forage_common import tracing
+from forage_common.settings import load
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "rollout"
 TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]
@@ -15,6 +20,17 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """A collector; this process traces, as the rollout service."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    with grpc_receiver() as made:
+        overrides = ["tracing.enabled=true", f"tracing.endpoint={made.endpoint}"]
+        tracing.start(load(overrides=overrides, environ={}), "rollout")
+        yield made
+        tracing.stop()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
+from otlp_receiver import Receiver
 
+from forage_common import tracing
 from forage_common.settings import DataSettings, RedisSettings, RolloutSettings, Settings
 from forage_common.streams import StreamClient
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
@@ -390,3 +392,21 @@ async def test_after_a_failed_trajectory_the_services_are_asked_for_before_more_
         assert len(bench.runs) == seen, "nothing is taken while the services are in doubt"
         bench.services.set()
         await bench.until(lambda: len(bench.runs) > seen)
+
+
+async def test_runs_that_an_engine_cut_short_are_events_of_the_groups_span(bench: Bench, receiver: Receiver) -> None:
+    async def dies_once(asked: Prompt) -> TrajectoryGroup:
+        if len(bench.runs) == 1:
+            raise RuntimeError("the engine is gone")
+        return await answer(asked)
+
+    bench.trainer.issue(prompt(0))
+    async with bench.working(dies_once) as dispatcher:
+        (group,) = await bench.groups(1)
+        await bench.until(lambda: dispatcher.counts.groups_done == 1)
+    tracing.stop()
+    (work,) = receiver.named("rollout.group")
+    assert (work.events, work.failed) == (("run_failed",), False)
+    (written,) = receiver.named("rollout.write")
+    assert written.parent_id == work.span_id
+    assert group.traceparent[3:52] == f"{written.trace_id}-{written.span_id}"

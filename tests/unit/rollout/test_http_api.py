@@ -13,8 +13,10 @@ import httpx
 import pytest
 import uvicorn
 from google.protobuf.json_format import ParseDict
+from otlp_receiver import Receiver
 from rollout_backend import LINES, AgentBackend, LineEngine
 
+from forage_common import tracing
 from forage_common.auth import TokenFile
 from forage_common.settings import EngineSettings, RolloutSettings, Settings
 from forage_common.telemetry import Health
@@ -250,3 +252,21 @@ async def until(true: Any) -> None:
     async with asyncio.timeout(5):
         while not true():
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_question_belongs_to_the_trace_of_its_header(
+    client: httpx.AsyncClient, receiver: Receiver, stream: bool
+) -> None:
+    with tracing.span("mine", parent="") as mine:
+        body = {"question": "Who?", "stream": stream}
+        response = await client.post("/v1/ask", json=body, headers=tracing.headers())
+    assert response.status_code == 200
+    assert mine.trace_id in response.text, "the whole answer says so"
+    # The server's side of a stream ends after the client's.
+    await asyncio.to_thread(receiver.wait_for, lambda r: r.named("POST /v1/ask") and r.named("mine"))
+    (outer,) = receiver.named("mine")
+    (served,) = receiver.named("POST /v1/ask")
+    (run,) = receiver.named("rollout.run")
+    assert {served.trace_id, run.trace_id} == {mine.trace_id}
+    assert (served.parent_id, run.parent_id) == (outer.span_id, served.span_id)

@@ -25,7 +25,8 @@ def test_counts_of_replicas_are_summed_and_gauges_are_gauges() -> None:
     shown = Shown()
     one = {"sampled_tokens": 5.0, "requests_in_flight": 2.0}
     two = {"sampled_tokens": 6.0, "requests_in_flight": 1.0}
-    shown.update(engines(a=one, b=two), Policy(version=3, epoch=2), Policy(version=5, epoch=2))
+    queues = {"prompts_on_stream": 6}
+    shown.update(engines(a=one, b=two), Policy(version=3, epoch=2), Policy(version=5, epoch=2), queues)
     found = page(shown)
     assert found["forage_rollout_sampled_tokens_total"] == 11
     assert found["forage_rollout_requests_in_flight"] == 3
@@ -33,6 +34,18 @@ def test_counts_of_replicas_are_summed_and_gauges_are_gauges() -> None:
     assert found["forage_rollout_policy_version"] == 3
     assert found["forage_rollout_policy_epoch"] == 2
     assert found["forage_rollout_policy_announced_version"] == 5
+    assert found["forage_rollout_prompts_on_stream"] == 6
+
+
+def test_the_policy_of_each_engine_is_shown() -> None:
+    shown = Shown()
+    serving = [Snapshot(name, {}, Policy(version=version)) for name, version in (("a", 3), ("b", 4))]
+    shown.update({"Engine": [*serving, Snapshot("starting", {})]}, None, None)
+    found = page(shown)
+    assert {name: value for name, value in found.items() if "replica_policy" in name} == {
+        'forage_rollout_replica_policy_version{replica="a"}': 3,
+        'forage_rollout_replica_policy_version{replica="b"}': 4,
+    }
 
 
 def test_a_replica_that_starts_again_takes_nothing_from_a_counter() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import grpc
 import pytest
+from otlp_receiver import Receiver
 from rollout_backend import LINES, AgentBackend, LineEngine
 
+from forage_common import tracing
 from forage_common.auth import TokenFile, presented
 from forage_common.settings import EngineSettings, RolloutSettings, Settings
 from forage_common.telemetry import Health
@@ -222,3 +224,22 @@ async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not true():
             await asyncio.sleep(0.01)
+
+
+async def test_calls_belong_to_the_trace_of_their_metadata_or_begin_one(stub: RolloutStub, receiver: Receiver) -> None:
+    with tracing.span("mine", parent="") as mine:
+        group = (await stub.Run(RunRequest(prompt=prompt()), metadata=tracing.metadata())).group
+    call = stub.RunStream(RunStreamRequest(prompt=prompt(samples=1)))
+    last = [event async for event in call][-1]
+    # The server's side of a stream ends after the client's.
+    await asyncio.to_thread(receiver.wait_for, lambda r: r.named("forage.v1.Rollout/RunStream") and r.named("mine"))
+    (outer,) = receiver.named("mine")
+    (served,) = receiver.named("forage.v1.Rollout/Run")
+    assert (served.trace_id, served.parent_id, served.kind) == (mine.trace_id, outer.span_id, "server")
+    assert {trajectory.trace_id for trajectory in group.trajectories} == {mine.trace_id}
+    (run,) = receiver.named("rollout.run", mine.trace_id)
+    assert run.parent_id == served.span_id
+    (begun,) = receiver.named("forage.v1.Rollout/RunStream")
+    assert begun.parent_id == ""
+    assert last.group.trajectories[0].trace_id == begun.trace_id != mine.trace_id
+    assert not [span for span in receiver.spans if span.failed]

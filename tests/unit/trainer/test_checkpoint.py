@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -120,6 +121,30 @@ def test_another_number_of_processes_is_refused_with_a_sentence(tmp_path: Path) 
         UserError, match=r"step 5 was written by 2 trainer processes, and 1 cannot.*forage trainer export"
     ):
         found[1].require_world_size(1)
+
+
+def test_a_checkpoint_is_whole_when_the_files_of_every_process_are_seen(tmp_path: Path) -> None:
+    def write(ranks: int, late: int = 0) -> Callable[[Path], None]:
+        def put(folder: Path, rank: int) -> None:
+            for kind in ("actor/model", "actor/optim"):
+                (folder / f"{kind}_world_size_3_rank_{rank}.pt").write_text(kind)
+
+        def shards(folder: Path) -> None:
+            (folder / "actor").mkdir()
+            for rank in range(ranks):
+                put(folder, rank)
+            for rank in range(ranks, ranks + late):
+                threading.Timer(0.3, put, (folder, rank)).start()
+
+        return shards
+
+    patient = Checkpoints(tmp_path, 2, 10, world_size=3, listing_s=10)
+    manifest = read_checkpoint(patient.save(1, 2, "data", CONSUMED, {}, write(2, late=1)))
+    assert len(manifest.files) == 6, "the last process's files came late"
+    strict = Checkpoints(tmp_path, 2, 10, world_size=3, listing_s=0)
+    with pytest.raises(UserError, match=r"2 of 6 files .*actor/model_world_size_3_rank_2\.pt.*run\.dir must be"):
+        strict.save(2, 2, "data", CONSUMED, {}, write(2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1"]
 
 
 def test_a_checkpoint_of_before_there_were_parts_is_read(tmp_path: Path) -> None:

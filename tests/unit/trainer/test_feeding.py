@@ -15,7 +15,7 @@ from forage_common.settings import RedisSettings, Settings, load
 from forage_common.streams import StreamClient
 from forage_common.telemetry import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
-from forage_trainer.batcher import Batcher, BatchTimeoutError
+from forage_trainer.batcher import WAITED, Batcher, BatchTimeoutError
 from forage_trainer.dataset import Batches
 from forage_trainer.feeder import Feeder, sampling_seed
 from forage_trainer.waiting import Insist, Stop, Stopped
@@ -153,6 +153,23 @@ def test_a_group_beyond_the_bound_is_dropped_and_issued_again(bench: Callable[..
     assert [g.attempt for g in batch.groups] == [0, 1, 0]
     assert batch.stale == 1
     assert b.streams.backlog(b.streams.trajectories) == SIZE
+
+
+def test_waiting_for_groups_is_counted_and_having_them_is_not(bench: Callable[..., Bench]) -> None:
+    def waited() -> float:
+        return float(WAITED.collect()[0].samples[0].value)
+
+    b = bench()
+    before = waited()
+    with pytest.raises(BatchTimeoutError):
+        b.batcher.next(1, 0.5)
+    assert 0.5 <= waited() - before < 5.0
+    for position in range(SIZE):
+        b.answer(1, position)
+    b.uids(1)
+    before = waited()
+    b.uids(1)
+    assert waited() - before < 0.05, "all groups are there"
 
 
 def test_a_new_life_takes_over_what_was_not_acknowledged(bench: Callable[..., Bench]) -> None:

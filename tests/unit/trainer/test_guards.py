@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import GuardAction, GuardSettings, load
 from forage_trainer.guards import Guards, Trip
-from forage_trainer.rollbacks import GuardStopError, Rollbacks, stopped
+from forage_trainer.rollbacks import ROLLBACKS, ROLLED_BACK, GuardStopError, Rollbacks, stopped
 
 NAN, INF = float("nan"), float("inf")
 SOUND = {
@@ -138,8 +139,11 @@ def test_a_rollback_is_remembered_by_later_lives_and_bounded(tmp_path: Path) -> 
     error = first.roll_back(7, TRIP)
     assert "guard 'grad_norm' at step 7: gradient norm is 99" in str(error)
     assert "rollback 1 of 2" in str(error)
+    before = time.time()
     second = Rollbacks(tmp_path, 2)
     assert (second.skips(7), second.skips(8)) == (True, False)
+    assert ROLLBACKS.collect()[0].samples[0].value == 1, "Prometheus hears of it from the next life"
+    assert before - 60 < ROLLED_BACK.collect()[0].samples[0].value <= before
     second.roll_back(9, TRIP)
     third = Rollbacks(tmp_path, 2)
     assert [step for step in range(12) if third.skips(step)] == [7, 9]

@@ -277,7 +277,7 @@ metadata:
 automountServiceAccountToken: false
 {{- end }}
 
-{{/* A Service with all ports of a part: (… "headless" true "extraSelector" (dict …)) */}}
+{{/* A Service with all ports of a part: (… "headless" true "notReady" true "extraSelector" (dict …)) */}}
 {{- define "forage.service" -}}
 apiVersion: v1
 kind: Service
@@ -286,6 +286,8 @@ metadata:
 spec:
   {{- if .headless }}
   clusterIP: None
+  {{- end }}
+  {{- if .notReady }}
   publishNotReadyAddresses: true   # metrics are wanted of one that waits, too
   {{- end }}
   selector:

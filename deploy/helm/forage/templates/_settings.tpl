@@ -59,9 +59,9 @@ key `n` of `rollout.n` means false: it is given its name back.
 {{- define "forage.settings.checksum" -}}
 {{- $settings := include "forage.settings" .root | fromYaml -}}
 {{- if eq .component "retriever" }}
-{{- $settings = pick $settings "retriever" "data" }}
+{{- $settings = pick $settings "retriever" "data" "tracing" }}
 {{- else if eq .component "reward" }}
-{{- $settings = pick $settings "reward" }}
+{{- $settings = pick $settings "reward" "tracing" }}
 {{- else if eq .component "rollout" }}
 {{- $_ := set $settings "trainer" (pick (default dict $settings.trainer) "save_freq" "max_staleness") }}
 {{- end -}}

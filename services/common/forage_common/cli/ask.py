@@ -29,7 +29,7 @@ def ask(
     config: Config = None,
     base_port: BasePort = None,
 ) -> None:
-    """Ask a policy one question and watch the trajectory: thoughts, searches, passages, answer.
+    """Ask a policy one question and watch the trajectory: thoughts, searches, passages, answer. Exit code 1: it failed.
 
     Uses the services that are running ('forage up', or a demo in progress); without them starts what it needs, with
     the policy of the latest run where there is one, and ends it afterwards.
@@ -44,14 +44,17 @@ def ask(
     settings = load(file, [*(shift_ports(base_port) if base_port else []), "run.id=ask"])
     with serving.services(settings, console, model=model or latest_policy(settings.run.dir)) as settings:
         prompt = serving.ask_prompt(settings, question, temperature, environment)
-        asyncio.run(_watch(settings, prompt, question, console))
+        succeeded = asyncio.run(_watch(settings, prompt, question, console))
+    raise typer.Exit(0 if succeeded else 1)
 
 
-async def _watch(settings: Settings, prompt: Prompt, question: str, console: Console) -> None:
+async def _watch(settings: Settings, prompt: Prompt, question: str, console: Console) -> bool:
+    """Show what happens as it happens; whether it came to its end."""
     from forage_common.local import show
     from forage_common.rollout_client import RolloutClient
     from forage_common.v1.trajectory_pb2 import Status
 
+    succeeded = False
     console.print(question, style="bold magenta", highlight=False)
     with console.status("the policy writes …"):
         async with RolloutClient(settings) as rollout, aclosing(rollout.stream(prompt)) as events:
@@ -59,10 +62,12 @@ async def _watch(settings: Settings, prompt: Prompt, question: str, console: Con
                 if event.WhichOneof("event") != "group":
                     console.print(show.happened(event))
                     continue
-                for trajectory in event.group.trajectories:
-                    if trajectory.status != Status.STATUS_OK:
-                        reason = f"{Status.Name(trajectory.status)}: {trajectory.status_detail}"
-                        console.print(reason, style="yellow", highlight=False)
+                failed = [t for t in event.group.trajectories if t.status != Status.STATUS_OK]
+                succeeded = not failed
+                for trajectory in failed:
+                    reason = f"{Status.Name(trajectory.status)}: {trajectory.status_detail}"
+                    console.print(reason, style="yellow", highlight=False)
+    return succeeded
 
 
 def latest_policy(runs: Path) -> Path | None:

@@ -42,6 +42,8 @@ def panel(row: Row, title: str = "", judged: bool = True, body: Text | None = No
         if row.get("reward") is not None:
             verdict.append(f"   reward {row['reward']:.3g}", style="dim")
         verdict.append(f"   accepted: {' | '.join(row.get('targets') or ['–'])}", style="dim")
+    if row.get("trace_id"):
+        verdict.append(f"   trace {row['trace_id']}", style="dim")
     style = ("green" if right else "red") if judged else "blue"
     question = Text(row["question"], style="bold magenta")
     return Panel(Group(question, body, verdict), title=title or None, border_style=style, title_align="left")

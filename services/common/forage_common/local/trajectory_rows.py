@@ -147,6 +147,7 @@ def _row(found: StepRow, end_of_turn: str) -> Row:
         "answer": answers[-1] if answers else None,
         "finished": own.finished,
         "truncated": own.truncated,
+        "trace_id": own.trace_id,
         "spans": [
             {"role": Role.Name(s.role).removeprefix("ROLE_").lower(), "text": s.text, "begin": s.begin, "end": s.end}
             for s in own.spans

@@ -220,6 +220,7 @@ class Prompt(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     group_uid: _builtins.str
     """data_source/split/index/epoch"""
@@ -235,6 +236,7 @@ class Prompt(_message.Message):
     attempt: _builtins.int
     """0 on first issue, +1 each time it is issued again"""
     trace_id: _builtins.str
+    """of OpenTelemetry, 32 hexadecimal digits; empty where nothing is traced"""
     issued_unix_ms: _builtins.int
     reply_stream: _builtins.str
     """where the group goes"""
@@ -242,6 +244,8 @@ class Prompt(_message.Message):
     """of each trajectory; 0 = the service's own limit, which it never exceeds"""
     environment: _builtins.str
     """a built-in environment instead of the data source's; empty = the data source's"""
+    traceparent: _builtins.str
+    """W3C: the span that what becomes of it belongs to; empty where nothing is traced"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -273,10 +277,11 @@ class Prompt(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         timeout_s: _builtins.float = ...,
         environment: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ground_truth", b"ground_truth", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch", b"batch", "data_source", b"data_source", "environment", b"environment", "ground_truth", b"ground_truth", "group_uid", b"group_uid", "issued_unix_ms", b"issued_unix_ms", "messages", b"messages", "min_policy_version", b"min_policy_version", "position", b"position", "purpose", b"purpose", "reply_stream", b"reply_stream", "run_id", b"run_id", "samples", b"samples", "sampling", b"sampling", "timeout_s", b"timeout_s", "token_ids", b"token_ids", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch", b"batch", "data_source", b"data_source", "environment", b"environment", "ground_truth", b"ground_truth", "group_uid", b"group_uid", "issued_unix_ms", b"issued_unix_ms", "messages", b"messages", "min_policy_version", b"min_policy_version", "position", b"position", "purpose", b"purpose", "reply_stream", b"reply_stream", "run_id", b"run_id", "samples", b"samples", "sampling", b"sampling", "timeout_s", b"timeout_s", "token_ids", b"token_ids", "trace_id", b"trace_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -597,6 +602,7 @@ class Trajectory(_message.Message):
     """OK, or why this trajectory must stay out of loss and baseline"""
     status_detail: _builtins.str
     trace_id: _builtins.str
+    """its prompt's"""
     replica: _builtins.str
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -685,12 +691,15 @@ class TrajectoryGroup(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     group_uid: _builtins.str
     purpose: Global___Purpose.ValueType
     batch: _builtins.int
     position: _builtins.int
     attempt: _builtins.int
+    traceparent: _builtins.str
+    """W3C: the span that wrote it; empty where nothing is traced"""
     @_builtins.property
     def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[Global___Trajectory]: ...
     def __init__(
@@ -703,10 +712,11 @@ class TrajectoryGroup(_message.Message):
         position: _builtins.int = ...,
         attempt: _builtins.int = ...,
         trajectories: _abc.Iterable[Global___Trajectory] | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch", b"batch", "group_uid", b"group_uid", "position", b"position", "purpose", b"purpose", "run_id", b"run_id", "trajectories", b"trajectories"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch", b"batch", "group_uid", b"group_uid", "position", b"position", "purpose", b"purpose", "run_id", b"run_id", "traceparent", b"traceparent", "trajectories", b"trajectories"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,7 +32,9 @@ MAX_QUERY_TOKENS = 256
 
 SEARCH_THREAD = "search"
 
-BATCH = Histogram("forage_retriever_batch_queries", "Queries searched together", buckets=(1, 2, 4, 8, 16, 32, 64))
+BATCH = Histogram(
+    "forage_retriever_batch_queries", "Queries searched together, without repetitions", buckets=(1, 2, 4, 8, 16, 32, 64)
+)
 SECONDS = Histogram("forage_retriever_search_seconds", "Time to search a batch")
 WAITING = Gauge("forage_retriever_waiting_queries", "Queries in the queue")
 SHED = Counter("forage_retriever_shed_queries_total", "Queries turned away because the queue was full")

@@ -10,14 +10,16 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from forage_common import tracing
 from forage_common.addresses import bind
 from forage_common.errors import UnavailableError
 from forage_common.telemetry import Health, get_logger
+from forage_common.tracing import Kind
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.search.hits import Hit
 from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.http_api import REQUESTS
-from forage_retriever.serve.retrieval import NotReadyError, Results, Retrieval
+from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Results, Retrieval
 from forage_retriever.serve.source import Found, InvalidRequestError
 
 MAX_MESSAGE_BYTES = 256 * 2**20
@@ -52,7 +54,7 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
         self, request: retriever_pb2.RetrieveRequest | None, context: grpc.aio.ServicerContext
     ) -> retriever_pb2.RetrieveResponse:
         try:
-            return await self._answer(request)
+            return await self._traced("Retrieve", request, tracing.called(context))
         except _RefusedError as error:
             await context.abort(error.code, str(error))
             raise AssertionError("unreachable: abort raises") from None
@@ -63,13 +65,15 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
         context: grpc.aio.ServicerContext,
     ) -> None:
         room, writing = asyncio.Semaphore(MAX_IN_FLIGHT), asyncio.Lock()
+        parent = tracing.called(context)
 
         async def answer(asked: retriever_pb2.RetrieveStreamRequest | None) -> None:
             reply = retriever_pb2.RetrieveStreamResponse(status=trajectory_pb2.STATUS_OK)
             try:
                 if asked is not None:
                     reply.id = asked.id
-                reply.response.CopyFrom(await self._answer(asked.request if asked is not None else None))
+                request = asked.request if asked is not None else None
+                reply.response.CopyFrom(await self._traced("RetrieveStream", request, parent))
             except _RefusedError as error:
                 reply.status, reply.detail = _STATUS[error.code], str(error)
             async with writing:
@@ -81,12 +85,22 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
                 await room.acquire()
                 answers.create_task(answer(asked))
 
+    async def _traced(
+        self, method: str, request: retriever_pb2.RetrieveRequest | None, parent: str
+    ) -> retriever_pb2.RetrieveResponse:
+        if request is None or not request.queries:  # as a front asks again and again, to see whether there is a shard
+            return await self._answer(request)
+        facts = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
+        with tracing.span(f"{SERVICE}/{method}", facts, kind=Kind.SERVER, parent=parent):
+            return await self._answer(request)
+
     async def _answer(self, request: retriever_pb2.RetrieveRequest | None) -> retriever_pb2.RetrieveResponse:
         if request is None:
             raise self._refused(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are no message of this call")
         try:
             filters = tuple(sorted((one.field, tuple(sorted(set(one.values)))) for one in request.filters))
-            results = await self._retrieval.retrieve(list(request.queries), request.topk, filters, request.mode)
+            with SECONDS.time():
+                results = await self._retrieval.retrieve(list(request.queries), request.topk, filters, request.mode)
             reply = _message(results, request.rows)
         except InvalidRequestError as error:
             raise self._refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None

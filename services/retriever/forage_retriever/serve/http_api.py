@@ -18,8 +18,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
+from forage_common import tracing
 from forage_common.errors import UnavailableError
 from forage_common.telemetry import Health, get_logger
+from forage_common.tracing import Kind
 from forage_retriever.search.hits import Provenance
 from forage_retriever.serve.adapters import (
     AccessReply,
@@ -34,7 +36,7 @@ from forage_retriever.serve.adapters import (
     Search,
 )
 from forage_retriever.serve.batcher import OverloadedError
-from forage_retriever.serve.retrieval import NotReadyError, Retrieval
+from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Retrieval
 from forage_retriever.serve.source import InvalidRequestError
 from forage_retriever.serve.swap import ReloadError, Swap, Swapped
 
@@ -108,7 +110,7 @@ def make_app(retrieval: Retrieval, health: Health, swap: Swap | None = None) -> 
         codes = (400, 408, 413, 422, 500, 503) if bodies else (409, 500)
         app.add_api_route(
             path,
-            _endpoint(retrieval, health, answer),
+            _endpoint(retrieval, health, answer, path),
             methods=["POST"],
             name=answer.__name__,
             responses={200: {"model": reduce(or_, replies)}} | {code: {"model": Refusal} for code in codes},
@@ -127,9 +129,15 @@ def make_app(retrieval: Retrieval, health: Health, swap: Swap | None = None) -> 
     return app
 
 
-def _endpoint(retrieval: Retrieval, health: Health, answer: Answer) -> Endpoint:
+def _endpoint(retrieval: Retrieval, health: Health, answer: Answer, path: str) -> Endpoint:
+    name, facts = f"POST {path}", {"http.request.method": "POST", "http.route": path}
+
     async def endpoint(request: Request) -> Response:
-        response = await _guarded(request, answer, health)
+        with tracing.span(name, facts, kind=Kind.SERVER, parent=request.headers.get(tracing.HEADER, "")) as span:
+            response = await _guarded(request, answer, health)
+            span.set({"http.response.status_code": response.status_code})
+            if response.status_code >= 500:
+                span.fail(bytes(response.body).decode())
         if "x-forage-mode" not in response.headers and (source := retrieval.provenance) is not None:
             response.raw_headers += _provenance_headers(source)
         REQUESTS.labels("http", str(response.status_code)).inc()
@@ -139,7 +147,8 @@ def _endpoint(retrieval: Retrieval, health: Health, answer: Answer) -> Endpoint:
 
 
 async def _searched(retrieval: Retrieval, asked: Search) -> Response:
-    results = await retrieval.retrieve(asked.texts, asked.limit, asked.conditions, asked.mode or "")
+    with SECONDS.time():
+        results = await retrieval.retrieve(asked.texts, asked.limit, asked.conditions, asked.mode or "")
     response = Response(asked.reply(results), media_type="application/json")
     response.raw_headers += _provenance_headers(results.provenance)
     if results.partial:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Histogram
 
+from forage_common import tracing
 from forage_retriever.search.hits import Filters, Provenance
 from forage_retriever.serve.batcher import Asked
 from forage_retriever.serve.cache import LruCache
@@ -27,6 +28,11 @@ MAX_CACHED_CHARS = 1000
 QUERIES = Counter("forage_retriever_queries_total", "Queries answered", ["cache"])
 PARTIAL = Counter("forage_retriever_partial_queries_total", "Queries answered without one of the shards")
 TIMEOUTS = Counter("forage_retriever_timeouts_total", "Requests given up after retriever.queue_timeout_s")
+SECONDS = Histogram(
+    "forage_retriever_request_seconds",
+    "Time to answer all queries of a request, in the queue or from the cache included",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
 _HITS, _MISSES = QUERIES.labels("hit"), QUERIES.labels("miss")
 
 
@@ -128,8 +134,9 @@ class Retrieval:
 
     async def _search(self, source: Source, queries: Sequence[str], asked: Asked) -> tuple[Provenance, Sequence[Found]]:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await source.search(queries, asked)
+            with tracing.span("retriever.index", {"forage.queries": len(queries), "forage.mode": asked.mode}):
+                async with asyncio.timeout(self._timeout_s):
+                    return await source.search(queries, asked)
         except TimeoutError:
             TIMEOUTS.inc()
             raise

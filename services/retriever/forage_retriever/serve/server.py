@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from forage_common import tracing
 from forage_common.addresses import listen
 from forage_common.settings import Settings
 from forage_common.telemetry import Health, get_logger
@@ -36,6 +37,7 @@ def serve(settings: Settings) -> None:
     if any(thread.name in (INDEX_THREAD, SEARCH_THREAD) and thread.is_alive() for thread in threading.enumerate()):
         # All is drained but a build, or a search, goes on in FAISS or ONNX Runtime, which abort an interpreter that
         # ends under them. What it had written aside is removed by the next start.
+        tracing.stop()
         sys.stderr.flush()
         os._exit(0)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import grpc
 from prometheus_client import Counter, Gauge
 
+from forage_common import tracing
 from forage_common.circuit import Circuit, CircuitOpenError
 from forage_common.telemetry import get_logger
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
@@ -72,7 +73,8 @@ class Shard:
         request = retriever_pb2.RetrieveRequest(
             queries=queries, topk=asked.topk, filters=filters, mode=asked.mode, rows=True
         )
-        return await self._call(request, timeout_s)
+        with tracing.span("retriever.shard", {"server.address": self.address}, kind=tracing.Kind.CLIENT):
+            return await self._call(request, timeout_s)
 
     async def watch(self) -> None:
         """Ask it for its provenance again and again, until cancelled."""
@@ -87,7 +89,9 @@ class Shard:
     async def _call(self, request: retriever_pb2.RetrieveRequest, timeout_s: float) -> retriever_pb2.RetrieveResponse:
         try:
             with self._circuit.attempt():
-                reply: retriever_pb2.RetrieveResponse = await self._stub.Retrieve(request, timeout=timeout_s)
+                reply: retriever_pb2.RetrieveResponse = await self._stub.Retrieve(
+                    request, timeout=timeout_s, metadata=tracing.metadata()
+                )
         except CircuitOpenError as error:
             raise ShardAwayError(str(error)) from None
         except grpc.aio.AioRpcError as error:

@@ -23,7 +23,7 @@ from forage_retriever.serve.source import LocalSource
 INDEX_THREAD = "index"
 SWAPS = Counter("forage_retriever_swaps_total", "Indexes exchanged while serving")
 SWAP_FAILURES = Counter("forage_retriever_swap_failures_total", "New indexes that could not be loaded")
-SERVED = Info("forage_retriever_index", "The index that is being searched")
+SERVED = Info("forage_retriever_index", "The index that is being searched: labels index, corpus, encoder, mode")
 
 
 class ReloadError(ForageError):

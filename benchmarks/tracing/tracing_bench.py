@@ -1,0 +1,134 @@
+"""What tracing costs the rollout loop, at its dearest: an engine, a retriever and a reward that take no time at all.
+
+Modes take turns, so that what else the machine does hits all of them. Figures are processor time of this process, the
+exporter's thread included; the collector is another process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+import timeit
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forage_common import tracing
+from forage_common.retriever_client import Found
+from forage_common.settings import Settings, load
+from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
+from forage_common.v1.trajectory_pb2 import ChatMessage, Document, Prompt, Provenance, Score, Status
+from forage_rollout.agent import Agent
+from forage_rollout.generation import Generation, Request
+from forage_rollout.tokens import FileTokenizer
+
+MODEL = Path(__file__).parents[2] / "models/tiny-policy"
+SEARCH, ANSWER = "<think>hm</think><search> who </search>", "<think>ah</think><answer> me </answer>"
+SAMPLES = 8
+WARM = 10
+LOOPS = 100_000
+MODES = {"off": None, "on": 1.0, "on for 1 %": 0.01}
+
+
+class Engine:
+    """Searches once, then answers."""
+
+    def __init__(self, codec: FileTokenizer) -> None:
+        self._prompt = codec.encode("Who?")
+        self._lines = [codec.encode(SEARCH), codec.encode(ANSWER)]
+
+    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+        return self._prompt
+
+    async def generate(self, request: Request) -> Generation:
+        ids = self._lines[len(request.token_ids) > len(self._prompt)]
+        return Generation(ids, [-0.1] * len(ids), False, [(1, 1, 0, len(ids))])
+
+    async def release(self, affinity: str) -> None:
+        pass
+
+
+class Services:
+    """The retriever and the reward."""
+
+    async def search(self, queries: Sequence[str]) -> Found:
+        document = Document(id="d", contents='"Title"\nA passage of a few words.', score=1.0)
+        return Found([[document] * 3 for _ in queries], Provenance(), False)
+
+    async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
+        score = Score(status=Status.STATUS_OK, total=1.0)
+        return [ScoredItem(trajectory_id=item.trajectory_id, score=score) for item in items]
+
+
+def settings(endpoint: str, ratio: float | None) -> Settings:
+    traced = [] if ratio is None else ["tracing.enabled=true", f"tracing.sample_ratio={ratio}"]
+    return load(overrides=[f"tracing.endpoint={endpoint}", f"model.path={MODEL}", *traced], environ={})
+
+
+def measure(chosen: Settings, codec: FileTokenizer, groups: int) -> float:
+    """Processor time of one trajectory, in microseconds."""
+    tracing.start(chosen, "bench")
+    services = Services()
+    agent = Agent(chosen, Engine(codec), services, services, codec, "<eos>", "bench")
+
+    async def run() -> None:
+        for group in range(groups):
+            prompt = Prompt(
+                run_id="bench",
+                group_uid=f"g/{group}",
+                data_source="world_facts",
+                messages=[ChatMessage(role="user", content="Who?")],
+                samples=SAMPLES,
+            )
+            done = await agent.run(prompt)
+            assert all(trajectory.finished for trajectory in done.trajectories)
+        await agent.close()
+
+    began = time.process_time()
+    asyncio.run(run())
+    tracing.stop()
+    return (time.process_time() - began) / (groups * SAMPLES) * 1e6
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--groups", type=int, default=200)
+    arguments.add_argument("--rounds", type=int, default=7)
+    given = arguments.parse_args()
+    codec = FileTokenizer(MODEL)
+    command = [sys.executable, str(Path(__file__).with_name("collector.py"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as collector:
+        assert collector.stdout is not None
+        endpoint = f"http://127.0.0.1:{int(collector.stdout.readline())}"
+        cost: dict[str, list[float]] = {mode: [] for mode in MODES}
+        for ratio in MODES.values():
+            measure(settings(endpoint, ratio), codec, WARM)  # to be warm
+        for _ in range(given.rounds):
+            for mode, ratio in MODES.items():
+                cost[mode].append(measure(settings(endpoint, ratio), codec, given.groups))
+        received = int(collector.communicate()[0])
+    traced = SAMPLES * (given.rounds * given.groups + WARM) * (1 + MODES["on for 1 %"])
+    opened = "with span('x', {'a': 1}): pass"
+    nothing_s = min(timeit.repeat(opened, "from forage_common.tracing import span", number=LOOPS)) / LOOPS
+    middle = {mode: statistics.median(values) for mode, values in cost.items()}
+    figures: dict[str, Any] = {
+        "trajectory_us": {mode: round(value, 1) for mode, value in middle.items()},
+        "ratio": {mode: round(value / middle["off"], 3) for mode, value in middle.items()},
+        "span_off_ns": round(nothing_s * 1e9),
+        "spans_a_trajectory": round(received / traced, 1),
+    }
+    print(f"{'tracing':<12} {'µs a trajectory':>16} {'of off':>8}   (lowest to highest of {given.rounds} rounds)")
+    for mode, values in cost.items():
+        of_off = middle[mode] / middle["off"]
+        print(f"{mode:<12} {middle[mode]:>16.0f} {of_off:>8.2f}   ({min(values):.0f} to {max(values):.0f})")
+    print(f"a trajectory opens {received / traced:.1f} spans; one takes {nothing_s * 1e9:.0f} ns while tracing is off")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# The stack of docker-compose.yml on this machine.
+# usage: compose.sh up [option of docker compose up …]     makes what is missing (secrets, images), starts, waits, says where
+#        [VOLUMES=1] compose.sh down                       VOLUMES=1 also drops what is on the volumes
+#        [SERVICE=trainer] compose.sh logs
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fail() { echo "compose: $*" >&2; exit 2; }
+
+require() {
+  command -v docker >/dev/null || fail "docker is missing: install Docker 20.10 or later with its Compose plugin"
+  docker info >/dev/null 2>&1 || fail "no Docker engine answers ($(docker info 2>&1 | tail -n 1)): start it, or set DOCKER_HOST"
+  local version
+  version=$(docker compose version --short 2>/dev/null) || fail "docker has no Compose: install its plugin, 2.24 or later"
+  [ "$(printf '%s\n' 2.24 "${version#v}" | sort -V | head -n 1)" = 2.24 ] || fail "Compose is $version, expected 2.24 or later"
+  docker compose config --quiet
+}
+
+# Readable for the users of the containers, in a folder that nobody else enters.
+make_secrets() {
+  local folder=deploy/compose/secrets name
+  mkdir -p "$folder" && chmod 700 "$folder"
+  for name in redis-password rollout-token grafana-password; do
+    [ -s "$folder/$name" ] || { head -c 512 /dev/urandom | LC_ALL=C tr -dc 'A-Za-z0-9' | head -c 40; echo; } > "$folder/$name"
+    chmod 644 "$folder/$name"
+  done
+}
+
+# From a registry Docker brings them itself.
+make_images() {
+  local image name cpu=() gpu=()
+  for image in $(docker compose config --images | grep -E '^forage/' | sort -u); do
+    docker image inspect "$image" >/dev/null 2>&1 && continue
+    name=${image#forage/} name=${name%%:*}
+    case $image in *-gpu) gpu+=("$name") ;; *) cpu+=("$name") ;; esac
+  done
+  [ ${#cpu[@]} = 0 ] || SERVICES="${cpu[*]}" scripts/images.sh
+  [ ${#gpu[@]} = 0 ] || GPU=1 SERVICES="${gpu[*]}" scripts/images.sh
+}
+
+# Not `up --wait`, to which a trainer that has finished is a failure.
+wait_until_ready() {
+  local states stuck
+  while :; do
+    states=$(docker compose ps --all --format '{{.Service}}|{{.State}}|{{.Health}}|{{.ExitCode}}')
+    if stuck=$(grep -E '\|(restarting|dead)\||\|unhealthy\||\|exited\|.*\|[1-9]' <<< "$states"); then
+      docker compose ps --all >&2
+      fail "${stuck%%|*} does not become ready (see above): 'make logs SERVICE=${stuck%%|*}' tells why"
+    fi
+    grep -qE '\|created\||\|starting\|' <<< "$states" || return 0
+    sleep 1
+  done
+}
+
+up() {
+  make_secrets
+  make_images
+  docker compose up --detach --remove-orphans "$@"
+  wait_until_ready
+  local service address
+  for service in grafana:3000 prometheus:9090 retriever:18610; do
+    if address=$(docker compose port "${service%:*}" "${service#*:}" 2>/dev/null); then printf '  %-11s http://%s\n' "${service%:*}" "$address"; fi
+  done
+  echo "  'make logs SERVICE=trainer' follows the training; Grafana's admin has the word in deploy/compose/secrets/grafana-password"
+}
+
+verb=${1:-}; shift || true
+case $verb in
+  up) require; up "$@" ;;
+  down) require; docker compose --profile '*' down --remove-orphans ${VOLUMES:+--volumes} ;;
+  logs) require; docker compose logs --follow --tail 200 ${SERVICE:+"$SERVICE"} ;;
+  *) fail "the verb is '$verb', expected up, down or logs" ;;
+esac

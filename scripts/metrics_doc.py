@@ -1,0 +1,183 @@
+"""Makes docs/metrics.md from the metrics that the services' code registers, each in its service's own environment.
+
+.venvs/common/bin/python scripts/metrics_doc.py            writes it
+.venvs/<service>/bin/python scripts/metrics_doc.py NAME    prints one service's as JSON
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCUMENT = REPOSITORY / "docs/metrics.md"
+SERVICES = {
+    "trainer": "At `trainer.health_address`. Gauges are of the last optimizer step, and 0 before there is one.",
+    "rollout": "At `rollout.health_address`, the sums over all replicas of engine, agent and dispatcher,\n"
+    "looked at each second. What only grows goes on growing when a replica starts again.",
+    "retriever": "At `retriever.http_address`.",
+    "reward": "At `reward.health_address`, the sums over all workers.",
+    "common": "Of every service that calls others or has a health endpoint, beside its own.",
+}
+_SUFFIX = {"counter": "_total", "info": "_info"}
+_INTRODUCTION = """# Metrics
+
+Every service shows its metrics for Prometheus under `/metrics`, by names that say what, and in which unit. Scraped
+under the job of its service (`job="trainer"`, …), as compose and the chart do, they are what the dashboards
+(`deploy/grafana`) and the alerts (`deploy/prometheus/rules`, [runbooks](runbooks/README.md)) read.
+
+A histogram `x` is the series `x_bucket`, `x_sum` and `x_count`. Every counter and histogram also has an `x_created`,
+the time of its first count. Python's own `python_*` and `process_*` come along, but not from a reward with several
+workers. Counters of events that have not happened yet are there as 0, unless their label is only known with the event.
+
+This page is made from the code by `make metrics-doc`, and a test says when it is not current.
+
+## Dashboards
+
+Compose provisions them; the chart installs them for Grafana's sidecar (`monitoring.dashboards`); elsewhere import
+`deploy/grafana/dashboards/*.json`. Open **Pipeline** first. They know Prometheus by a variable, can be narrowed to a
+namespace and, those of one service, to its instances, and link to each other.
+
+| dashboard | answers |
+|---|---|
+| Pipeline | who waits for whom, queues, throughput, staleness, versions of engines, what is lost or repaired |
+| Training | reward and exact match, KL, entropy, clipping, gradient, trainer against engine, lengths, time of a step |
+| Rollout | tokens, requests, prefix cache, where a trajectory's time goes, weights, repairs |
+| Retriever | latency, errors, queue, batches, cache, which index |
+| Reward | scores by component, failures of ours, latency, canaries |
+| Redis | whether the books are on disk, memory, slow commands; needs redis_exporter |
+
+`make dashboards` writes them from the code in `deploy/grafana/forage_dashboards`.
+"""
+EXPORTED = {
+    "redis_up": ("gauge", "1 where the exporter reaches Redis"),
+    "redis_uptime_in_seconds": ("gauge", "Time since Redis started"),
+    "redis_connected_clients": ("gauge", "Connections"),
+    "redis_blocked_clients": ("gauge", "Connections that wait for an entry of a stream"),
+    "redis_memory_used_bytes": ("gauge", "Memory in use"),
+    "redis_memory_max_bytes": ("gauge", "`maxmemory`; 0 = no limit"),
+    "redis_commands_processed_total": ("counter", "Commands"),
+    "redis_commands_total": ("counter", "Commands by name", "cmd"),
+    "redis_commands_duration_seconds_total": ("counter", "Time in commands by name", "cmd"),
+    "redis_slowlog_length": ("gauge", "Entries of the slow log"),
+    "redis_aof_enabled": ("gauge", "1 where the append-only file is on"),
+    "redis_aof_last_write_status": ("gauge", "1 where the last write to the append-only file went well"),
+    "redis_aof_current_size_bytes": ("gauge", "Size of the append-only file"),
+    "redis_aof_rewrite_in_progress": ("gauge", "1 while the append-only file is rewritten"),
+    "redis_aof_last_bgrewrite_status": ("gauge", "1 where its last rewrite went well"),
+    "redis_rejected_connections_total": ("counter", "Connections refused because of `maxclients`"),
+    "redis_evicted_keys_total": ("counter", "Keys evicted: streams and ledger must never be"),
+    "redis_net_input_bytes_total": ("counter", "Bytes received"),
+    "redis_net_output_bytes_total": ("counter", "Bytes sent"),
+    "redis_db_keys": ("gauge", "Keys", "db"),
+    "redis_latest_fork_seconds": ("gauge", "Time that the last fork, of a rewrite, took"),
+}
+"""Those of redis_exporter that dashboards and alerts read: (type, meaning, labels)."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """One metric: its name as it is queried, prometheus_client's name of its type, labels, and what its help says."""
+
+    name: str
+    type: str
+    labels: tuple[str, ...]
+    help: str
+
+    def __str__(self) -> str:
+        labels = ", ".join(f"`{label}`" for label in self.labels) or "–"
+        return f"| `{self.name}` | {self.type} | {labels} | {self.help} |"
+
+
+def collected(service: str) -> list[Described]:
+    """The metrics of a service, which must be this environment's, by name.
+
+    Raises:
+        ValueError: one lacks a help text, or its name does not start with `forage_<service>_`.
+    """
+    found = {metric.name: metric for module in _modules(f"forage_{service}") for metric in _described(module)}
+    own = [found[name] for name in sorted(found) if not name.startswith("forage_common_") or service == "common"]
+    for metric in own:
+        if not metric.name.startswith(f"forage_{service}_") or not metric.help:
+            raise ValueError(f"{metric.name} ({metric.help!r}): expected forage_{service}_… and a help text")
+    return own
+
+
+def _modules(package: str) -> Iterator[ModuleType]:
+    """Modules that have to do with metrics."""
+    folder = REPOSITORY / "services" / package.removeprefix("forage_") / package
+    for file in sorted(folder.rglob("*.py")):
+        if re.search(r"^from prometheus_client", file.read_text(encoding="utf-8"), re.M):
+            yield importlib.import_module(".".join(file.relative_to(folder.parent).with_suffix("").parts))
+
+
+def _described(module: ModuleType) -> Iterator[Described]:
+    """What a module holds: metrics by name or in a dict, and classes that collect what comes from elsewhere."""
+    from prometheus_client.core import Metric
+    from prometheus_client.metrics import MetricWrapperBase
+    from prometheus_client.registry import Collector
+
+    values = [v for value in vars(module).values() for v in (value.values() if isinstance(value, dict) else [value])]
+    for value in values:
+        families: Iterable[Metric] = ()
+        labels = None
+        if isinstance(value, MetricWrapperBase):
+            families, labels = value.describe(), value._labelnames
+        elif isinstance(value, type) and Collector in value.__mro__ and value.__module__ == module.__name__:
+            families = value().describe() if MetricWrapperBase not in value.__mro__ else ()
+        for family in families:
+            name = family.name + _SUFFIX.get(family.type, "")
+            found = labels if labels is not None else getattr(family, "_labelnames", ())
+            yield Described(name, family.type, tuple(found), family.documentation)
+
+
+def section(service: str, metrics: Iterable[Described]) -> str:
+    """A service's part of the page."""
+    title = "Every service" if service == "common" else service.capitalize()
+    rows = "\n".join(map(str, metrics))
+    return f"## {title}\n\n{SERVICES[service]}\n\n| name | type | labels | meaning |\n|---|---|---|---|\n{rows}\n"
+
+
+def others() -> str:
+    """The part about programs that are not Forage's."""
+    metrics = (Described(name, kind, tuple(labels), text) for name, (kind, text, *labels) in EXPORTED.items())
+    rows = "\n".join(map(str, metrics))
+    return (
+        "## Redis\n\nOf redis_exporter, where it is deployed: what the dashboards and alerts read of it.\n\n"
+        f"| name | type | labels | meaning |\n|---|---|---|---|\n{rows}\n\n"
+        "## Ray\n\nRay's own metrics (`ray_*`) are at port 8080 of every node where the chart runs a Ray cluster (its\n"
+        "PodMonitor scrapes them). vLLM's are not shown: what matters of the engine is in the rollout's table.\n"
+    )
+
+
+def names() -> set[str]:
+    """All metrics of the page, by name as it is queried, with the series of histograms."""
+    found = set()
+    for name, kind in re.findall(r"^\| `(\w+)` \| (\w+) \|", DOCUMENT.read_text(encoding="utf-8"), re.M):
+        found |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}
+    return found
+
+
+def _write() -> None:
+    parts = [_INTRODUCTION]
+    for service in SERVICES:
+        command = [str(REPOSITORY / f".venvs/{service}/bin/python"), __file__, service]
+        made = json.loads(
+            subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+        )
+        parts.append(section(service, [Described(**one | {"labels": tuple(one["labels"])}) for one in made]))
+    DOCUMENT.write_text("\n".join([*parts, others()]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.stdout.write(json.dumps([asdict(metric) for metric in collected(sys.argv[1])]) + "\n")
+    else:
+        _write()

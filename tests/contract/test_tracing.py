@@ -1,0 +1,213 @@
+"""Spans of real services: one trace through the streams, the agent, the retriever's and the reward's processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from otlp_receiver import Received, Receiver, grpc_receiver
+from rollout_parts import Services, small_corpus, waits_for
+from scripted_engine import CharCodec, ScriptedEngine
+from traces import PARENTS, spans_of
+
+from forage_common import tracing
+from forage_common.otlp import Tracer
+from forage_common.retriever_client import RetrieverClient
+from forage_common.settings import RedisSettings, Settings, load
+from forage_common.streams import StreamClient
+from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
+from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Status, TrajectoryGroup
+from forage_rollout.agent import Agent
+from forage_rollout.clients import GrpcReward
+from forage_rollout.dispatcher import Dispatcher
+
+LINES = ["<think>t</think> <search> Norland </search>", "<think>t</think> <answer> Norcity </answer>"]
+LISTENING = ("retriever.http_address", "retriever.grpc_address", "reward.grpc_address", "reward.health_address")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Services that trace, as processes, and the settings that lead to them."""
+
+    receiver: Receiver
+    settings: Settings
+
+
+@pytest.fixture(scope="module")
+def stack(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], str]
+) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("services")
+    small_corpus(folder / "corpus.jsonl")
+    with grpc_receiver() as receiver, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        overrides = [
+            "tracing.enabled=true",
+            f"tracing.endpoint={receiver.endpoint}",
+            f"data.corpus={folder / 'corpus.jsonl'}",
+            f"retriever.cache_dir={folder / 'cache'}",
+            "retriever.mode=bm25",
+            "reward.workers=2",
+            *(f"{name}={free_address()}" for name in LISTENING),
+        ]
+        settings = load(overrides=overrides, environ={})
+        services = Services(repository, folder)
+        try:
+            for name in ("retriever", "reward"):
+                services.start(name, *overrides)
+            asyncio.run(_ready(settings))
+            yield Stack(receiver, settings)
+        finally:
+            services.end()
+
+
+@pytest.fixture
+def traced(stack: Stack) -> Iterator[Stack]:
+    """This process traces, too, as the rollout service."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        tracing.start(stack.settings, "rollout")
+    stack.receiver.spans.clear()
+    yield stack
+    tracing.stop()
+
+
+async def _ready(settings: Settings) -> None:
+    async with asyncio.timeout(120):
+        for address in (settings.retriever.http_address, settings.reward.health_address):
+            while waits_for(address) != set():
+                await asyncio.sleep(0.1)
+
+
+def agent(settings: Settings) -> Agent:
+    codec = CharCodec()
+    retriever = RetrieverClient(settings.retriever.http_address, settings.rollout.retrieve_timeout_s)
+    engine = ScriptedEngine(codec, LINES)
+    return Agent(settings, engine, retriever, GrpcReward(settings), codec, "<eos>", "replica-1")
+
+
+def prompt(name: str) -> Prompt:
+    return Prompt(
+        run_id="local",
+        group_uid=f"world_facts/train/{name}/0",
+        data_source="world_facts",
+        messages=[ChatMessage(role="user", content="What is the capital of Norland?")],
+        ground_truth=GroundTruth(targets=["Norcity"]),
+        samples=2,
+        batch=1,
+    )
+
+
+@asynccontextmanager
+async def dispatching(settings: Settings, streams: StreamClient) -> AsyncIterator[None]:
+    async def served(version: int, epoch: int, timeout_s: float) -> Policy:
+        return Policy(version=version, epoch=epoch)
+
+    async def ready() -> None:
+        pass
+
+    running = agent(settings)
+    task = asyncio.create_task(Dispatcher(settings, streams, running.run, served, ready).run())
+    yield
+    task.cancel()
+    await asyncio.wait([task])
+    await running.close()
+
+
+async def answered(settings: Settings, redis: RedisSettings, asked: Prompt) -> TrajectoryGroup:
+    """What comes back over the streams."""
+    settings = settings.model_copy(update={"redis": redis})
+    streams = StreamClient(redis, "local", 5.0)
+    streams.create()
+    streams.publish(Policy(version=1, epoch=1))
+    streams.issue(asked)
+    async with dispatching(settings, streams), asyncio.timeout(30):
+        while not (taken := await asyncio.to_thread(streams.take_groups, streams.trajectories, "trainer", 1, 0.2)):
+            pass
+    return taken[0].message
+
+
+async def arrived(stack: Stack, condition: Callable[[Receiver], Any]) -> Any:
+    """What the condition finds, while this process goes on."""
+    return await asyncio.to_thread(stack.receiver.wait_for, condition)
+
+
+async def test_one_trace_goes_through_the_streams_and_every_service(traced: Stack, redis_server: RedisSettings) -> None:
+    trainer = Tracer(traced.settings.tracing, "trainer", "local")
+    asked = prompt("1")
+    with trainer.span("trainer.issue", parent="") as root:
+        tracing.sign(asked, root)
+    group = await answered(traced.settings, redis_server, asked)
+    with trainer.span("trainer.take", parent=group.traceparent):
+        pass
+    with trainer.span("trainer.train", parent=group.traceparent):
+        pass
+    trainer.close()
+    assert {trajectory.trace_id for trajectory in group.trajectories} == {root.trace_id}
+    await arrived(traced, lambda r: {span.name for span in r.spans if span.trace_id == root.trace_id} == set(PARENTS))
+    spans = spans_of(traced.receiver, root.trace_id)
+    assert [len(spans[name]) for name in ("rollout.sample", "rollout.generate", "POST /retrieve")] == [2, 4, 2]
+    assert sorted(span.attributes["forage.turn"] for span in spans["rollout.generate"]) == [1, 1, 2, 2]
+    assert spans["reward.score"][0].attributes["forage.items"] == 2
+    assert not [span for found in spans.values() for span in found if span.failed]
+
+
+async def test_what_is_not_sampled_is_sent_by_nobody_and_has_its_id_all_the_same(
+    traced: Stack, redis_server: RedisSettings
+) -> None:
+    asked = prompt("2")
+    asked.trace_id, asked.traceparent = "ab" * 16, f"00-{'ab' * 16}-{'cd' * 8}-00"
+    group = await answered(traced.settings, redis_server, asked)
+    assert {trajectory.status for trajectory in group.trajectories} == {Status.STATUS_OK}
+    assert {trajectory.trace_id for trajectory in group.trajectories} == {"ab" * 16}
+    sampled = agent(traced.settings)
+    await sampled.run(prompt("3"))
+    await sampled.close()
+    spans = await arrived(traced, lambda r: r.named("rollout.run") and r.named("forage.v1.Reward/Score") and r.spans)
+    assert "ab" * 16 not in {span.trace_id for span in spans}
+
+
+async def test_a_retriever_that_is_away_leaves_failed_spans_and_its_retries(
+    traced: Stack, free_address: Callable[[], str]
+) -> None:
+    overrides = [f"retriever.http_address={free_address()}", "rollout.retrieve_timeout_s=0.5"]
+    running = agent(load(overrides=overrides, environ={}))
+    group = await running.run(prompt("4"))
+    await running.close()
+    assert {trajectory.status for trajectory in group.trajectories} == {Status.STATUS_TIMEOUT}
+    trace_id = group.trajectories[0].trace_id
+
+    def ended(receiver: Receiver) -> list[Received]:
+        return receiver.named("retriever.search", trace_id) if receiver.named("rollout.run", trace_id) else []
+
+    searches = await arrived(traced, ended)
+    assert all(span.failed and "gave no answer within 0.5 s" in span.detail for span in searches)
+    assert "retry" in searches[0].events
+    samples = traced.receiver.named("rollout.sample", trace_id)
+    assert [(span.failed, span.attributes["forage.status"]) for span in samples] == [(True, "STATUS_TIMEOUT")] * 2
+
+
+async def test_calls_by_grpc_belong_to_the_trace_of_their_metadata(traced: Stack) -> None:
+    request = retriever_pb2.RetrieveRequest(queries=["Norland"])
+    async with grpc.aio.insecure_channel(traced.settings.retriever.grpc_address) as channel:
+        stub = retriever_pb2_grpc.RetrieverStub(channel)
+        with tracing.span("mine", parent="") as mine:
+            await stub.Retrieve(request, metadata=tracing.metadata(), timeout=20)
+            stream = stub.RetrieveStream(
+                iter([retriever_pb2.RetrieveStreamRequest(id=1, request=request)]), metadata=tracing.metadata()
+            )
+            assert [reply.id async for reply in stream] == [1]
+    names = {f"forage.v1.Retriever/{method}" for method in ("Retrieve", "RetrieveStream")}
+    await arrived(
+        traced, lambda r: names | {"mine"} <= {span.name for span in r.spans if span.trace_id == mine.trace_id}
+    )
+    (outer,) = traced.receiver.named("mine")
+    for name in names:
+        (span,) = traced.receiver.named(name, mine.trace_id)
+        assert (span.parent_id, span.kind, span.service) == (outer.span_id, "server", "forage-retriever")

@@ -1,0 +1,372 @@
+"""docker-compose.yml, and what it mounts: valid, hardened, and of one piece with settings, images and chart."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from compose_file import FILE, OURS, PROFILES, Object, config, part, reachable, resolved
+from deployment_tools import REPOSITORY, check_jsonschema
+
+from forage_common.addresses import split_address
+from forage_common.local.stack import SERVING, Program, addresses
+from forage_common.settings import Settings, load
+
+PROMETHEUS = REPOSITORY / "deploy/prometheus/prometheus.yml"
+PROVISIONING = REPOSITORY / "deploy/grafana/provisioning"
+SETTINGS = "/etc/forage/settings.yaml"
+SCRIPT = REPOSITORY / "scripts/compose.sh"
+MEASURED = {
+    "retriever": "retriever.http_address",
+    "reward": "reward.health_address",
+    "rollout": "rollout.health_address",
+    "trainer": "trainer.health_address",
+}
+"""Job of Prometheus → the setting with the address of its metrics."""
+
+
+@pytest.fixture(params=PROFILES)
+def stack(request: pytest.FixtureRequest) -> Object:
+    return resolved(request.param)
+
+
+def _services(stack: Object) -> Iterator[tuple[str, Object]]:
+    yield from stack["services"].items()
+
+
+def _ends(service: Object) -> bool:
+    return bool(service["restart"] == "no")
+
+
+def _named(stack: Object, name: str) -> Object:
+    return next(service for key, service in _services(stack) if key in (name, f"{name}-gpu"))
+
+
+def test_a_profile_has_every_part_once(stack: Object) -> None:
+    running = [part(service) for _, service in _services(stack) if not _ends(service)]
+    assert sorted(filter(None, running)) == sorted(set(OURS) - {"cli"})
+    others = {name for name, service in _services(stack) if part(service) is None}
+    assert others == {"redis", "exporter", "prometheus", "grafana"}
+    assert {"world", "forage"} <= set(stack["services"])
+
+
+def test_the_profile_of_cpus_is_the_default_and_the_command_is_run_by_hand() -> None:
+    assert set(json.loads(config("--format", "json").stdout)["services"]) == set(resolved("cpu")["services"]) - {
+        "forage"
+    }
+
+
+def test_gpus_are_reserved_by_the_engine_and_the_trainer_alone_one_each() -> None:
+    taken = {}
+    for profile in PROFILES:
+        for name, service in _services(resolved(profile)):
+            for device in service["deploy"]["resources"].get("reservations", {}).get("devices", []):
+                assert device["capabilities"] == ["gpu"], name
+                assert service["image"].endswith("-gpu"), name
+                taken[name] = device["device_ids"]
+    assert taken == {"rollout-gpu": ["0"], "trainer-gpu": ["1"]}
+
+
+def test_the_file_keeps_to_the_compose_specification(tmp_path: Path) -> None:
+    files = [FILE]
+    for profile in PROFILES:
+        files.append(tmp_path / f"{profile}.json")
+        files[-1].write_text(json.dumps(resolved(profile)))
+    found = subprocess.run(
+        [check_jsonschema(), "--builtin-schema", "vendor.compose-spec", *files],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout
+
+
+def test_a_misspelt_key_is_refused(tmp_path: Path) -> None:
+    wrong = tmp_path / "docker-compose.yml"
+    wrong.write_text(FILE.read_text().replace("  cap_drop:", "  cap_dropped:"))
+    found = subprocess.run(
+        [check_jsonschema(), "--builtin-schema", "vendor.compose-spec", wrong],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert found.returncode == 1
+    assert "cap_dropped" in found.stdout
+
+
+def test_containers_may_do_as_little_as_possible(stack: Object) -> None:
+    for name, service in _services(stack):
+        user, _, group = service["user"].partition(":")
+        assert int(user) > 0, name
+        assert group.isdigit(), name
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not {"privileged", "cap_add", "devices", "network_mode", "pid", "ipc", "userns_mode"} & set(service), (
+            name
+        )
+
+
+def test_containers_have_limits_and_their_logs_an_end(stack: Object) -> None:
+    for name, service in _services(stack):
+        limits = service["deploy"]["resources"]["limits"]
+        assert float(limits["cpus"]) > 0, name
+        assert int(limits["memory"]) >= 2**26, name
+        assert limits["pids"] > 0, name
+        assert {"max-size", "max-file"} <= set(service["logging"]["options"]), name
+        for mount in service.get("tmpfs", []):
+            assert "size=" in mount or part(service) is None, (name, mount)
+
+
+def test_what_serves_is_restarted_and_says_whether_it_is_healthy(stack: Object) -> None:
+    for name, service in _services(stack):
+        health = service.get("healthcheck", {})
+        if _ends(service):
+            assert health.get("disable") is True, name
+            continue
+        assert service["restart"] == ("on-failure:20" if part(service) == "trainer" else "unless-stopped"), name
+        assert {"interval", "timeout", "retries", "start_period"} <= set(health), name
+        if part(service) == "trainer":
+            port = split_address(Settings().trainer.health_address)[1]
+            assert f"127.0.0.1:{port}/healthz" in health["test"][-1]
+        elif part(service) is None:
+            assert health["test"], name
+        else:  # the image asks
+            assert "/readyz" in _dockerfile(service).read_text().partition("HEALTHCHECK --")[2], name
+            assert "test" not in health, name
+
+
+def test_who_depends_on_another_waits_until_it_is_healthy_or_done(stack: Object) -> None:
+    waits = {}
+    for name, service in _services(stack):
+        for other, condition in service.get("depends_on", {}).items():
+            done = _ends(stack["services"][other])
+            assert condition["condition"] == ("service_completed_successfully" if done else "service_healthy"), name
+            assert condition["required"] is True, name
+            waits.setdefault(name.removesuffix("-gpu"), set()).add(other)
+    assert waits == {
+        "retriever": {"world"},
+        "rollout": {"redis", "retriever", "reward"},
+        "trainer": {"redis", "world"},
+        "exporter": {"redis"},
+        "grafana": {"prometheus"},
+    }
+
+
+def test_ports_are_on_loopback_alone(stack: Object) -> None:
+    published = {}
+    for name, service in _services(stack):
+        for port in service.get("ports", []):
+            assert ipaddress.ip_address(port["host_ip"]).is_loopback, name
+            published[int(port["published"])] = (name.removesuffix("-gpu"), port["target"])
+    assert published == {
+        18610: ("retriever", 18610), 18630: ("rollout", 18630), 18632: ("rollout", 18632),
+        9090: ("prometheus", 9090), 3000: ("grafana", 3000),
+    }  # fmt: skip
+
+
+def test_images_are_pinned_and_ours_are_those_of_the_chart(stack: Object) -> None:
+    chart = yaml.safe_load((REPOSITORY / "deploy/helm/forage/Chart.yaml").read_text())
+    values = yaml.safe_load((REPOSITORY / "deploy/helm/forage/values.yaml").read_text())
+    for name, service in _services(stack):
+        repository, _, tag = service["image"].rpartition(":")
+        assert repository, name
+        assert any(letter.isdigit() for letter in tag), name
+        if (ours := part(service)) is not None:
+            assert repository == values[ours]["image"]["repository"], name
+            assert tag.removesuffix("-gpu") == chart["appVersion"], name
+            assert _dockerfile(service).exists(), name
+            assert not tag.endswith("-gpu") or "ARG GPU_IMAGE" in _dockerfile(service).read_text(), name
+    redis, exporter = values["redis"]["image"], values["redis"]["exporter"]["image"]
+    assert stack["services"]["redis"]["image"] == f"{redis['repository']}:{redis['tag']}"
+    # With the shell that hands the password on.
+    assert stack["services"]["exporter"]["image"] == f"{exporter['repository']}:{exporter['tag']}-alpine"
+
+
+def _dockerfile(service: Object) -> Path:
+    return REPOSITORY / "services" / str(part(service)).replace("cli", "common") / "Dockerfile"
+
+
+def test_what_is_mounted_exists_and_is_only_read(stack: Object) -> None:
+    for name, service in _services(stack):
+        for mount in service.get("volumes", []):
+            if mount["type"] == "bind":
+                assert Path(mount["source"]).exists(), (name, mount)
+                assert mount["read_only"] is True, (name, mount)
+            else:
+                assert mount["source"] in stack["volumes"], (name, mount)
+    assert Path(stack["configs"]["recipe"]["file"]).is_file()
+    made = next(line for line in SCRIPT.read_text().splitlines() if "for name in" in line)
+    for name, secret in stack["secrets"].items():
+        assert Path(secret["file"]) == REPOSITORY / "deploy/compose/secrets" / name
+        assert f" {name}" in made
+    assert "/deploy/compose/secrets/" in (REPOSITORY / ".gitignore").read_text().splitlines()
+
+
+def test_every_volume_network_and_secret_is_used(stack: Object) -> None:
+    used = {"volumes": set(), "networks": set(), "secrets": set()}
+    for _, service in _services(stack):
+        used["volumes"] |= {mount["source"] for mount in service.get("volumes", []) if mount["type"] == "volume"}
+        used["networks"] |= set(service["networks"])
+        used["secrets"] |= {secret["source"] for secret in service.get("secrets", [])}
+    for kind, names in used.items():
+        assert names == set(stack[kind]), kind
+
+
+def _settings(stack: Object, service: Object) -> Settings:
+    return load(Path(stack["configs"]["recipe"]["file"]), environ=service["environment"])
+
+
+def test_every_service_reads_its_settings_and_finds_the_others(stack: Object) -> None:
+    ports = {name: split_address(address)[1] for name, address in addresses(Settings(), list(Program)[1:]).items()}
+    for name, service in _services(stack):
+        if part(service) is None or name == "world":
+            continue
+        settings = _settings(stack, service)
+        near = reachable(stack, service)
+        for setting, address in addresses(settings, [*SERVING[1:], Program.TRAINER]).items():
+            host, port = split_address(address)
+            section = setting.partition(".")[0]
+            assert port == ports[setting], (name, setting)
+            if section == part(service):
+                assert host == "0.0.0.0", (name, setting)
+            else:
+                assert part(near[host]) == section, (name, setting)
+        assert [(config["source"], config["target"]) for config in service["configs"]] == [("recipe", SETTINGS)]
+        if name != "forage":
+            assert service["command"] == ["--config", SETTINGS], name
+
+
+def test_redis_is_found_by_those_who_need_it_and_by_no_one_else(stack: Object) -> None:
+    near = {name: "redis" in reachable(stack, service) for name, service in _services(stack)}
+    callers = {name.removesuffix("-gpu") for name, near_redis in near.items() if near_redis}
+    assert callers == {"redis", "exporter", "rollout", "trainer", "forage"}
+    for name in callers - {"redis", "exporter"}:
+        service = _named(stack, name)
+        settings = _settings(stack, service)
+        assert settings.redis.url == "redis://redis:6379/0"
+        secrets = {secret["target"] for secret in service["secrets"]}
+        assert {str(settings.redis.password_file), str(settings.rollout.auth_token_file)} == secrets, name
+
+
+def test_redis_has_every_write_on_disk_before_its_reply(stack: Object) -> None:
+    command = stack["services"]["redis"]["command"][-1]
+    for option in (
+        "--appendonly yes",
+        "--appendfsync always",
+        "--maxmemory-policy noeviction",
+        '--save ""',
+        "--dir /data",
+    ):
+        assert option in command
+    assert {mount["target"]: mount["source"] for mount in stack["services"]["redis"]["volumes"]} == {"/data": "redis"}
+
+
+def test_what_a_run_writes_is_on_a_volume(stack: Object) -> None:
+    for name in ("rollout", "trainer"):
+        service = _named(stack, name)
+        settings = _settings(stack, service)
+        mounts = {mount["target"]: mount for mount in service["volumes"]}
+        assert mounts["/data"]["source"] == "data"
+        assert settings.run.dir == Path("/data/runs")
+        for file in (*settings.data.train_paths, *settings.data.val_files):
+            assert (Path(service["working_dir"]) / file).is_relative_to("/data")
+        assert Path(service["working_dir"]) / settings.model.path == Path("/models/tiny-policy")
+        assert (Path(mounts["/models"]["source"]) / "tiny-policy/config.json").exists()
+    retriever = stack["services"]["retriever"]
+    kept = {mount["target"]: mount["source"] for mount in retriever["volumes"]}
+    assert kept == {"/data": "data", "/cache": "indexes"}
+    assert _settings(stack, retriever).retriever.cache_dir.is_relative_to("/cache")
+
+
+def test_another_recipe_is_named_in_the_environment() -> None:
+    found = json.loads(config("--format", "json", RECIPE="configs/countdown_tiny.yaml").stdout)
+    assert found["configs"]["recipe"]["file"] == str(REPOSITORY / "configs/countdown_tiny.yaml")
+
+
+def test_prometheus_scrapes_every_component_under_the_name_that_the_chart_gives_it(stack: Object) -> None:
+    scraped = yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]
+    near = reachable(stack, stack["services"]["prometheus"])
+    assert {job["job_name"] for job in scraped} == {*MEASURED, "redis"}
+    ports = addresses(Settings(), list(Program)[1:])
+    for job in scraped:
+        (target,) = job["dns_sd_configs"]
+        (host,) = target["names"]
+        if job["job_name"] == "redis":
+            assert near[host] is stack["services"]["exporter"]
+            continue
+        assert part(near[host]) == job["job_name"]
+        assert target["port"] == split_address(ports[MEASURED[job["job_name"]]])[1]
+        # On one network with it, or a name would be two targets.
+        assert len(set(near[host]["networks"]) & set(stack["services"]["prometheus"]["networks"])) == 1
+
+
+def test_prometheus_takes_its_configuration_and_the_rules_beside_it(stack: Object, tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: apt-get install prometheus")
+    for mount in stack["services"]["prometheus"]["volumes"]:
+        if mount["type"] == "bind":
+            place = tmp_path / Path(mount["target"]).relative_to("/etc/prometheus")
+            place.symlink_to(mount["source"])
+    found = subprocess.run(
+        [promtool, "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True, timeout=60
+    )
+    assert found.returncode == 0, found.stderr
+    assert f"{len(list((REPOSITORY / 'deploy/prometheus/rules').glob('*.yaml')))} rule files found" in found.stdout
+
+
+def test_grafana_is_given_the_source_and_the_dashboards(stack: Object) -> None:
+    (source,) = yaml.safe_load((PROVISIONING / "datasources/prometheus.yaml").read_text())["datasources"]
+    host, port = split_address(source["url"].removeprefix("http://"))
+    prometheus = reachable(stack, stack["services"]["grafana"])[host]
+    assert port in {published["target"] for published in prometheus["ports"]}
+    (provider,) = yaml.safe_load((PROVISIONING / "dashboards/forage.yaml").read_text())["providers"]
+    mounts = {mount["target"]: Path(mount["source"]) for mount in stack["services"]["grafana"]["volumes"]}
+    assert mounts["/etc/grafana/provisioning"] == PROVISIONING
+    dashboards = list(mounts[provider["options"]["path"]].glob("*.json"))
+    assert dashboards
+    for file in dashboards:
+        for uid in _datasources(json.loads(file.read_text())):
+            assert uid in (source["uid"], "${datasource}", "-- Grafana --"), file.name
+
+
+def _datasources(node: object) -> Iterator[str]:
+    if isinstance(node, dict):
+        found = node.get("datasource")
+        if isinstance(found, dict) and "uid" in found:
+            yield found["uid"]
+        for child in node.values():
+            yield from _datasources(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from _datasources(child)
+
+
+def test_make_up_says_what_is_missing(tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("bash", "dirname", "tail", "env"):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+
+    def said(**environment: str) -> str:
+        found = subprocess.run(
+            [SCRIPT, "up"], env={"PATH": str(tools), **environment}, capture_output=True, text=True, timeout=60
+        )
+        assert found.returncode == 2
+        return found.stderr
+
+    assert "docker is missing: install Docker" in said()
+    docker = shutil.which("docker", path=os.environ["PATH"])
+    if docker is not None:
+        (tools / "docker").symlink_to(docker)
+        assert "no Docker engine answers" in said(DOCKER_HOST=f"unix://{tmp_path}/none.sock")
+
+
+def test_an_unknown_verb_is_refused() -> None:
+    found = subprocess.run([SCRIPT, "start"], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 2
+    assert "the verb is 'start', expected up, down or logs" in found.stderr

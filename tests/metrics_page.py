@@ -1,0 +1,17 @@
+"""The script that makes docs/metrics.md, for tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+from metrics_doc import DOCUMENT, collected, names, others, section
+
+__all__ = ["DOCUMENT", "assert_current", "collected", "names", "others"]
+
+
+def assert_current(service: str) -> None:
+    """Fail unless the page says what this environment's service registers: names, types, labels, meanings."""
+    page = DOCUMENT.read_text(encoding="utf-8")
+    assert section(service, collected(service)) in page, "docs/metrics.md: run 'make metrics-doc' and commit"

@@ -1,0 +1,103 @@
+"""A real Prometheus (Debian's) that scrapes services under test, with the product's rules, and answers queries."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+EXPORTER = "prometheus-redis-exporter"
+_SCRAPE = "1s"
+_START_S = 30.0
+
+
+class Prometheus:
+    """One server with its data in a folder; `close` ends it.
+
+    scraped: there has been something to scrape.
+    """
+
+    def __init__(self, folder: Path, free_address: Callable[[], str]) -> None:
+        """Start it. Skips the test, with the reason, where it is not installed."""
+        binary = shutil.which("prometheus")
+        if not binary:
+            pytest.skip("prometheus is missing: apt-get install prometheus")
+        self._targets = folder / "targets.json"
+        self._targets.write_text("[]")
+        self._free_address = free_address
+        self._address = free_address()
+        self._log = (folder / "prometheus.log").open("wb")
+        configuration = {
+            "global": {"scrape_interval": _SCRAPE, "evaluation_interval": "5s"},
+            "rule_files": [str(REPOSITORY / "deploy/prometheus/rules/*.yaml")],
+            "scrape_configs": [
+                {"job_name": "any", "file_sd_configs": [{"files": [str(self._targets)], "refresh_interval": "1s"}]}
+            ],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+        self._processes = [
+            self._start(
+                binary,
+                f"--config.file={folder}/prometheus.yml",
+                f"--storage.tsdb.path={folder}/data",
+                f"--web.listen-address={self._address}",
+                "--log.level=warn",
+            )
+        ]
+        self.began = time.time()
+        self.scraped = False
+        deadline = time.monotonic() + _START_S
+        while not self._ready():
+            assert time.monotonic() < deadline, (folder / "prometheus.log").read_text()
+            time.sleep(0.1)
+
+    def scrape(self, targets: Mapping[str, str], redis: str = "") -> None:
+        """Scrape these addresses, by job, from now on; and Redis at an address, where its exporter is installed."""
+        self.scraped = True
+        found = dict(targets)
+        if redis and (binary := shutil.which(EXPORTER)):
+            found["redis"] = self._free_address()
+            arguments = (f"-redis.addr=redis://{redis}", f"-web.listen-address={found['redis']}")
+            self._processes.append(self._start(binary, *arguments))
+        self._targets.write_text(json.dumps([{"targets": [at], "labels": {"job": job}} for job, at in found.items()]))
+
+    def has_data(self, expr: str) -> bool:
+        """Whether a query has had a value, and be it once, since the start."""
+        end = time.time()
+        asked = {"query": expr, "start": self.began, "end": end, "step": max(1.0, (end - self.began) / 2000)}
+        series = self.ask("query_range", asked)["result"]
+        return any(not math.isnan(float(value)) for one in series for _, value in one["values"])
+
+    def ask(self, what: str, parameters: Mapping[str, Any] | None = None) -> Any:
+        """The data of a reply of its HTTP API."""
+        body = urllib.parse.urlencode(parameters).encode() if parameters else None
+        with urllib.request.urlopen(f"http://{self._address}/api/v1/{what}", body, timeout=60) as reply:
+            return json.loads(reply.read())["data"]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.wait(30)
+        self._log.close()
+
+    def _start(self, *command: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, stdout=self._log, stderr=self._log)
+
+    def _ready(self) -> bool:
+        assert self._processes[0].poll() is None, Path(self._log.name).read_text()
+        try:
+            with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=5):
+                return True
+        except OSError:
+            return False

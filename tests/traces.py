@@ -1,0 +1,44 @@
+"""What the trace of a group looks like, for tests that have a collector."""
+
+from __future__ import annotations
+
+from otlp_receiver import Received, Receiver
+
+PARENTS = {
+    "trainer.issue": "",
+    "rollout.group": "trainer.issue",
+    "rollout.run": "rollout.group",
+    "rollout.sample": "rollout.run",
+    "rollout.generate": "rollout.sample",
+    "rollout.respond": "rollout.sample",
+    "retriever.search": "rollout.respond",
+    "POST /retrieve": "retriever.search",
+    "retriever.index": "POST /retrieve",
+    "reward.score": "rollout.run",
+    "forage.v1.Reward/Score": "reward.score",
+    "rollout.write": "rollout.group",
+    "trainer.take": "rollout.write",
+    "trainer.train": "rollout.write",
+}
+"""Span → the span that it belongs to."""
+
+_OWN = {  # of spans that are not called after their service
+    "retriever.search": "forage-rollout",
+    "POST /retrieve": "forage-retriever",
+    "reward.score": "forage-rollout",
+    "forage.v1.Reward/Score": "forage-reward",
+}
+
+
+def spans_of(receiver: Receiver, trace_id: str) -> dict[str, list[Received]]:
+    """The spans of a group's trace by name, each of the right service and under the right parent."""
+    spans = [span for span in list(receiver.spans) if span.trace_id == trace_id]
+    by_id = {span.span_id: span for span in spans}
+    found: dict[str, list[Received]] = {}
+    for span in spans:
+        parent = by_id.get(span.parent_id)
+        assert span.name in PARENTS, f"{span.name} is no part of a group's trace"
+        assert (parent.name if parent else "") == PARENTS[span.name], f"{span.name} has the wrong parent"
+        assert span.service == _OWN.get(span.name, f"forage-{span.name.partition('.')[0]}")
+        found.setdefault(span.name, []).append(span)
+    return found

@@ -1,0 +1,111 @@
+"""The reward's client before several replicas: real channels, servers that count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from forage_common.calls import RETRIED
+from forage_common.reward_client import GrpcReward
+from forage_common.settings import RolloutSettings, Settings
+from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem, ScoreRequest, ScoreResponse
+from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
+
+ITEMS = [ScoreItem(trajectory_id="t")]
+
+
+@dataclass
+class Replica(RewardServicer):
+    """One that gives everybody the score of nobody."""
+
+    address: str
+    calls: int = 0
+    server: grpc.aio.Server | None = None
+
+    async def Score(self, request: ScoreRequest, context: object) -> ScoreResponse:
+        self.calls += 1
+        return ScoreResponse(items=[ScoredItem(trajectory_id=item.trajectory_id) for item in request.items])
+
+    async def start(self, *options: tuple[str, int]) -> None:
+        self.server = grpc.aio.server(options=options)
+        add_RewardServicer_to_server(self, self.server)
+        assert self.server.add_insecure_port(self.address)
+        await self.server.start()
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            await self.server.stop(None)
+
+
+@pytest.fixture
+async def replicas(free_address: Callable[[], str]) -> AsyncIterator[tuple[Replica, Replica]]:
+    both = Replica(free_address()), Replica(free_address())
+    yield both
+    for replica in both:
+        await replica.stop()
+
+
+def client(replicas: tuple[Replica, Replica]) -> GrpcReward:
+    """As of a name that resolves to both."""
+    settings = Settings(rollout=RolloutSettings(score_timeout_s=10))
+    both = "ipv4:" + ",".join(replica.address for replica in replicas)
+    reward = settings.reward.model_copy(update={"grpc_address": both})
+    return GrpcReward(settings.model_copy(update={"reward": reward}))
+
+
+async def until(replica: Replica, reward: GrpcReward, calls: int) -> None:
+    async with asyncio.timeout(10):
+        while replica.calls < calls:
+            await reward.score(ITEMS)
+            await asyncio.sleep(0.01)
+
+
+async def test_calls_go_to_every_replica_in_turn(replicas: tuple[Replica, Replica]) -> None:
+    for replica in replicas:
+        await replica.start()
+    reward = client(replicas)
+    for replica in replicas:
+        await until(replica, reward, 1)
+    before = [replica.calls for replica in replicas]
+    for _ in range(20):
+        await reward.score(ITEMS)
+    assert [replica.calls - b for replica, b in zip(replicas, before, strict=True)] == [10, 10]
+
+
+async def test_a_replica_that_ends_fails_no_call_and_is_used_again_when_it_is_back(
+    replicas: tuple[Replica, Replica],
+) -> None:
+    (one, other), reward = replicas, client(replicas)
+    await one.start()
+    await other.start()
+    await until(one, reward, 1)
+    await one.stop()
+    before = one.calls
+    for _ in range(20):
+        assert len(await reward.score(ITEMS)) == 1
+    assert one.calls == before
+    await one.start()
+    await until(one, reward, before + 1)
+
+
+async def test_connections_that_the_server_ends_for_their_age_cost_no_call(replicas: tuple[Replica, Replica]) -> None:
+    for replica in replicas:
+        await replica.start(("grpc.max_connection_age_ms", 100))
+    reward, before = client(replicas), RETRIED.labels("reward")._value.get()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(8):
+            tasks.create_task(_score_for(reward, 1.0))
+    assert sum(replica.calls for replica in replicas) > 100
+    assert RETRIED.labels("reward")._value.get() == before
+
+
+async def _score_for(reward: GrpcReward, seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while loop.time() < end:
+        await reward.score(ITEMS)
+        await asyncio.sleep(0.002)

@@ -1,0 +1,26 @@
+"""The health endpoint: what a service waits for, in the words of a probe and as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+
+from forage_common.telemetry import Health, serve_health
+
+
+def test_the_metrics_say_what_the_probe_says(free_address: Callable[[], str]) -> None:
+    health, address = Health(), free_address()
+    server = serve_health(address, health)
+    try:
+        health.wait_for("redis", "no answer")
+        health.ready()
+        probe, page = (httpx.get(f"http://{address}/{name}") for name in ("readyz", "metrics"))
+        assert (probe.status_code, probe.json()["waiting_for"]) == (503, {"redis": "no answer"})
+        assert 'forage_common_waiting{what="redis"} 1.0' in page.text
+        assert 'forage_common_waiting{what="start"} 0.0' in page.text
+        health.have("redis")
+        assert httpx.get(f"http://{address}/readyz").status_code == 200
+        assert 'forage_common_waiting{what="redis"} 0.0' in httpx.get(f"http://{address}/metrics").text
+    finally:
+        server.shutdown()

@@ -1,0 +1,319 @@
+"""Spans, as a real collector gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, suppress
+from typing import Any
+
+import pytest
+import structlog
+from otlp_receiver import Receiver, grpc_receiver, http_receiver
+
+from forage_common import tracing
+from forage_common.calls import call
+from forage_common.circuit import Circuit
+from forage_common.errors import SettingsError, UnavailableError
+from forage_common.settings import Settings, load
+from forage_common.telemetry import configure_logs
+from forage_common.tracing import DROPPED, Kind, span
+from forage_common.v1.trajectory_pb2 import Prompt
+
+ELSEWHERE = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+UNSAMPLED = ELSEWHERE[:-2] + "00"
+
+
+def settings(endpoint: str, *more: str) -> Settings:
+    where = [f"tracing.endpoint={endpoint}"] if endpoint else []
+    return load(overrides=["tracing.enabled=true", "run.id=r1", *where, *more], environ={})
+
+
+@pytest.fixture(autouse=True)
+def soon_and_off_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    yield
+    tracing.stop()
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with grpc_receiver() as made:
+        tracing.start(settings(made.endpoint), "test")
+        yield made
+        tracing.stop()
+
+
+def is_sampled(traceparent: str) -> bool:
+    return int(traceparent[-2:], 16) & 1 == 1
+
+
+def dropped() -> dict[str, float]:
+    return {reason: DROPPED.labels(reason)._value.get() for reason in ("queue", "export")}
+
+
+def test_off_by_default_it_imports_nothing_and_spans_do_nothing() -> None:
+    code = """
+import sys
+from forage_common import tracing
+from forage_common.settings import Settings
+from forage_common.v1.trajectory_pb2 import Prompt
+tracing.start(Settings(), "test")
+prompt = Prompt()
+with tracing.span("a", {"b": 1}, parent="", links=["x"]) as span:
+    span.set({"c": 2}); span.event("d"); span.fail("e")
+    tracing.sign(prompt, span)
+    assert tracing.headers() == {} and tracing.metadata() == () and not tracing.is_on()
+assert prompt == Prompt()
+tracing.stop()
+assert not [name for name in sys.modules if name.startswith("opentelemetry")]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("protocol", "make"), [("grpc", grpc_receiver), ("http", http_receiver)])
+def test_spans_arrive_with_who_sent_them_and_what_belongs_to_what(protocol: str, make: Callable[[], Any]) -> None:
+    with make() as receiver:
+        tracing.start(settings(receiver.endpoint, f"tracing.protocol={protocol}"), "test")
+        with span("outer", {"forage.a": 1, "forage.b": "x"}, kind=Kind.SERVER) as outer:
+            with span("inner", links=[ELSEWHERE, ""]) as inner:
+                inner.event("happened")
+                inner.set({"forage.c": 0.5, "forage.d": True})
+            outer.fail("it did not go well")
+        tracing.stop()
+        first, second = receiver.spans
+    assert (first.name, second.name) == ("inner", "outer")
+    assert (first.trace_id, first.parent_id) == (second.trace_id, second.span_id)
+    assert second.parent_id == ""
+    assert outer.traceparent.startswith(f"00-{second.trace_id}-{second.span_id}-")
+    assert is_sampled(outer.traceparent)
+    assert outer.trace_id == second.trace_id
+    assert first.attributes == {"forage.c": 0.5, "forage.d": True}
+    assert second.attributes == {"forage.a": 1, "forage.b": "x"}
+    assert first.links == (("0123456789abcdef0123456789abcdef", "0123456789abcdef"),)
+    assert first.events == ("happened",)
+    assert (first.kind, second.kind) == ("internal", "server")
+    assert (first.failed, second.failed, second.detail) == (False, True, "it did not go well")
+    sender = receiver.resources["forage-test"]
+    assert sender["service.namespace"] == "forage"
+    assert sender["forage.run"] == "r1"
+    assert {"service.version", "service.instance.id"} <= set(sender)
+
+
+def test_opentelemetrys_own_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with grpc_receiver() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=abc")
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab")
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+        tracing.start(settings(""), "test")
+        with span("one"):
+            pass
+        tracing.stop()
+        assert [found.service for found in receiver.spans] == ["mine"]
+        assert receiver.headers["x-token"] == "abc"
+        assert receiver.resources["mine"]["deployment.environment.name"] == "lab"
+
+
+@pytest.mark.parametrize(
+    ("parent", "trace", "above"),
+    [(ELSEWHERE, ELSEWHERE[3:35], ELSEWHERE[36:52]), ("", None, ""), ("nonsense", None, "")],
+)
+def test_a_parent_elsewhere_is_a_traceparent_and_without_a_good_one_a_trace_begins(
+    receiver: Receiver, parent: str, trace: str | None, above: str
+) -> None:
+    with span("outer"), span("called", parent=parent) as called:
+        assert tracing.headers() == {"traceparent": called.traceparent}
+        assert tracing.metadata() == (("traceparent", called.traceparent),)
+    found, outer = receiver.wait_for(lambda r: len(r.spans) == 2 and r.spans)
+    assert found.parent_id == above
+    assert found.trace_id != outer.trace_id
+    assert trace in (None, found.trace_id)
+
+
+def test_an_exception_passes_and_marks_the_span_and_a_cancellation_is_no_failure(receiver: Receiver) -> None:
+    with suppress(ValueError), span("wrong"):
+        raise ValueError("too short")
+
+    async def wait() -> None:
+        with span("waits"):
+            await asyncio.sleep(60)
+
+    async def cancel() -> None:
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(cancel())
+    wrong, waits = receiver.wait_for(lambda r: len(r.spans) == 2 and r.spans)
+    assert (wrong.failed, wrong.detail, wrong.events) == (True, "ValueError: too short", ("exception",))
+    assert (waits.failed, waits.events) == (False, ("cancelled",))
+
+
+def test_spans_side_by_side_do_not_become_each_others_parents(receiver: Receiver) -> None:
+    with span("first", active=False), span("second", active=False):
+        assert tracing.current().traceparent == ""
+    found = receiver.wait_for(lambda r: len(r.spans) == 2 and r.spans)
+    assert [one.parent_id for one in found] == ["", ""]
+
+
+def test_a_span_may_have_begun_earlier(receiver: Receiver) -> None:
+    with span("late", began_ns=time.time_ns() - 3 * 10**9):
+        pass
+    (found,) = receiver.wait_for(lambda r: r.spans)
+    assert 3 <= found.seconds < 10
+
+
+def test_a_prompt_carries_the_span_that_it_is_signed_with() -> None:
+    with grpc_receiver() as receiver:
+        tracing.start(settings(receiver.endpoint, "tracing.sample_ratio=0"), "test")
+        prompt = Prompt()
+        with span("root", parent="") as root:
+            tracing.sign(prompt, root)
+        assert prompt.trace_id == root.trace_id
+        assert prompt.traceparent == root.traceparent
+        assert not is_sampled(prompt.traceparent), "others are told not to sample it, too"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "parent", "link", "sampled"),
+    [
+        (1.0, "", "", True),
+        (0.0, "", "", False),
+        (0.0, ELSEWHERE, "", True),
+        (1.0, UNSAMPLED, "", False),
+        (0.0, "", ELSEWHERE, True),
+        (0.0, "", UNSAMPLED, False),
+    ],
+)
+def test_who_begins_a_trace_decides_whether_it_is_sampled(ratio: float, parent: str, link: str, sampled: bool) -> None:
+    with grpc_receiver() as receiver:
+        tracing.start(settings(receiver.endpoint, f"tracing.sample_ratio={ratio}"), "test")
+        with span("one", parent=parent, links=[link]):
+            pass
+        tracing.stop()
+        assert [found.name for found in receiver.spans] == ["one"] * sampled
+
+
+def test_about_the_share_of_traces_that_is_asked_for_is_sampled() -> None:
+    with grpc_receiver() as receiver:
+        tracing.start(settings(receiver.endpoint, "tracing.sample_ratio=0.25"), "test")
+        for _ in range(1000):
+            with span("one"), span("two"):
+                pass
+        tracing.stop()
+        assert 150 < len(receiver.named("one")) < 350
+        assert {one.trace_id for one in receiver.named("one")} == {two.trace_id for two in receiver.named("two")}
+
+
+def test_a_collector_that_is_away_costs_one_warning_no_time_and_spans_that_are_counted(
+    free_address: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
+    address, before = free_address(), dropped()
+    log = io.StringIO()
+    with redirect_stderr(log):
+        structlog.reset_defaults()
+        configure_logs("test")
+        tracing.start(settings(f"http://{address}"), "test")
+        for _ in range(3):
+            lost, began = dropped()["export"], time.monotonic()
+            with span("lost"):
+                pass
+            assert time.monotonic() - began < 0.25, "whoever opens a span waits for nobody"
+            while dropped()["export"] == lost and time.monotonic() - began < 20:
+                time.sleep(0.02)
+        with grpc_receiver(address) as receiver:
+            deadline = time.monotonic() + 30
+            while not receiver.spans and time.monotonic() < deadline:
+                with span("found"):
+                    time.sleep(0.1)
+            assert receiver.named("found")
+            tracing.stop()
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["collector_away", "collector_back"]
+    assert lines[0]["level"] == "warning"
+    assert dropped()["export"] >= before["export"] + 3
+
+
+def test_the_end_does_not_wait_for_a_collector_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with grpc_receiver() as receiver:
+        monkeypatch.setattr(receiver, "take", lambda *_: time.sleep(20))
+        tracing.start(settings(receiver.endpoint), "test")
+        with span("one"):
+            pass
+        began = time.monotonic()
+        tracing.stop()
+        assert time.monotonic() - began < 5
+
+
+def test_spans_beyond_the_queue_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
+    before = dropped()["queue"]
+    with grpc_receiver() as receiver:
+        monkeypatch.setattr(receiver, "take", lambda *_: time.sleep(0.3))
+        tracing.start(settings(receiver.endpoint), "test")
+        for _ in range(40):
+            with span("one"):
+                pass
+    assert 20 <= dropped()["queue"] - before <= 30
+
+
+def test_retries_of_a_call_are_events_of_the_active_span(receiver: Receiver) -> None:
+    attempts = iter([TimeoutError("no answer"), TimeoutError("no answer"), None])
+
+    async def attempt() -> str:
+        if (error := next(attempts)) is not None:
+            raise error
+        return "done"
+
+    async def run() -> None:
+        with span("client"):
+            assert await call(Circuit("retriever", "here"), attempt, 10) == "done"
+        with suppress(UnavailableError), span("client"):
+            await call(Circuit("retriever", "here"), failing, 0.05)
+
+    async def failing() -> str:
+        raise TimeoutError("no answer")
+
+    asyncio.run(run())
+    retried, given_up = receiver.wait_for(lambda r: len(r.spans) == 2 and r.spans)
+    assert (retried.events, retried.failed) == (("retry", "retry"), False)
+    assert given_up.failed
+    assert given_up.detail.startswith("UnavailableError: the retriever at here gave no answer")
+
+
+def test_log_lines_within_a_span_carry_its_ids(receiver: Receiver) -> None:
+    log = io.StringIO()
+    with redirect_stderr(log):
+        structlog.reset_defaults()
+        configure_logs("test")
+        with span("work") as active:
+            structlog.get_logger().info("inside")
+        structlog.get_logger().info("outside")
+    inside, outside = (json.loads(line) for line in log.getvalue().splitlines())
+    assert active.traceparent.startswith(f"00-{inside['trace_id']}-{inside['span_id']}-")
+    assert "trace_id" not in outside
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("tracing.endpoint=collector:4317", "tracing.endpoint"),
+        ("tracing.sample_ratio=2", "tracing.sample_ratio"),
+        ("tracing.protocol=udp", "tracing.protocol"),
+        ("tracing.enable=true", "did you mean 'enabled'"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(override: str, complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        load(overrides=[override], environ={})

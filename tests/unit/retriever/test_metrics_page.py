@@ -1,0 +1,9 @@
+"""docs/metrics.md and the metrics of the retriever."""
+
+from __future__ import annotations
+
+from metrics_page import assert_current
+
+
+def test_the_page_of_metrics_is_current() -> None:
+    assert_current("retriever")

@@ -1,0 +1,23 @@
+"""docs/metrics.md and the metrics of the rollout."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from metrics_page import assert_current, collected
+
+from forage_rollout.agent import Counts
+from forage_rollout.dispatcher import DispatchCounts
+from forage_rollout.engine_counts import EngineCounts
+from forage_rollout.metrics import call_counts
+
+
+def test_the_page_of_metrics_is_current() -> None:
+    assert_current("rollout")
+
+
+def test_every_count_of_a_replica_is_described() -> None:
+    counts = [field.name for kind in (Counts, DispatchCounts, EngineCounts) for field in dataclasses.fields(kind)]
+    counts += [name.partition("{")[0] for name in call_counts()]
+    described = {metric.name.removesuffix("_total") for metric in collected("rollout")}
+    assert {f"forage_rollout_{name}" for name in counts} <= described

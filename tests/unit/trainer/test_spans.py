@@ -1,0 +1,97 @@
+"""The trainer's spans of prompts, groups and steps, as a real collector gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from otlp_receiver import Receiver, grpc_receiver
+
+from forage_common import tracing
+from forage_common.groups import group_of
+from forage_common.settings import load
+from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
+from forage_trainer import spans
+from forage_trainer.step import Stopwatch
+from forage_trainer.waiting import Stop, Stopped
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    with grpc_receiver() as made:
+        overrides = ["tracing.enabled=true", f"tracing.endpoint={made.endpoint}"]
+        tracing.start(load(overrides=overrides, environ={}), "trainer")
+        yield made
+        tracing.stop()
+
+
+def issued(position: int) -> TrajectoryGroup:
+    """A group that answers a prompt, as it comes back."""
+    prompt = Prompt(group_uid=f"g/{position}", batch=3, position=position, purpose=Purpose.PURPOSE_TRAIN)
+    with spans.issuing(prompt):
+        pass
+    return group_of(prompt, [])
+
+
+def test_a_step_is_a_trace_of_its_own_and_a_span_in_that_of_each_group_that_it_eats(receiver: Receiver) -> None:
+    groups = [issued(0), issued(1)]
+    clock = Stopwatch()
+    with spans.step(3, [*groups, TrajectoryGroup(batch=3, position=2)], began_ns=0), clock("update"):
+        pass
+    tracing.stop()
+    (step,) = receiver.named("trainer.step")
+    assert step.attributes == {"forage.step": 3, "forage.groups": 3}
+    assert {link for link, _ in step.links} == {group.traceparent[3:35] for group in groups}
+    assert {span.name for span in receiver.spans if span.parent_id == step.span_id} == {
+        "trainer.wait",
+        "trainer.update",
+    }
+    assert step.trace_id not in {group.traceparent[3:35] for group in groups}
+    trained = receiver.named("trainer.train")
+    assert len(trained) == 2, "a group without a trace, issued before tracing was switched on, begins none"
+    for group, span in zip(groups, sorted(trained, key=lambda span: span.attributes["forage.position"]), strict=True):
+        (root,) = receiver.named("trainer.issue", span.trace_id)
+        assert group.traceparent[3:35] == root.trace_id
+        assert (root.parent_id, root.kind, root.attributes["forage.purpose"]) == ("", "producer", "train")
+        assert span.parent_id == root.span_id
+        assert span.links == ((step.trace_id, step.span_id),)
+        assert span.attributes["forage.step"] == 3
+
+
+def test_a_step_that_fails_marks_itself_and_its_part_in_every_group(receiver: Receiver) -> None:
+    with pytest.raises(ValueError, match="too large"), spans.step(1, [issued(0)], began_ns=0):
+        raise ValueError("the loss is too large")
+    tracing.stop()
+    failed = {span.name for span in receiver.spans if span.failed}
+    assert failed == {"trainer.step", "trainer.train"}
+
+
+def test_a_step_that_is_left_because_the_process_is_to_stop_has_not_failed(receiver: Receiver) -> None:
+    stop = Stop()
+    stop.request()
+    with pytest.raises(Stopped), spans.step(1, [issued(0)], began_ns=0), Stopwatch()("probe"):
+        stop.check()
+    tracing.stop()
+    assert not [span for span in receiver.spans if span.failed]
+    cancelled = {span.name for span in receiver.spans if span.events == ("cancelled",)}
+    assert cancelled == {"trainer.step", "trainer.train", "trainer.probe"}
+
+
+def test_a_group_leaves_word_when_it_comes_and_why_it_is_dropped(receiver: Receiver) -> None:
+    group = issued(0)
+    spans.taken(group)
+    spans.dropped(group, "stale")
+    spans.taken(TrajectoryGroup())
+    tracing.stop()
+    found = {span.name: span for span in receiver.spans}
+    assert set(found) == {"trainer.issue", "trainer.take", "trainer.drop"}
+    assert {span.trace_id for span in found.values()} == {group.traceparent[3:35]}
+    assert found["trainer.drop"].attributes["forage.reason"] == "stale"
+
+
+def test_without_tracing_a_prompt_carries_nothing() -> None:
+    group = issued(0)
+    assert group.traceparent == ""
+    with spans.step(1, [group], began_ns=0):
+        pass
