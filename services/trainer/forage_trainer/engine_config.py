@@ -10,6 +10,7 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 
 from forage_common.errors import UserError
 from forage_common.settings import LoraSettings, OptimSettings, TrainingEngineSettings
+from forage_common.telemetry import get_logger
 
 _NEED_A_GPU = (
     "use_remove_padding",
@@ -34,7 +35,7 @@ class Machine:
 
 
 def decide(settings: TrainingEngineSettings, on_gpu: bool) -> Machine:
-    """verl's usual on a GPU; on a CPU fp32 with PyTorch's own attention.
+    """verl's usual on a GPU, with PyTorch's own attention where flash_attn is missing; on a CPU that and fp32.
 
     Raises:
         UserError: a setting needs what this machine lacks.
@@ -45,12 +46,16 @@ def decide(settings: TrainingEngineSettings, on_gpu: bool) -> Machine:
     if asked and not on_gpu:
         name = asked[0]
         raise UserError(f"trainer.engine.{name}={getattr(settings, name)} needs a GPU, and there is none: leave it out")
-    attention = settings.attn_implementation or ("flash_attention_2" if on_gpu else "sdpa")
-    if attention == "flash_attention_2" and find_spec("flash_attn") is None:
+    has_flash = find_spec("flash_attn") is not None
+    usual = "flash_attention_2" if on_gpu and (has_flash or settings.use_remove_padding) else "sdpa"
+    attention = settings.attn_implementation or usual
+    if attention == "flash_attention_2" and not has_flash:
         raise UserError(
             "trainer.engine.attn_implementation flash_attention_2 needs the package flash_attn: install it, "
             "or set trainer.engine.attn_implementation=sdpa"
         )
+    if on_gpu and attention != "flash_attention_2":
+        get_logger().warning("rows_are_padded", attention=attention, faster="install flash_attn")
     return Machine(
         settings=settings,
         attn_implementation=attention,

@@ -47,10 +47,12 @@ def test_what_needs_a_gpu_is_refused_without_one(setting: dict[str, object]) -> 
 def test_each_machine_has_its_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = decide(TrainingEngineSettings(), on_gpu=False)
     assert (cpu.attn_implementation, cpu.param_dtype, cpu.use_remove_padding) == ("sdpa", "fp32", False)
-    with pytest.raises(UserError, match="flash_attn"):
-        decide(TrainingEngineSettings(), on_gpu=True)
-    without = decide(TrainingEngineSettings(attn_implementation="sdpa"), on_gpu=True)
-    assert (without.param_dtype, without.use_remove_padding, without.use_torch_compile) == ("bf16", False, True)
+    for asked in ({"attn_implementation": "flash_attention_2"}, {"use_remove_padding": True}):
+        with pytest.raises(UserError, match="flash_attn"):
+            decide(TrainingEngineSettings.model_validate(asked), on_gpu=True)
+    without = decide(TrainingEngineSettings(), on_gpu=True)
+    assert (without.attn_implementation, without.param_dtype, without.use_remove_padding) == ("sdpa", "bf16", False)
+    assert without.use_torch_compile
     monkeypatch.setattr(engine_config, "find_spec", lambda _: object())
     gpu = decide(TrainingEngineSettings(use_torch_compile=False), on_gpu=True)
     assert (gpu.attn_implementation, gpu.param_dtype, gpu.use_remove_padding) == ("flash_attention_2", "bf16", True)
