@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # Examples have no time limit of their own: a busy machine is no defect.
 hypothesis.settings.register_profile("forage", deadline=None)
 hypothesis.settings.load_profile("forage")
+
+# A shell starts what runs in its background deaf to Ctrl-C, and so would be the processes that tests press it for.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
