@@ -108,8 +108,7 @@ def test_a_container_passes_its_probes_and_ends_on_sigterm(
     ("answer", "exit_code", "passes"),
     [
         ("<search> capital of Mongolia </search>\n<answer> Ulaanbaatar </answer>", 0, True),
-        ("STATUS_TIMEOUT: the retriever gave no answer", 0, False),
-        ("forage: the rollout service gave no answer", 1, False),
+        ("STATUS_TIMEOUT: the retriever gave no answer", 1, False),
     ],
 )
 def test_helm_test_fails_where_the_question_does(answer: str, exit_code: int, passes: bool, tmp_path: Path) -> None:
@@ -123,9 +122,7 @@ def test_helm_test_fails_where_the_question_does(answer: str, exit_code: int, pa
         environment = {entry["name"]: entry["value"] for entry in container["env"]}
         environment |= {"HOST": "127.0.0.1", "PORT": str(rollout.getsockname()[1])}
         environment["PATH"] = f"{tmp_path}:{REPOSITORY / '.venvs/common/bin'}:{os.environ['PATH']}"
-        script = container["args"][0].replace("/tmp/answer", str(tmp_path / "answer"))
-        done = subprocess.run(
-            [*container["command"], script], env=environment, capture_output=True, text=True, timeout=30
-        )
+        words = [*container["command"], *container["args"]]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30)
     assert answer in done.stdout
     assert (done.returncode == 0) is passes
