@@ -22,7 +22,7 @@ test-fast: setup ## the tests that start no engine and no stack
 test-deploy: setup ## the tests of deploy/ alone
 	@.venvs/common/bin/python -m pytest tests/deploy
 
-test-compose: setup ## the stack in a real Docker engine: builds, trains, is injured, comes back (20 minutes)
+test-compose: setup ## the stack in a real Docker engine: builds, trains, is injured, comes back (5 minutes, and the builds)
 	@FORAGE_DOCKER_TESTS=1 .venvs/common/bin/python -m pytest -rs tests/deploy/test_compose_engine.py
 
 images: ## build the services' images (GPU=1, SERVICES="reward cli", REGISTRY=…)

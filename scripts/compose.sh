@@ -46,7 +46,8 @@ wait_until_ready() {
     states=$(docker compose ps --all --format '{{.Service}}|{{.State}}|{{.Health}}|{{.ExitCode}}')
     if stuck=$(grep -E '\|(restarting|dead)\||\|unhealthy\||\|exited\|.*\|[1-9]' <<< "$states"); then
       docker compose ps --all >&2
-      fail "${stuck%%|*} does not become ready (see above): 'make logs SERVICE=${stuck%%|*}' tells why"
+      docker compose logs --tail 30 "${stuck%%|*}" >&2
+      fail "${stuck%%|*} does not become ready (see above); more of it: make logs SERVICE=${stuck%%|*}"
     fi
     grep -qE '\|created\||\|starting\|' <<< "$states" || return 0
     sleep 1

@@ -84,7 +84,7 @@ class Stack:
                         stdin=dockerfile, timeout_s=600,
                     )  # fmt: skip
         if not self._had(services["grafana"]["image"]):
-            self.without = ["--scale", "grafana=0"]
+            self.without = ["--pull", "never", "--scale", "grafana=0"]
 
     def up(self) -> str:
         """`make up`; its words."""

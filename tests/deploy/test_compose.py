@@ -129,13 +129,11 @@ def test_what_serves_is_restarted_and_says_whether_it_is_healthy(stack: Object) 
             continue
         assert service["restart"] == ("on-failure:20" if part(service) == "trainer" else "unless-stopped"), name
         assert {"interval", "timeout", "retries", "start_period"} <= set(health), name
-        if part(service) == "trainer":
-            port = split_address(Settings().trainer.health_address)[1]
-            assert f"127.0.0.1:{port}/healthz" in health["test"][-1]
-        elif part(service) is None:
+        if part(service) is None:
             assert health["test"], name
-        else:  # the image asks
-            assert "/readyz" in _dockerfile(service).read_text().partition("HEALTHCHECK --")[2], name
+        else:  # the image asks; a trainer is not ready whenever it waits for a batch
+            asked = _dockerfile(service).read_text().partition("HEALTHCHECK --")[2]
+            assert ("/healthz" if part(service) == "trainer" else "/readyz") in asked, name
             assert "test" not in health, name
 
 
