@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-import threading
+from queue import SimpleQueue
 
 from forage_common.settings import Settings
 from forage_common.telemetry import Health, get_logger, serve_health
@@ -17,9 +17,10 @@ def serve(settings: Settings) -> None:
     Raises:
         UserError: a route or a user reward is wrong, or a port is in use.
     """
-    stop = threading.Event()
+    # Not an Event: set by a handler that interrupts its own `wait`, it can wait for the lock that `wait` holds.
+    stop: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda number, _: stop.put(number))
     ready = Health()
     serving = Workers(settings, ready) if settings.reward.workers > 1 else Server(settings)
     health = serve_health(settings.reward.health_address, ready, serving.metrics)
@@ -32,7 +33,7 @@ def serve(settings: Settings) -> None:
         routes={source: route.title for source, route in settings.reward.routes.items()},
         workers=settings.reward.workers,
     )
-    stop.wait()
+    stop.get()
     log.info("draining", grace_s=DRAIN_S)
     ready.wait_for("stop", "draining")
     serving.drain()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import threading
 import time
 from collections.abc import Callable
-from types import FrameType
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from prometheus_client import Counter
@@ -25,25 +25,26 @@ class Stopped(InterruptedWorkError):
 
 
 class Stop:
-    """A flag that long waits look at. Thread-safe."""
+    """A flag that long waits look at. Thread-safe.
+
+    Not an Event: set by a handler that interrupts its own `wait`, it can wait for the lock that `wait` holds.
+    """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._requested = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
 
     def request(self) -> None:
-        self._event.set()
+        self._requested = True
+        self._wake.put(None)
 
     @property
     def is_requested(self) -> bool:
-        return self._event.is_set()
+        return self._requested
 
     def on_signals(self) -> None:
         """Set the flag on SIGTERM (main thread only)."""
-
-        def handle(_signal: int, _frame: FrameType | None) -> None:
-            self._event.set()
-
-        signal.signal(signal.SIGTERM, handle)
+        signal.signal(signal.SIGTERM, lambda *_: self.request())
 
     def check(self) -> None:
         """A safe point.
@@ -51,12 +52,14 @@ class Stop:
         Raises:
             Stopped: the flag is set.
         """
-        if self._event.is_set():
+        if self._requested:
             raise Stopped("asked to stop")
 
     def sleep(self, seconds: float) -> None:
         """Sleep, but not past a stop."""
-        self._event.wait(seconds)
+        with contextlib.suppress(Empty):
+            self._wake.get(timeout=seconds)
+            self._wake.put(None)  # for whoever else sleeps
         self.check()
 
 
