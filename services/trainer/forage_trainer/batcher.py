@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from prometheus_client import Counter
@@ -15,12 +19,13 @@ from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer import spans
 from forage_trainer.dataset import refill_of
 from forage_trainer.feeder import Feeder
-from forage_trainer.waiting import Insist, Stop
+from forage_trainer.waiting import Insist, Stop, Stopped
 
 CONSUMER = "trainer"
 _TAKE = 64
 _RECLAIM = 100_000
 _BLOCK_S = 1.0
+_AHEAD_EVERY_S = 0.05
 _RECLAIM_EVERY_S = 10.0
 _SAY_EVERY_S = 10.0
 WAITED = Counter("forage_trainer_wait_seconds_total", "Time that the trainer has waited for groups; grows as it waits")
@@ -154,6 +159,24 @@ class Batcher:
         held = self._held[number]
         return Batch(number, tuple(held[p] for p in sorted(held)), self._stale.get(number, 0), tuple(missing))
 
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Assemble the batches to come while the body computes, on a thread; the body must not use the batcher.
+
+        Groups of equal rewards are so replaced at once. Whether a group is too old is judged when its own step begins.
+        """
+        if self._settings.max_staleness == 0:  # there are no prompts out
+            yield
+            return
+        over = threading.Event()
+        with ThreadPoolExecutor(1, "ahead") as pool:
+            taking = pool.submit(self._take_until, over)
+            try:
+                yield
+            finally:
+                over.set()
+            taking.result()
+
     def done(self, number: int) -> None:
         """The batch was trained on: later copies of its groups are duplicates."""
         self._held.pop(number, None)
@@ -164,9 +187,14 @@ class Batcher:
         held = self._held.get(number, {})
         return [p for p in range(self._size) if p not in held]
 
-    def _take(self) -> int:
+    def _take(self, block_s: float = _BLOCK_S) -> int:
         stream = self._streams.trajectories
-        return self._accept(self._insist(lambda: self._streams.take_groups(stream, CONSUMER, _TAKE, _BLOCK_S)))
+        return self._accept(self._insist(lambda: self._streams.take_groups(stream, CONSUMER, _TAKE, block_s)))
+
+    def _take_until(self, over: threading.Event) -> None:
+        with suppress(Stopped):  # the body finds out by itself
+            while not over.wait(_AHEAD_EVERY_S):
+                self._take(0.0)
 
     def _reclaim(self) -> int:
         stream = self._streams.trajectories

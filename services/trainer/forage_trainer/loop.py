@@ -162,7 +162,8 @@ class Loop:
             figures |= batch.figures | {"dead_groups": 0, "guards": ["skipped"]}
         else:
             keep = partial(self._files.write, step) if self._files.keeps(step) else None
-            figures = self._step(batch, policy, clock, self._stop.check, keep)
+            with self._batcher.ahead():
+                figures = self._step(batch, policy, clock, self._stop.check, keep)
             self._guard(step, figures, len(batch.groups), clock, began)
         self._version = step
         self._remember(batch, policy.epoch)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from trainer_parts import group
@@ -12,7 +14,7 @@ from trainer_parts import group
 from forage_common.errors import SettingsError
 from forage_common.questions import Question
 from forage_common.settings import RedisSettings, Settings, load
-from forage_common.streams import StreamClient
+from forage_common.streams import GROUP, StreamClient
 from forage_common.telemetry import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
 from forage_trainer.batcher import WAITED, Batcher, BatchTimeoutError
@@ -21,6 +23,7 @@ from forage_trainer.feeder import Feeder, sampling_seed
 from forage_trainer.waiting import Insist, Stop, Stopped
 
 SIZE = 3
+T = TypeVar("T")
 
 
 @dataclass
@@ -47,6 +50,10 @@ class Bench:
     def write(self, found: TrajectoryGroup) -> TrajectoryGroup:
         self.streams._redis.xadd(self.streams.trajectories, {"m": found.SerializeToString()})  # as `finish` does
         return found
+
+    def taken(self) -> int:
+        """Groups that the trainer has taken, and not let go."""
+        return int(self.streams._redis.xpending(self.streams.trajectories, GROUP)["pending"])
 
     def uids(self, batch: int, timeout_s: float = 5.0) -> list[str]:
         return [g.group_uid for g in self.batcher.next(batch, timeout_s).groups]
@@ -122,6 +129,57 @@ def test_a_batch_comes_complete_and_in_the_order_of_positions(bench: Callable[..
     assert b.uids(1) == [f"q/1/{p}" for p in range(SIZE)]
     b.batcher.done(1)
     assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
+
+
+@pytest.mark.parametrize(("staleness", "taken"), [(0, False), (1, True)])
+def test_the_next_batch_is_assembled_while_a_step_computes(
+    bench: Callable[..., Bench], staleness: int, taken: bool
+) -> None:
+    b = bench(f"trainer.max_staleness={staleness}", "trainer.algorithm.filter_groups=true", "trainer.max_refills=1")
+    b.feeder.issue_up_to_bound(0)
+    prompts = {(prompt.batch, prompt.position): prompt for prompt in b.prompts()}
+    for position in range(SIZE):
+        b.answer(1, position)
+    batch = b.batcher.next(1, 5.0)
+    assert len(batch.entries) == SIZE
+    with b.batcher.ahead():
+        for position in range(SIZE - 1):
+            b.answer(2, position, version=1 - staleness)
+        if taken:
+            b.reply(prompts[2, SIZE - 1], [1.0, 1.0])
+            refill = wait_for(b.prompts)[0]
+            assert (refill.batch, refill.position) == (2, SIZE - 1), "replaced meanwhile"
+            b.reply(refill, [0.0, 1.0])
+            wait_for(lambda: b.taken() == 2 * SIZE)
+        else:
+            b.answer(2, SIZE - 1, version=1)
+            time.sleep(0.2)
+            assert b.taken() == SIZE
+    b.batcher.done(1)
+    assert len(b.uids(2)) == SIZE
+
+
+def test_what_goes_wrong_ahead_is_raised_and_a_stop_is_the_steps_own_affair(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench("trainer.max_staleness=1")
+    b.stop.request()
+    with b.batcher.ahead():
+        time.sleep(0.2)
+    other = bench("trainer.max_staleness=1")
+    monkeypatch.setattr(other.feeder, "refill", lambda group: 1 / 0)
+    other.answer(1, 0)
+    with pytest.raises(ZeroDivisionError), other.batcher.ahead():
+        wait_for(lambda: other.taken() == 1)
+
+
+def wait_for(condition: Callable[[], T]) -> T:
+    """What it finds, as soon as that is true."""
+    deadline = time.monotonic() + 20
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
 
 
 def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> None:
