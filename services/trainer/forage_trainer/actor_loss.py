@@ -72,10 +72,10 @@ class ActorLoss:
         for name in _PER_TOKEN:
             if name in data:
                 data[name] = padded(data[name])
-        own = no_padding_2_padding(model_output["log_probs"].detach(), data)
-        entropy = model_output.get("entropy")
-        kept = None if entropy is None else no_padding_2_padding(entropy.detach(), data)
-        self.seen.append((data["row"], own, kept))
+        packed = [model_output[name].detach() for name in ("log_probs", "entropy") if name in model_output]
+        flat = [values.values() if values.is_nested else values for values in packed]
+        own, *entropy = no_padding_2_padding(torch.stack(flat, -1), data).unbind(-1)
+        self.seen.append((data["row"], own, entropy[0] if entropy else None))
         if "old_log_probs" not in data:
             data["old_log_probs"] = own
         if self._correction.mode is not OffPolicyCorrection.NONE:

@@ -157,7 +157,7 @@ class CpuEngine(_OnCpu, FSDPEngineWithLMHead):  # type: ignore[misc, unused-igno
         micro_batch: TensorDict,
         logits_processor_func: Callable[..., Any] | None,
     ) -> dict[str, torch.Tensor]:
-        """Jagged `log_probs` (and `entropy`) as long as `input_ids`; entry i is of token i + 1.
+        """`log_probs` (and `entropy`), packed, as long as the rows; entry i is of token i + 1.
 
         Entries before the response's first token are 0.
         """
@@ -175,7 +175,7 @@ class CpuEngine(_OnCpu, FSDPEngineWithLMHead):  # type: ignore[misc, unused-igno
             ):
                 found["entropy"] = -(every.exp() * every).sum(-1)
         padded = {name: torch.nn.functional.pad(value, (skipped, 1)) for name, value in found.items()}
-        return {name: _as_jagged(value, micro_batch) for name, value in padded.items()}
+        return {name: _packed(value, micro_batch) for name, value in padded.items()}
 
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")  # type: ignore[untyped-decorator, unused-ignore]
@@ -192,8 +192,8 @@ class CpuValueEngine(_OnCpu, FSDPEngineWithValueHead):  # type: ignore[misc, unu
         micro_batch: TensorDict,
         logits_processor_func: Callable[..., Any] | None,
     ) -> dict[str, torch.Tensor]:
-        """Jagged `values` as long as `input_ids`; entry i is of what follows token i."""
-        return {"values": _as_jagged(output.logits.squeeze(-1), micro_batch)}
+        """`values`, packed, as long as the rows; entry i is of what follows token i."""
+        return {"values": _packed(output.logits.squeeze(-1), micro_batch)}
 
 
 def _right_padded(micro_batch: TensorDict) -> dict[str, Any]:
@@ -203,7 +203,8 @@ def _right_padded(micro_batch: TensorDict) -> dict[str, Any]:
     return {"input_ids": ids, "position_ids": positions, "attention_mask": None}
 
 
-def _as_jagged(values: torch.Tensor, micro_batch: TensorDict) -> torch.Tensor:
-    """(rows, columns) → jagged with the lengths of the rows."""
+def _packed(values: torch.Tensor, micro_batch: TensorDict) -> torch.Tensor:
+    """(rows, columns) → the rows without their padding, as verl has them: end to end for a loss, else jagged."""
     lengths = sum(micro_batch[name].offsets().diff() for name in _LENGTHS)
-    return jagged([row[:length] for row, length in zip(values, lengths.tolist(), strict=True)])
+    rows = [row[:length] for row, length in zip(values, lengths.tolist(), strict=True)]
+    return torch.cat(rows) if torch.is_grad_enabled() else jagged(rows)
