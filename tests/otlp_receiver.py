@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -23,6 +24,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+from forage_common import tracing
+from forage_common.settings import load
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,17 @@ def grpc_receiver(address: str = "127.0.0.1:0") -> Iterator[Receiver]:
         yield receiver
     finally:
         server.stop(0).wait()
+
+
+@contextmanager
+def traced_process(service: str) -> Iterator[Receiver]:
+    """This process traces, as the given service, to a receiver over gRPC."""
+    with grpc_receiver() as receiver, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        overrides = ["tracing.enabled=true", f"tracing.endpoint={receiver.endpoint}"]
+        tracing.start(load(overrides=overrides, environ={}), service)
+        yield receiver
+        tracing.stop()
 
 
 @contextmanager

@@ -101,7 +101,7 @@ class Tracer:
         ending.start()
         ending.join(STOP_S)
         if ending.is_alive():
-            self._exporter.give_up()
+            self._exporter.shutdown()
 
 
 class _Recorded(Span):
@@ -194,11 +194,8 @@ class _Watched(SpanExporter):
             tell("collector_away" if away else "collector_back", endpoint=self._endpoint, spans=len(spans))
         return result
 
-    def give_up(self) -> None:
-        """End an attempt that is under way, and make none any more."""
-        self._exporter.shutdown()
-
     def shutdown(self) -> None:
+        """End an attempt that is under way, and make none any more."""
         self._exporter.shutdown()
 
 

@@ -174,8 +174,8 @@ class CpuEngine(_OnCpu, FSDPEngineWithLMHead):  # type: ignore[misc, unused-igno
                 torch.is_grad_enabled() and tu.get_non_tensor_data(micro_batch, "entropy_gradient", True)
             ):
                 found["entropy"] = -(every.exp() * every).sum(-1)
-        padded = {name: torch.nn.functional.pad(value, (skipped, 1)) for name, value in found.items()}
-        return {name: _packed(value, micro_batch) for name, value in padded.items()}
+        whole = {name: torch.nn.functional.pad(value, (skipped, 1)) for name, value in found.items()}
+        return {name: _packed(value, micro_batch) for name, value in whole.items()}
 
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")  # type: ignore[untyped-decorator, unused-ignore]

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from otlp_receiver import Receiver, grpc_receiver
+from otlp_receiver import Receiver, traced_process
 from scripted_engine import CharCodec
-
-from forage_common import tracing
-from forage_common.settings import load
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "rollout"
 TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]
@@ -23,14 +20,10 @@ CHAT_TEMPLATE = (
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+def receiver() -> Iterator[Receiver]:
     """A collector; this process traces, as the rollout service."""
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    with grpc_receiver() as made:
-        overrides = ["tracing.enabled=true", f"tracing.endpoint={made.endpoint}"]
-        tracing.start(load(overrides=overrides, environ={}), "rollout")
+    with traced_process("rollout") as made:
         yield made
-        tracing.stop()
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from otlp_receiver import Receiver, grpc_receiver
+from otlp_receiver import Receiver, traced_process
 
 from forage_common import tracing
 from forage_common.groups import group_of
-from forage_common.settings import load
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
 from forage_trainer import spans
 from forage_trainer.step import Stopwatch
@@ -17,13 +16,9 @@ from forage_trainer.waiting import Stop, Stopped
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    with grpc_receiver() as made:
-        overrides = ["tracing.enabled=true", f"tracing.endpoint={made.endpoint}"]
-        tracing.start(load(overrides=overrides, environ={}), "trainer")
+def receiver() -> Iterator[Receiver]:
+    with traced_process("trainer") as made:
         yield made
-        tracing.stop()
 
 
 def issued(position: int) -> TrajectoryGroup:
