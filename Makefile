@@ -43,7 +43,7 @@ chart-schema: setup ## make the chart's values.schema.json from the settings
 dashboards: setup ## make deploy/grafana/dashboards from the code beside it
 	@.venvs/uv/bin/uv run --quiet --no-project --python .venvs/common/bin/python --with-requirements deploy/grafana/requirements.txt deploy/grafana/build.py
 
-metrics-doc: setup ## make docs/metrics.md from the services' code
+metrics-doc: setup ## make docs/reference/metrics.md from the services' code
 	@.venvs/common/bin/python scripts/metrics_doc.py
 
 lint: setup ## ruff, mypy, buf lint, generated stubs current

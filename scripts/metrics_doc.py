@@ -1,4 +1,4 @@
-"""Makes docs/metrics.md from the metrics that the services' code registers, each in its service's own environment.
+"""Makes docs/reference/metrics.md from the metrics that the code registers, each service in its own environment.
 
 .venvs/common/bin/python scripts/metrics_doc.py            writes it
 .venvs/<service>/bin/python scripts/metrics_doc.py NAME    prints one service's as JSON
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DOCUMENT = REPOSITORY / "docs/metrics.md"
+DOCUMENT = REPOSITORY / "docs/reference/metrics.md"
 SERVICES = {
     "trainer": "At `trainer.health_address`. Gauges are of the last optimizer step, and 0 before there is one.",
     "rollout": "At `rollout.health_address`, the sums over all replicas of engine, agent and dispatcher,\n"
@@ -31,7 +31,7 @@ _INTRODUCTION = """# Metrics
 
 Every service shows its metrics for Prometheus under `/metrics`, by names that say what, and in which unit. Scraped
 under the job of its service (`job="trainer"`, …), as compose and the chart do, they are what the dashboards
-(`deploy/grafana`) and the alerts (`deploy/prometheus/rules`, [runbooks](runbooks/README.md)) read.
+(`deploy/grafana`) and the alerts (`deploy/prometheus/rules`, [runbooks](../runbooks/README.md)) read.
 
 A histogram `x` is the series `x_bucket`, `x_sum` and `x_count`. Every counter and histogram also has an `x_created`,
 the time of its first count. Python's own `python_*` and `process_*` come along, but not from a reward with several

@@ -75,16 +75,16 @@ def cases() -> Iterator[dict[str, Any]]:
 
 @functools.cache
 def documented() -> dict[str, set[str]]:
-    """Series → its labels, from docs/metrics.md, which is made from the code and tested to be current."""
+    """Series → its labels, from docs/reference/metrics.md, which is made from the code and tested to be current."""
     series: dict[str, set[str]] = {}
-    for line in (REPOSITORY / "docs/metrics.md").read_text().splitlines():
+    for line in (REPOSITORY / "docs/reference/metrics.md").read_text().splitlines():
         if row := re.match(r"\| `(forage_[a-z0-9_]+)` \| ([a-z]+) \| ([^|]*)\|", line):
             name, kind, labels = row[1], row[2], set(re.findall(r"`(\w+)`", row[3]))
             if kind == "histogram":
                 series |= {name + "_bucket": labels | {"le"}, name + "_sum": labels, name + "_count": labels}
             else:
                 series[name] = labels
-    assert len(series) > 50, "the table of docs/metrics.md is not what this test takes it for"
+    assert len(series) > 50, "the table of docs/reference/metrics.md is not what this test takes it for"
     return series | EXPORTED
 
 

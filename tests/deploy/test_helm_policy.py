@@ -19,7 +19,7 @@ ARROWS = {
     ("trainer", "redis"): {6379},
     ("test", "rollout"): {18630, 18631, 18632},
 }
-"""docs/architecture.md: who calls whom."""
+"""docs/explanation/architecture.md: who calls whom."""
 PROBES = {("trainer", "rollout"): {18630, 18632}, ("trainer", "reward"): {18620}}
 """Besides, where training probes its policy."""
 METRICS = {"retriever": 18610, "reward": 18621, "rollout": 18631, "trainer": 18641}

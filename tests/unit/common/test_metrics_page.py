@@ -1,4 +1,4 @@
-"""docs/metrics.md: what every service shows, and what is not Forage's."""
+"""docs/reference/metrics.md: what every service shows, and what is not Forage's."""
 
 from __future__ import annotations
 

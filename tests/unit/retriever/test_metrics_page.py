@@ -1,4 +1,4 @@
-"""docs/metrics.md and the metrics of the retriever."""
+"""docs/reference/metrics.md and the metrics of the retriever."""
 
 from __future__ import annotations
 

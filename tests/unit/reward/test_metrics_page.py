@@ -1,4 +1,4 @@
-"""docs/metrics.md and the metrics of the reward."""
+"""docs/reference/metrics.md and the metrics of the reward."""
 
 from __future__ import annotations
 

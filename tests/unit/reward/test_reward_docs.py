@@ -1,4 +1,4 @@
-"""What docs/rewards.md shows is what the service takes."""
+"""What docs/reference/rewards.md shows is what the service takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import Component, Score, scored
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
-PAGE = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/reference/rewards.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

@@ -266,7 +266,7 @@ def test_environments_are_checked_without_an_engine(own: Path) -> None:
 
 
 async def test_what_the_page_shows_works(repository: Path, tmp_path: Path, char_codec: Any) -> None:
-    page = (repository / "docs/environments.md").read_text()
+    page = (repository / "docs/how-to/write-an-environment.md").read_text()
     (routes,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     file = tmp_path / "dice.py"

@@ -1,4 +1,4 @@
-"""docs/metrics.md and the metrics of the rollout."""
+"""docs/reference/metrics.md and the metrics of the rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md and the metrics of the trainer."""
+"""docs/reference/metrics.md and the metrics of the trainer."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ trainer: {health: 18641}
 redis: {redis: 6379}
 {{- end }}
 
-{{/* Who calls whom, on which ports: docs/architecture.md. The network policies are made of this and of nothing else. */}}
+{{/* Who calls whom, on which ports: docs/explanation/architecture.md. The network policies are made of this alone. */}}
 {{- define "forage.arrows" -}}
 - {from: rollout, to: retriever, ports: [http, grpc]}
 - {from: rollout, to: reward, ports: [grpc]}

@@ -30,7 +30,7 @@ class Program(StrEnum):
 
 SERVING = (Program.REDIS, Program.REWARD, Program.RETRIEVER, Program.ROLLOUT)
 
-# Several processes share few cores: each thinks it is alone unless told. See docs/performance.md.
+# Several processes share few cores: each thinks it is alone unless told. See docs/explanation/performance.md.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
