@@ -28,7 +28,7 @@ RULES = REPOSITORY / "deploy/prometheus/rules"
 TESTS = REPOSITORY / "deploy/prometheus/tests"
 RUNBOOKS = REPOSITORY / "docs/runbooks"
 SEVERITIES = {"critical", "warning", "info"}
-SECTIONS = ["What you see", "Look first", "Causes, the likely ones first", "Silence and tune"]
+SECTIONS = ["First checks", "Symptoms", "Causes, most likely first", "Silencing and tuning"]
 EXPORTED = {
     "up": set(),
     "process_start_time_seconds": set(),
