@@ -2,7 +2,7 @@
 SEED ?= 0
 FORAGE := .venvs/common/bin/forage
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-deploy images test-compose up down logs chart-schema metrics-doc dashboards lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
+.PHONY: help setup demo test test-fast test-deploy images test-compose up down logs chart-schema metrics-doc docs docs-serve dashboards lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -46,6 +46,16 @@ dashboards: setup ## make deploy/grafana/dashboards from the code beside it
 metrics-doc: setup ## make docs/reference/metrics.md from the services' code
 	@.venvs/common/bin/python scripts/metrics_doc.py
 
+DOCS_RUN = NO_MKDOCS_2_WARNING=1 .venvs/uv/bin/uv run --quiet --no-project --python .venvs/common/bin/python --with-requirements docs/requirements.txt mkdocs
+
+docs: ## build the documentation site into site/; a dead link or a page without a place in mkdocs.yml fails
+	@scripts/setup.sh common
+	@$(DOCS_RUN) build --strict
+
+docs-serve: ## show the documentation site on http://127.0.0.1:8000 while you write (DOCS_ADDRESS=…)
+	@scripts/setup.sh common
+	@$(DOCS_RUN) serve --livereload --dev-addr $(or $(DOCS_ADDRESS),127.0.0.1:8000)
+
 lint: setup ## ruff, mypy, buf lint, generated stubs current
 	@scripts/lint.sh
 
@@ -73,4 +83,4 @@ soak-reward: setup ## the reward service under full load and injury (MINUTES=5)
 	@.venvs/reward/bin/python benchmarks/reward/soak.py $(or $(MINUTES),5)
 
 clean: ## remove environments, caches, built data and runs
-	rm -rf .venvs .cache data runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venvs .cache data runs site .mypy_cache .ruff_cache .pytest_cache .hypothesis
