@@ -1,6 +1,6 @@
 # Every verb of the repository; `make help` lists them.
 SEED ?= 0
-FORAGE := .venvs/common/bin/forage
+FORAGE := .venvs/cli/bin/forage
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-deploy images test-compose up down logs chart-schema metrics-doc docs docs-serve dashboards lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
 
@@ -20,10 +20,10 @@ test-fast: setup ## the tests that start no engine and no stack
 	@scripts/test.sh -m 'not slow'
 
 test-deploy: setup ## the tests of deploy/ alone
-	@.venvs/common/bin/python -m pytest tests/deploy
+	@.venvs/cli/bin/python -m pytest tests/deploy
 
 test-compose: setup ## the stack in a real Docker engine: builds, trains, is injured, comes back (5 minutes, and the builds)
-	@FORAGE_DOCKER_TESTS=1 .venvs/common/bin/python -m pytest -rs tests/deploy/test_compose_engine.py
+	@FORAGE_DOCKER_TESTS=1 .venvs/cli/bin/python -m pytest -rs tests/deploy/test_compose_engine.py
 
 images: ## build the services' images (GPU=1, SERVICES="reward cli", REGISTRY=…)
 	@scripts/images.sh
@@ -38,13 +38,13 @@ logs: ## what it says (SERVICE=trainer)
 	@scripts/compose.sh logs
 
 chart-schema: setup ## make the chart's values.schema.json from the settings
-	@.venvs/common/bin/python scripts/chart_schema.py
+	@.venvs/cli/bin/python scripts/chart_schema.py
 
 dashboards: setup ## make deploy/grafana/dashboards from the code beside it
-	@.venvs/uv/bin/uv run --quiet --no-project --python .venvs/common/bin/python --with-requirements deploy/grafana/requirements.txt deploy/grafana/build.py
+	@.venvs/uv/bin/uv run --quiet --no-project --python .venvs/cli/bin/python --with-requirements deploy/grafana/requirements.txt deploy/grafana/build.py
 
 metrics-doc: setup ## make docs/reference/metrics.md from the services' code
-	@.venvs/common/bin/python scripts/metrics_doc.py
+	@.venvs/cli/bin/python scripts/metrics_doc.py
 
 DOCS_RUN = NO_MKDOCS_2_WARNING=1 .venvs/uv/bin/uv run --quiet --no-project --python .venvs/common/bin/python --with-requirements docs/requirements.txt mkdocs
 
@@ -60,7 +60,7 @@ lint: setup ## ruff, mypy, buf lint, generated stubs current
 	@scripts/lint.sh
 
 format: setup ## format the Python code
-	@.venvs/common/bin/ruff check --fix-only --quiet . ; .venvs/common/bin/ruff format --quiet .
+	@.venvs/cli/bin/ruff check --fix-only --quiet . ; .venvs/cli/bin/ruff format --quiet .
 
 proto: setup ## generate forage_common/v1 from proto/
 	@scripts/proto.sh

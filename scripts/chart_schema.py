@@ -1,6 +1,6 @@
 """Makes the chart's values.schema.json: `settings` from the settings tree, the rest from the models below.
 
-    .venvs/common/bin/python scripts/chart_schema.py [--check]
+    .venvs/cli/bin/python scripts/chart_schema.py [--check]
 
 `--check` fails when what is committed is not current.
 """

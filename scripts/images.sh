@@ -17,7 +17,7 @@ fi
 [ -z "${GPU_IMAGE:-}" ] || options+=(--build-arg "GPU_IMAGE=$GPU_IMAGE")
 
 for service in "${services[@]}"; do
-  folder=services/${service/#cli/common}
+  folder=services/$service
   [ -f "$folder/Dockerfile" ] || { echo "images: SERVICES names $service, expected some of: cli reward retriever rollout trainer" >&2; exit 2; }
   [ -z "${GPU:-}" ] || grep -q '^ARG GPU_IMAGE' "$folder/Dockerfile" || { echo "images: $service has no GPU build, expected some of: retriever rollout trainer" >&2; exit 2; }
 done

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=$PWD/.venvs/uv/bin/uv
-for service in common retriever reward rollout trainer; do
+for service in cli retriever reward rollout trainer; do
   (
     cd "services/$service"
     options=(); [ ! -f overrides.txt ] || options+=(--overrides overrides.txt)

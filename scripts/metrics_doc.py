@@ -1,6 +1,6 @@
 """Makes docs/reference/metrics.md from the metrics that the code registers, each service in its own environment.
 
-.venvs/common/bin/python scripts/metrics_doc.py            writes it
+.venvs/cli/bin/python scripts/metrics_doc.py            writes it
 .venvs/<service>/bin/python scripts/metrics_doc.py NAME    prints one service's as JSON
 """
 
@@ -168,7 +168,8 @@ def names() -> set[str]:
 def _write() -> None:
     parts = [_INTRODUCTION]
     for service in SERVICES:
-        command = [str(REPOSITORY / f".venvs/{service}/bin/python"), __file__, service]
+        environment = "cli" if service == "common" else service
+        command = [str(REPOSITORY / f".venvs/{environment}/bin/python"), __file__, service]
         made = json.loads(
             subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
         )

@@ -2,7 +2,7 @@
 # Generates forage_common/v1 from proto/. `--check` fails when what is committed is not current.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$PWD/.venvs/common/bin
+bin=$PWD/.venvs/cli/bin
 out=services/common/forage_common/v1
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT

@@ -18,7 +18,7 @@ while [[ "${1:-}" == --* ]]; do
 done
 [[ $device =~ ^(cpu|gpu)$ ]] || { echo "setup: --device is '$device', expected cpu or gpu" >&2; exit 2; }
 services=("${@:-}")
-[ -n "${services[0]}" ] || services=(common retriever reward rollout trainer)
+[ -n "${services[0]}" ] || services=(cli retriever reward rollout trainer)
 
 uv=.venvs/uv/bin/uv
 install_uv() {
@@ -61,7 +61,6 @@ for service in "${services[@]}"; do
   # --no-deps: the lock is complete, and a few packages ask for what they never import.
   requirements "$service" | "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${source[@]}" -r - "${tests[@]/#/-r}" ||
     { echo "setup: the $service environment could not be installed (see above): check the network, the package index and 'df -h .', then run 'make setup' again" >&2; exit 2; }
-  own=(-e services/common); [ "$service" = common ] || own+=(-e "services/$service")
-  "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${own[@]}"
+  "$uv" pip install --quiet --python "$folder/bin/python" --no-deps -e services/common -e "services/$service"
   echo "$want" > "$folder/.installed"
 done

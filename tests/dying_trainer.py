@@ -12,10 +12,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from forage_common import service
 from forage_trainer import __main__ as trainer
-from forage_trainer import loop, publisher
-from forage_trainer.checkpoint import Checkpoints
-from forage_trainer.feeder import Feeder
-from forage_trainer.policy_worker import PolicyWorker
+from forage_trainer import loop
+from forage_trainer.checkpoints.checkpoint import Checkpoints
+from forage_trainer.data.feeder import Feeder
+from forage_trainer.engine.policy_worker import PolicyWorker
+from forage_trainer.weights import publisher
 
 
 def die() -> None:

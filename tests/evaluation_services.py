@@ -16,7 +16,7 @@ import grpc
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forage_common.groups import group_of, signed
+from forage_common.streams.prompt_identity import group_of, signed
 from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
 from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
 from forage_common.v1.trajectory_pb2 import (

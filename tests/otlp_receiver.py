@@ -25,8 +25,8 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from forage_common import tracing
 from forage_common.settings import load
+from forage_common.telemetry import tracing
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import httpx
 from prometheus_client import REGISTRY
 
-from forage_common.telemetry import Health
+from forage_common.telemetry.health import Health
+from forage_retriever.hits import Filters, Hit, Searcher
 from forage_retriever.index.load import Index
-from forage_retriever.search.hits import Filters, Hit, Searcher
 from forage_retriever.serve.http_api import make_app
 from forage_retriever.serve.retrieval import Retrieval
 from forage_retriever.serve.source import LocalSource

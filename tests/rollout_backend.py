@@ -7,17 +7,17 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forage_common.clients.retriever import Found
 from forage_common.errors import UnavailableError
-from forage_common.retriever_client import Found
 from forage_common.settings import Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import Document, Policy, Prompt, Provenance, Score, Status, TrajectoryGroup
 from forage_rollout.agent import Agent
-from forage_rollout.backend import RefusedPolicyError
-from forage_rollout.generation import Generation, Request
+from forage_rollout.engine.openai import Head
+from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.metrics import Snapshot
-from forage_rollout.openai import Head
+from forage_rollout.serve.backend import RefusedPolicyError
 
 LINES = ("<think>hm</think><search> who </search>", "<answer> me </answer>")
 

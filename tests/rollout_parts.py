@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
+from forage_common.text.search_prompt import prompt_text
 from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Sampling, TrajectoryGroup
-from forage_common.world.write import prompt_text
 
 START_S = 400.0
 ADDRESSES = (

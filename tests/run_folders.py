@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forage_common.local.runs import RunFolder
+from forage_cli.runs.folder import RunFolder
 from forage_common.settings import Settings
 
 Row = Mapping[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forage_rollout.generation import Generation, Request
+from forage_rollout.loop.generation import Generation, Request
 
 
 class CharCodec:

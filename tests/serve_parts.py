@@ -10,13 +10,13 @@ from typing import Any
 from ray import serve
 
 from forage_common.settings import ReplicaSettings, Settings
-from forage_common.telemetry import configure_logs, get_logger
+from forage_common.telemetry.logs import configure_logs, get_logger
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.deployments import EngineDeployment, RemoteEngine, broadcast, engine_deployment
-from forage_rollout.engine_counts import EngineCounts
-from forage_rollout.generation import Generation, Request
-from forage_rollout.policy import NotServingError, PolicyError
-from forage_rollout.relay import join
+from forage_rollout.deployments.application import EngineDeployment, RemoteEngine, broadcast, engine_deployment
+from forage_rollout.deployments.relay import join
+from forage_rollout.engine.engine_counts import EngineCounts
+from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.weights.policy import NotServingError, PolicyError
 
 
 @dataclass

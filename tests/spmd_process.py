@@ -15,10 +15,10 @@ from trainer_parts import trajectory
 
 from forage_common.settings import Settings, load
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
-from forage_trainer.policy_worker import PolicyWorker
-from forage_trainer.selection import selection
-from forage_trainer.spmd import follow
-from forage_trainer.tensors import StepTensors, step_tensors
+from forage_trainer.data.selection import selection
+from forage_trainer.data.tensors import StepTensors, step_tensors
+from forage_trainer.engine.policy_worker import PolicyWorker
+from forage_trainer.engine.spmd import follow
 
 OPTIONS = [
     "trainer.threads=1",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forage_common.groups import group_of
 from forage_common.settings import RedisSettings
-from forage_common.streams import Entry, StreamClient
+from forage_common.streams.client import Entry, StreamClient
+from forage_common.streams.prompt_identity import group_of
 from forage_common.v1.trajectory_pb2 import (
     Component,
     Policy,

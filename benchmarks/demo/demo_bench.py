@@ -38,7 +38,7 @@ def main() -> None:
     (repository / "runs").mkdir(exist_ok=True)
     runs: list[dict[str, Any]] = []
     for seed in arguments.seeds:
-        command = [f"{repository}/.venvs/common/bin/forage", "demo", "--seed", str(seed), *arguments.settings]
+        command = [f"{repository}/.venvs/cli/bin/forage", "demo", "--seed", str(seed), *arguments.settings]
         with (repository / "runs" / f"bench-seed{seed}.log").open("w") as log:
             if subprocess.run(command, cwd=repository, stdout=log, stderr=log).returncode:
                 sys.exit(f"the demo with seed {seed} failed: see {log.name}")

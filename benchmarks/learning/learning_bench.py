@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from forage_common.local.demo import ended_by_signals
-from forage_common.local.runs import RunFolder
-from forage_common.local.stack import repository, shift_ports
+from forage_cli.local.demo import ended_by_signals
+from forage_cli.local.stack import repository, shift_ports
+from forage_cli.runs.folder import RunFolder
 from forage_common.settings import load
 
 TICK_S = 1.0
@@ -117,7 +117,7 @@ def _train(recipe: Recipe, runs: Path, seed: int, base_port: int, progress: Prog
     folder = runs / recipe.name / f"seed-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [f"{repository()}/.venvs/common/bin/forage", "demo", "-c", str(recipe.file)]
+    command = [f"{repository()}/.venvs/cli/bin/forage", "demo", "-c", str(recipe.file)]
     log = folder.with_suffix(".log")
     steps = recipe.resolved(runs, seed, base_port).trainer.total_training_steps
     recipe.prepare()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage_common import countdown
-from forage_common.local.stack import repository, shift_ports
+from forage_cli.datasets import countdown
+from forage_cli.local.stack import repository, shift_ports
 from forage_common.settings import Settings, load
 
 QUESTIONS = 300

@@ -18,11 +18,11 @@ import uvicorn
 
 from forage_common.addresses import split_address
 from forage_common.settings import Settings, load
-from forage_common.telemetry import Health
-from forage_rollout.backend import State
-from forage_rollout.engine import VllmEngine
-from forage_rollout.http_api import make_app
-from forage_rollout.openai import Head, OpenAI
+from forage_common.telemetry.health import Health
+from forage_rollout.engine.openai import Head, OpenAI
+from forage_rollout.engine.vllm_engine import VllmEngine
+from forage_rollout.serve.backend import State
+from forage_rollout.serve.http_api import make_app
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Counts:
 
 
 class CompletionsOnly:
-    """The part of `forage_rollout.backend.Backend` that completions need."""
+    """The part of `forage_rollout.serve.backend.Backend` that completions need."""
 
     def __init__(self, served: OpenAI) -> None:
         self._served = served

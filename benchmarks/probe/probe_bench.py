@@ -31,9 +31,9 @@ import thoughts
 from rich.console import Console
 from rich.table import Table
 
-from forage_common.local.serving import services
-from forage_common.local.stack import Program, interpreter, repository, shift_ports
-from forage_common.probe.completions import Completions, Continuations
+from forage_cli.local.serving import services
+from forage_cli.local.stack import Program, interpreter, repository, shift_ports
+from forage_common.clients.completions import Completions, Continuations
 from forage_common.probe.prober import Plan, Prober
 from forage_common.settings import Settings, load
 from forage_common.v1.probe_pb2 import Probed

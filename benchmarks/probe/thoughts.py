@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 
-from forage_common.observation import passages
-from forage_common.probe.completions import Completions
+from forage_common.clients.completions import Completions
+from forage_common.text.observation import passages
+from forage_common.text.search_prompt import prompt_text
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
     Document,
@@ -20,7 +21,6 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     Turn,
 )
-from forage_common.world.write import prompt_text
 
 DATA_SOURCE = "world_facts"
 LEAST, MOST = 200, 400

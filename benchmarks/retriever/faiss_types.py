@@ -29,13 +29,13 @@ from rich.console import Console
 from rich.table import Table
 
 from forage_common.settings import RetrieverSettings
+from forage_retriever.command.bench import timed
+from forage_retriever.command.evaluate import overlap
 from forage_retriever.corpus import read
 from forage_retriever.encoders import encoder
-from forage_retriever.index.bench import timed
-from forage_retriever.index.evaluate import overlap
-from forage_retriever.index.vectors import VECTORS_FILE, blocks, save
 from forage_retriever.search import faiss_build, memory
 from forage_retriever.search.vector_index import Effort, VectorIndex
+from forage_retriever.search.vectors import VECTORS_FILE, blocks, save
 
 Vectors = NDArray[np.float32]
 PASSAGES = 1_000_000

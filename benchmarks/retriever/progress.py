@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from forage_common.telemetry import configure_logs
+from forage_common.telemetry.logs import configure_logs
 from forage_retriever.index.progress import Report, reporting
 
 _ESTIMATED_S = 600.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from forage_retriever.index.evaluate import Question, read
+from forage_retriever.command.evaluate import Question, read
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache/bench"
@@ -49,10 +49,10 @@ def load() -> Data:
 
 def _make_world(data: Data) -> None:
     """A question is answered by the passages about what it is necessary to search for, hop by hop."""
-    common = REPOSITORY / ".venvs/common/bin"  # has the packages that the facts come from, and Parquet
+    common = REPOSITORY / ".venvs/cli/bin"  # has the packages that the facts come from, and Parquet
     subprocess.run([common / "forage", "data", "world", "--out", WORLD], check=True)
     rows = subprocess.check_output(
-        [common / "python", "-m", "forage_common.local.parquet_rows", WORLD / f"{SPLIT}.parquet"]
+        [common / "python", "-m", "forage_common.files.parquet_rows", WORLD / f"{SPLIT}.parquet"]
     )
     with data.corpus.open(encoding="utf-8") as lines:
         passages = [json.loads(line) for line in lines]

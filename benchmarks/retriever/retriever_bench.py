@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from service import HERE, Running, environment, plain_server, retriever
 
-from forage_retriever.index.evaluate import ALL
+from forage_retriever.command.evaluate import ALL
 
 PLAIN, FP32, INT8 = "plain", "fp32", "int8"
 PRECISIONS = (FP32, INT8)
@@ -116,7 +116,7 @@ class Bench:
     def quality(self, precision: str) -> tuple[str, dict[str, dict[str, Any]]]:
         """Figures of each mode over all questions, by `forage index eval`, and its table of them."""
         self._steps.begin(f"quality of {precision}")
-        command = [sys.executable, "-m", "forage_retriever.index.command", "eval", self._indexes[precision]]
+        command = [sys.executable, "-m", "forage_retriever.command", "eval", self._indexes[precision]]
         command += [str(self._data.file), *_encoder(precision)]
         wide = environment() | {"COLUMNS": str(COLUMNS)}
         table, _, report = subprocess.check_output(command, env=wide, text=True).strip().rpartition("\n")

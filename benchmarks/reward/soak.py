@@ -27,7 +27,7 @@ FLAT = 0.05
 WARM_UP = 0.3
 """Share of the time before memory is first looked at: arenas, thread stacks and caches fill once."""
 
-SERVERS = ("forage_reward", "forage_reward.worker")
+SERVERS = ("forage_reward", "forage_reward.serve.worker")
 
 
 class Load:

@@ -16,10 +16,10 @@ import torch
 from lockstep import run_batches
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
 
-from forage_common.retriever_client import RetrieverClient
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.reward import GrpcReward
 from forage_common.settings import Settings, load
-from forage_rollout.clients import GrpcReward
-from forage_rollout.tokens import FileTokenizer
+from forage_rollout.loop.tokens import FileTokenizer
 
 
 class ByPlan(StoppingCriteria):

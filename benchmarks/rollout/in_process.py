@@ -19,12 +19,12 @@ import plan
 from lockstep import Sample, run_batches, shown
 from plan import Row
 
-from forage_common.retriever_client import RetrieverClient
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.reward import GrpcReward
 from forage_common.settings import Settings, load
 from forage_common.v1.trajectory_pb2 import Document
-from forage_rollout.clients import GrpcReward
-from forage_rollout.engine import VllmEngine
-from forage_rollout.tokens import FileTokenizer, TokenCodec
+from forage_rollout.engine.vllm_engine import VllmEngine
+from forage_rollout.loop.tokens import FileTokenizer, TokenCodec
 
 
 def sampler(engine: VllmEngine) -> Sample:

@@ -36,7 +36,7 @@ from rich.table import Table
 from service import Service, free_base_port, rollout_service
 from slow_retriever import SlowRetriever, slow_retriever
 
-from forage_common.local.stack import Program, interpreter, repository, shift_ports
+from forage_cli.local.stack import Program, interpreter, repository, shift_ports
 from forage_common.settings import load
 
 HERE = Path(__file__).resolve().parent

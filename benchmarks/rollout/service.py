@@ -17,10 +17,10 @@ import plan
 from prometheus_client.parser import text_string_to_metric_families
 from rich.status import Status
 
-from forage_common.local.serving import publish, wait_until_ready
-from forage_common.local.stack import Program, Stack
+from forage_cli.local.serving import publish, wait_until_ready
+from forage_cli.local.stack import Program, Stack
 from forage_common.settings import Settings
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
 from forage_common.v1 import trajectory_pb2 as pb
 
 RUNNING = (Program.REDIS, Program.REWARD, Program.ROLLOUT)

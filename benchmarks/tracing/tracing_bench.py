@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forage_common import tracing
-from forage_common.retriever_client import Found
+from forage_common.clients.retriever import Found
 from forage_common.settings import Settings, load
+from forage_common.telemetry import tracing
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.trajectory_pb2 import ChatMessage, Document, Prompt, Provenance, Score, Status
 from forage_rollout.agent import Agent
-from forage_rollout.generation import Generation, Request
-from forage_rollout.tokens import FileTokenizer
+from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.tokens import FileTokenizer
 
 MODEL = Path(__file__).parents[2] / "models/tiny-policy"
 SEARCH, ANSWER = "<think>hm</think><search> who </search>", "<think>ah</think><answer> me </answer>"
@@ -114,7 +114,7 @@ def main() -> None:
         received = int(collector.communicate()[0])
     traced = SAMPLES * (given.rounds * given.groups + WARM) * (1 + MODES["on for 1 %"])
     opened = "with span('x', {'a': 1}): pass"
-    nothing_s = min(timeit.repeat(opened, "from forage_common.tracing import span", number=LOOPS)) / LOOPS
+    nothing_s = min(timeit.repeat(opened, "from forage_common.telemetry.tracing import span", number=LOOPS)) / LOOPS
     middle = {mode: statistics.median(values) for mode, values in cost.items()}
     figures: dict[str, Any] = {
         "trajectory_us": {mode: round(value, 1) for mode, value in middle.items()},

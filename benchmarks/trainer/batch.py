@@ -8,8 +8,8 @@ import plan
 
 from forage_common.settings import AlgorithmSettings
 from forage_common.v1.trajectory_pb2 import PolicySegment, Score, Status, Trajectory, TrajectoryGroup
-from forage_trainer.selection import selection
-from forage_trainer.tensors import StepTensors, step_tensors
+from forage_trainer.data.selection import selection
+from forage_trainer.data.tensors import StepTensors, step_tensors
 
 SAMPLES = 8
 PROMPT_TOKENS = OBSERVATION_TOKENS = 100

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage_common.local.stack import repository
+from forage_cli.local.stack import repository
 
 LEAD = 2
 """First steps that do not count: the pipeline fills, and everything runs for the first time."""
@@ -36,7 +36,7 @@ def run(folder: Path, base_port: int, staleness: int, steps: int) -> EndToEnd:
         f"trainer.total_training_steps={steps}",
         "data.val_max_samples=16",
     ]
-    command = [f"{repository()}/.venvs/common/bin/forage", "demo", "--base-port", str(base_port), *settings]
+    command = [f"{repository()}/.venvs/cli/bin/forage", "demo", "--base-port", str(base_port), *settings]
     file = folder.with_suffix(".log")
     with file.open("w") as log:
         if subprocess.run(command, cwd=repository(), stdout=log, stderr=log).returncode:

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from forage_common.settings import ActorSettings
-from forage_trainer.tensors import StepTensors
+from forage_trainer.data.tensors import StepTensors
 
 
 @dataclass(frozen=True)

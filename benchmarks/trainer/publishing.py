@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from forage_common import durable
-from forage_common.model_folder import WEIGHTS
+from forage_common.files import durable
+from forage_common.files.model_folder import WEIGHTS
 from forage_common.settings import Settings, load
-from forage_common.streams import StreamClient
-from forage_common.telemetry import Health
-from forage_trainer.publisher import KEPT, Publisher
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry.health import Health
 from forage_trainer.waiting import Insist, Stop
+from forage_trainer.weights.publisher import KEPT, Publisher
 
 _SHAPE, _TENSORS = (2000, 2048), 32
 

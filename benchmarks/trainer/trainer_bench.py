@@ -34,7 +34,7 @@ from rich.status import Status
 from rich.table import Table
 from service import free_base_port
 
-from forage_common.local.stack import Program, Stack, interpreter, repository, shift_ports
+from forage_cli.local.stack import Program, Stack, interpreter, repository, shift_ports
 from forage_common.settings import load
 
 HERE = Path(__file__).resolve().parent

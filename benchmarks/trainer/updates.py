@@ -16,11 +16,11 @@ from pathlib import Path
 import batch as made
 from plain import PlainActor, rows_of
 
-from forage_common.local.stack import repository
+from forage_cli.local.stack import repository
 from forage_common.settings import Settings, load
-from forage_trainer.cpu_engine import CACHE_TOKENS, micro_batches
-from forage_trainer.estimators.grpo import grpo_outcome
-from forage_trainer.policy_worker import PolicyWorker
+from forage_trainer.algorithms.estimators.grpo import grpo_outcome
+from forage_trainer.engine.cpu_engine import CACHE_TOKENS, micro_batches
+from forage_trainer.engine.policy_worker import PolicyWorker
 
 PADDED_ROWS = 16
 Update = Callable[[], tuple[float, float]]

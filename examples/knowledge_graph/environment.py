@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import httpx
 
-from forage_common.calls import MalformedReplyError, RefusedError, call
-from forage_common.circuit import Circuit
+from forage_common.clients.calls import MalformedReplyError, RefusedError, call
+from forage_common.clients.circuit import Circuit
 from forage_common.settings import RolloutSettings
 from forage_rollout.clients import Retriever
 from forage_rollout.environments import Action, Environment, Episode, Observation

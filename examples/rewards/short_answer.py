@@ -9,8 +9,8 @@ reward:
 
 from collections.abc import Mapping
 
-from forage_common.answers import em_check
-from forage_reward.answers import extract_solution
+from forage_common.text.answers import em_check
+from forage_reward.parsing.answers import extract_solution
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 
 

@@ -10,7 +10,7 @@ import pytest
 from browser_page import Page
 from completions_server import character_model, encode
 
-from forage_common.probe import report
+from forage_cli.probe import report
 from forage_common.probe.folder import summary
 from forage_common.settings import load
 from forage_common.v1.probe_pb2 import AnswerCount, Probed, ProbePoint

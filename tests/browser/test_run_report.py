@@ -10,8 +10,8 @@ import pytest
 from browser_page import Page
 from run_folders import write_run
 
-from forage_common.local import report
-from forage_common.local.accounts import Accounts
+from forage_cli.reports import run_report as report
+from forage_cli.runs.ledger import Accounts
 from forage_common.settings import Settings
 
 ANSWERS = {

@@ -17,7 +17,7 @@ import pytest
 from rollout_parts import ADDRESSES, Services, prompt, publish, small_corpus, take, until, waits_for
 
 from forage_common.settings import RedisSettings
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import Status, TrajectoryGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

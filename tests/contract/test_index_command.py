@@ -67,7 +67,7 @@ def environment(repository: Path) -> dict[str, str]:
 @pytest.fixture
 def index(python: str, environment: dict[str, str], tmp_path: Path) -> Run:
     def run(*arguments: str | Path, script: str = "") -> subprocess.CompletedProcess[str]:
-        how = ["-c", script] if script else ["-m", "forage_retriever.index.command"]
+        how = ["-c", script] if script else ["-m", "forage_retriever.command"]
         command = [python, *how, *map(str, arguments)]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
 

@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_engine import CharCodec, ScriptedEngine
 
-from forage_common.retriever_client import RetrieverClient
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.reward import GrpcReward
 from forage_common.settings import EngineSettings, EnvironmentRoute, RewardSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Prompt, Status, Trajectory
 from forage_rollout.agent import Agent
-from forage_rollout.clients import GrpcReward
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples/knowledge_graph"

@@ -215,7 +215,7 @@ def test_workers_score_a_long_batch_together_and_do_without_one_that_is_gone(sta
     assert service.metric("forage_reward_shared_items_total") == 100.0
     assert service.metric("forage_reward_items_total") == 200.0
     assert service.metric("forage_reward_queue_items") == 0.0
-    workers = [p for p in psutil.Process(service.process.pid).children() if "forage_reward.worker" in p.cmdline()]
+    workers = [p for p in psutil.Process(service.process.pid).children() if "forage_reward.serve.worker" in p.cmdline()]
     workers[0].suspend()  # it still has its sockets, and will never answer
     killer = threading.Timer(1.0, workers[0].kill)
     killer.start()
@@ -231,7 +231,7 @@ def test_workers_score_a_long_batch_together_and_do_without_one_that_is_gone(sta
 
 def test_a_worker_killed_under_load_costs_no_answer_and_comes_back(start: Callable[..., Service]) -> None:
     service = start("reward.workers=2")
-    workers = [p for p in psutil.Process(service.process.pid).children() if "forage_reward.worker" in p.cmdline()]
+    workers = [p for p in psutil.Process(service.process.pid).children() if "forage_reward.serve.worker" in p.cmdline()]
     assert len(workers) == 2
     with urllib.request.urlopen(f"http://{service.health_address}/metrics", timeout=20) as page:
         assert b'forage_common_waiting{what="start"} 0.0' in page.read(), "of the process that has no worker's page"

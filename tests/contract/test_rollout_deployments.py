@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from openai_server import openai_server
 
-from forage_common.calls import RefusedError
+from forage_common.clients.calls import RefusedError
 from forage_common.errors import SettingsError
 from forage_common.settings import EngineSettings, ModelSettings, ReplicaSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.cluster import LocalCluster
-from forage_rollout.policy import PolicyError
-from forage_rollout.tokens import FileTokenizer
+from forage_rollout.deployments.cluster import LocalCluster
+from forage_rollout.loop.tokens import FileTokenizer
+from forage_rollout.weights.policy import PolicyError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 REPLICAS = 2
@@ -33,7 +33,7 @@ class ScriptedCluster(LocalCluster):
         from ray import serve
         from serve_parts import application
 
-        from forage_rollout.deployments import application_name
+        from forage_rollout.deployments.application import application_name
 
         engines = ReplicaSettings(min=REPLICAS, max=REPLICAS)
         serve.run(application(self._settings, engines), name=application_name(self._settings), route_prefix=None)
@@ -160,7 +160,7 @@ def test_what_replicas_log_reaches_the_main_process(caller: Any, capsys: pytest.
 def test_the_builder_of_serve_deploy_takes_settings_by_their_names() -> None:
     from ray.serve import Application
 
-    from forage_rollout.deployments import build
+    from forage_rollout.deployments.application import build
 
     assert isinstance(build({"run.id": "one", "rollout.engine_replicas.max": "4"}), Application)
     with pytest.raises(SettingsError, match=r"rollout\.nn"):

@@ -21,7 +21,8 @@ import hypothesis.strategies as st
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from forage_common.retriever_client import RetrieverClient
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.reward import GrpcReward
 from forage_common.settings import (
     RedisSettings,
     RetrieverSettings,
@@ -30,7 +31,7 @@ from forage_common.settings import (
     RolloutSettings,
     Settings,
 )
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
 from forage_common.v1.reward_pb2 import ScoreResponse
 from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
 from forage_common.v1.trajectory_pb2 import (
@@ -47,12 +48,11 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
 )
 from forage_rollout.agent import Agent
-from forage_rollout.clients import GrpcReward
+from forage_rollout.deployments.readiness import wait_for_services
 from forage_rollout.dispatcher import Dispatcher
-from forage_rollout.generation import Generation, Request
+from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.metrics import Shown, Snapshot, call_counts
-from forage_rollout.readiness import wait_for_services
-from forage_rollout.tokens import FileTokenizer
 
 SEARCH, ANSWER = "<think>hm</think><search> who </search>", "<think>ah</think><answer> me </answer>"
 INJECTIONS = (

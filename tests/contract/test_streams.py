@@ -12,7 +12,7 @@ import redis
 
 from forage_common.errors import FencedError, SettingsError, UnavailableError
 from forage_common.settings import RedisSettings
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Purpose, TrajectoryGroup
 
 

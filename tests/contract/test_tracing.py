@@ -16,15 +16,15 @@ from rollout_parts import Services, small_corpus, waits_for
 from scripted_engine import CharCodec, ScriptedEngine
 from traces import PARENTS, spans_of
 
-from forage_common import tracing
-from forage_common.otlp import Tracer
-from forage_common.retriever_client import RetrieverClient
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.reward import GrpcReward
 from forage_common.settings import RedisSettings, Settings, load
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry import tracing
+from forage_common.telemetry.otlp import Tracer
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
 from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Status, TrajectoryGroup
 from forage_rollout.agent import Agent
-from forage_rollout.clients import GrpcReward
 from forage_rollout.dispatcher import Dispatcher
 
 LINES = ["<think>t</think> <search> Norland </search>", "<think>t</think> <answer> Norcity </answer>"]

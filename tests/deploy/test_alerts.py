@@ -21,7 +21,7 @@ from prometheus_scrape import EXPORTER
 from pydantic import BaseModel
 from typer.main import get_command
 
-from forage_common.cli.main import app
+from forage_cli.main import app
 from forage_common.settings import RedisSettings, Settings
 
 RULES = REPOSITORY / "deploy/prometheus/rules"

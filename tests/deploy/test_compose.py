@@ -15,8 +15,8 @@ import yaml
 from compose_file import FILE, OURS, PROFILES, Object, config, part, reachable, resolved
 from deployment_tools import REPOSITORY, check_jsonschema
 
+from forage_cli.local.stack import SERVING, Program, addresses
 from forage_common.addresses import split_address
-from forage_common.local.stack import SERVING, Program, addresses
 from forage_common.settings import Settings, load
 
 PROMETHEUS = REPOSITORY / "deploy/prometheus/prometheus.yml"
@@ -185,7 +185,7 @@ def test_images_are_pinned_and_ours_are_those_of_the_chart(stack: Object) -> Non
 
 
 def _dockerfile(service: Object) -> Path:
-    return REPOSITORY / "services" / str(part(service)).replace("cli", "common") / "Dockerfile"
+    return REPOSITORY / "services" / str(part(service)) / "Dockerfile"
 
 
 def test_what_is_mounted_exists_and_is_only_read(stack: Object) -> None:

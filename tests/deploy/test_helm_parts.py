@@ -268,7 +268,7 @@ def test_rays_application_is_the_one_that_the_rollout_builds() -> None:
     module, _, function = application["import_path"].partition(":")
     assert f"def {function}(" in (REPOSITORY / f"services/rollout/{module.replace('.', '/')}.py").read_text()
     run = application["args"]["run.id"]
-    # As forage_rollout.deployments.application_name has it.
+    # As forage_rollout.deployments.application.application_name has it.
     assert application["name"] == f"forage-rollout-{run}"
     assert application["route_prefix"] is None
 

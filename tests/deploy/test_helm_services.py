@@ -121,7 +121,7 @@ def test_helm_test_fails_where_the_question_does(answer: str, exit_code: int, pa
     with socket.create_server(("127.0.0.1", 0)) as rollout:
         environment = {entry["name"]: entry["value"] for entry in container["env"]}
         environment |= {"HOST": "127.0.0.1", "PORT": str(rollout.getsockname()[1])}
-        environment["PATH"] = f"{tmp_path}:{REPOSITORY / '.venvs/common/bin'}:{os.environ['PATH']}"
+        environment["PATH"] = f"{tmp_path}:{REPOSITORY / '.venvs/cli/bin'}:{os.environ['PATH']}"
         words = [*container["command"], *container["args"]]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30)
     assert answer in done.stdout

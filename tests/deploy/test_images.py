@@ -20,7 +20,7 @@ from helm_chart import CHART, containers, pods, rendered
 
 from forage_common.settings import Settings
 
-SERVICES = {"cli": "common", "reward": "reward", "retriever": "retriever", "rollout": "rollout", "trainer": "trainer"}
+SERVICES = ("cli", "reward", "retriever", "rollout", "trainer")
 """Image → its folder below services/."""
 ON_GPUS = ("retriever", "rollout", "trainer")
 OWNER = "10001:10001"
@@ -36,7 +36,7 @@ class Instruction(NamedTuple):
 
 
 def dockerfile(image: str) -> Path:
-    return REPOSITORY / "services" / SERVICES[image] / "Dockerfile"
+    return REPOSITORY / "services" / image / "Dockerfile"
 
 
 def instructions(image: str) -> list[Instruction]:
@@ -109,11 +109,11 @@ def test_it_is_nobody_in_particular(image: str) -> None:
 
 @every_image
 def test_what_was_locked_is_installed_and_nothing_else(image: str) -> None:
-    service, found = SERVICES[image], instructions(image)
+    found = instructions(image)
     [run] = [value for value in values(found, "RUN") if "setup.sh" in value]
     assert "--production" in run
-    assert run.split()[-1] == service
-    assert any(f"services/{service}/requirements.lock" in value for value in values(found, "COPY"))
+    assert run.split()[-1] == image
+    assert any(f"services/{image}/requirements.lock" in value for value in values(found, "COPY"))
     installs = re.findall(r"pip install.*", (REPOSITORY / "scripts/setup.sh").read_text())
     assert all("--no-deps" in line or "uv==" in line for line in installs), installs
 
@@ -212,7 +212,7 @@ def test_the_chart_names_images_that_are_built_and_runs_what_they_run(name: str)
 def test_the_version_is_one() -> None:
     packages = {
         tomllib.loads((REPOSITORY / f"services/{folder}/pyproject.toml").read_text())["project"]["version"]
-        for folder in SERVICES.values()
+        for folder in SERVICES
     }
     assert packages == {VERSION}
 

@@ -18,14 +18,14 @@ from otlp_receiver import Receiver, grpc_receiver
 from prometheus_scrape import EXPORTER, Prometheus
 from traces import PARENTS, spans_of
 
-from forage_common.step_file import read_step, step_file
-from forage_common.trajectory_file import read
+from forage_common.files.step_file import read_step, step_file
+from forage_common.files.trajectory_file import read
 
 pytest_plugins = ["browser_fixtures"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 8
 CLOSING = re.compile("</search>|</answer>")
-FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()"]
+FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 
 
 WITHOUT_DATA = {

@@ -19,9 +19,9 @@ import openai
 import pytest
 from rollout_parts import ADDRESSES, Services, get, prompt, publish, small_corpus, until, waits_for
 
-from forage_common.auth import presented
+from forage_common.clients.auth import presented
 from forage_common.settings import RedisSettings
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
 from forage_common.v1.rollout_pb2 import (
     GetStatusRequest,
     PauseRequest,

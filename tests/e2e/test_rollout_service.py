@@ -13,7 +13,7 @@ import pytest
 from rollout_parts import ADDRESSES, Services, get, prompt, publish, small_corpus, take, until, waits_for
 
 from forage_common.settings import RedisSettings
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
 from forage_common.v1.rollout_pb2 import GetStatusRequest, RunRequest
 from forage_common.v1.rollout_pb2_grpc import RolloutStub
 from forage_common.v1.trajectory_pb2 import ActionKind, Status

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
 from forage_common.settings import RedisSettings
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LR = 1e-6

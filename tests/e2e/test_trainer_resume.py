@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
 from forage_common.settings import RedisSettings
-from forage_common.streams import StreamClient
-from forage_trainer.checkpoint import read_checkpoint
+from forage_common.streams.client import StreamClient
+from forage_trainer.checkpoints.checkpoint import read_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HALF = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from forage_common import tracing
 from forage_common.errors import UserError
 from forage_common.settings import Settings, from_arguments
-from forage_common.telemetry import configure_logs, get_logger
+from forage_common.telemetry import tracing
+from forage_common.telemetry.logs import configure_logs, get_logger
 
 
 def run(name: str, main: Callable[[Settings], None]) -> None:

@@ -2,7 +2,7 @@
 
 from forage_common.service import run
 from forage_common.settings import Settings
-from forage_common.telemetry import get_logger
+from forage_common.telemetry.logs import get_logger
 from forage_retriever.index import load as index
 
 

@@ -5,7 +5,7 @@ import os
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # read when gRPC is imported; Ray starts its processes by fork
 
 from forage_common.service import run
-from forage_rollout.server import main
+from forage_rollout.serve.server import main
 
 if __name__ == "__main__":
     run("rollout", main)

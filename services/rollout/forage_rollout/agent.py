@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import grpc
 
-from forage_common import tracing
-from forage_common.calls import MalformedReplyError, RefusedError
+from forage_common.clients.calls import MalformedReplyError, RefusedError
+from forage_common.clients.reward import score_item
 from forage_common.errors import UnavailableError
-from forage_common.groups import group_of, signed
-from forage_common.reward_client import score_item
 from forage_common.settings import Settings
-from forage_common.telemetry import get_logger
-from forage_common.tracing import Kind
+from forage_common.streams.prompt_identity import group_of, signed
+from forage_common.telemetry import tracing
+from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.tracing import Kind
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
@@ -32,9 +32,9 @@ from forage_common.v1.trajectory_pb2 import (
 from forage_rollout.clients import Retriever, Reward
 from forage_rollout.environments.environment import Environment, EnvironmentFailedError, Episode
 from forage_rollout.environments.registry import BUILT_IN, EXPECTED, make
-from forage_rollout.generation import Engine, Generation, Request, request
-from forage_rollout.loop import Limits, Loop
-from forage_rollout.tokens import TokenCodec
+from forage_rollout.loop.generation import Engine, Generation, Request, request
+from forage_rollout.loop.tokens import TokenCodec
+from forage_rollout.loop.trajectory_builder import Limits, Loop
 
 log = get_logger()
 OnEvent = Callable[[RunStreamResponse], None]

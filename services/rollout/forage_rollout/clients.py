@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from forage_common.retriever_client import Found
-from forage_common.reward_client import GrpcReward as GrpcReward
+from forage_common.clients.retriever import Found
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 
 
 class Retriever(Protocol):
-    """What a trajectory needs of `forage_common.retriever_client.RetrieverClient`."""
+    """What a trajectory needs of `forage_common.clients.retriever.RetrieverClient`."""
 
     async def search(self, queries: Sequence[str]) -> Found:
         """Documents for each query.

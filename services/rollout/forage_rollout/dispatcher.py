@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from forage_common import tracing
 from forage_common.errors import UnavailableError
-from forage_common.groups import group_of, signed
 from forage_common.settings import Settings
-from forage_common.streams import Entry, StreamClient
-from forage_common.telemetry import get_logger
-from forage_common.tracing import Kind
+from forage_common.streams.client import Entry, StreamClient
+from forage_common.streams.prompt_identity import group_of, signed
+from forage_common.telemetry import tracing
+from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.tracing import Kind
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
 
 log = get_logger()

@@ -14,9 +14,9 @@ from prometheus_client import Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forage_common.calls import GIVEN_UP, RETRIED
-from forage_common.circuit import OPEN, OPENED
-from forage_common.tracing import DROPPED
+from forage_common.clients.calls import GIVEN_UP, RETRIED
+from forage_common.clients.circuit import OPEN, OPENED
+from forage_common.telemetry.tracing import DROPPED
 from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
 
 Counts = Mapping[str, float]

@@ -35,7 +35,7 @@ def main(settings: Settings) -> None:
                 "trainer.nnodes, trainer.n_gpus_per_node): start it without torchrun, or set trainer.launcher=process"
             )
         check_settings(settings)
-        from forage_trainer.ray_launcher import launch
+        from forage_trainer.launch.ray_launcher import launch
 
         sys.exit(launch(settings))
     if launched and os.environ["RANK"] != "0":

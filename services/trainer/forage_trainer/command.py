@@ -13,7 +13,7 @@ from rich.console import Console
 
 from forage_common.errors import ForageError, UserError
 from forage_common.settings import PublishSettings
-from forage_common.telemetry import configure_logs
+from forage_common.telemetry.logs import configure_logs
 
 app = typer.Typer(
     help="Checkpoints of the trainer, for other programs.",
@@ -48,7 +48,7 @@ def export_checkpoint(
     """Write a checkpoint's policy as a Hugging Face folder, which transformers and vLLM load."""
     import torch
 
-    from forage_trainer.export import export, find_checkpoint
+    from forage_trainer.checkpoints.export import export, find_checkpoint
 
     # It warns that nothing can be compiled over processes that do not run: nothing is.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forage_common import durable
-from forage_common.durable import TEMPORARY
+from forage_common.files import durable
+from forage_common.files.durable import TEMPORARY
 
 
 def write_text(path: Path, text: str) -> None:

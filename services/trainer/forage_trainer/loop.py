@@ -12,29 +12,30 @@ import torch
 from prometheus_client import Counter
 
 from forage_common.errors import UserError
-from forage_common.questions import Questions
+from forage_common.files.questions import Questions
 from forage_common.settings import AdvantageEstimator, GuardAction, Settings, ValidationMode
-from forage_common.streams import StreamClient
-from forage_common.telemetry import Health, get_logger
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry.health import Health
+from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy
-from forage_trainer import spans
-from forage_trainer.batcher import Batch, Batcher
-from forage_trainer.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep, Stateful
-from forage_trainer.dataset import batches
-from forage_trainer.feeder import Feeder
-from forage_trainer.guards import Guards
-from forage_trainer.metrics import export, trajectory_figures
-from forage_trainer.policy_worker import PolicyWorker
-from forage_trainer.progress import MetricsFile, Phase, StateFile, finite
-from forage_trainer.publisher import Publisher
-from forage_trainer.rollbacks import Rollbacks, stopped
+from forage_trainer.checkpoints.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep, Stateful
+from forage_trainer.checkpoints.rollbacks import Rollbacks, stopped
+from forage_trainer.checkpoints.upload import Uploader
+from forage_trainer.data import spans
+from forage_trainer.data.batcher import Batch, Batcher
+from forage_trainer.data.dataset import batches
+from forage_trainer.data.feeder import Feeder
+from forage_trainer.engine.policy_worker import PolicyWorker
+from forage_trainer.reporting.guards import Guards
+from forage_trainer.reporting.metrics import export, trajectory_figures
+from forage_trainer.reporting.progress import MetricsFile, Phase, StateFile, finite
+from forage_trainer.reporting.tracking import Tracker
+from forage_trainer.reporting.trajectories import StepFiles
 from forage_trainer.step import PolicyStep, Stopwatch
-from forage_trainer.tracking import Tracker
-from forage_trainer.trajectories import StepFiles
-from forage_trainer.upload import Uploader
-from forage_trainer.validation import Validation
-from forage_trainer.validation_probe import ValidationProbe
+from forage_trainer.validation.validation import Validation
+from forage_trainer.validation.validation_probe import ValidationProbe
 from forage_trainer.waiting import Insist, Stop
+from forage_trainer.weights.publisher import Publisher
 
 _PHASES = ("wait", "logp", "ref", "values", "critic", "probe", "update", "publish", "checkpoint")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

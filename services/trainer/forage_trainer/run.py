@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forage_common.errors import FencedError, UserError
-from forage_common.model_folder import check_model_folder
-from forage_common.questions import Questions, read_questions
+from forage_common.files.model_folder import check_model_folder
+from forage_common.files.questions import Questions, read_questions
 from forage_common.settings import AdvantageEstimator, Settings
-from forage_common.streams import StreamClient
-from forage_common.telemetry import Health, get_logger, serve_health
-from forage_trainer.batcher import BatchTimeoutError
-from forage_trainer.chat_tokenizer import ChatTokenizer
-from forage_trainer.dataset import batches, report
-from forage_trainer.rollbacks import RolledBackError
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry.health import Health, serve_health
+from forage_common.telemetry.logs import get_logger
+from forage_trainer.checkpoints.rollbacks import RolledBackError
+from forage_trainer.data.batcher import BatchTimeoutError
+from forage_trainer.data.chat_tokenizer import ChatTokenizer
+from forage_trainer.data.dataset import batches, report
 from forage_trainer.waiting import PATIENCE_S, Stop, Stopped
 
 EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
@@ -104,8 +105,8 @@ def follow(settings: Settings, built: Callable[[], object] = lambda: None) -> No
     Raises:
         RuntimeError: the first is gone.
     """
-    from forage_trainer import spmd
-    from forage_trainer.policy_worker import PolicyWorker
+    from forage_trainer.engine import spmd
+    from forage_trainer.engine.policy_worker import PolicyWorker
 
     worker = PolicyWorker(settings)
     built()
@@ -115,8 +116,8 @@ def follow(settings: Settings, built: Callable[[], object] = lambda: None) -> No
 def _train(
     settings: Settings, train: Questions, validation: Questions, pad_id: int, stop: Stop, health: Health
 ) -> None:
+    from forage_trainer.engine.policy_worker import PolicyWorker
     from forage_trainer.loop import Loop
-    from forage_trainer.policy_worker import PolicyWorker
 
     health.wait_for("start", "building the engine")
     worker = PolicyWorker(settings)

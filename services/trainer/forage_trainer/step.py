@@ -10,20 +10,20 @@ from typing import Any, Protocol
 
 import torch
 
-from forage_common import tracing
 from forage_common.settings import AdvantageEstimator, Settings
-from forage_common.telemetry import get_logger
+from forage_common.telemetry import tracing
+from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_trainer.batcher import Batch
-from forage_trainer.estimators.registry import Advantages, Rewards, estimate
-from forage_trainer.kl import KlController, penalised
-from forage_trainer.metrics import estimate_figures, log_prob_figures, trajectory_figures, under_verl_names
-from forage_trainer.off_policy import correction_figures
-from forage_trainer.policy_worker import PolicyWorker, UpdateResult
-from forage_trainer.probe_penalty import ProbePenalty, less_penalty
-from forage_trainer.selection import selection
-from forage_trainer.tensors import StepTensors, step_tensors
-from forage_trainer.trajectories import StepRecord
+from forage_trainer.algorithms.estimators.registry import Advantages, Rewards, estimate
+from forage_trainer.algorithms.kl import KlController, penalised
+from forage_trainer.algorithms.off_policy import correction_figures
+from forage_trainer.data.batcher import Batch
+from forage_trainer.data.selection import selection
+from forage_trainer.data.tensors import StepTensors, step_tensors
+from forage_trainer.engine.policy_worker import PolicyWorker, UpdateResult
+from forage_trainer.reporting.metrics import estimate_figures, log_prob_figures, trajectory_figures, under_verl_names
+from forage_trainer.reporting.trajectories import StepRecord
+from forage_trainer.validation.probe_penalty import ProbePenalty, less_penalty
 
 
 class Stopwatch:

@@ -12,7 +12,8 @@ from typing import TypeVar
 from prometheus_client import Counter
 
 from forage_common.errors import InterruptedWorkError, UnavailableError
-from forage_common.telemetry import Health, get_logger
+from forage_common.telemetry.health import Health
+from forage_common.telemetry.logs import get_logger
 
 T = TypeVar("T")
 REDIS_AWAY = Counter("forage_trainer_redis_waits_total", "Calls that found Redis away and were repeated")

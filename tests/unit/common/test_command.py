@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()"]
+FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 
 
 def forage(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -42,7 +42,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: li
 
 
 def test_config_show_prints_a_tree_that_config_check_accepts(tmp_path: Path, repository: Path) -> None:
-    from forage_common.world.write import build
+    from forage_cli.datasets.world.write import build
 
     build(tmp_path / "world", 0)
     files = [
@@ -67,7 +67,7 @@ def test_doctor_names_what_is_wrong_and_how_to_fix_it(tmp_path: Path) -> None:
 
 def test_the_command_loads_no_ml_library_until_it_needs_one() -> None:
     code = (
-        "import sys; import forage_common.settings, forage_common.streams, forage_common.cli\n"
+        "import sys; import forage_common.settings, forage_common.streams.client, forage_cli.commands\n"
         "heavy = {'torch', 'numpy', 'transformers', 'matplotlib', 'pyarrow', 'babel', 'pycountry'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

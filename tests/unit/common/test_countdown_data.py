@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from forage_common import countdown
-from forage_common.cli.data import app
+from forage_cli.commands.data import app
+from forage_cli.datasets import countdown
+from forage_cli.datasets.world import knowledge_graph
+from forage_cli.datasets.world.facts import load_facts
+from forage_cli.datasets.world.questions import SPLITS
 from forage_common.errors import UserError
-from forage_common.world import knowledge_graph
-from forage_common.world.facts import load_facts
-from forage_common.world.questions import SPLITS
 
 COUNTS = {"train": 300, "test": 40}
 

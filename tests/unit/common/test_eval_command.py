@@ -15,12 +15,12 @@ import pytest
 from evaluation_services import CAPITALS, Scripted, serve, write_questions
 from typer.testing import CliRunner
 
-from forage_common.cli.main import app
+from forage_cli.main import app
 from forage_common.errors import UserError
-from forage_common.trajectory_file import read
+from forage_common.files.trajectory_file import read
 from forage_common.v1.trajectory_pb2 import Prompt, Status
 
-FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()"]
+FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 
 
 def finds(prompt: Prompt, sample: int = 0) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from forage_common.evaluation.layouts import SEARCH_R1, search_r1
-from forage_common.evaluation.measures import measure
-from forage_common.evaluation.methods import Method, applies, messages
-from forage_common.questions import Question
+from forage_cli.evaluation.layouts import SEARCH_R1, search_r1
+from forage_cli.evaluation.measures import measure
+from forage_cli.evaluation.methods import Method, applies, messages
+from forage_common.files.questions import Question
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
     ChatMessage,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from forage_cli.evaluation.policies import Kind, by_engine, digest, distinct, resolve, untrained
 from forage_common.errors import DataError, UserError
-from forage_common.evaluation.policies import Kind, by_engine, digest, distinct, resolve, untrained
 from forage_common.settings import Settings
 
 

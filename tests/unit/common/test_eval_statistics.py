@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from forage_common.evaluation.statistics import (
-    RESAMPLES,
-    estimate,
-    ks,
-    majority_at_k,
-    paired_difference,
-    pass_at_k,
-)
+from forage_common.statistics import RESAMPLES, estimate, ks, majority_at_k, paired_difference, pass_at_k
 
 GENERATOR = np.random.default_rng(7)
 SAMPLES = {

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_common.errors import DataError, UserError
-from forage_common.journal import Journal
+from forage_common.files.journal import Journal
 from forage_common.v1.trajectory_pb2 import Trajectory
 
 ENDLESS = """

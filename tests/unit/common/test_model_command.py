@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from forage_common.cli.model import app
+from forage_cli.commands.model import app
+from forage_cli.local import smollm2
 from forage_common.errors import DataError
-from forage_common.local import smollm2
 
 
 def test_without_the_network_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

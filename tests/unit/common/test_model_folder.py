@@ -11,7 +11,7 @@ import pytest
 from model_folders import smallest_model, write_weights
 
 from forage_common.errors import DataError
-from forage_common.model_folder import check_model_folder, model_shapes
+from forage_common.files.model_folder import check_model_folder, model_shapes
 
 
 @pytest.fixture

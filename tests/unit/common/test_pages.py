@@ -13,8 +13,8 @@ from jinja2 import UndefinedError
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from forage_common.pages import figures, page
-from forage_common.pages.spans import Block, Mark, blocks
+from forage_cli.reports import figures, page
+from forage_cli.reports.spans import Block, Mark, blocks
 from forage_common.v1.trajectory_pb2 import Role, Span
 
 TEMPLATE = """{% extends "base.html" %}

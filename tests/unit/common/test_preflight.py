@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 from model_folders import smallest_model
 
+from forage_cli.local import preflight
 from forage_common.errors import DataError, UserError
-from forage_common.local import preflight
 from forage_common.settings import EnvironmentRoute, RolloutSettings, Settings, load
 
 

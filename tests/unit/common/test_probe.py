@@ -23,23 +23,23 @@ from completions_server import CompletionsServer, character_model, completions_s
 from evaluation_services import write_questions
 from rich.console import Console
 
-from forage_common.calls import RefusedError
-from forage_common.cli.probe import probe
+from forage_cli.commands.probe import probe
+from forage_cli.local import serving
+from forage_cli.local.stack import Program, shift_ports
+from forage_common.clients.calls import RefusedError
 from forage_common.errors import DataError, SettingsError, UserError
-from forage_common.journal import Journal
-from forage_common.local import serving
-from forage_common.local.stack import Program, shift_ports
+from forage_common.files.journal import Journal
+from forage_common.files.trajectory_file import TrajectoryWriter, read
 from forage_common.probe import metrics
 from forage_common.probe.contexts import CONNECTIVE
 from forage_common.probe.prober import Plan, Prober
 from forage_common.probe.work import items_of, probes
 from forage_common.settings import Settings, load
-from forage_common.trajectory_file import TrajectoryWriter, read
 from forage_common.v1.probe_pb2 import CotBoundary, Probed
 from forage_common.v1.trajectory_pb2 import ActionKind, GroundTruth, Role, Score, Span, Status, Trajectory, Turn
 
 REPOSITORY = Path(__file__).parents[3]
-FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()", "probe"]
+FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "probe"]
 LENGTH = 40
 PLAN = Plan(points=10, samples=50, seed=7)
 RIGHT = {"world_facts": " oslo ", "puzzle": " (4 -\n 1) * 2 "}

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from forage_cli.local.processes import Service, ServiceDiedError, Supervisor
 from forage_common.errors import UserError
-from forage_common.local.processes import Service, ServiceDiedError, Supervisor
 
 FOREVER = "import time\nwhile True: time.sleep(1)"
 
@@ -104,7 +104,7 @@ def test_a_stubborn_service_is_killed_after_its_time_to_stop(tmp_path: Path) -> 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
 def test_services_end_when_the_supervisor_is_killed(tmp_path: Path, repository: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom forage_common.local.processes import Service, Supervisor\n"
+        "import sys, time\nfrom pathlib import Path\nfrom forage_cli.local.processes import Service, Supervisor\n"
         "s = Supervisor()\n"
         f"s.start(Service('worker', [sys.executable, '-c', {FOREVER!r}], Path({str(tmp_path)!r}) / 'log'))\n"
         "print(s.pid('worker'), flush=True)\ntime.sleep(60)"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from forage_common import countdown
+from forage_cli.datasets import countdown
+from forage_cli.datasets.public_questions import SPLITS, convert
+from forage_cli.datasets.world import knowledge_graph, write
+from forage_cli.local.preflight import check_files
 from forage_common.errors import DataError
-from forage_common.local.preflight import check_files
-from forage_common.public_questions import SPLITS, convert
 from forage_common.settings import Settings, load
-from forage_common.world import knowledge_graph, write
 
 REPOSITORY = Path(__file__).parents[3]
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))

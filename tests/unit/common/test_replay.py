@@ -11,12 +11,12 @@ import grpc
 import pytest
 from rich.console import Console
 
+from forage_cli.runs.replay import Comparison, divergence, judged_again, prompt_of, sampled_again, was_judged
+from forage_cli.terminal import trajectories as show
+from forage_common.clients.in_flight import each
+from forage_common.clients.reward import GrpcReward
+from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import DataError, SettingsError, UnavailableError
-from forage_common.local import show
-from forage_common.local.in_flight import each
-from forage_common.local.replay import Comparison, divergence, judged_again, prompt_of, sampled_again, was_judged
-from forage_common.reward_client import GrpcReward
-from forage_common.rollout_client import RolloutClient
 from forage_common.settings import RewardSettings, RolloutSettings, Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreRequest, ScoreResponse
 from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server

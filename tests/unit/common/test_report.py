@@ -10,11 +10,13 @@ import pytest
 from rich.console import Console
 from run_folders import write_run
 
-from forage_common.local import live, report, show
-from forage_common.local.accounts import Accounts, settle
-from forage_common.local.runs import RunFolder
+from forage_cli.local import live
+from forage_cli.reports import run_report as report
+from forage_cli.runs.folder import RunFolder
+from forage_cli.runs.ledger import Accounts, settle
+from forage_cli.terminal import trajectories as show
 from forage_common.settings import RedisSettings, Settings
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Prompt, Purpose
 
 

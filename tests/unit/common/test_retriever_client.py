@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common import calls
-from forage_common.calls import MalformedReplyError, RefusedError
-from forage_common.circuit import FAILURES, OPEN_S, OPENED, Circuit, CircuitOpenError
+from forage_common.clients import calls
+from forage_common.clients.calls import MalformedReplyError, RefusedError
+from forage_common.clients.circuit import FAILURES, OPEN_S, OPENED, Circuit, CircuitOpenError
+from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import UnavailableError
-from forage_common.retriever_client import RetrieverClient
 from forage_common.v1.trajectory_pb2 import Document, Provenance
 
 ROW = {"document": {"id": 7, "contents": '"T"\ntext', "url": "x"}, "score": 0.5}

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
-from forage_common.calls import RETRIED
-from forage_common.reward_client import GrpcReward
+from forage_common.clients.calls import RETRIED
+from forage_common.clients.reward import GrpcReward
 from forage_common.settings import RolloutSettings, Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem, ScoreRequest, ScoreResponse
 from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server

@@ -12,9 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from forage_common.errors import DataError
-from forage_common.local.parquet_rows import json_lines
+from forage_common.files.parquet_rows import json_lines
 
-FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()", "reward"]
+FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "reward"]
 
 
 def forage(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

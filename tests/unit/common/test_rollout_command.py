@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.trajectory_file import TrajectoryWriter, read
+from forage_common.files.trajectory_file import TrajectoryWriter, read
 from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
 
-FORAGE = [sys.executable, "-c", "from forage_common.cli import main; main()", "rollout"]
+FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "rollout"]
 ANSWERS = ("Oslo", "Rome", "Oslo")
 
 

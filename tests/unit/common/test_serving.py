@@ -8,9 +8,9 @@ from pathlib import Path
 
 from model_folders import smallest_model, write_weights
 
-from forage_common.local.serving import publish
+from forage_cli.local.serving import publish
 from forage_common.settings import RedisSettings, RunSettings, Settings
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
 
 
 def test_every_shard_of_a_policy_is_announced(redis_server: RedisSettings, tmp_path: Path) -> None:

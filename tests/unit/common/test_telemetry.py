@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import httpx
 
-from forage_common.telemetry import Health, serve_health
+from forage_common.telemetry.health import Health, serve_health
 
 
 def test_the_metrics_say_what_the_probe_says(free_address: Callable[[], str]) -> None:

@@ -16,13 +16,13 @@ import pytest
 import structlog
 from otlp_receiver import Receiver, grpc_receiver, http_receiver
 
-from forage_common import tracing
-from forage_common.calls import call
-from forage_common.circuit import Circuit
+from forage_common.clients.calls import call
+from forage_common.clients.circuit import Circuit
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import Settings, load
-from forage_common.telemetry import configure_logs
-from forage_common.tracing import DROPPED, Kind, span
+from forage_common.telemetry import tracing
+from forage_common.telemetry.logs import configure_logs
+from forage_common.telemetry.tracing import DROPPED, Kind, span
 from forage_common.v1.trajectory_pb2 import Prompt
 
 ELSEWHERE = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"

@@ -11,14 +11,14 @@ import yaml
 from rich.text import Text
 from typer.testing import CliRunner
 
-from forage_common.cli.trajectories import trajectories
+from forage_cli.commands.trajectories import trajectories
+from forage_cli.runs.trajectory_rows import Filter, changes, figure, ordered, rows_of_step
+from forage_cli.runs.view_options import Colour, Figure
+from forage_cli.terminal.tokens import coloured, scale_of
 from forage_common.errors import DataError, UserError
-from forage_common.local.reading import Colour, Figure
-from forage_common.local.show_tokens import coloured, scale_of
-from forage_common.local.trajectory_rows import Filter, changes, figure, ordered, rows_of_step
+from forage_common.files.step_file import StepRow, step_file, write_step
 from forage_common.settings import Settings
-from forage_common.step_file import StepRow, step_file, write_step
-from forage_common.token_texts import TokenTexts
+from forage_common.text.token_texts import TokenTexts
 from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
 
 REPOSITORY = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forage_common.errors import DataError
-from forage_common.trajectory_file import Head, TrajectoryWriter, head, ids, read
+from forage_common.files.trajectory_file import Head, TrajectoryWriter, head, ids, read
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
     GroundTruth,

@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from forage_common.world.facts import is_plain, load_facts, name_key
-from forage_common.world.questions import SPLITS, TEST_COUNTRIES, VALIDATION_COUNTRIES, split_countries
-from forage_common.world.write import PROMPT_PREFIX, WorldSummary, build
+from forage_cli.datasets.world.facts import is_plain, load_facts, name_key
+from forage_cli.datasets.world.questions import SPLITS, TEST_COUNTRIES, VALIDATION_COUNTRIES, split_countries
+from forage_cli.datasets.world.write import WorldSummary, build
+from forage_common.text.search_prompt import PROMPT_PREFIX
 
 Row = dict[str, Any]
 

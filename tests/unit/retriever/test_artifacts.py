@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forage_common.errors import UserError
-from forage_retriever.index.artifacts import built, digest_of
+from forage_retriever.artifacts import built, digest_of
 
 DIGEST = digest_of("a")
 

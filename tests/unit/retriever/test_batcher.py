@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forage_retriever.search.hits import Filters, Hit
+from forage_retriever.hits import Filters, Hit
 from forage_retriever.serve import batcher
 from forage_retriever.serve.batcher import Asked, Batcher, OverloadedError
 

@@ -96,7 +96,7 @@ def test_a_file_without_line_ends_is_refused_before_it_fills_memory(
 def test_a_corpus_that_cannot_be_read_names_file_and_remedy(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv(PARQUET_READER, str(repository / ".venvs/common/bin/python"))
+    monkeypatch.setenv(PARQUET_READER, str(repository / ".venvs/cli/bin/python"))
     (tmp_path / "damaged.jsonl.gz").write_bytes(b"not gzip")
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(GOOD.encode() * 1000)[:-20])
     folder = tmp_path if name else tmp_path / "empty"
@@ -108,7 +108,7 @@ def test_a_corpus_that_cannot_be_read_names_file_and_remedy(
 def test_how_a_corpus_is_packed_does_not_change_what_it_is(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = repository / ".venvs/common/bin/python"
+    python = repository / ".venvs/cli/bin/python"
     monkeypatch.setenv(PARQUET_READER, str(python))
     rows = [
         {"id": str(n), "contents": f'"T{n}"\nté\u2028xt {n}', "year": n, "tags": ["a", "b"][: n % 3]} for n in range(50)

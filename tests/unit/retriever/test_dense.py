@@ -19,10 +19,10 @@ from forage_common.settings import RetrieverSettings
 from forage_retriever.corpus.columns import UnknownFieldError
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
-from forage_retriever.index.vectors import VECTORS_FILE
 from forage_retriever.search import faiss_build, faiss_gpu, flat_scan, vector_index
 from forage_retriever.search.dense import DenseIndex
 from forage_retriever.search.vector_index import Effort, VectorIndex
+from forage_retriever.search.vectors import VECTORS_FILE
 
 DIMENSION = 32
 COUNT = 4000

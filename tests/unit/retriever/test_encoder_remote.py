@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tei_server import MAX_BATCH, Server, serving
 
-from forage_common.calls import GIVEN_UP, MalformedReplyError
+from forage_common.clients.calls import GIVEN_UP, MalformedReplyError
 from forage_common.errors import UnavailableError, UserError
 from forage_common.settings import EncoderSettings, RetrieverSettings
 from forage_retriever.encoders import encoder as encoders

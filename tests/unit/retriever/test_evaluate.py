@@ -13,9 +13,10 @@ import pytest
 
 from forage_common.errors import DataError, SettingsError
 from forage_common.settings import RetrievalMode, RetrieverSettings
+from forage_retriever.command import bench, chart, evaluate
+from forage_retriever.command.evaluate import Question
 from forage_retriever.encoders.encoder import Encoder
-from forage_retriever.index import bench, build, chart, evaluate
-from forage_retriever.index.evaluate import Question
+from forage_retriever.index import build
 from forage_retriever.index.recipe import Recipe
 
 SWEPT = ("SQ4", "IVF2,SQ4", "HNSW4")

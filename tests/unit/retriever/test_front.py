@@ -15,7 +15,7 @@ from retriever_parts import DEFAULT_TOPK, Recorder, http_client, recorded
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RerankSettings, RetrievalMode, RetrieverSettings
-from forage_common.telemetry import Health
+from forage_common.telemetry.health import Health
 from forage_retriever.index import load as index
 from forage_retriever.index.load import Index
 from forage_retriever.serve import front as fronts

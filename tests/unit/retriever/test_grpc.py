@@ -10,7 +10,7 @@ import grpc
 import pytest
 from retriever_parts import Recorder, recorded, retrieving, until_waiting
 
-from forage_common.telemetry import Health
+from forage_common.telemetry.health import Health
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.index.load import Index
 from forage_retriever.serve import grpc_api

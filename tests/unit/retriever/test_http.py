@@ -12,7 +12,7 @@ import httpx
 import pytest
 from retriever_parts import DEFAULT_TOPK, http_client, recorded, retrieving, until_waiting
 
-from forage_common.telemetry import Health
+from forage_common.telemetry.health import Health
 from forage_retriever.index.load import Index
 from forage_retriever.serve import http_api, retrieval
 from forage_retriever.serve.retrieval import Retrieval

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_common.settings import RetrieverSettings
-from forage_retriever.search.hits import Filters, Hit
+from forage_retriever.hits import Filters, Hit
 from forage_retriever.search.hybrid import HybridIndex, depth, fuse
 
 RRF_K = 60

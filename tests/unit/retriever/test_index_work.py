@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage_common.errors import UserError
-from forage_retriever.index import vectors, work
-from forage_retriever.index.vectors import VECTORS_FILE, VectorsWriter, blocks, mapped, sample, save
+from forage_retriever.index import work
 from forage_retriever.index.work import held
+from forage_retriever.search import vectors
+from forage_retriever.search.vectors import VECTORS_FILE, VectorsWriter, blocks, mapped, sample, save
 
 
 def fill(folder: Path) -> None:

@@ -15,8 +15,8 @@ from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders import model_folder
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.encoders.onnx_model import ExportError
+from forage_retriever.hits import Filters, Hit
 from forage_retriever.search import rerank
-from forage_retriever.search.hits import Filters, Hit
 from forage_retriever.search.rerank import FAILURES, CrossEncoder, RemoteReranker, RerankedSearcher
 
 PAIRS = ("who is the king of Norway?", ["Harald V", "Oslo is a city. " * 30, "", "Krone"])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.answers import (
+from forage_common.text.answers import (
     MAX_ANSWER,
     MAX_EVIDENCE,
     em_check,
@@ -21,9 +21,9 @@ from forage_common.answers import (
     normalize_answer,
     subem_check,
 )
-from forage_common.tags import Tag, blocks, last_block
-from forage_reward.answers import extract_solution, observations
-from forage_reward.raw_text import spans_from_text
+from forage_common.text.tags import Tag, blocks, last_block
+from forage_reward.parsing.answers import extract_solution, observations
+from forage_reward.parsing.raw_text import spans_from_text
 from forage_reward.trajectory import Role, Span, TrajectoryView
 
 DATA = Path(__file__).parents[2] / "data/reward"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_reward.canaries import MAX_WORDS_BEYOND, Canary, canaries
+from forage_reward.serve.canaries import MAX_WORDS_BEYOND, Canary, canaries
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
 PROMPT = "For example, <answer> Beijing </answer>. Question: where?\n<|im_start|>assistant\n"

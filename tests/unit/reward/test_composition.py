@@ -15,8 +15,8 @@ from forage_common.structured_to_tokens import structured_reward
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
 from forage_reward.composition import Part, composed
-from forage_reward.judge import Judge
 from forage_reward.reward import Reward, RewardParams
+from forage_reward.router import Judge
 from forage_reward.score import Component, Score, Status, refused, scored
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 

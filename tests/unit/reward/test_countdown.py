@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_reward import arithmetic
-from forage_reward.arithmetic import MAX_DEPTH, MAX_LENGTH, ArithmeticFormError, evaluate, parse
+from forage_reward.parsing import arithmetic
+from forage_reward.parsing.arithmetic import MAX_DEPTH, MAX_LENGTH, ArithmeticFormError, evaluate, parse
 from forage_reward.registry import scorer
 from forage_reward.score import Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView

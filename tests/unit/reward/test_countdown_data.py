@@ -10,8 +10,8 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.countdown import MAX_NUMBER, PROMPT, SIZES, draw, problems
-from forage_reward.arithmetic import evaluate
+from forage_cli.datasets.countdown import MAX_NUMBER, PROMPT, SIZES, draw, problems
+from forage_reward.parsing.arithmetic import evaluate
 from forage_reward.rewards.countdown import REWARD, Params
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_common.settings import RewardRoute
-from forage_reward.dumps import RowError, parse_row, row_of, spans_of_text
-from forage_reward.judge import Judge
-from forage_reward.score_file import ANY, score_lines
+from forage_reward.command.dumps import RowError, parse_row, row_of, spans_of_text
+from forage_reward.command.score_file import ANY, score_lines
+from forage_reward.router import Judge
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, Turn
 
 SPANS = [{"role": "prompt", "text": "q"}, {"role": "model", "text": "<answer>Oslo</answer>"}]

@@ -6,9 +6,9 @@ import tracemalloc
 
 import pytest
 
+from forage_reward.parsing.sequence import MAX_STEPS, is_valid_sequence
 from forage_reward.registry import REWARDS, scorer
 from forage_reward.score import Status
-from forage_reward.sequence import MAX_STEPS, is_valid_sequence
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
 TRUTH = GroundTruth(("Oslo",), 7, (3, 4))

@@ -10,8 +10,8 @@ from forage_common.errors import SettingsError
 from forage_common.settings import RewardRoute
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
-from forage_reward.judge import Judge
 from forage_reward.reward import Reward, RewardParams
+from forage_reward.router import Judge
 from forage_reward.score import Component, Score, scored
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 

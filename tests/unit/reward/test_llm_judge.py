@@ -14,9 +14,9 @@ import pytest
 from forage_common.errors import SettingsError
 from forage_reward.registry import scorer
 from forage_reward.rewards.llm_judge import FENCE, TEMPLATE, render
+from forage_reward.rewards.verdicts import Budget, BudgetSpentError, JudgeReplyError, parse_verdict
 from forage_reward.score import Score, Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
-from forage_reward.verdicts import Budget, BudgetSpentError, JudgeReplyError, parse_verdict
 
 Answer = Callable[[int, dict[str, Any]], tuple[int, bytes]]
 

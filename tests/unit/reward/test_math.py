@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forage_reward.math_answer import MAX_LENGTH, is_balanced, math_answer
+from forage_reward.parsing.math_answer import MAX_LENGTH, is_balanced, math_answer
 from forage_reward.registry import scorer
 from forage_reward.rewards import math
 from forage_reward.score import Score, Status

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from forage_common.settings import load
-from forage_reward.answers import extract_solution
-from forage_reward.judge import Judge
+from forage_reward.parsing.answers import extract_solution
 from forage_reward.registry import REWARDS
 from forage_reward.reward import Reward, RewardParams
+from forage_reward.router import Judge
 from forage_reward.score import Component, Score, scored
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_reward.raw_text import spans_from_text
+from forage_reward.parsing.raw_text import spans_from_text
 from forage_reward.registry import REWARDS, scorer
 from forage_reward.score import Score, Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView

@@ -11,10 +11,10 @@ from prometheus_client import REGISTRY
 
 from forage_common.settings import RewardRoute, RewardSettings, Settings
 from forage_common.v1 import reward_pb2, trajectory_pb2
-from forage_reward.judge import Judge
-from forage_reward.metrics import Tally
-from forage_reward.scoring import SLICE, Admission, QueueFullError, Scoring
-from forage_reward.shadow import Shadow
+from forage_reward.router import Judge
+from forage_reward.serve.metrics import Tally
+from forage_reward.serve.scoring import SLICE, Admission, QueueFullError, Scoring
+from forage_reward.serve.shadow import Shadow
 
 SOURCE = "scoring-test"
 

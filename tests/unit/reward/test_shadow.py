@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from forage_common.v1 import trajectory_pb2
-from forage_reward.sampling import Sampler
-from forage_reward.shadow import compare
+from forage_reward.serve.sampling import Sampler
+from forage_reward.serve.shadow import compare
 
 OK, ABSTAIN, INTERNAL = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_ABSTAIN, trajectory_pb2.STATUS_INTERNAL
 

@@ -17,11 +17,11 @@ from forage_common.structured_to_tokens import (
     structured_reward,
     structured_to_tokens,
 )
+from forage_reward.parsing.turns import MAX_GENERATION, asked, formatted_action, turns_of
 from forage_reward.registry import scorer
 from forage_reward.rewards.structured import otc_factor, valid_queries
 from forage_reward.score import Component, Score, Status
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
-from forage_reward.turns import MAX_GENERATION, asked, formatted_action, turns_of
 
 DATA = Path(__file__).parents[2] / "data/reward"
 

@@ -13,10 +13,10 @@ from forage_common.errors import SettingsError
 from forage_common.settings import RewardComponent, RewardRoute, UserReward
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.deadline import DEADLINE
-from forage_reward.judge import Judge
+from forage_reward.isolation.user_rewards import UserPool, UserRewards
 from forage_reward.registry import REWARDS
+from forage_reward.router import Judge
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
-from forage_reward.user_rewards import UserPool, UserRewards
 from forage_reward.wire import item_of, truth_of, view_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]

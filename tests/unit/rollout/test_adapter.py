@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from forage_common.model_folder import model_shapes
+from forage_common.files.model_folder import model_shapes
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
-from forage_rollout.engine import VllmEngine
-from forage_rollout.generation import Request
-from forage_rollout.policy import PolicyError, verify_files
+from forage_rollout.engine.vllm_engine import VllmEngine
+from forage_rollout.loop.generation import Request
 from forage_rollout.weights.adapter import CONFIG, WEIGHTS, verify_adapter
+from forage_rollout.weights.policy import PolicyError, verify_files
 
 MODULES = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 MAX_RANK = 8

@@ -13,18 +13,18 @@ import grpc
 import pytest
 from scripted_engine import ScriptedEngine
 
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.reward import GrpcReward
 from forage_common.errors import UnavailableError
-from forage_common.retriever_client import RetrieverClient
 from forage_common.settings import RewardSettings, RolloutSettings, Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreRequest, ScoreResponse
 from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Score, Status
 from forage_rollout.agent import Agent
-from forage_rollout.clients import GrpcReward
 from forage_rollout.environments import Action, Episode, Observation
 from forage_rollout.environments.search import Search
-from forage_rollout.generation import request
+from forage_rollout.loop.generation import request
 
 
 class Library(ThreadingHTTPServer):

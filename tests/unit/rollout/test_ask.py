@@ -13,11 +13,11 @@ from click.testing import Result
 from rollout_backend import AgentBackend, LineEngine
 from typer.testing import CliRunner
 
-from forage_common.cli.main import app
+from forage_cli.main import app
 from forage_common.settings import load
-from forage_common.telemetry import Health, serve_health
-from forage_rollout.backend import State
-from forage_rollout.grpc_api import RolloutApi, make_server
+from forage_common.telemetry.health import Health, serve_health
+from forage_rollout.serve.backend import State
+from forage_rollout.serve.grpc_api import RolloutApi, make_server
 
 LIMITS = {"max_start_length": 900, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.auth import TokenFile, presented, read_token
+from forage_common.clients.auth import TokenFile, presented, read_token
 from forage_common.errors import SettingsError
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from forage_rollout import reaper
-from forage_rollout.cluster import claim, remove_abandoned
+from forage_rollout.deployments import reaper
+from forage_rollout.deployments.cluster import claim, remove_abandoned
 
 
 def test_the_reaper_ends_what_a_killed_process_leaves_behind(tmp_path: Path) -> None:

@@ -13,15 +13,15 @@ import psutil
 import pytest
 from otlp_receiver import Receiver
 
-from forage_common import tracing
 from forage_common.settings import DataSettings, RedisSettings, RolloutSettings, Settings
-from forage_common.streams import StreamClient
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry import tracing
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
 from forage_rollout import dispatcher as module
-from forage_rollout import follower
+from forage_rollout.deployments import follower
+from forage_rollout.deployments.follower import catch_up, follow_policy
 from forage_rollout.dispatcher import Dispatcher
-from forage_rollout.follower import catch_up, follow_policy
-from forage_rollout.policy import PolicyError
+from forage_rollout.weights.policy import PolicyError
 
 
 def prompt(position: int, **fields: Any) -> Prompt:

@@ -13,16 +13,16 @@ import pytest
 from openai_server import MODEL, OpenAIServer, openai_server
 from rollout_backend import Points, Shelf
 
-from forage_common.calls import MalformedReplyError, RefusedError
+from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.errors import SettingsError
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Status, Trajectory
 from forage_rollout.agent import Agent
-from forage_rollout.endpoint import with_stop
-from forage_rollout.endpoint_engine import EndpointEngine, check_endpoint
-from forage_rollout.generation import Request
-from forage_rollout.policy import PolicyError
-from forage_rollout.tokens import FileTokenizer
+from forage_rollout.engine.endpoint import with_stop
+from forage_rollout.engine.endpoint_engine import EndpointEngine, check_endpoint
+from forage_rollout.loop.generation import Request
+from forage_rollout.loop.tokens import FileTokenizer
+from forage_rollout.weights.policy import PolicyError
 
 MODEL_FOLDER = Path(__file__).resolve().parents[3] / "models" / "tiny-policy"
 CODEC = FileTokenizer(MODEL_FOLDER)
@@ -228,7 +228,7 @@ async def test_a_model_with_another_tokenizer_is_refused(char_codec: Any) -> Non
 
 
 async def test_nobody_at_the_address_is_said_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forage_rollout.endpoint.START_S", 0.3)
+    monkeypatch.setattr("forage_rollout.engine.endpoint.START_S", 0.3)
     with pytest.raises(SettingsError, match=r"no answer within 0.3 s.*look at rollout.engine.endpoint"):
         await check_endpoint(settings_of("http://127.0.0.1:9/v1"))
     await check_endpoint(Settings())

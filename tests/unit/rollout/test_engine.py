@@ -23,9 +23,9 @@ import pytest_asyncio
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.engine import EngineHangsError, VllmEngine
-from forage_rollout.generation import Generation, Request
-from forage_rollout.policy import NotServingError, PolicyError
+from forage_rollout.engine.vllm_engine import EngineHangsError, VllmEngine
+from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.weights.policy import NotServingError, PolicyError
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 VERSIONS = itertools.count(1)

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from scripted_engine import ScriptedEngine
 
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.reward import GrpcReward
 from forage_common.errors import SettingsError
-from forage_common.retriever_client import RetrieverClient
 from forage_common.settings import EngineSettings, EnvironmentRoute, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import ActionKind, ChatMessage, Prompt, Purpose, Status, Trajectory
 from forage_rollout.agent import Agent
-from forage_rollout.clients import GrpcReward
 from forage_rollout.environments import make
 from forage_rollout.environments.search import Search
 from forage_rollout.environments.single_turn import SingleTurn

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from forage_common.retriever_client import Found
+from forage_common.clients.retriever import Found
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_common.text.search_prompt import prompt_text
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
@@ -33,13 +34,12 @@ from forage_common.v1.trajectory_pb2 import (
     Status,
     Trajectory,
 )
-from forage_common.world.write import prompt_text
 from forage_rollout.agent import Agent
-from forage_rollout.engine import VllmEngine
-from forage_rollout.generation import Generation, Request
-from forage_rollout.leases import Leases
-from forage_rollout.policy import PolicyError
-from forage_rollout.tokens import FileTokenizer
+from forage_rollout.engine.leases import Leases
+from forage_rollout.engine.vllm_engine import VllmEngine
+from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.tokens import FileTokenizer
+from forage_rollout.weights.policy import PolicyError
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 TOLERANCE = 1e-3

@@ -14,8 +14,8 @@ from forage_common.settings import EngineSettings, RolloutSettings
 from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, Trajectory
 from forage_rollout.environments.environment import Episode, Observation
 from forage_rollout.environments.search import Search, passages
-from forage_rollout.generation import Generation
-from forage_rollout.loop import Limits, Loop
+from forage_rollout.loop.generation import Generation
+from forage_rollout.loop.trajectory_builder import Limits, Loop
 
 WIDE = Limits(max_start_length=100, max_context_length=2000, max_response_length=500, max_obs_length=500)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from forage_common.circuit import Circuit, CircuitOpenError
+from forage_common.clients.circuit import Circuit, CircuitOpenError
 from forage_common.v1.trajectory_pb2 import Policy, PolicySegment, Trajectory, TrajectoryGroup
 from forage_rollout.metrics import Shown, Snapshot, VersionTokens, call_counts, count_name
 

@@ -8,7 +8,7 @@ from metrics_page import assert_current, collected
 
 from forage_rollout.agent import Counts
 from forage_rollout.dispatcher import DispatchCounts
-from forage_rollout.engine_counts import EngineCounts
+from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.metrics import call_counts
 
 

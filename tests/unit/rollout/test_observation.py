@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.observation import RESERVED_TAGS, escape, passages, tag_names
+from forage_common.text.observation import RESERVED_TAGS, escape, passages, tag_names
 from forage_common.v1.trajectory_pb2 import Document
 
 TAGS = [f"<{slash}{name}>" for name in RESERVED_TAGS for slash in ("", "/")]

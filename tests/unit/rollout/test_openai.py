@@ -16,18 +16,18 @@ import pytest_asyncio
 import uvicorn
 from rollout_backend import AgentBackend, LineEngine
 
-from forage_common.calls import RefusedError
-from forage_common.probe.completions import Completions, Continuations
+from forage_common.clients.calls import RefusedError
+from forage_common.clients.completions import Completions, Continuations
 from forage_common.probe.contexts import CONNECTIVE
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
-from forage_common.telemetry import Health
+from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.backend import State
-from forage_rollout.endpoint_engine import EndpointEngine
-from forage_rollout.engine import VllmEngine
-from forage_rollout.generation import Request
-from forage_rollout.http_api import make_app
-from forage_rollout.openai import Head, OpenAI
+from forage_rollout.engine.endpoint_engine import EndpointEngine
+from forage_rollout.engine.openai import Head, OpenAI
+from forage_rollout.engine.vllm_engine import VllmEngine
+from forage_rollout.loop.generation import Request
+from forage_rollout.serve.backend import State
+from forage_rollout.serve.http_api import make_app
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 CHAT: Any = [{"role": "user", "content": "the capital of France"}]

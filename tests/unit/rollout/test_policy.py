@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from model_folders import smallest_model, write_weights
 
-from forage_common.model_folder import model_shapes, read_header
+from forage_common.files.model_folder import model_shapes, read_header
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
-from forage_rollout.policy import (
+from forage_rollout.weights.policy import (
     PolicyError,
     announced_files,
     is_newer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from forage_rollout.affinity import LOAD_FACTOR, ROOM, preferred, ranked
+from forage_rollout.deployments.affinity import LOAD_FACTOR, ROOM, preferred, ranked
 
 REPLICAS = [f"replica-{i}" for i in range(4)]
 NAMES = [f"run/world/train/{i}/0" for i in range(2000)]

@@ -12,10 +12,10 @@ import pytest
 from otlp_receiver import Receiver
 from rollout_backend import LINES, AgentBackend, LineEngine
 
-from forage_common import tracing
-from forage_common.auth import TokenFile, presented
+from forage_common.clients.auth import TokenFile, presented
 from forage_common.settings import EngineSettings, RolloutSettings, Settings
-from forage_common.telemetry import Health
+from forage_common.telemetry import tracing
+from forage_common.telemetry.health import Health
 from forage_common.v1.rollout_pb2 import (
     GetStatusRequest,
     PauseRequest,
@@ -26,8 +26,8 @@ from forage_common.v1.rollout_pb2 import (
 )
 from forage_common.v1.rollout_pb2_grpc import RolloutStub
 from forage_common.v1.trajectory_pb2 import ActionKind, ChatMessage, Policy, Prompt, Purpose, Sampling, Status
-from forage_rollout.backend import State, oldest
-from forage_rollout.grpc_api import RolloutApi, make_server
+from forage_rollout.serve.backend import State, oldest
+from forage_rollout.serve.grpc_api import RolloutApi, make_server
 
 SIZES = {"max_start_length": 500, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
 

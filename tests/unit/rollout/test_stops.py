@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from forage_rollout.stops import stop_token_ids
+from forage_rollout.engine.stops import stop_token_ids
 
 STOP = ("</search>", "</answer>")
 

@@ -14,7 +14,7 @@ from forage_common.settings import RolloutSettings
 from forage_common.v1.trajectory_pb2 import ActionKind, Prompt
 from forage_rollout.environments.environment import Action, Episode
 from forage_rollout.environments.search import Search
-from forage_rollout.turns import cut
+from forage_rollout.loop.turns import cut
 
 KINDS = {
     None: ActionKind.ACTION_KIND_INVALID,

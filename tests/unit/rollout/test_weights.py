@@ -12,12 +12,12 @@ import pytest
 from model_folders import smallest_model, write_weights
 
 from forage_common.errors import SettingsError
-from forage_common.model_folder import model_shapes
+from forage_common.files.model_folder import model_shapes
 from forage_common.v1.trajectory_pb2 import NcclTransfer, Policy, PolicyFile, TensorInfo
-from forage_rollout.leases import Leases
-from forage_rollout.policy import PolicyError
+from forage_rollout.engine.leases import Leases
 from forage_rollout.weights.filesystem import KEPT, Filesystem
 from forage_rollout.weights.nccl import Nccl
+from forage_rollout.weights.policy import PolicyError
 
 WEIGHTS = "model.safetensors"
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from forage_common.errors import DataError, UserError
-from forage_trainer.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
+from forage_trainer.checkpoints.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
 from forage_trainer.files import new_folder, remove, remove_leftovers
-from forage_trainer.progress import MetricsFile
+from forage_trainer.reporting.progress import MetricsFile
 
 CONSUMED = (ConsumedStep(3, 2, (ConsumedGroup(3, 0, 1, "s/train/7/0", "17-1"),)),)
 

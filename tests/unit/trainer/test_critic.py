@@ -10,9 +10,9 @@ from trainer_parts import PROMPT_TOKENS, trajectory, write_model
 
 from forage_common.settings import AlgorithmSettings, Settings, load
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
-from forage_trainer.policy_worker import PolicyWorker
-from forage_trainer.selection import selection
-from forage_trainer.tensors import StepTensors, step_tensors
+from forage_trainer.data.selection import selection
+from forage_trainer.data.tensors import StepTensors, step_tensors
+from forage_trainer.engine.policy_worker import PolicyWorker
 
 LR, DECAY, CLIP, RANGE = 1e-2, 0.1, 0.5, 0.05
 ALGORITHM = AlgorithmSettings()

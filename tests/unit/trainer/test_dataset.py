@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from trainer_parts import question, write_questions
 
 from forage_common.errors import DataError, SettingsError
-from forage_common.questions import Question, read_questions
+from forage_common.files.questions import Question, read_questions
 from forage_common.settings import load
 from forage_common.v1.trajectory_pb2 import GroundTruth
-from forage_trainer.dataset import QUESTIONS, Batches, refill_of, report
+from forage_trainer.data.dataset import QUESTIONS, Batches, refill_of, report
 
 
 class Characters:

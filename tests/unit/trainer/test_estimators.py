@@ -20,12 +20,12 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from forage_common.settings import AdvantageEstimator, AlgorithmSettings, RewardPlacement
 from forage_common.v1.trajectory_pb2 import Component, Score, Trajectory
-from forage_trainer.estimators.gae import gae
-from forage_trainer.estimators.groups import participation
-from forage_trainer.estimators.grpo import grpo_outcome
-from forage_trainer.estimators.grpo_multiturn import grpo_multiturn
-from forage_trainer.estimators.registry import ESTIMATORS, Rewards, estimate
-from forage_trainer.token_rewards import token_rewards
+from forage_trainer.algorithms.estimators.gae import gae
+from forage_trainer.algorithms.estimators.groups import participation
+from forage_trainer.algorithms.estimators.grpo import grpo_outcome
+from forage_trainer.algorithms.estimators.grpo_multiturn import grpo_multiturn
+from forage_trainer.algorithms.estimators.registry import ESTIMATORS, Rewards, estimate
+from forage_trainer.algorithms.token_rewards import token_rewards
 
 DATA = Path(__file__).parents[2] / "data/trainer"
 NAN = {"$nan": math.nan}

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forage_common.errors import DataError
 from forage_common.settings import load
-from forage_trainer.checkpoint import Checkpoints
-from forage_trainer.export import export, find_checkpoint, merged_weights
-from forage_trainer.policy_worker import PolicyWorker
+from forage_trainer.checkpoints.checkpoint import Checkpoints
+from forage_trainer.checkpoints.export import export, find_checkpoint, merged_weights
+from forage_trainer.engine.policy_worker import PolicyWorker
 
 TWO_PROCESSES = """
 import sys, torch, torch.distributed as dist

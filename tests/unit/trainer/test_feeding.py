@@ -12,14 +12,14 @@ import pytest
 from trainer_parts import group
 
 from forage_common.errors import SettingsError
-from forage_common.questions import Question
+from forage_common.files.questions import Question
 from forage_common.settings import RedisSettings, Settings, load
-from forage_common.streams import GROUP, StreamClient
-from forage_common.telemetry import Health
+from forage_common.streams.client import GROUP, StreamClient
+from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
-from forage_trainer.batcher import WAITED, Batcher, BatchTimeoutError
-from forage_trainer.dataset import Batches
-from forage_trainer.feeder import Feeder, sampling_seed
+from forage_trainer.data.batcher import WAITED, Batcher, BatchTimeoutError
+from forage_trainer.data.dataset import Batches
+from forage_trainer.data.feeder import Feeder, sampling_seed
 from forage_trainer.waiting import Insist, Stop, Stopped
 
 SIZE = 3
@@ -246,7 +246,7 @@ def test_a_new_life_takes_over_what_was_not_acknowledged(bench: Callable[..., Be
 def test_what_another_consumer_took_and_lost_is_found_again(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_trainer.batcher._RECLAIM_EVERY_S", 0.2)
+    monkeypatch.setattr("forage_trainer.data.batcher._RECLAIM_EVERY_S", 0.2)
     b = bench()
     for position in range(SIZE):
         b.answer(1, position)

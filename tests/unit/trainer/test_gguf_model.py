@@ -12,8 +12,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from forage_common.errors import DataError
-from forage_common.model_folder import check_model_folder, end_of_turn
-from forage_trainer.gguf_model import convert
+from forage_common.files.model_folder import check_model_folder, end_of_turn
+from forage_trainer.weights.gguf_model import convert
 
 SPECIALS = ["<unk>", "<|im_start|>", "<|im_end|>"]
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -12,8 +12,8 @@ import pytest
 
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import GuardAction, GuardSettings, load
-from forage_trainer.guards import Guards, Trip
-from forage_trainer.rollbacks import ROLLBACKS, ROLLED_BACK, GuardStopError, Rollbacks, stopped
+from forage_trainer.checkpoints.rollbacks import ROLLBACKS, ROLLED_BACK, GuardStopError, Rollbacks, stopped
+from forage_trainer.reporting.guards import Guards, Trip
 
 NAN, INF = float("nan"), float("inf")
 SOUND = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
 from forage_common.settings import KlControlSettings, load
-from forage_trainer.kl import KlController, penalised
+from forage_trainer.algorithms.kl import KlController, penalised
 
 DATA = Path(__file__).parents[2] / "data/trainer"
 KINDS = ("kl", "abs", "mse", "low_var_kl")

@@ -10,10 +10,10 @@ from trainer_parts import trajectory, write_model
 
 from forage_common.settings import AlgorithmSettings, load
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
-from forage_trainer.policy_worker import PolicyWorker
-from forage_trainer.selection import selection
-from forage_trainer.tensors import StepTensors, step_tensors
-from forage_trainer.weights_files import write_adapter_folder
+from forage_trainer.data.selection import selection
+from forage_trainer.data.tensors import StepTensors, step_tensors
+from forage_trainer.engine.policy_worker import PolicyWorker
+from forage_trainer.weights.weights_files import write_adapter_folder
 
 ALGORITHM = AlgorithmSettings()
 

@@ -19,10 +19,10 @@ from verl.workers.utils.losses import value_loss
 from forage_common.errors import SettingsError
 from forage_common.settings import ActorSettings, AlgorithmSettings, CorrectionSettings, CriticSettings, load
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
-from forage_trainer.actor_loss import ActorLoss, actor_config
-from forage_trainer.off_policy import correction_figures, importance_weights
-from forage_trainer.selection import selection
-from forage_trainer.tensors import StepTensors, like_response, select, step_tensors
+from forage_trainer.algorithms.off_policy import correction_figures, importance_weights
+from forage_trainer.data.selection import selection
+from forage_trainer.data.tensors import StepTensors, like_response, select, step_tensors
+from forage_trainer.engine.actor_loss import ActorLoss, actor_config
 
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 SCALE = 40

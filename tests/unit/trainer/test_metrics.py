@@ -11,7 +11,7 @@ import torch
 from trainer_parts import group, trajectory
 
 from forage_common.v1.trajectory_pb2 import Score, Status, Trajectory, TrajectoryGroup
-from forage_trainer.metrics import estimate_figures, trajectory_figures, under_verl_names
+from forage_trainer.reporting.metrics import estimate_figures, trajectory_figures, under_verl_names
 
 DATA = Path(__file__).parents[2] / "data/trainer/loss_mask.jsonl"
 

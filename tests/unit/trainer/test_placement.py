@@ -14,9 +14,9 @@ from trainer_parts import PROMPT_TOKENS, group
 
 from forage_common.settings import AlgorithmSettings, RewardPlacement
 from forage_common.v1.trajectory_pb2 import Component, Score, Status, Trajectory
-from forage_trainer.selection import selection
-from forage_trainer.tensors import step_tensors
-from forage_trainer.token_rewards import reward_of, token_rewards
+from forage_trainer.algorithms.token_rewards import reward_of, token_rewards
+from forage_trainer.data.selection import selection
+from forage_trainer.data.tensors import step_tensors
 
 DATA = Path(__file__).parents[2] / "data"
 SPREAD, LAST = RewardPlacement.TURN_PROPORTIONAL, RewardPlacement.FINAL_TOKEN_ONLY

@@ -11,10 +11,10 @@ from trainer_parts import PROMPT_TOKENS, trajectory, write_model
 
 from forage_common.settings import AlgorithmSettings, Settings, load
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
-from forage_trainer.estimators.grpo import grpo_outcome
-from forage_trainer.policy_worker import PolicyWorker, UpdateResult
-from forage_trainer.selection import selection
-from forage_trainer.tensors import StepTensors, step_tensors
+from forage_trainer.algorithms.estimators.grpo import grpo_outcome
+from forage_trainer.data.selection import selection
+from forage_trainer.data.tensors import StepTensors, step_tensors
+from forage_trainer.engine.policy_worker import PolicyWorker, UpdateResult
 
 LR, DECAY, CLIP = 1e-2, 0.1, 0.5
 ALGORITHM = AlgorithmSettings()

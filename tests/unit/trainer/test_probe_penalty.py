@@ -16,7 +16,7 @@ from forage_common.errors import SettingsError
 from forage_common.probe.metrics import overconfidence
 from forage_common.settings import load
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_trainer.probe_penalty import ProbePenalty, less_penalty
+from forage_trainer.validation.probe_penalty import ProbePenalty, less_penalty
 
 TABLE = Path(__file__).parents[2] / "data/probe/metrics.jsonl"
 EXAMPLES = [json.loads(line) for line in TABLE.read_text().splitlines()]

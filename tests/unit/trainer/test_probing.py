@@ -21,15 +21,15 @@ from prometheus_client import REGISTRY
 from rich.console import Console
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
+from forage_cli.local import serving
+from forage_cli.local.stack import Program
 from forage_common.errors import SettingsError
-from forage_common.local import serving
-from forage_common.local.stack import Program
+from forage_common.files.questions import Questions, read_questions
+from forage_common.files.step_file import read_step, step_file
 from forage_common.probe.contexts import CONNECTIVE
-from forage_common.questions import Questions, read_questions
 from forage_common.settings import RedisSettings, Settings, load
-from forage_common.step_file import read_step, step_file
-from forage_common.streams import StreamClient
-from forage_common.telemetry import Health
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry.health import Health
 from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
 from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
 from forage_common.v1.trajectory_pb2 import (
@@ -45,10 +45,10 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
     Turn,
 )
+from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.loop import Loop
-from forage_trainer.policy_worker import PolicyWorker
-from forage_trainer.progress import StateFile
-from forage_trainer.validation_probe import ValidationProbe
+from forage_trainer.reporting.progress import StateFile
+from forage_trainer.validation.validation_probe import ValidationProbe
 from forage_trainer.waiting import Stop, Stopped
 
 LENGTH = 20

@@ -16,13 +16,13 @@ from trainer_parts import write_model
 
 from forage_common.errors import FencedError, UserError
 from forage_common.settings import RedisSettings
-from forage_common.streams import StreamClient
-from forage_common.telemetry import Health
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry.health import Health
 from forage_trainer.files import digest
-from forage_trainer.publisher import KEPT, Publisher
-from forage_trainer.safetensors_file import write_safetensors
 from forage_trainer.waiting import Insist, Stop
-from forage_trainer.weights_files import Adapter, shards, write_model_folder
+from forage_trainer.weights.publisher import KEPT, Publisher
+from forage_trainer.weights.safetensors_file import write_safetensors
+from forage_trainer.weights.weights_files import Adapter, shards, write_model_folder
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_full_disk_is_a_users_error(tmp_path: Path, streams: StreamClient, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     source = publisher(tmp_path, streams, 1)
-    monkeypatch.setattr("forage_trainer.publisher.write_model_folder", full)
+    monkeypatch.setattr("forage_trainer.weights.publisher.write_model_folder", full)
     with pytest.raises(UserError, match="no disk space to publish policy 3"):
         source.publish(3, {"w": torch.zeros(1)})
     assert list((tmp_path / "policies").iterdir()) == []

@@ -10,12 +10,12 @@ import torch
 from ray.exceptions import ActorDiedError, RayTaskError
 from trainer_parts import write_model
 
-import forage_trainer.verl_cpu  # noqa: F401  (makes it verl's platform)
+import forage_trainer.engine.verl_cpu  # noqa: F401  (makes it verl's platform)
 from forage_common.errors import DataError, SettingsError, UserError
 from forage_common.settings import load
 from forage_trainer.__main__ import main
-from forage_trainer.ray_launcher import cause
-from forage_trainer.ray_rank import Place, Rank
+from forage_trainer.launch.ray_launcher import cause
+from forage_trainer.launch.ray_rank import Place, Rank
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from otlp_receiver import Receiver, traced_process
 
-from forage_common import tracing
-from forage_common.groups import group_of
+from forage_common.streams.prompt_identity import group_of
+from forage_common.telemetry import tracing
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
-from forage_trainer import spans
+from forage_trainer.data import spans
 from forage_trainer.step import Stopwatch
 from forage_trainer.waiting import Stop, Stopped
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from trainer_parts import write_model
 
-from forage_trainer.rows import by_row, deal, share_of
-from forage_trainer.spmd import Processes
-from forage_trainer.tensors import padded
+from forage_trainer.data.rows import by_row, deal, share_of
+from forage_trainer.data.tensors import padded
+from forage_trainer.engine.spmd import Processes
 
 LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
 

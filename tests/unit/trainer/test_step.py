@@ -9,13 +9,13 @@ import torch
 from trainer_parts import group, trajectory
 
 from forage_common.settings import Settings, load
-from forage_common.streams import Entry
+from forage_common.streams.client import Entry
 from forage_common.v1.trajectory_pb2 import Policy, Status, TrajectoryGroup
-from forage_trainer.batcher import Batch
-from forage_trainer.policy_worker import UpdateResult
+from forage_trainer.data.batcher import Batch
+from forage_trainer.data.tensors import StepTensors
+from forage_trainer.engine.policy_worker import UpdateResult
+from forage_trainer.reporting.trajectories import StepRecord
 from forage_trainer.step import PolicyStep, Stopwatch
-from forage_trainer.tensors import StepTensors
-from forage_trainer.trajectories import StepRecord
 
 KL = ["trainer.algorithm.use_kl_in_reward=true", "trainer.actor.use_kl_loss=false"]
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from trainer_parts import group, trajectory
 
+from forage_common.files.step_file import kept_steps, read_step, step_file
+from forage_common.files.trajectory_file import head, read
 from forage_common.settings import AlgorithmSettings, Settings, load
-from forage_common.step_file import kept_steps, read_step, step_file
-from forage_common.trajectory_file import head, read
 from forage_common.v1.trajectory_pb2 import Status
-from forage_trainer.selection import selection
-from forage_trainer.tensors import step_tensors
-from forage_trainer.trajectories import StepFiles, StepRecord
+from forage_trainer.data.selection import selection
+from forage_trainer.data.tensors import step_tensors
+from forage_trainer.reporting.trajectories import StepFiles, StepRecord
 
 REPOSITORY = Path(__file__).parents[3]
 

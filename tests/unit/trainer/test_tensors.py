@@ -13,9 +13,9 @@ from trainer_parts import PROMPT_TOKENS, group, trajectory
 from forage_common.errors import SettingsError
 from forage_common.settings import AdvantageEstimator, AlgorithmSettings, load
 from forage_common.v1.trajectory_pb2 import PolicySegment, Status, Trajectory, TrajectoryGroup
-from forage_trainer.cpu_engine import micro_batches
-from forage_trainer.selection import equal_groups, selection
-from forage_trainer.tensors import StepTensors, like_response, step_tensors
+from forage_trainer.data.selection import equal_groups, selection
+from forage_trainer.data.tensors import StepTensors, like_response, step_tensors
+from forage_trainer.engine.cpu_engine import micro_batches
 
 FAILURES = [Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL, Status.STATUS_ABSTAIN, Status.STATUS_UNSPECIFIED]
 

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from forage_common import countdown as problems
+from forage_cli.datasets import countdown as problems
 from forage_common.settings import load
-from forage_trainer.tiny_policy.countdown import (
+from forage_models.tiny_policy.countdown import (
     LARGEST,
     MIXTURE,
     Demonstrations,
@@ -32,9 +32,9 @@ from forage_trainer.tiny_policy.countdown import (
     solves,
     ways,
 )
-from forage_trainer.tiny_policy.demonstrations import Role, Segment, encode
-from forage_trainer.tiny_policy.tokenizer import TAGS, TURN_END
-from forage_trainer.tiny_policy.train import batch_loss, new_model
+from forage_models.tiny_policy.demonstrations import Role, Segment, encode
+from forage_models.tiny_policy.tokenizer import TAGS, TURN_END
+from forage_models.tiny_policy.train import batch_loss, new_model
 
 REPOSITORY = Path(__file__).parents[3]
 SHIPPED = REPOSITORY / "models" / "tiny-countdown"

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from forage_common.world.write import PROMPT_PREFIX, prompt_text
-from forage_trainer.tiny_policy import demonstrations as demos
-from forage_trainer.tiny_policy.demonstrations import Demonstrator, Mode, Role, Segment, encode, prompt_segment
-from forage_trainer.tiny_policy.evaluate import exact_match
-from forage_trainer.tiny_policy.facts import Document, Episode, renamed
-from forage_trainer.tiny_policy.names import Namer
-from forage_trainer.tiny_policy.tokenizer import (
+from forage_common.text.search_prompt import PROMPT_PREFIX, prompt_text
+from forage_models.tiny_policy import demonstrations as demos
+from forage_models.tiny_policy.demonstrations import Demonstrator, Mode, Role, Segment, encode, prompt_segment
+from forage_models.tiny_policy.evaluate import exact_match
+from forage_models.tiny_policy.facts import Document, Episode, renamed
+from forage_models.tiny_policy.names import Namer
+from forage_models.tiny_policy.tokenizer import (
     DOCUMENT_HEADS,
     FEEDBACK,
     SPACED_TAGS,

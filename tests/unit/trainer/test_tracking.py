@@ -10,8 +10,8 @@ import pytest
 
 from forage_common.errors import UserError
 from forage_common.settings import LoggerBackend, Settings, load
-from forage_trainer.metrics import under_verl_names
-from forage_trainer.tracking import FAILED, Tracker, require, tracked, validated
+from forage_trainer.reporting.metrics import under_verl_names
+from forage_trainer.reporting.tracking import FAILED, Tracker, require, tracked, validated
 
 LINE = {
     "step": 3,

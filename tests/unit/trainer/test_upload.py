@@ -12,8 +12,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from forage_common.errors import UserError
-from forage_trainer.checkpoint import Checkpoints, read_checkpoint
-from forage_trainer.upload import ATTEMPTS, DROPPED, FAILED, UPLOADED, WAITING, Uploader
+from forage_trainer.checkpoints.checkpoint import Checkpoints, read_checkpoint
+from forage_trainer.checkpoints.upload import ATTEMPTS, DROPPED, FAILED, UPLOADED, WAITING, Uploader
 
 
 def save(checkpoints: Checkpoints, step: int, text: str = "") -> Path:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from trainer_parts import read_lines, trajectory
 
-from forage_common.groups import group_of
-from forage_common.questions import Question
+from forage_common.files.questions import Question
 from forage_common.settings import RedisSettings, load
-from forage_common.streams import StreamClient
-from forage_common.telemetry import Health
+from forage_common.streams.client import StreamClient
+from forage_common.streams.prompt_identity import group_of
+from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Purpose, Status, TrajectoryGroup
-from forage_trainer.batcher import BatchTimeoutError
-from forage_trainer.metrics import trajectory_figures
-from forage_trainer.progress import StateFile
-from forage_trainer.validation import RETRIES, Validation
+from forage_trainer.data.batcher import BatchTimeoutError
+from forage_trainer.reporting.metrics import trajectory_figures
+from forage_trainer.reporting.progress import StateFile
+from forage_trainer.validation.validation import RETRIES, Validation
 from forage_trainer.waiting import Insist, Stop
 
 COUNT = 4

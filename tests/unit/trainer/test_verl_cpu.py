@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import TrainingEngineSettings, load
-from forage_trainer import engine_config
-from forage_trainer.cpu_engine import micro_batches
-from forage_trainer.engine_config import decide
+from forage_trainer.engine import engine_config
+from forage_trainer.engine.cpu_engine import micro_batches
+from forage_trainer.engine.engine_config import decide
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 1000), st.data())

@@ -101,7 +101,7 @@ volumeMounts:
 - {name: ray-logs, mountPath: /tmp/ray}
 {{- end }}
 
-{{/* As services/rollout/forage_rollout/cluster.py and engine.py set it for a Ray of their own: read in the replicas. */}}
+{{/* As services/rollout/forage_rollout/deployments/cluster.py and engine.py set it for a Ray of their own: read in the replicas. */}}
 {{- define "forage.ray.env" -}}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 {{- if eq .component "rollout" }}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from forage_common.errors import DataError
 from forage_common.probe.cot import find_cot
 from forage_common.settings import RolloutSettings
-from forage_common.token_texts import TokenTexts
+from forage_common.text.token_texts import TokenTexts
 from forage_common.v1.probe_pb2 import CotBoundary
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Span, Status, Trajectory
 

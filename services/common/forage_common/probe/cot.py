@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from forage_common.tags import CLOSE, OPEN, Tag
+from forage_common.text.tags import CLOSE, OPEN, Tag
 from forage_common.v1.probe_pb2 import CotBoundary
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forage_common import durable
 from forage_common.errors import DataError, UserError
-from forage_common.journal import Journal
+from forage_common.files import durable
+from forage_common.files.journal import Journal
 from forage_common.probe import metrics
 from forage_common.v1.probe_pb2 import CotBoundary, Probed
 from forage_common.v1.trajectory_pb2 import Status, Trajectory

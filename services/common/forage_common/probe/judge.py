@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import grpc
 
-from forage_common.answers import normalize_answer
-from forage_common.calls import RefusedError
+from forage_common.clients.calls import RefusedError
+from forage_common.clients.reward import GrpcReward
 from forage_common.probe.contexts import Thought
-from forage_common.reward_client import GrpcReward
-from forage_common.tags import CLOSE, OPEN, Tag
+from forage_common.text.answers import normalize_answer
+from forage_common.text.tags import CLOSE, OPEN, Tag
 from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.trajectory_pb2 import Score, Span, Status, Trajectory
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from forage_common.evaluation.statistics import estimate
+from forage_common.statistics import estimate
 from forage_common.v1.probe_pb2 import Probed, ProbePoint
 from forage_common.v1.trajectory_pb2 import Status
 

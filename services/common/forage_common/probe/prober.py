@@ -10,10 +10,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 
+from forage_common.clients.completions import Completions
+from forage_common.clients.in_flight import each
+from forage_common.clients.reward import GrpcReward
 from forage_common.errors import SettingsError
-from forage_common.local.in_flight import each
-from forage_common.model_folder import end_of_turn
-from forage_common.probe.completions import Completions
+from forage_common.files.model_folder import end_of_turn
 from forage_common.probe.contexts import (
     CONNECTIVE,
     NothingToProbeError,
@@ -25,9 +26,8 @@ from forage_common.probe.contexts import (
 )
 from forage_common.probe.cot import kept_lengths
 from forage_common.probe.judge import ANSWER_CLOSE, UnjudgedError, answer_of, is_right, right_ones
-from forage_common.reward_client import GrpcReward
 from forage_common.settings import Settings
-from forage_common.token_texts import TokenTexts
+from forage_common.text.token_texts import TokenTexts
 from forage_common.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
 from forage_common.v1.trajectory_pb2 import Status, Trajectory
 

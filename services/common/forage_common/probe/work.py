@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import aclosing
 
-from forage_common.local.in_flight import each
+from forage_common.clients.in_flight import each
 from forage_common.probe.contexts import turns_of
 from forage_common.probe.folder import Item
 from forage_common.probe.prober import Plan, Prober

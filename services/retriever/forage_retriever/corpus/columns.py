@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forage_common.errors import DataError, ForageError
-from forage_retriever.search.hits import Filters
+from forage_retriever.hits import Filters
 
 MAX_VALUES = 1_000_000
 """Distinct values of a field: they are held in memory, as passages are not."""

@@ -123,7 +123,7 @@ def _parquet_lines(file: Path) -> Iterator[bytes]:
     if not python:
         raise DataError(f"{file} is Parquet, which needs pyarrow here: use `forage index build`, or write JSON lines")
     file.open("rb").close()
-    command = [python, "-m", "forage_common.local.parquet_rows", str(file)]
+    command = [python, "-m", "forage_common.files.parquet_rows", str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
         assert reader.stdout is not None
         assert reader.stderr is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.errors import DataError, SettingsError
-from forage_retriever.index import artifacts
+from forage_retriever import artifacts
 
 AUTO = "auto"
 

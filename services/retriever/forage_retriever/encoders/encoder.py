@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forage_common.settings import RetrieverSettings
-from forage_common.telemetry import get_logger
+from forage_common.telemetry.logs import get_logger
 from forage_retriever.encoders import conventions, model_folder
 from forage_retriever.encoders.conventions import Convention
 

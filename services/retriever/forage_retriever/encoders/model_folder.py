@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from forage_common.errors import DataError
-from forage_retriever.index import artifacts
+from forage_retriever import artifacts
 
 TOKENIZER_FILE = "tokenizer.json"
 _WEIGHTS = "model.safetensors"

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from forage_common.settings import EncoderPrecision
+from forage_retriever import artifacts
 from forage_retriever.encoders import model_folder, onnx_model
 from forage_retriever.encoders.conventions import Convention
 from forage_retriever.encoders.encoder import Vectors
 from forage_retriever.encoders.onnx_model import OnnxModel
-from forage_retriever.index import artifacts
 
 _WINDOW = 1024
 

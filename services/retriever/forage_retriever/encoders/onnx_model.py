@@ -16,8 +16,8 @@ from tokenizers import Encoding, Tokenizer
 
 from forage_common.errors import UserError
 from forage_common.settings import EncoderPrecision
+from forage_retriever import artifacts
 from forage_retriever.encoders import model_folder
-from forage_retriever.index import artifacts
 
 MODEL_FILE = "model.onnx"
 EXPORT_RECIPE = "onnx-fp32/2"

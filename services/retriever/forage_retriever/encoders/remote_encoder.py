@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import httpx
 import numpy as np
 
-from forage_common.calls import MalformedReplyError
+from forage_common.clients.calls import MalformedReplyError
 from forage_common.errors import UnavailableError, UserError
+from forage_retriever import artifacts
 from forage_retriever.encoders import conventions
 from forage_retriever.encoders.encoder import Vectors
 from forage_retriever.encoders.tei import TeiClient
-from forage_retriever.index import artifacts
 
 RECIPE = "tei/1"
 START_S = 120.0

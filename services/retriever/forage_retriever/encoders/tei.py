@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tenacity import RetryError, Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
-from forage_common.calls import GIVEN_UP, RETRIED, MalformedReplyError, is_transient
-from forage_common.circuit import Circuit, CircuitOpenError
+from forage_common.clients.calls import GIVEN_UP, RETRIED, MalformedReplyError, is_transient
+from forage_common.clients.circuit import Circuit, CircuitOpenError
 from forage_common.errors import UnavailableError
 
 MAX_BATCH = 32

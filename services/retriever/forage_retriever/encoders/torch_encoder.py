@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from forage_common.errors import DataError
+from forage_retriever import artifacts
 from forage_retriever.encoders import model_folder
 from forage_retriever.encoders.conventions import Convention
 from forage_retriever.encoders.encoder import Vectors
-from forage_retriever.index import artifacts
 
 RECIPE = "torch/1"
 BATCH = 64

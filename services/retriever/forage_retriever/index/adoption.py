@@ -9,8 +9,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common import durable
 from forage_common.errors import DataError, UserError
+from forage_common.files import durable
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.search import faiss_build
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from forage_common import durable
 from forage_common.errors import DataError, UserError
+from forage_common.files import durable
 from forage_common.settings import RetrievalMode, RetrieverSettings
+from forage_retriever.artifacts import digest_of, unwritable
 from forage_retriever.corpus import read
 from forage_retriever.corpus.store import Corpus, CorpusWriter, DuplicateIdError
 from forage_retriever.index import manifest, space, work
-from forage_retriever.index.artifacts import digest_of, unwritable
 from forage_retriever.index.manifest import (
     BM25_FOLDER,
     CORPUS_FOLDER,
@@ -35,9 +35,9 @@ from forage_retriever.index.manifest import (
 )
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import CORPUS_RECIPE, Recipe, dense_recipe
-from forage_retriever.index.vectors import VECTORS_FILE, VectorsWriter, blocks, mapped, sample, save
 from forage_retriever.index.work import Work
 from forage_retriever.search import memory
+from forage_retriever.search.vectors import VECTORS_FILE, VectorsWriter, blocks, mapped, sample, save
 
 if TYPE_CHECKING:
     from forage_retriever.encoders.encoder import Encoder

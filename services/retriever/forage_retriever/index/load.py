@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_common.telemetry import get_logger
+from forage_common.telemetry.logs import get_logger
+from forage_retriever.artifacts import digest_of
 from forage_retriever.corpus.store import Corpus
+from forage_retriever.hits import Provenance, Searcher
 from forage_retriever.index import build, manifest, space
-from forage_retriever.index.artifacts import digest_of
 from forage_retriever.index.manifest import BM25_FOLDER, CORPUS_FOLDER, DENSE_FOLDER, Manifest
 from forage_retriever.index.progress import LogReport
-from forage_retriever.search.hits import Provenance, Searcher
 
 if TYPE_CHECKING:
     from forage_retriever.encoders.encoder import Encoder

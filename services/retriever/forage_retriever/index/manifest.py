@@ -10,10 +10,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from forage_common import durable
 from forage_common.errors import DataError, UserError
+from forage_common.files import durable
 from forage_common.settings import RetrievalMode
-from forage_retriever.index.artifacts import digest_of
+from forage_retriever.artifacts import digest_of
 
 FORMAT = 1
 """Changes whenever a folder made by older code cannot be read."""

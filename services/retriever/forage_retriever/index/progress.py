@@ -10,7 +10,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from forage_common.telemetry import get_logger
+from forage_common.telemetry.logs import get_logger
 
 _EVERY_S = 2.0
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_retriever.index.artifacts import digest_of
+from forage_retriever.artifacts import digest_of
 from forage_retriever.index.manifest import Vectors
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import psutil
 from rich.filesize import decimal
 
 from forage_common.errors import UserError
-from forage_common.telemetry import get_logger
+from forage_common.telemetry.logs import get_logger
 from forage_retriever.search import memory
 
 _UNPACKED = 4

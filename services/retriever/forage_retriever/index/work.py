@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from forage_common import durable
+from forage_common.files import durable
 
 _LOCK = "lock"
 _POLL_S = 0.2

@@ -15,7 +15,7 @@ from forage_common.errors import UserError
 from forage_retriever.corpus.columns import Columns, token
 from forage_retriever.corpus.read import title_and_text
 from forage_retriever.corpus.store import Corpus
-from forage_retriever.search.hits import Filters, Hit
+from forage_retriever.hits import Filters, Hit
 
 RECIPE = "bm25/3"
 """Changes whenever an index made by older code would not do."""

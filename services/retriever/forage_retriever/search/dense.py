@@ -9,7 +9,7 @@ from forage_common.errors import UserError
 from forage_common.settings import RetrieverSettings
 from forage_retriever.corpus.columns import Columns
 from forage_retriever.encoders.encoder import Encoder
-from forage_retriever.search.hits import Filters, Hit
+from forage_retriever.hits import Filters, Hit
 from forage_retriever.search.vector_index import VectorIndex
 
 

@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from forage_common.telemetry import get_logger
+from forage_common.telemetry.logs import get_logger
 
 MAX_NEIGHBOURS = 2048
 """That a GPU index can be asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forage_common.settings import RetrieverSettings
-from forage_retriever.search.hits import Filters, Hit, Searcher
+from forage_retriever.hits import Filters, Hit, Searcher
 
 MIN_CANDIDATES = 20
 """Of each ranking; a passage that only one of them finds deep down cannot win."""

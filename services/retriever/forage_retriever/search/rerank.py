@@ -12,12 +12,12 @@ from prometheus_client import Counter, Histogram
 
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import EncoderPrecision, RetrieverSettings
-from forage_common.telemetry import get_logger
+from forage_common.telemetry.logs import get_logger
+from forage_retriever import artifacts
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders import model_folder
 from forage_retriever.encoders.tei import MAX_BATCH, TeiClient
-from forage_retriever.index import artifacts
-from forage_retriever.search.hits import Filters, Hit, Searcher
+from forage_retriever.hits import Filters, Hit, Searcher
 
 MAX_TOKENS = 512
 """Of a query and a passage together; the longer of both is cut."""

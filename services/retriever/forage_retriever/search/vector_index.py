@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RetrieverSettings
-from forage_retriever.index.vectors import VECTORS_FILE, mapped
 from forage_retriever.search import faiss_build, faiss_gpu, flat_scan
 from forage_retriever.search.flat_scan import FlatScan
+from forage_retriever.search.vectors import VECTORS_FILE, mapped
 
 AUTOMATIC_REFINE = 40
 """Candidates a wanted neighbour that are scored exactly, where the index has stored vectors."""

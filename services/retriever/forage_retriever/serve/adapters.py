@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from forage_retriever.corpus import columns
-from forage_retriever.search.hits import Filters
+from forage_retriever.hits import Filters
 from forage_retriever.serve.retrieval import Results
 from forage_retriever.serve.source import Found
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from prometheus_client import Counter, Gauge, Histogram
 
 from forage_common.errors import UnavailableError
-from forage_retriever.search.hits import Filters, Hit, Searcher
+from forage_retriever.hits import Filters, Hit, Searcher
 
 MAX_BATCH = 64
 MAX_BATCH_TOKENS = 2048

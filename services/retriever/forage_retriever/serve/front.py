@@ -15,12 +15,13 @@ from typing import Any
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_common.telemetry import Health, get_logger
+from forage_common.telemetry.health import Health
+from forage_common.telemetry.logs import get_logger
 from forage_common.v1 import retriever_pb2
-from forage_retriever.index import artifacts
+from forage_retriever import artifacts
+from forage_retriever.hits import Hit, Provenance
 from forage_retriever.index.load import TITLE
 from forage_retriever.search import hybrid
-from forage_retriever.search.hits import Hit, Provenance
 from forage_retriever.serve.batcher import SHED, Asked, OverloadedError
 from forage_retriever.serve.retrieval import MAX_DOCUMENTS, NotReadyError
 from forage_retriever.serve.shard import SHARD_FAILURES, Shard, ShardAwayError

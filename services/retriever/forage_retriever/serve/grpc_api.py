@@ -10,13 +10,14 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from forage_common import tracing
 from forage_common.addresses import bind
 from forage_common.errors import UnavailableError
-from forage_common.telemetry import Health, get_logger
-from forage_common.tracing import Kind
+from forage_common.telemetry import tracing
+from forage_common.telemetry.health import Health
+from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.tracing import Kind
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
-from forage_retriever.search.hits import Hit
+from forage_retriever.hits import Hit
 from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.http_api import REQUESTS
 from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Results, Retrieval

@@ -18,11 +18,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from forage_common import tracing
 from forage_common.errors import UnavailableError
-from forage_common.telemetry import Health, get_logger
-from forage_common.tracing import Kind
-from forage_retriever.search.hits import Provenance
+from forage_common.telemetry import tracing
+from forage_common.telemetry.health import Health
+from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.tracing import Kind
+from forage_retriever.hits import Provenance
 from forage_retriever.serve.adapters import (
     AccessReply,
     AccessRequest,

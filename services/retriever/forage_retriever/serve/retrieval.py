@@ -9,8 +9,8 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
-from forage_common import tracing
-from forage_retriever.search.hits import Filters, Provenance
+from forage_common.telemetry import tracing
+from forage_retriever.hits import Filters, Provenance
 from forage_retriever.serve.batcher import Asked
 from forage_retriever.serve.cache import LruCache
 from forage_retriever.serve.source import Found, InvalidRequestError, Source

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from forage_common import tracing
 from forage_common.addresses import listen
 from forage_common.settings import Settings
-from forage_common.telemetry import Health, get_logger
+from forage_common.telemetry import tracing
+from forage_common.telemetry.health import Health
+from forage_common.telemetry.logs import get_logger
 from forage_retriever.serve.batcher import SEARCH_THREAD
 from forage_retriever.serve.grpc_api import GrpcServer
 from forage_retriever.serve.http_api import make_app

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 import grpc
 from prometheus_client import Counter, Gauge
 
-from forage_common import tracing
-from forage_common.circuit import Circuit, CircuitOpenError
-from forage_common.telemetry import get_logger
+from forage_common.clients.circuit import Circuit, CircuitOpenError
+from forage_common.telemetry import tracing
+from forage_common.telemetry.logs import get_logger
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
-from forage_retriever.search.hits import Provenance
+from forage_retriever.hits import Provenance
 from forage_retriever.serve.batcher import Asked, OverloadedError
 from forage_retriever.serve.grpc_api import MAX_MESSAGE_BYTES
 from forage_retriever.serve.source import InvalidRequestError

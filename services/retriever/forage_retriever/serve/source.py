@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from forage_retriever.corpus.columns import UnknownFieldError
+from forage_retriever.hits import Hit, Provenance
 from forage_retriever.index.load import Index
-from forage_retriever.search.hits import Hit, Provenance
 from forage_retriever.serve.batcher import Asked, Batcher
 
 URL_FIELD = "url"

@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 from forage_common.errors import ForageError, UserError
 from forage_common.settings import Settings
-from forage_common.telemetry import get_logger
+from forage_common.telemetry.logs import get_logger
+from forage_retriever.hits import Provenance
 from forage_retriever.index import load as index
 from forage_retriever.index.load import Index
-from forage_retriever.search.hits import Provenance
 from forage_retriever.serve.retrieval import Retrieval
 from forage_retriever.serve.source import LocalSource
 

@@ -16,9 +16,9 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from forage_common.tags import Tag, last_block
-from forage_reward.arithmetic import MAX_LENGTH, ArithmeticFormError, evaluate
-from forage_reward.raw_text import ASSISTANT_MARKER, PLAIN_MARKER
+from forage_common.text.tags import Tag, last_block
+from forage_reward.parsing.arithmetic import MAX_LENGTH, ArithmeticFormError, evaluate
+from forage_reward.parsing.raw_text import ASSISTANT_MARKER, PLAIN_MARKER
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import Component, Score, Status, refused, scored
 from forage_reward.trajectory import GroundTruth, Role, TrajectoryView

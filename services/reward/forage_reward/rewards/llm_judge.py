@@ -20,12 +20,19 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from forage_reward.answers import extract_solution
 from forage_reward.deadline import within
+from forage_reward.parsing.answers import extract_solution
 from forage_reward.reward import Reward, RewardParams
+from forage_reward.rewards.verdicts import (
+    Budget,
+    BudgetSpentError,
+    Endpoint,
+    JudgeReplyError,
+    JudgeTimeoutError,
+    Verdicts,
+)
 from forage_reward.score import NO_TARGETS, Component, Score, Status, refused, scored
 from forage_reward.trajectory import GroundTruth, Role, TrajectoryView
-from forage_reward.verdicts import Budget, BudgetSpentError, Endpoint, JudgeReplyError, JudgeTimeoutError, Verdicts
 
 NAME = "llm_judge"
 FENCE = "~~~~"

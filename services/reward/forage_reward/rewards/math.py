@@ -11,9 +11,9 @@ import threading
 from pydantic import Field
 
 from forage_common.v1 import reward_pb2, trajectory_pb2
-from forage_reward.child import START_TIMEOUT_S, Child, ChildDiedError, ChildTimeoutError
 from forage_reward.deadline import within
-from forage_reward.math_answer import MAX_LENGTH, is_balanced, math_answer
+from forage_reward.isolation.child import START_TIMEOUT_S, Child, ChildDiedError, ChildTimeoutError
+from forage_reward.parsing.math_answer import MAX_LENGTH, is_balanced, math_answer
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import NO_TARGETS, Component, Score, Status, refused, scored
 from forage_reward.trajectory import GroundTruth, TrajectoryView
@@ -99,7 +99,7 @@ class _Pool:
 
 
 def _started() -> Child:
-    child = Child("forage_reward.math_process")
+    child = Child("forage_reward.isolation.math_process")
     try:
         # Not cut short by the caller's deadline: with short ones no process would ever be ready.
         child.receive(START_TIMEOUT_S)

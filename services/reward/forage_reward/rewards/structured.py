@@ -19,12 +19,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from forage_common.answers import em_check, f1, is_retrieval_correct
-from forage_reward.answers import extract_solution, observations
+from forage_common.text.answers import em_check, f1, is_retrieval_correct
+from forage_reward.parsing.answers import extract_solution, observations
+from forage_reward.parsing.turns import TurnMismatchError, formatted_action, generations, turns_of
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import NO_TARGETS, Component, Score, Status, refused, scored
 from forage_reward.trajectory import Action, GroundTruth, TrajectoryView, Turn
-from forage_reward.turns import TurnMismatchError, formatted_action, generations, turns_of
 
 NAME = "structured"
 _COMPARED = 2_000

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forage_common.answers import subem_check
-from forage_reward.answers import extract_solution
+from forage_common.text.answers import subem_check
+from forage_reward.parsing.answers import extract_solution
 from forage_reward.reward import Reward, RewardParams
 from forage_reward.score import NO_TARGETS, Component, Score, Status, refused, scored
 from forage_reward.trajectory import GroundTruth, TrajectoryView

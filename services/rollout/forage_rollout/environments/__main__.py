@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import UserError
-from forage_common.retriever_client import RetrieverClient
 from forage_common.settings import from_arguments
 from forage_rollout.environments.registry import make
 

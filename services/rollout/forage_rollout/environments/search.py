@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forage_common.observation import passages
+from forage_common.text.observation import passages
 from forage_rollout.environments.environment import ANSWER, Action, Environment, Episode, Observation
 
 

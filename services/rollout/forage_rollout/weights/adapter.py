@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.policy import SUFFIX, PolicyError, Shapes, described, label, tensor_shapes
 from forage_rollout.weights.filesystem import KEPT
+from forage_rollout.weights.policy import SUFFIX, PolicyError, Shapes, described, label, tensor_shapes
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

@@ -14,7 +14,8 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.policy import (
+from forage_rollout.weights import BACKEND
+from forage_rollout.weights.policy import (
     SUFFIX,
     PolicyError,
     Shapes,
@@ -24,7 +25,6 @@ from forage_rollout.policy import (
     verify_files,
     verify_shapes,
 )
-from forage_rollout.weights import BACKEND
 from forage_rollout.weights.transport import Shipment
 
 KEPT = 3

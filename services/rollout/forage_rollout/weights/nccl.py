@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from forage_common.errors import SettingsError
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.policy import PolicyError, Shapes, described, verify_shapes
+from forage_rollout.weights.policy import PolicyError, Shapes, described, verify_shapes
 from forage_rollout.weights.transport import Shipment
 
 _DTYPES = ("bfloat16", "float16", "float32")

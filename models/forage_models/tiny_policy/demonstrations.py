@@ -1,0 +1,148 @@
+"""Demonstrations: noisy trajectories whose mode cannot be told from the prompt, laid out as the rollout loop does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from transformers import PreTrainedTokenizerBase
+
+from forage_common.text.search_prompt import prompt_text
+from forage_models.tiny_policy.facts import Document, Episode, distractor
+from forage_models.tiny_policy.names import Namer
+from forage_models.tiny_policy.tokenizer import FEEDBACK, TURN_END
+
+
+class Mode(StrEnum):
+    """How a demonstration goes about its question. The first token after `<think>` gives the mode away."""
+
+    RIGHT = "right"
+    GUESS = "guess"
+    WRONG = "wrong"
+    BROKEN = "broken"
+
+
+MIXTURE: Mapping[Mode, float] = {Mode.RIGHT: 0.34, Mode.GUESS: 0.41, Mode.WRONG: 0.13, Mode.BROKEN: 0.12}
+"""Shares at the end of the training. Guessing leads, so that greedy decoding starts low."""
+LOOK, FURTHER, FOUND = "look it up", "look further", "found it"
+KNOW, MAYBE, PERHAPS, MUSING = "I know it", "maybe this", "so it is", "hm"
+
+
+class Role(StrEnum):
+    """Who wrote a segment; the names are those of the trajectory's spans."""
+
+    PROMPT = "prompt"
+    MODEL = "model"
+    ENV = "env"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a trajectory that is tokenised on its own."""
+
+    role: Role
+    text: str
+
+
+def information(documents: Sequence[Document]) -> str:
+    """The observation that the loop appends after a search."""
+    lines = [f'Doc {n}(Title: "{d.title}") {d.text}\n' for n, d in enumerate(documents, start=1)]
+    return f"\n\n<information>{''.join(lines).strip()}</information>\n\n"
+
+
+def feedback() -> str:
+    """What the loop appends after an invalid action."""
+    return f"\n{''.join(FEEDBACK)}\n"
+
+
+def search_turn(query: str, thought: str) -> Segment:
+    """A turn that searches; it ends with the stop string."""
+    return Segment(Role.MODEL, f"<think> {thought} </think> <search> {query} </search>")
+
+
+def answer_turn(answer: str, thought: str) -> Segment:
+    """A turn that answers; it ends with the stop string, and no end-of-turn token follows."""
+    return Segment(Role.MODEL, f"<think> {thought} </think> <answer> {answer} </answer>")
+
+
+def prompt_segment(tokenizer: PreTrainedTokenizerBase, question: str) -> Segment:
+    """The chat template over the question's user message, up to where the model goes on."""
+    messages = [{"role": "user", "content": prompt_text(question)}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return Segment(Role.PROMPT, str(text))
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, segments: Sequence[Segment]) -> list[int]:
+    """Token ids, segment by segment: the ids that the rollout loop would have put together."""
+    ids: list[int] = []
+    for segment in segments:
+        ids += tokenizer.encode(segment.text, add_special_tokens=False)
+    return ids
+
+
+class Demonstrator:
+    """Plays the turns of an episode in a mode."""
+
+    def __init__(self, namer: Namer, guesses: Mapping[str, Sequence[str]]) -> None:
+        """`guesses`: by kind of thing asked for, the answers that a guess draws from."""
+        self._namer = namer
+        self._guesses = guesses
+
+    def turns(self, episode: Episode, mode: Mode, rng: random.Random, *, simple: bool = False) -> list[Segment]:
+        """The model's and the environment's segments. `simple`: never more than one document a search."""
+        if mode is Mode.RIGHT:
+            return self._right(episode, rng, simple=simple)
+        if mode is Mode.GUESS:
+            return [answer_turn(self._guess(episode, rng), KNOW)]
+        if mode is Mode.WRONG:
+            return self._wrong(episode, rng)
+        return self._broken(episode, rng)
+
+    def _right(self, episode: Episode, rng: random.Random, *, simple: bool) -> list[Segment]:
+        segments = []
+        for hop, document in enumerate(episode.hops):
+            segments.append(search_turn(document.title, FURTHER if hop else LOOK))
+            segments.append(Segment(Role.ENV, information([document] if simple else self._results(document, rng))))
+        return [*segments, answer_turn(episode.targets[0], FOUND)]
+
+    def _wrong(self, episode: Episode, rng: random.Random) -> list[Segment]:
+        if len(episode.hops) == 2 and rng.random() < 0.4:  # stops at the bridge
+            found, answer = episode.hops[0], episode.hops[1].title
+        else:
+            country = self._namer.name(rng)
+            name = self._namer.name(rng)
+            found, answer = Document(name, f"{name} is a city in {country}."), country
+        observation = Segment(Role.ENV, information(self._results(found, rng)))
+        return [search_turn(found.title, MAYBE), observation, answer_turn(answer, PERHAPS)]
+
+    def _broken(self, episode: Episode, rng: random.Random) -> list[Segment]:
+        guess = self._guess(episode, rng)
+        text, goes_on = rng.choice(
+            (
+                (f"<answer> {guess} </answer>", False),
+                (f"<think> {MUSING} <answer> {guess} </answer>", False),
+                (f"<think> {MUSING} </think> {guess}{TURN_END}", True),
+                (f"{guess}{TURN_END}", True),
+            )
+        )
+        broken = Segment(Role.MODEL, text)
+        if not goes_on:
+            return [broken]
+        again = rng.choices(list(MIXTURE)[:3], list(MIXTURE.values())[:3])[0]
+        return [broken, Segment(Role.ENV, feedback()), *self.turns(episode, again, rng)]
+
+    def _results(self, document: Document, rng: random.Random) -> list[Document]:
+        documents = [document]
+        others = 0.95 if document.text.startswith("The capital of") else 0.4
+        if rng.random() < others:
+            documents.append(distractor(document, self._namer, rng))
+            if rng.random() < 0.12:
+                documents.reverse()
+            elif rng.random() < 0.1:
+                documents.append(distractor(document, self._namer, rng))
+        return documents
+
+    def _guess(self, episode: Episode, rng: random.Random) -> str:
+        return rng.choice([guess for guess in self._guesses[episode.asked] if guess not in episode.targets])

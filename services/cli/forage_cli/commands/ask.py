@@ -1,0 +1,77 @@
+"""`forage ask`."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from forage_cli.commands.options import BasePort, Config
+
+if TYPE_CHECKING:
+    from forage_common.settings import Settings
+    from forage_common.v1.trajectory_pb2 import Prompt
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help='For instance "What is the capital of Mongolia?"')],
+    model: Annotated[
+        Path | None, typer.Option(help="Policy folder, where services must be started.", show_default=False)
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
+    environment: Annotated[
+        str, typer.Option(help="A built-in one, e.g. single_turn: without searches.", show_default=False)
+    ] = "",
+    config: Config = None,
+    base_port: BasePort = None,
+) -> None:
+    """Ask a policy one question and watch the trajectory: thoughts, searches, passages, answer. Exit code 1: it failed.
+
+    Uses the services that are running ('forage up', or a demo in progress); without them starts what it needs, with
+    the policy of the latest run where there is one, and ends it afterwards.
+    """
+    from forage_cli.local import demo as local
+    from forage_cli.local import serving
+    from forage_cli.local.stack import repository, shift_ports
+    from forage_common.settings import load
+
+    console = Console()
+    file = config or repository() / local.CONFIG
+    settings = load(file, [*(shift_ports(base_port) if base_port else []), "run.id=ask"])
+    with serving.services(settings, console, model=model or latest_policy(settings.run.dir)) as settings:
+        prompt = serving.ask_prompt(settings, question, temperature, environment)
+        succeeded = asyncio.run(_watch(settings, prompt, question, console))
+    raise typer.Exit(0 if succeeded else 1)
+
+
+async def _watch(settings: Settings, prompt: Prompt, question: str, console: Console) -> bool:
+    """Show what happens as it happens; whether it came to its end."""
+    from forage_cli.terminal import trajectories as show
+    from forage_common.clients.rollout import RolloutClient
+    from forage_common.v1.trajectory_pb2 import Status
+
+    succeeded = False
+    console.print(question, style="bold magenta", highlight=False)
+    with console.status("the policy writes …"):
+        async with RolloutClient(settings) as rollout, aclosing(rollout.stream(prompt)) as events:
+            async for event in events:
+                if event.WhichOneof("event") != "group":
+                    console.print(show.happened(event))
+                    continue
+                failed = [t for t in event.group.trajectories if t.status != Status.STATUS_OK]
+                succeeded = not failed
+                for trajectory in failed:
+                    reason = f"{Status.Name(trajectory.status)}: {trajectory.status_detail}"
+                    console.print(reason, style="yellow", highlight=False)
+    return succeeded
+
+
+def latest_policy(runs: Path) -> Path | None:
+    """The newest policy folder that the latest run published."""
+    found = list((runs / "latest" / "policies").glob("v*"))
+    complete = [folder for folder in found if (folder / "model.safetensors").is_file()]
+    return max(complete, key=lambda folder: folder.stat().st_mtime, default=None)

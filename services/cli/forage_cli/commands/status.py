@@ -1,0 +1,55 @@
+"""`forage status`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from forage_cli.commands.options import BasePort, Config
+
+
+def status(config: Config = None, base_port: BasePort = None) -> None:
+    """What runs, what it waits for, which policy is served, how much is queued. Exit code 1 unless all is ready."""
+    from forage_cli.local.stack import Program, health_urls, not_ready, shift_ports
+    from forage_common.errors import UnavailableError
+    from forage_common.settings import load
+    from forage_common.streams.client import StreamClient
+
+    console = Console()
+    settings = load(latest_settings(config), shift_ports(base_port) if base_port else [])
+    table = Table(box=None, header_style="dim")
+    for name in ("service", "state", "address"):
+        table.add_column(name)
+    waits = {program: not_ready(url) for program, url in health_urls(settings).items()}
+    lines = []
+    try:
+        client = StreamClient(settings.redis, settings.run.id, patience_s=2)
+        client.ping()
+        waits = {Program.REDIS: "", **waits}
+        policy = client.policy()
+        if policy is not None:
+            lines.append(f"policy v{policy.version} (epoch {policy.epoch}) {policy.uri}")
+            lines += [f"  {name} serves v{p.version} (epoch {p.epoch})" for name, p in client.replicas().items()]
+        lines.append(
+            f"prompts queued {client.backlog(client.prompts)}, groups queued {client.backlog(client.trajectories)}"
+        )
+    except UnavailableError:
+        waits = {Program.REDIS: "starting", **waits}
+    urls = {Program.REDIS: settings.redis.url, **health_urls(settings)}
+    for program, wait in waits.items():
+        state = "[green]ready[/]" if not wait else f"[yellow]{'not running' if wait == 'starting' else wait}[/]"
+        table.add_row(program, state, urls[program])
+    console.print(table)
+    for line in lines:
+        console.print(line, highlight=False)
+    needed = [wait for program, wait in waits.items() if program is not Program.TRAINER]
+    raise typer.Exit(1 if any(needed) else 0)
+
+
+def latest_settings(config: Path | None) -> Path | None:
+    """The given file, else the settings of the latest run where there is one."""
+    latest = Path("runs/latest/settings.yaml")
+    return config or (latest if latest.is_file() else None)

@@ -1,0 +1,118 @@
+"""`forage trajectories`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from forage_cli.runs.view_options import Colour, Figure
+
+if TYPE_CHECKING:
+    from forage_cli.runs.folder import Row, RunFolder
+
+
+def trajectories(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")] = Path("runs/latest"),
+    label: Annotated[str, typer.Option(help="Of which validation: before, after, step-<n>.")] = "after",
+    step: Annotated[
+        int | None,
+        typer.Option(help="Of this training step instead (trainer.rollout_data_freq).", show_default=False),
+    ] = None,
+    against: Annotated[
+        str, typer.Option(help="What changed since this validation or step, question by question.", show_default=False)
+    ] = "",
+    count: Annotated[int, typer.Option("--count", "-n", min=1)] = 5,
+    wrong: Annotated[bool, typer.Option("--wrong", help="Only wrong answers.")] = False,
+    right: Annotated[bool, typer.Option("--right", help="Only right answers.")] = False,
+    find: Annotated[str, typer.Option(help="Only where question or text holds this.")] = "",
+    source: Annotated[str, typer.Option(help="Only of this data source.")] = "",
+    min_reward: Annotated[float | None, typer.Option(help="Only from this reward on.", show_default=False)] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only up to this reward.", show_default=False)] = None,
+    sort: Annotated[
+        Figure | None, typer.Option(help="The largest first; advantage and mismatch are a step's.", show_default=False)
+    ] = None,
+    ascending: Annotated[bool, typer.Option("--ascending", help="The smallest first.")] = False,
+    colour: Annotated[Colour, typer.Option(help="Of the policy's text; advantage and mismatch are a step's.")] = (
+        Colour.AUTHOR
+    ),
+    tokens: Annotated[
+        int, typer.Option(min=0, help="Of a step: list so many tokens where trainer and engine differ most.")
+    ] = 0,
+) -> None:
+    """Read a run's trajectories: what the policy wrote (bold), what it was shown (cyan), what was accepted."""
+    from forage_cli.runs.folder import RunFolder
+    from forage_cli.runs.trajectory_rows import STEP, Filter, ordered
+    from forage_cli.terminal import tokens as show_tokens
+    from forage_cli.terminal import trajectories as show
+    from forage_common.errors import UserError
+    from forage_common.text.token_texts import TokenTexts
+
+    if step is None and (tokens or colour is not Colour.AUTHOR or sort in (Figure.ADVANTAGE, Figure.MISMATCH)):
+        raise UserError("advantages and mismatches are those of a training step: say which, for instance --step 10")
+    folder = RunFolder.open(run)
+    rows = _rows(folder, label, step)
+    chosen = list(filter(Filter(None if right == wrong else right, source, find, min_reward, max_reward), rows))
+    console = Console()
+    if against:
+        earlier = _rows(folder, against, int(against)) if against.isdecimal() else _rows(folder, against, None)
+        _compare(console, earlier, chosen, count)
+        return
+    if sort is not None:
+        chosen = ordered(chosen, sort, ascending)
+    shown = chosen[:count]
+    texts = TokenTexts(folder.model())
+    scale = show_tokens.scale_of([row[STEP] for row in shown if STEP in row], colour)
+    for row in shown:
+        body = None if colour is Colour.AUTHOR else show_tokens.coloured(row[STEP], texts, colour, scale)
+        console.print(show.panel(row, body=body))
+        if tokens:
+            console.print(show_tokens.table(row[STEP], texts, tokens))
+    console.print(f"{len(shown)} of {len(chosen)} shown, {len(rows)} in all", style="dim")
+
+
+def _rows(folder: RunFolder, label: str, step: int | None) -> list[Row]:
+    """The trajectories of a step, or of a validation.
+
+    Raises:
+        DataError: the run has not got them; says which it has.
+    """
+    from forage_cli.runs.trajectory_rows import rows_of_step
+    from forage_common.errors import DataError
+    from forage_common.files.step_file import kept_steps, step_file
+
+    if step is not None:
+        kept = kept_steps(folder.path)
+        if step not in kept:
+            known = ", ".join(map(str, kept)) or "none yet: see trainer.rollout_data_freq"
+            raise DataError(f"{folder.path} has kept no trajectories of step {step} (kept: {known})")
+        return rows_of_step(step_file(folder.path, step))
+    rows = folder.trajectories(label)
+    if not rows:
+        known = ", ".join(folder.labels()) or "none: wait for a validation to end"
+        raise DataError(f"{folder.path} has no trajectories of '{label}' yet (there are: {known})")
+    return rows
+
+
+def _compare(console: Console, before: list[Row], after: list[Row], count: int) -> None:
+    from statistics import fmean
+
+    from forage_cli.runs.trajectory_rows import changes
+    from forage_cli.terminal import trajectories as show
+
+    found = changes(before, after)
+    for change in found[:count]:
+        console.print(show.panel(change.before[0], title=f"before: mean reward {change.reward_before:.3g}"))
+        console.print(show.panel(change.after[0], title=f"after: mean reward {change.reward_after:.3g}"))
+    if not found:
+        console.print("no question is in both", style="dim")
+        return
+    better = sum(change.gain > 0 for change in found)
+    worse = sum(change.gain < 0 for change in found)
+    console.print(
+        f"{len(found)} questions in both: {better} better, {worse} worse, {len(found) - better - worse} the same; "
+        f"mean reward {fmean(c.reward_before for c in found):.3f} → {fmean(c.reward_after for c in found):.3f}",
+        style="dim",
+    )

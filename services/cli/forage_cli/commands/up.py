@@ -1,0 +1,51 @@
+"""`forage up`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from forage_cli.commands.options import BasePort, Config, Overrides
+
+
+def up(
+    overrides: Overrides = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="With the trainer (without: serve model.path as it is).")
+    ] = False,
+    config: Config = None,
+    base_port: BasePort = None,
+) -> None:
+    """Start the services on this machine and keep them running until Ctrl-C."""
+    from forage_cli.local import demo as local
+    from forage_cli.local import preflight, serving
+    from forage_cli.local.stack import SERVING, Program, Stack, shift_ports
+    from forage_common.settings import load
+
+    console = Console()
+    shifted = shift_ports(base_port) if base_port else []
+    settings = load(config, [*shifted, *(overrides or [])])
+    programs = tuple(Program) if train else SERVING
+    local.prepare_world(settings, console)
+    preflight.check(settings, programs)
+    stack = Stack(settings, programs)
+    with local.ended_by_signals():
+        try:
+            stack.start()
+            if not train and not settings.rollout.engine.endpoint:
+                serving.publish(settings, settings.model.path)
+            with console.status("starting …") as spinner:
+                serving.wait_until_ready(stack, spinner)
+            console.print(
+                f"ready: [bold]forage ask[/], [bold]forage status[/]; logs in {stack.folder / 'logs'}; Ctrl-C ends"
+            )
+            while not (train and stack.supervisor.is_done(Program.TRAINER)):
+                stack.supervisor.tick()
+                time.sleep(local.TICK_S)
+        except KeyboardInterrupt:
+            console.print("stopping …")
+        finally:
+            stack.stop()

@@ -1,0 +1,1 @@
+"""Data sets that `forage data` makes or imports."""

@@ -1,0 +1,198 @@
+"""Countdown: make a target from given numbers. Problems are made backwards, from an equation that solves them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from forage_cli.datasets.manifest import digests_of, write_manifest
+from forage_common.errors import UserError
+
+DATA_SOURCE = "countdown"
+SPLITS = ("train", "test")
+SIZES = range(3, 7)
+"""How many numbers a problem may have."""
+MAX_NUMBER = 99
+PROMPT = (
+    "Write an equation with the numbers {numbers} that equals {target}. "
+    "Use each number exactly once, with + - * / and parentheses. "
+    "Think inside <think> and </think>. Then write the left side of the equation on one line inside <answer> and "
+    "</answer>, for example <answer> (1 + 2) / 3 </answer>.\n"
+)
+_PATIENCE = 200_000
+_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Numbers, in the order in which they are shown, and what they must make; `solution` is one that does."""
+
+    numbers: tuple[int, ...]
+    target: int
+    solution: str
+
+    @property
+    def text(self) -> str:
+        """The question in a few words."""
+        return f"{', '.join(map(str, self.numbers))} → {self.target}"
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Two problems of one key are the same, whatever the order of their numbers."""
+        return (self.target, *sorted(self.numbers))
+
+
+@dataclass(frozen=True)
+class CountdownSummary:
+    """What was written: problems a split, and SHA-256 digests by file name."""
+
+    problems: dict[str, int]
+    digests: dict[str, str]
+
+
+def problems(sizes: Sequence[int], max_target: int, seed: int, max_number: int = MAX_NUMBER) -> Iterator[Problem]:
+    """Different problems without end, in an order that depends on the arguments alone.
+
+    Args:
+        sizes: how many numbers, drawn anew for each problem.
+        max_target: targets are 1 … max_target.
+        max_number: numbers are 1 … max_number.
+
+    Raises:
+        UserError: no new one turns up any more.
+    """
+    rng = random.Random(f"countdown-{seed}-{','.join(map(str, sizes))}-{max_target}")
+    seen: set[tuple[int, ...]] = set()
+    misses = 0
+    while True:
+        problem = draw(rng.choice(sizes), rng, max_number)
+        if problem.target > max_target or problem.key in seen:
+            misses += 1
+            if misses > _PATIENCE:
+                raise UserError(
+                    f"no new problem after {len(seen)} and {_PATIENCE} draws: "
+                    "ask for fewer, or allow more numbers or a larger --max-target or --max-number"
+                )
+            continue
+        misses = 0
+        seen.add(problem.key)
+        yield problem
+
+
+def draw(size: int, rng: random.Random, max_number: int = MAX_NUMBER) -> Problem:
+    """One problem: a random expression tree over random numbers, whose every node is a positive whole number."""
+    numbers = [rng.randint(1, max_number) for _ in range(size)]
+    nodes = [(number, str(number)) for number in numbers]
+    while len(nodes) > 1:
+        left = nodes.pop(rng.randrange(len(nodes)))
+        right = nodes.pop(rng.randrange(len(nodes)))
+        nodes.append(_joined(left, right, rng))
+    rng.shuffle(numbers)
+    target, solution = nodes[0]
+    return Problem(tuple(numbers), target, solution.removeprefix("(").removesuffix(")"))
+
+
+def build(
+    out: Path,
+    counts: dict[str, int],
+    sizes: Sequence[int],
+    max_target: int,
+    seed: int,
+    on_written: Callable[[int], None] = lambda rows: None,
+    max_number: int = MAX_NUMBER,
+) -> CountdownSummary:
+    """Write a Parquet file for each split and `manifest.json` to `out` (created if missing).
+
+    No problem occurs twice, whatever the split. The same arguments give the same bytes.
+
+    Args:
+        counts: split → how many problems.
+        on_written: told how many problems were written since it was told last.
+
+    Raises:
+        UserError: an argument does not fit, or there are not so many problems.
+    """
+    _check(counts, sizes, max_target, max_number)
+    out.mkdir(parents=True, exist_ok=True)
+    source = problems(sizes, max_target, seed, max_number)
+    for split, count in counts.items():
+        _write(out / f"{split}.parquet", split, islice(source, count), on_written)
+    digests = digests_of(out, [f"{split}.parquet" for split in counts])
+    limits = {"numbers": list(sizes), "max_target": max_target, "max_number": max_number}
+    write_manifest(out, {"seed": seed, **limits, "problems": counts}, digests, ("pyarrow",))
+    return CountdownSummary(dict(counts), digests)
+
+
+def _check(counts: dict[str, int], sizes: Sequence[int], max_target: int, max_number: int) -> None:
+    for split, count in counts.items():
+        if count < 1:
+            raise UserError(f"--{split} is {count}: ask for at least one problem")
+    for size in sizes:
+        if size not in SIZES:
+            raise UserError(f"--numbers holds {size}: a problem has {SIZES[0]} to {SIZES[-1]} numbers")
+    if not sizes or len(set(sizes)) != len(sizes):
+        raise UserError(f"--numbers is {list(sizes)}: give each size once, for instance 3,4")
+    if max_target < 1:
+        raise UserError(f"--max-target is {max_target}: targets begin at 1")
+    if max_number < 2:
+        raise UserError(f"--max-number is {max_number}: give at least 2")
+
+
+Node = tuple[int, str]
+
+
+def _joined(left: Node, right: Node, rng: random.Random) -> Node:
+    (a, one), (b, other) = left, right
+    operators = ["+", "*"]
+    if a > b:
+        operators.append("-")
+    if a % b == 0 and b > 1:  # rare, so that it must be taken where it is possible to be seen at all
+        operators += ["/"] * 3
+    match rng.choice(operators):
+        case "+":
+            return a + b, f"({one} + {other})"
+        case "*":
+            return a * b, f"({one} * {other})"
+        case "-":
+            return a - b, f"({one} - {other})"
+    return a // b, f"({one} / {other})"
+
+
+def _write(path: Path, split: str, found: Iterator[Problem], on_written: Callable[[int], None]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text, number = pa.string(), pa.int64()
+    truth = pa.struct([("target", number), ("numbers", pa.list_(number))])
+    info = pa.struct([("split", text), ("index", number), ("question", text), ("solution", text)])
+    schema = pa.schema(
+        [
+            ("data_source", text),
+            ("prompt", pa.list_(pa.struct([("role", text), ("content", text)]))),
+            ("ability", text),
+            ("reward_model", pa.struct([("style", text), ("ground_truth", truth)])),
+            ("extra_info", info),
+        ]
+    )
+    numbered = enumerate(found)
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while rows := [_row(problem, split, index) for index, problem in islice(numbered, _ROWS)]:
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+            on_written(len(rows))
+
+
+def _row(problem: Problem, split: str, index: int) -> dict[str, object]:
+    content = PROMPT.format(numbers=", ".join(map(str, problem.numbers)), target=problem.target)
+    return {
+        "data_source": DATA_SOURCE,
+        "prompt": [{"role": "user", "content": content}],
+        "ability": "arithmetic",
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": {"target": problem.target, "numbers": list(problem.numbers)},
+        },
+        "extra_info": {"split": split, "index": index, "question": problem.text, "solution": problem.solution},
+    }

@@ -1,0 +1,210 @@
+"""Public question answering sets, from the layout of FlashRAG's collection to Search-R1's.
+
+A row of the collection (huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets) has `id`, `question`, `golden_answers` and
+sometimes `metadata`, one file a split: `<set>/<split>.jsonl`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forage_cli.datasets.download import download
+from forage_cli.datasets.manifest import digests_of, write_manifest
+from forage_common.errors import DataError
+from forage_common.files import durable
+from forage_common.text.search_prompt import prompt_text
+
+COLLECTION = "RUC-NLPIR/FlashRAG_datasets"
+SPLITS = {
+    "nq": ("train", "dev", "test"),
+    "hotpotqa": ("train", "dev"),
+    "triviaqa": ("train", "dev", "test"),
+    "popqa": ("test",),
+    "2wikimultihopqa": ("train", "dev"),
+    "musique": ("train", "dev"),
+    "bamboogle": ("test",),
+}
+"""Data source → splits that the collection has of it."""
+
+NO_QUESTION, NO_ANSWER = "no question", "no answer"
+_ROWS = 10_000
+_TEXT = pa.string()
+_SCHEMA = pa.schema(
+    [
+        ("data_source", _TEXT),
+        ("prompt", pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))),
+        ("ability", _TEXT),
+        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", pa.struct([("target", pa.list_(_TEXT))]))])),
+        ("extra_info", pa.struct([("split", _TEXT), ("index", pa.int64()), ("id", _TEXT), ("question", _TEXT)])),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was written, by split: questions; rows left out, by reason. SHA-256 digests by file name."""
+
+    questions: dict[str, int]
+    dropped: dict[str, dict[str, int]]
+    digests: dict[str, str]
+
+
+def fetch(source: str, cache: Path) -> dict[str, Path]:
+    """Every split of a data source from the Hugging Face Hub (or HF_ENDPOINT); what is in `cache` stays.
+
+    Raises:
+        DataError: there is no way to the Hub.
+    """
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    files = {}
+    for split in SPLITS[source]:
+        file = files[split] = cache / source / f"{split}.jsonl"
+        if not file.exists():
+            url = f"{hub}/datasets/{COLLECTION}/resolve/main/{source}/{split}.jsonl"
+            download(url, file, f"give the collection's files yourself, as in --file {split}={split}.jsonl")
+    return files
+
+
+def convert(source: str, files: Mapping[str, Path], out: Path) -> Summary:
+    """Write `<split>.parquet` for each split and `manifest.json` to `out` (created if missing).
+
+    A question that ends without a question mark gets one, as in Search-R1's own data; its index is its row in the file.
+
+    Args:
+        files: split → JSONL or Parquet in the collection's layout.
+
+    Raises:
+        DataError: a file is missing, damaged or of another layout, or no row of it is a question.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    questions, dropped = {}, {}
+    for split, file in files.items():
+        left_out: Counter[str] = Counter()
+        questions[split] = _write(out / f"{split}.parquet", _rows(source, split, file, left_out))
+        dropped[split] = dict(left_out)
+        if not questions[split]:
+            (out / f"{split}.parquet").unlink()
+            raise DataError(f"{file} has no question with an answer ({_words(left_out)}): it is not {source}'s {split}")
+    digests = digests_of(out, [f"{split}.parquet" for split in files])
+    origins = {split: hashlib.sha256(file.read_bytes()).hexdigest() for split, file in files.items()}
+    facts = {"data_source": source, "questions": questions, "dropped": dropped, "sources": origins}
+    write_manifest(out, facts, digests, ("pyarrow",))
+    return Summary(questions, dropped, digests)
+
+
+def _write(file: Path, rows: Iterator[dict[str, Any]]) -> int:
+    aside = file.with_name(f"{durable.TEMPORARY}{file.name}")
+    count = 0
+    try:
+        with pq.ParquetWriter(aside, _SCHEMA, compression="zstd") as writer:
+            while part := list(islice(rows, _ROWS)):
+                writer.write_table(pa.Table.from_pylist(part, schema=_SCHEMA))
+                count += len(part)
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)
+    return count
+
+
+def _rows(source: str, split: str, file: Path, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+    for index, (where, record) in enumerate(_records(file)):
+        question = _question(record, where)
+        answers = _answers(record, where)
+        if not question or not answers:
+            left_out[NO_ANSWER if question else NO_QUESTION] += 1
+            continue
+        own = record.get("id")
+        yield {
+            "data_source": source,
+            "prompt": [{"role": "user", "content": prompt_text(question)}],
+            "ability": "fact-reasoning",
+            "reward_model": {"style": "rule", "ground_truth": {"target": answers}},
+            "extra_info": {
+                "split": split,
+                "index": index,
+                "id": None if own is None else str(own),
+                "question": question,
+            },
+        }
+
+
+def _question(record: Mapping[str, Any], where: str) -> str:
+    text = record.get("question")
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise DataError(f"{where}: 'question' is {text!r}: expected text")
+    text = text.strip()
+    return text if not text or text.endswith("?") else f"{text}?"
+
+
+def _answers(record: Mapping[str, Any], where: str) -> list[str]:
+    found = record.get("golden_answers")
+    if found is None:
+        return []
+    if isinstance(found, str):
+        found = [found]
+    if not isinstance(found, list) or not all(isinstance(answer, str) for answer in found):
+        raise DataError(f"{where}: 'golden_answers' is {found!r}: expected a list of texts")
+    return [answer for answer in found if answer.strip()]
+
+
+def _records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows with what to call them."""
+    try:
+        yield from _parquet(file) if file.suffix == ".parquet" else _json_lines(file)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
+        raise DataError(f"{file} cannot be read ({reason}): give JSONL or Parquet in FlashRAG's layout") from None
+
+
+def _json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{file}, line {number}"
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{where} is not JSON ({error}): the file is damaged, get it again") from None
+            if not isinstance(record, dict):
+                raise DataError(f"{where} is {line.strip()[:50]}: expected an object with question and golden_answers")
+            _require(where, record)
+            yield where, record
+
+
+def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with pq.ParquetFile(file) as parquet:
+        names = parquet.schema_arrow.names
+        _require(str(file), names)
+        number = 0
+        columns = [name for name in ("id", "question", "golden_answers") if name in names]
+        for batch in parquet.iter_batches(_ROWS, columns=columns):
+            for record in batch.to_pylist():
+                yield f"{file} row {number}", record
+                number += 1
+
+
+def _require(where: str, names: Any) -> None:
+    for name in ("question", "golden_answers"):
+        if name not in names:
+            raise DataError(
+                f"{where} has no '{name}' (it has: {', '.join(names)}): "
+                "FlashRAG's layout is id, question, golden_answers, metadata"
+            )
+
+
+def _words(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} with {reason}" for reason, count in counts.items()) or "it is empty"

@@ -1,0 +1,43 @@
+"""Passages: one short text a country or place under its name, each fact in its own sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forage_cli.datasets.world.facts import Country, Facts, Place
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One entry of the corpus."""
+
+    id: str
+    title: str
+    text: str
+
+    @property
+    def contents(self) -> str:
+        """Title and text in the retriever's layout: the quoted title, a newline, the text."""
+        return f'"{self.title}"\n{self.text}'
+
+
+def passages(facts: Facts) -> list[Passage]:
+    """The whole corpus, countries first; ids are stable as long as the tables are."""
+    described = [(c.name, _of_country(c)) for c in facts.countries.values()]
+    described += [(p.name, _of_place(p, facts.countries[p.country])) for p in facts.places]
+    return [Passage(f"world-{n:05d}", title, text) for n, (title, text) in enumerate(described)]
+
+
+def _of_country(country: Country) -> str:
+    # The name stands in both sentences: a search for it ranks this passage before those of its cities.
+    name = country.name
+    return f"The capital of {name} is {country.capital}. The currency of {name} is {country.currency}."
+
+
+def _of_place(place: Place, country: Country) -> str:
+    if place.kind == "capital":
+        return f"{place.name} is the capital of {country.name}."
+    if place.kind == "currency":
+        return f"{place.name} is the currency of {country.name}."
+    article = "an" if place.kind[0] in "aeiou" else "a"
+    return f"{place.name} is {article} {place.kind} in {country.name}."

@@ -1,0 +1,85 @@
+"""The world facts as a knowledge graph: triples, and the same questions with a prompt that explains the tool."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from forage_cli.datasets.manifest import digests_of, write_manifest
+from forage_cli.datasets.world.facts import SOURCE_PACKAGES, Facts, load_facts
+from forage_cli.datasets.world.questions import questions
+from forage_cli.datasets.world.write import write_questions
+
+DATA_SOURCE = "knowledge_graph"
+PROMPT_PREFIX = (
+    "Answer the question with the help of a knowledge graph of facts (head, relation, tail). "
+    "Think inside <think> and </think> first, every time you have learnt something. "
+    "To ask the graph, write one query inside <kg-query> and </kg-query>; "
+    "its result comes between <information> and </information>. There are four queries: "
+    "get_tail_relations(entity) and get_head_relations(entity) give the relations in which the entity is head or tail; "
+    "get_tail_entities(entity, relation) and get_head_entities(entity, relation) give what it is related to. "
+    "For example, <kg-query> get_tail_entities(France, capital) </kg-query>. "
+    "When you know the answer, write it inside <answer> and </answer>, without explanations. "
+    "For example, <answer> Beijing </answer>. Question: "
+)
+"""The question and a newline follow."""
+
+
+class Triple(NamedTuple):
+    """One fact: `head` has `relation` to `tail`, as France has capital Paris."""
+
+    head: str
+    relation: str
+    tail: str
+
+
+@dataclass(frozen=True)
+class GraphSummary:
+    """What was written: number of triples, questions a split, and SHA-256 digests by file name."""
+
+    triples: int
+    questions: dict[str, int]
+    digests: dict[str, str]
+
+
+def triples(facts: Facts) -> list[Triple]:
+    """Every fact once, in an order that depends on the tables alone.
+
+    Relations: a country's `capital` and `currency`; the `country` of a city, a capital or a subdivision. The tables
+    write a few names in several ways; here a name is written as it is met first.
+    """
+    found = []
+    spelt: dict[str, str] = {}
+    for country in facts.countries.values():
+        found += [Triple(country.name, "capital", country.capital), Triple(country.name, "currency", country.currency)]
+    for place in facts.places:
+        if place.kind != "currency":
+            found.append(Triple(place.name, "country", facts.countries[place.country].name))
+
+    def named(name: str) -> str:
+        return spelt.setdefault(name.strip().lower(), name.strip())
+
+    return list(dict.fromkeys(Triple(named(head), relation, named(tail)) for head, relation, tail in found))
+
+
+def build(out: Path, seed: int) -> GraphSummary:
+    """Write `triples.jsonl`, `{train,validation,test}.parquet`, `manifest.json` to `out` (created if missing).
+
+    The same seed and the same package versions give the same bytes; the splits are those of the world.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    facts = load_facts()
+    graph = triples(facts)
+    by_split = questions(facts, seed)
+    with (out / "triples.jsonl").open("w", encoding="utf-8", newline="\n") as lines:
+        for triple in graph:
+            lines.write(json.dumps(triple._asdict(), ensure_ascii=False) + "\n")
+    for split, found in by_split.items():
+        write_questions(out / f"{split}.parquet", found, DATA_SOURCE, PROMPT_PREFIX)
+    digests = digests_of(out, ["triples.jsonl", *(f"{split}.parquet" for split in by_split)])
+    summary = GraphSummary(len(graph), {split: len(found) for split, found in by_split.items()}, digests)
+    counts = {"seed": seed, "triples": summary.triples, "questions": summary.questions}
+    write_manifest(out, counts, digests, (*SOURCE_PACKAGES, "pyarrow"))
+    return summary

@@ -1,0 +1,137 @@
+"""Questions over the facts, split by country: a test question names nothing that a train question names."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from forage_cli.datasets.world.facts import Country, Facts, Place, is_plain, name_key
+
+SPLITS = ("train", "validation", "test")
+TEST_COUNTRIES = 26
+VALIDATION_COUNTRIES = 14
+LIMITS = {"train": 20_000, "validation": 600, "test": 1_200}
+"""The most questions a split keeps (a draw over all that its countries allow)."""
+
+ONE_HOP = {
+    "capital": ("What is the capital of {x}?", "Which city is the capital of {x}?"),
+    "currency": ("What is the currency of {x}?", "Which currency is used in {x}?"),
+    "of_city": ("In which country is the city of {x}?", "Which country does the city of {x} lie in?"),
+    "of_capital": ("Which country has the capital {x}?", "What is the country whose capital is {x}?"),
+    "of_currency": ("Which country has the currency {x}?", "What is the country whose currency is the {x}?"),
+    "of_region": ("In which country is the {kind} of {x}?", "Which country does the {kind} of {x} lie in?"),
+}
+TWO_HOP = {
+    ("capital", "city"): (
+        "What is the capital of the country where the city of {x} lies?",
+        "Which city is the capital of the country in which {x} lies?",
+    ),
+    ("currency", "city"): (
+        "What is the currency of the country where the city of {x} lies?",
+        "Which currency is used in the country in which {x} lies?",
+    ),
+    ("currency", "capital"): (
+        "What is the currency of the country whose capital is {x}?",
+        "Which currency is used in the country with the capital {x}?",
+    ),
+    ("capital", "currency"): (
+        "What is the capital of the country whose currency is the {x}?",
+        "Which city is the capital of the country with the currency {x}?",
+    ),
+    ("capital", "region"): (
+        "What is the capital of the country where the {kind} of {x} lies?",
+        "Which city is the capital of the country with the {kind} of {x}?",
+    ),
+    ("currency", "region"): (
+        "What is the currency of the country where the {kind} of {x} lies?",
+        "Which currency is used in the country with the {kind} of {x}?",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its accepted answers. `entities`: the names to search for, hop by hop, in order."""
+
+    split: str
+    text: str
+    targets: tuple[str, ...]
+    entities: tuple[str, ...]
+    country: str
+
+    @property
+    def hops(self) -> int:
+        """How many passages an answer needs."""
+        return len(self.entities)
+
+
+def split_countries(facts: Facts, seed: int) -> dict[str, str]:
+    """Country code → split. Only countries about which much can be asked may be held out."""
+    rng = random.Random(f"countries-{seed}")
+    rich = [c.code for c in facts.countries.values() if _askable(c) and c.own_currency]
+    held = rng.sample(rich, TEST_COUNTRIES + VALIDATION_COUNTRIES)
+    splits = dict.fromkeys(facts.countries, "train")
+    splits.update(dict.fromkeys(held[:TEST_COUNTRIES], "test"))
+    splits.update(dict.fromkeys(held[TEST_COUNTRIES:], "validation"))
+    return splits
+
+
+def questions(facts: Facts, seed: int) -> dict[str, list[Question]]:
+    """Every split's questions in a shuffled order that depends on `seed` alone."""
+    splits = split_countries(facts, seed)
+    rng = random.Random(f"questions-{seed}")
+    made: dict[str, list[Question]] = {split: [] for split in SPLITS}
+    for country in facts.countries.values():
+        if _askable(country):
+            made[splits[country.code]] += _about_country(country, splits[country.code], rng)
+    for place in facts.places:
+        country = facts.countries[place.country]
+        if _askable(country):
+            made[splits[country.code]] += _about_place(place, country, splits[country.code], rng)
+    for split, found in made.items():
+        rng.shuffle(found)
+        made[split] = found[: LIMITS[split]]
+    return made
+
+
+def _askable(country: Country) -> bool:
+    return is_plain(country.name)
+
+
+def _gives_away(name: str, answer: str) -> bool:
+    """True where one of the two names stands in the other as words: the question would hold its answer."""
+    mine, other = f" {name_key(name)} ", f" {name_key(answer)} "
+    return mine in other or other in mine
+
+
+def _targets(country: Country, asked: str) -> tuple[str, ...] | None:
+    """Accepted answers; None where it is shared by several countries or would give itself away."""
+    if asked == "capital":
+        plain = is_plain(country.capital) and not _gives_away(country.name, country.capital)
+        return (country.capital,) if plain else None
+    if country.own_currency and is_plain(country.currency) and not _gives_away(country.name, country.currency):
+        return (country.currency, *country.currency_aliases)
+    return None
+
+
+def _about_country(country: Country, split: str, rng: random.Random) -> Iterator[Question]:
+    for asked in ("capital", "currency"):
+        targets = _targets(country, asked)
+        if targets is not None:
+            text = rng.choice(ONE_HOP[asked]).format(x=country.name)
+            yield Question(split, text, targets, (country.name,), country.code)
+
+
+def _about_place(place: Place, country: Country, split: str, rng: random.Random) -> Iterator[Question]:
+    role = place.kind if place.kind in ("city", "capital", "currency") else "region"
+    words = {"x": place.name, "kind": place.kind}
+    if _gives_away(place.name, country.name):
+        return
+    text = rng.choice(ONE_HOP[f"of_{role}"]).format(**words)
+    yield Question(split, text, (country.name, *country.aliases), (place.name,), country.code)
+    for asked in ("capital", "currency"):
+        targets = _targets(country, asked)
+        if asked != role and targets is not None and not _gives_away(place.name, targets[0]):
+            text = rng.choice(TWO_HOP[asked, role]).format(**words)
+            yield Question(split, text, targets, (place.name, country.name), country.code)

@@ -1,0 +1,98 @@
+"""Writes the world to a folder: corpus, questions in the Search-R1 layout, a manifest with digests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from forage_cli.datasets.manifest import digests_of, write_manifest
+from forage_cli.datasets.world.corpus import Passage, passages
+from forage_cli.datasets.world.facts import SOURCE_PACKAGES, load_facts
+from forage_cli.datasets.world.questions import Question, questions
+from forage_common.text.search_prompt import PROMPT_PREFIX, prompt_text
+
+DATA_SOURCE = "world_facts"
+
+
+@dataclass(frozen=True)
+class WorldSummary:
+    """What was written: number of passages, questions a split, and SHA-256 digests by file name."""
+
+    passages: int
+    questions: dict[str, int]
+    digests: dict[str, str]
+
+
+def build(out: Path, seed: int) -> WorldSummary:
+    """Write `corpus.jsonl`, `{train,validation,test}.parquet`, `manifest.json` to `out` (created if missing).
+
+    The same seed and the same package versions give the same bytes.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    facts = load_facts()
+    texts = passages(facts)
+    by_split = questions(facts, seed)
+    _write_corpus(out / "corpus.jsonl", texts)
+    for split, found in by_split.items():
+        write_questions(out / f"{split}.parquet", found, DATA_SOURCE, PROMPT_PREFIX)
+    digests = digests_of(out, ["corpus.jsonl", *(f"{split}.parquet" for split in by_split)])
+    summary = WorldSummary(len(texts), {split: len(found) for split, found in by_split.items()}, digests)
+    counts = {"seed": seed, "passages": summary.passages, "questions": summary.questions}
+    write_manifest(out, counts, digests, (*SOURCE_PACKAGES, "pyarrow"))
+    return summary
+
+
+def _write_corpus(path: Path, texts: list[Passage]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as lines:
+        for text in texts:
+            lines.write(json.dumps({"id": text.id, "contents": text.contents}, ensure_ascii=False) + "\n")
+
+
+def write_questions(path: Path, found: list[Question], data_source: str, prefix: str) -> None:
+    """Questions as Parquet in the Search-R1 layout."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text = pa.string()
+    schema = pa.schema(
+        [
+            ("data_source", text),
+            ("prompt", pa.list_(pa.struct([("role", text), ("content", text)]))),
+            ("ability", text),
+            (
+                "reward_model",
+                pa.struct([("style", text), ("ground_truth", pa.struct([("target", pa.list_(text))]))]),
+            ),
+            (
+                "extra_info",
+                pa.struct(
+                    [
+                        ("split", text),
+                        ("index", pa.int64()),
+                        ("hops", pa.int64()),
+                        ("entities", pa.list_(text)),
+                        ("question", text),
+                    ]
+                ),
+            ),
+        ]
+    )
+    rows = [_row(question, index, data_source, prefix) for index, question in enumerate(found)]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
+
+
+def _row(question: Question, index: int, data_source: str, prefix: str) -> dict[str, object]:
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": prompt_text(question.text, prefix)}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": list(question.targets)}},
+        "extra_info": {
+            "split": question.split,
+            "index": index,
+            "hops": question.hops,
+            "entities": list(question.entities),
+            "question": question.text,
+        },
+    }

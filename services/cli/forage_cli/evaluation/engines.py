@@ -1,0 +1,116 @@
+"""The services that answer: started and brought from policy to policy, or somebody else's, which stay as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from forage_cli.evaluation.methods import Method
+from forage_cli.evaluation.policies import EvaluatedPolicy, Kind
+from forage_cli.local import serving
+from forage_cli.local.stack import SERVING, Program, health_urls, not_ready
+from forage_common.clients.rollout import RolloutClient
+from forage_common.errors import UnavailableError, UserError
+from forage_common.settings import RewardRoute, Settings
+from forage_common.v1.trajectory_pb2 import Policy
+
+_SWITCH_S = 300.0
+_POLL_S = 0.2
+
+
+def check(policies: Sequence[EvaluatedPolicy], settings: Settings) -> None:
+    """Whether these policies can be had from the services that run or will be started.
+
+    Raises:
+        UserError: services run for somebody else, or none run and `running` was asked for.
+    """
+    running = serving.is_running(settings, Program.ROLLOUT)
+    theirs = [policy for policy in policies if policy.kind is Kind.RUNNING]
+    if running and len(theirs) < len(policies):
+        other = next(policy for policy in policies if policy.kind is not Kind.RUNNING)
+        raise UserError(
+            f"services are running at {settings.rollout.grpc_address} for somebody else, and are not switched to "
+            f"{other.source}: evaluate what they serve with --policy running, start others with --base-port, "
+            "or end them"
+        )
+    if theirs and not running:
+        raise UserError(
+            f"no services are running at {settings.rollout.grpc_address}: start them with 'forage up', "
+            "or name a policy with --policy"
+        )
+
+
+def prepared(settings: Settings, methods: Sequence[Method], sources: Sequence[str]) -> Settings:
+    """Settings of services that are started for an evaluation.
+
+    A data source without a reward is judged by `em`: the figures are exact match, whatever was trained on. The prompt
+    of one-shot RAG holds passages, so a first prompt may be as long as a turn's context.
+    """
+    routes = {source: RewardRoute(name="em") for source in sources} | settings.reward.routes
+    rollout = settings.rollout
+    if Method.RAG in methods:
+        longest = max(rollout.max_start_length, rollout.max_prompt_length)
+        rollout = rollout.model_copy(update={"max_start_length": longest})
+    reward = settings.reward.model_copy(update={"routes": routes})
+    return settings.model_copy(update={"reward": reward, "rollout": rollout})
+
+
+@contextmanager
+def engine(policies: Sequence[EvaluatedPolicy], settings: Settings, console: Console) -> Iterator[Settings]:
+    """Services for policies that one engine can serve, for a block.
+
+    Raises:
+        UserError, UnavailableError: as `serving.services`.
+    """
+    first = policies[0]
+    if first.kind is not Kind.RUNNING:
+        remote = settings.rollout.engine.model_copy(update={"endpoint": first.url})
+        rollout = settings.rollout.model_copy(update={"engine": remote})
+        settings = settings.model_copy(update={"rollout": rollout})
+    with serving.services(settings, console, SERVING, first.folder) as settings:
+        yield settings
+
+
+async def switch(policy: EvaluatedPolicy, settings: Settings, rollout: RolloutClient) -> None:
+    """Return once the services that were started serve the policy.
+
+    Raises:
+        UnavailableError: they do not within five minutes.
+    """
+    if policy.kind is not Kind.FOLDER or policy.folder is None:
+        return
+    served = (await rollout.status()).serving
+    if served.uri == str(policy.folder.absolute()):
+        return
+    wanted = await asyncio.to_thread(serving.publish, settings, policy.folder)
+    deadline = time.monotonic() + _SWITCH_S
+    while (served.epoch, served.version) != (wanted.epoch, wanted.version):
+        if time.monotonic() > deadline:
+            waiting = await asyncio.to_thread(not_ready, health_urls(settings)[Program.ROLLOUT])
+            log = settings.run.folder / "logs" / "rollout.log"
+            raise UnavailableError(
+                f"{policy.source} is not served after {_SWITCH_S:.0f} s ({waiting or 'no reason given'}): see {log}"
+            )
+        await asyncio.sleep(_POLL_S)
+        served = (await rollout.status()).serving
+
+
+async def what_runs(policy: EvaluatedPolicy, settings: Settings) -> EvaluatedPolicy:
+    """The policy `running`, with the digest of what is served now, and its folder where that is on this machine."""
+    async with RolloutClient(settings) as rollout:
+        served: Policy = (await rollout.status()).serving
+    weights = served.digest or "+".join(file.digest for file in served.files)
+    folder = Path(served.uri)
+    known = folder if served.uri and (folder / "tokenizer.json").is_file() else None
+    return replace(policy, digest=f"{weights or 'unpublished'}@{served.version}", folder=known)
+
+
+def tokenizer_folder(policy: EvaluatedPolicy, settings: Settings) -> Path:
+    """Where the policy's tokenizer is."""
+    return policy.folder or settings.model.path

@@ -1,0 +1,60 @@
+"""Tables in the layout of a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+from typing import Any
+
+from forage_cli.evaluation.methods import Method
+
+
+class Layout(StrEnum):
+    """Which paper's."""
+
+    SEARCH_R1 = "search-r1"
+
+
+SEARCH_R1: Mapping[str, str] = {
+    "nq": "NQ†",
+    "triviaqa": "TriviaQA",
+    "popqa": "PopQA",
+    "hotpotqa": "HotpotQA†",
+    "2wikimultihopqa": "2Wiki",
+    "musique": "MuSiQue",
+    "bamboogle": "Bamboogle",
+}
+"""Data source → column of the main table of Jin et al. 2025 (arXiv 2503.09516); † = of the paper's training data."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A policy and a method: exact match by column, None where it was not measured; `average` only over all columns."""
+
+    policy: str
+    method: Method
+    em: tuple[float | None, ...]
+    average: float | None
+
+
+def search_r1(results: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """The lines of the table; none where no data source is one of the paper's.
+
+    The average is the paper's: each data source counts the same, however many questions it has.
+
+    Args:
+        results: of results.json.
+    """
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for entry in results:
+        if entry["data_source"] in SEARCH_R1 and entry["em"] is not None:
+            found.setdefault((entry["policy"], entry["method"]), {})[entry["data_source"]] = entry["em"]["mean"]
+    lines = []
+    for (policy, method), em in found.items():
+        values = tuple(em.get(source) for source in SEARCH_R1)
+        known = [value for value in values if value is not None]
+        average = fmean(known) if len(known) == len(values) else None
+        lines.append(Line(policy, Method(method), values, average))
+    return lines

@@ -1,0 +1,152 @@
+"""What is measured of one question: a row, from the trajectories that one policy gave it by one method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import fmean
+from typing import Any
+
+from forage_cli.evaluation.methods import Method, is_countdown
+from forage_common.files.questions import Question
+from forage_common.text.answers import f1, is_retrieval_correct, normalize_answer, subem_check
+from forage_common.text.tags import Tag, blocks
+from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
+
+FORMAT = "format"
+"""Component of a reward that says whether a trajectory kept the format."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A question under a policy and a method. Values are means over those samples that were judged; None without any.
+
+    Attributes:
+        uid: names the question; index, split and data source in one.
+        judged, failed: samples with and without a verdict; a failure is not a wrong answer.
+        failure: why the first failed sample did.
+        em: exact match, as the reward service judged it; of a countdown problem, whether the equation holds.
+        sub_em, f1: None where the truth is no text.
+        hit: an accepted answer stood in the passages that were shown; None where nothing could be.
+        truncated: tokens were lost to a limit. finished: an answer was given.
+        format: the reward's own check of the format; None where it has none.
+        prompt_tokens: of the first prompt. generated_tokens: that the policy wrote.
+        seconds: from the first generation's request to the verdict, with whatever ran beside it.
+        answers, rights: of each judged sample.
+        versions: of the policy, that wrote it.
+    """
+
+    policy: str
+    method: str
+    data_source: str
+    uid: str
+    question: str
+    targets: list[str]
+    judged: int
+    failed: int
+    failure: str
+    em: float | None
+    sub_em: float | None
+    f1: float | None
+    searches: float | None
+    turns: float | None
+    hit: float | None
+    truncated: float | None
+    finished: float | None
+    format: float | None
+    prompt_tokens: float | None
+    generated_tokens: float | None
+    seconds: float | None
+    answers: list[str | None]
+    rights: list[bool]
+    versions: list[int]
+
+    def row(self) -> dict[str, Any]:
+        """As a row of a file."""
+        return asdict(self)
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Measured:
+        """Read back; columns that are not ours are left out."""
+        return cls(**{field.name: row[field.name] for field in fields(cls)})
+
+
+def is_judged(trajectory: Trajectory) -> bool:
+    """Whether it says anything about the policy."""
+    return trajectory.status == Status.STATUS_OK and trajectory.validation_score.status == Status.STATUS_OK
+
+
+def measure(policy: str, method: Method, question: Question, trajectories: Sequence[Trajectory]) -> Measured:
+    """The row of one question."""
+    judged = [trajectory for trajectory in trajectories if is_judged(trajectory)]
+    failed = [trajectory for trajectory in trajectories if not is_judged(trajectory)]
+    truth, targets = question.ground_truth, list(question.ground_truth.targets)
+    found = [answer(trajectory) for trajectory in judged]
+    texts = targets and not is_countdown(question)
+    return Measured(
+        policy=policy,
+        method=method,
+        data_source=question.data_source,
+        uid=question_uid(question),
+        question=question.text,
+        targets=targets or [f"{truth.countdown_target} from {', '.join(map(str, truth.countdown_numbers))}"],
+        judged=len(judged),
+        failed=len(failed),
+        failure=_failure(failed[0]) if failed else "",
+        em=_mean(trajectory.validation_score.total for trajectory in judged),
+        sub_em=_mean(float(subem_check(text, targets)) if text is not None else 0.0 for text in found)
+        if texts
+        else None,
+        f1=_mean(f1(text, targets) if text is not None else 0.0 for text in found) if texts else None,
+        searches=_mean(trajectory.valid_searches for trajectory in judged),
+        turns=_mean(len(trajectory.turns) for trajectory in judged),
+        hit=_mean(float(is_retrieval_correct(shown(method, t), targets)) for t in judged)
+        if texts and method in (Method.SEARCH, Method.RAG)
+        else None,
+        truncated=_mean(trajectory.truncated for trajectory in judged),
+        finished=_mean(trajectory.finished for trajectory in judged),
+        format=_mean(c.raw > 0 for t in judged for c in t.score.components if c.name == FORMAT),
+        prompt_tokens=_mean(trajectory.prompt_length for trajectory in judged),
+        generated_tokens=_mean(sum(trajectory.loss_mask) for trajectory in judged),
+        seconds=_mean(trajectory.timings.total_s + trajectory.timings.score_s for trajectory in judged),
+        answers=[vote(text, is_countdown(question)) for text in found],
+        rights=[trajectory.validation_score.total >= 1 for trajectory in judged],
+        versions=sorted({segment.version for trajectory in judged for segment in trajectory.segments}),
+    )
+
+
+def question_uid(question: Question) -> str:
+    """The question's name, whatever the occasion."""
+    return question.uid("").removesuffix("/")
+
+
+def answer(trajectory: Trajectory) -> str | None:
+    """What it answered last; None where it gave none."""
+    given = [turn.content for turn in trajectory.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
+    return given[-1] if given else None
+
+
+def vote(text: str | None, is_equation: bool) -> str | None:
+    """The text under which equal answers count together."""
+    if text is None:
+        return None
+    return "".join(text.split()) if is_equation else normalize_answer(text)
+
+
+def shown(method: Method, trajectory: Trajectory) -> list[str]:
+    """The passages that the policy could read: in observations, or in the prompt of one-shot RAG."""
+    author = Role.ROLE_PROMPT if method is Method.RAG else Role.ROLE_ENV
+    texts = [span.text for span in trajectory.spans if span.role == author]
+    return [block for text in texts for block in blocks(text, Tag.INFORMATION)]
+
+
+def _failure(trajectory: Trajectory) -> str:
+    unjudged = trajectory.status == Status.STATUS_OK
+    status = trajectory.validation_score.status if unjudged else trajectory.status
+    detail = trajectory.validation_score.detail if unjudged else trajectory.status_detail
+    return f"{Status.Name(status).removeprefix('STATUS_')}: {detail}"
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    every = [float(value) for value in values]
+    return fmean(every) if every else None

@@ -1,0 +1,99 @@
+"""How a question is put: as it stands, or to a baseline that may not search. Prompts and environments, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from forage_common.text.observation import escape, passages
+from forage_common.text.tags import CLOSE, OPEN, Tag
+from forage_common.v1.trajectory_pb2 import ChatMessage, Document
+
+if TYPE_CHECKING:
+    from forage_common.files.questions import Question
+
+SINGLE_TURN = "single_turn"
+"""The environment of every baseline: one generation, which nothing answers."""
+
+
+class Method(StrEnum):
+    """What is asked of a policy.
+
+    `search` is the question as it stands, in the environment of its data source: what training optimises.
+    """
+
+    SEARCH = "search"
+    DIRECT = "direct"
+    COT = "cot"
+    RAG = "rag"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return _TITLES[self]
+
+
+_TITLES = {
+    Method.SEARCH: "search",
+    Method.DIRECT: "direct answer",
+    Method.COT: "chain of thought",
+    Method.RAG: "one-shot RAG",
+}
+_EXAMPLE = "For example, <answer> Beijing </answer>."
+_DIRECT = f"Answer the given question. Give only the answer, at once, inside <answer> and </answer>. {_EXAMPLE}"
+_COT = (
+    "Answer the given question from what you know. Reason step by step inside <think> and </think>. "
+    f"Then give only the answer inside <answer> and </answer>. {_EXAMPLE}"
+)
+_RAG = (
+    f"Answer the given question with the help of the passages. Give only the answer inside <answer> and </answer>. "
+    f"{_EXAMPLE}"
+)
+_EQUATION = (
+    "Write an equation with the numbers {numbers} that equals {target}. "
+    "Use each number exactly once, with + - * / and parentheses. "
+    "Write only the left side of the equation, at once, inside <answer> and </answer>, "
+    "for example <answer> (1 + 2) / 3 </answer>.\n"
+)
+
+
+def applies(method: Method, question: Question) -> bool:
+    """Whether the method says anything about the question.
+
+    There is nothing to look up for a countdown problem, whose own prompt is a chain of thought.
+    """
+    return method in (Method.SEARCH, Method.DIRECT) or not is_countdown(question)
+
+
+def is_countdown(question: Question) -> bool:
+    """Whether an equation is asked for, not a text."""
+    return question.ground_truth.HasField("countdown_target")
+
+
+def environment(method: Method) -> str:
+    """Name for `Prompt.environment`."""
+    return "" if method is Method.SEARCH else SINGLE_TURN
+
+
+def messages(
+    method: Method, question: Question, documents: Sequence[Document] = (), special_tokens: Sequence[str] = ()
+) -> list[ChatMessage]:
+    """The conversation that is put to the policy.
+
+    Args:
+        documents: of one search for the question, for `rag`; their text is escaped as observations are.
+        special_tokens: of the policy's tokenizer.
+    """
+    if method is Method.SEARCH:
+        return list(question.messages)
+    truth = question.ground_truth
+    if is_countdown(question):
+        numbers = ", ".join(map(str, truth.countdown_numbers))
+        text = _EQUATION.format(numbers=numbers, target=truth.countdown_target)
+    elif method is Method.RAG:
+        shown = escape(passages(documents).strip(), special_tokens)
+        text = f"{OPEN[Tag.INFORMATION]}{shown}{CLOSE[Tag.INFORMATION]}\n{_RAG} Question: {question.text}\n"
+    else:
+        text = f"{_DIRECT if method is Method.DIRECT else _COT} Question: {question.text}\n"
+    return [ChatMessage(role="user", content=text)]

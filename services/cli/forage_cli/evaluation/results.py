@@ -1,0 +1,201 @@
+"""An evaluation's folder: a row a question, the whole trajectories, and the figures that follow from the rows."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from operator import itemgetter
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forage_cli.evaluation.measures import Measured, measure
+from forage_cli.evaluation.plan import ROWS, Item, read_manifest
+from forage_common.errors import DataError
+from forage_common.files import durable
+from forage_common.files.trajectory_file import TrajectoryWriter
+from forage_common.statistics import estimate, ks, majority_at_k, pass_at_k
+from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+
+RESULTS, TRAJECTORIES = "results.json", "trajectories"
+ALL = "all"
+"""The data source of figures over every question, each counting the same."""
+ESTIMATED = ("em", "sub_em", "f1")
+"""Figures with an interval."""
+AVERAGED = (
+    "searches",
+    "turns",
+    "hit",
+    "truncated",
+    "finished",
+    "format",
+    "prompt_tokens",
+    "generated_tokens",
+    "seconds",
+)
+_FAILURES = 20
+_FLOATS = (*ESTIMATED, *AVERAGED)
+_TEXT, _COUNT = pa.string(), pa.uint32()
+_SCHEMA = pa.schema(
+    [
+        *((name, _TEXT) for name in ("policy", "method", "data_source", "uid", "question")),
+        ("targets", pa.list_(_TEXT)),
+        ("judged", _COUNT),
+        ("failed", _COUNT),
+        ("failure", _TEXT),
+        *((name, pa.float64()) for name in _FLOATS),
+        ("answers", pa.list_(_TEXT)),
+        ("rights", pa.list_(pa.bool_())),
+        ("versions", pa.list_(pa.uint64())),
+    ]
+)
+
+
+def trajectory_file(folder: Path, policy: str, method: str) -> Path:
+    """Where the trajectories of a policy and a method are."""
+    return folder / TRAJECTORIES / f"{policy}-{method}.parquet"
+
+
+def write(folder: Path, done: Iterable[tuple[Item, TrajectoryGroup]], end_of_turn: Callable[[Item], str]) -> None:
+    """Measure what was done; write results.parquet and trajectories/, each file whole.
+
+    Args:
+        end_of_turn: text with which the tokenizer of an item's policy ends a turn.
+    """
+    rows: list[tuple[int, Measured]] = []
+    with ExitStack() as stack:
+        writers: dict[Path, TrajectoryWriter] = {}
+        for item, group in done:
+            rows.append((item.index, measure(item.policy.label, item.method, item.question, group.trajectories)))
+            file = trajectory_file(folder, item.policy.label, item.method)
+            if file not in writers:
+                writers[file] = stack.enter_context(TrajectoryWriter(file, end_of_turn(item)))
+            for trajectory in group.trajectories:
+                writers[file].write(trajectory)
+    _write_rows(folder, [row for _, row in sorted(rows, key=itemgetter(0))])
+
+
+def summarise(folder: Path) -> dict[str, Any]:
+    """Make results.json of results.parquet, and return it.
+
+    Raises:
+        DataError: there are no results, or they are damaged.
+    """
+    rows = read_rows(folder)
+    failures = [row for row in rows if row.failed]
+    summary = {
+        **read_manifest(folder),
+        "made_unix_s": int(time.time()),
+        "results": [
+            figures(found, policy, method, source) for (policy, method, source), found in by_source(rows).items()
+        ],
+        "versions": {
+            policy: sorted({version for row in rows if row.policy == policy for version in row.versions})
+            for policy in dict.fromkeys(row.policy for row in rows)
+        },
+        "failures": [
+            {"policy": row.policy, "method": row.method, "uid": row.uid, "failure": row.failure}
+            for row in failures[:_FAILURES]
+        ],
+    }
+    durable.replace(folder / RESULTS, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    return summary
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """results.json.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    try:
+        return dict(json.loads((folder / RESULTS).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / RESULTS} cannot be read ({error}): make it with 'forage eval report'") from None
+
+
+def read_rows(folder: Path) -> list[Measured]:
+    """Every row, ordered by policy and method as they were asked for, then by question.
+
+    Raises:
+        DataError: the folder is no evaluation, or it is not finished, or damaged.
+    """
+    manifest = read_manifest(folder)
+    file = folder / ROWS
+    if not file.exists():
+        raise DataError(f"{folder} is not finished (it has no {ROWS}): run the same 'forage eval' again to go on")
+    try:
+        found = [Measured.of_row(row) for row in pq.read_table(file).to_pylist()]
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise DataError(f"{file} is damaged ({error}): run the same 'forage eval' again") from None
+    labels = [policy["label"] for policy in manifest["policies"]]
+    return sorted(found, key=lambda row: (labels.index(row.policy), manifest["methods"].index(row.method)))
+
+
+def by_source(rows: Sequence[Measured]) -> dict[tuple[str, str, str], list[Measured]]:
+    """Rows by policy, method and data source; under `ALL` those of every data source, where there are several."""
+    sources = dict.fromkeys(row.data_source for row in rows)
+    found: dict[tuple[str, str, str], list[Measured]] = {}
+    for policy, method in dict.fromkeys((row.policy, row.method) for row in rows):
+        own = [row for row in rows if (row.policy, row.method) == (policy, method)]
+        for source in sources:
+            if some := [row for row in own if row.data_source == source]:
+                found[policy, method, source] = some
+        if len(sources) > 1:
+            found[policy, method, ALL] = own
+    return found
+
+
+def figures(rows: Sequence[Measured], policy: str, method: str, source: str) -> dict[str, Any]:
+    """The figures of a policy and a method on a data source. A question counts once, however many samples it had."""
+    found: dict[str, Any] = {
+        "policy": policy,
+        "method": method,
+        "data_source": source,
+        "questions": sum(row.judged > 0 for row in rows),
+        "failed_questions": sum(row.judged == 0 for row in rows),
+        "samples": sum(row.judged for row in rows),
+        "failed_samples": sum(row.failed for row in rows),
+    }
+    found |= {name: _estimate(_values(rows, name)) for name in ESTIMATED}
+    found |= {name: fmean(values) if (values := _values(rows, name)) else None for name in AVERAGED}
+    most = max((row.judged for row in rows), default=0)
+    if most > 1:
+        found["pass_at_k"] = {str(k): _estimate(list(_passes(rows, k))) for k in ks(most)}
+        found["majority_at_k"] = {str(k): _estimate(list(_majorities(rows, k))) for k in ks(most)}
+    return found
+
+
+def _values(rows: Iterable[Measured], name: str) -> list[float]:
+    return [value for row in rows if (value := getattr(row, name)) is not None]
+
+
+def _passes(rows: Iterable[Measured], k: int) -> Iterator[float]:
+    for row in rows:
+        if row.judged >= k:
+            yield pass_at_k(sum(row.rights), row.judged, k)
+
+
+def _majorities(rows: Iterable[Measured], k: int) -> Iterator[float]:
+    for row in rows:
+        if row.judged >= k:
+            yield majority_at_k(row.answers, row.rights, k)
+
+
+def _estimate(values: Sequence[float]) -> Mapping[str, float] | None:
+    found = estimate(values)
+    return None if found is None else asdict(found)
+
+
+def _write_rows(folder: Path, rows: Sequence[Measured]) -> None:
+    file = folder / ROWS
+    aside = file.with_name(f"{durable.TEMPORARY}{file.name}")
+    pq.write_table(pa.Table.from_pylist([row.row() for row in rows], schema=_SCHEMA), aside, compression="zstd")
+    durable.sync(aside)
+    aside.replace(file)

@@ -1,0 +1,137 @@
+"""Carries a plan out: every item once, each kept the moment it is finished."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing
+from pathlib import Path
+
+from rich.console import Console
+
+from forage_cli.evaluation import engines
+from forage_cli.evaluation.methods import Method
+from forage_cli.evaluation.plan import Item, Plan
+from forage_cli.evaluation.policies import EvaluatedPolicy, by_engine
+from forage_common.clients.calls import MalformedReplyError, RefusedError
+from forage_common.clients.in_flight import each
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.rollout import RolloutClient
+from forage_common.errors import UnavailableError
+from forage_common.files.journal import Journal
+from forage_common.files.model_folder import special_tokens
+from forage_common.settings import Settings
+from forage_common.streams.prompt_identity import group_of, signed
+from forage_common.v1.trajectory_pb2 import Document, Prompt, Status, Trajectory, TrajectoryGroup
+
+JOURNAL = "journal.bin"
+_MAY_PASS = (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL)
+
+
+def left(plan: Plan, journal: Journal[TrajectoryGroup]) -> dict[tuple[str, str], Item]:
+    """Items by key that are not finished; those that failed for a reason which may pass are tried again."""
+    items = {item.key: item for item in plan.items()}
+    done = {}
+    for group in journal.read():
+        done[group.run_id, group.group_uid] = not _may_pass(group)
+    return {key: item for key, item in items.items() if not done.get(key)}
+
+
+def finished(plan: Plan, journal: Journal[TrajectoryGroup]) -> Iterator[tuple[Item, TrajectoryGroup]]:
+    """The plan's items that were done, with their trajectories, one at a time in memory; of several tries the last."""
+    tries = Counter((group.run_id, group.group_uid) for group in journal.read())
+    items = {item.key: item for item in plan.items()}
+    for group in journal.read():
+        key = group.run_id, group.group_uid
+        tries[key] -= 1
+        if tries[key] == 0 and key in items:
+            yield items[key], group
+
+
+def run(
+    plan: Plan,
+    items: Iterable[Item],
+    settings: Settings,
+    journal: Journal[TrajectoryGroup],
+    console: Console,
+    progress: Callable[[str, int], AbstractContextManager[Callable[[], None]]],
+) -> None:
+    """Do the items, engine by engine and policy by policy.
+
+    Args:
+        progress: (what, how many items) → shows them during a block, which calls what it is given after each.
+
+    Raises:
+        UserError: something is missing for a start.
+        UnavailableError: a service went away and stayed away; what was finished is in the journal.
+    """
+    waiting: dict[str, list[Item]] = {}
+    for item in items:
+        waiting.setdefault(item.policy.label, []).append(item)
+    todo = [policy for policy in plan.policies if policy.label in waiting]
+    for policies in by_engine(todo):
+        total = sum(len(waiting[policy.label]) for policy in policies)
+        with (
+            engines.engine(policies, settings, console) as served,
+            progress(", ".join(policy.label for policy in policies), total) as advance,
+        ):
+            asyncio.run(_run(plan, policies, waiting, served, journal, advance))
+
+
+async def _run(
+    plan: Plan,
+    policies: Sequence[EvaluatedPolicy],
+    waiting: dict[str, list[Item]],
+    settings: Settings,
+    journal: Journal[TrajectoryGroup],
+    advance: Callable[[], None],
+) -> None:
+    retriever = RetrieverClient(settings.retriever.http_address, settings.rollout.retrieve_timeout_s)
+    async with RolloutClient(settings) as rollout, retriever:
+        for policy in policies:
+            await engines.switch(policy, settings, rollout)
+            ask = _Asker(plan, rollout, retriever, engines.tokenizer_folder(policy, settings))
+            work = each(waiting[policy.label], ask, settings.rollout.max_groups_in_flight)
+            async with aclosing(work):
+                async for _, group in work:
+                    journal.append(group)
+                    advance()
+
+
+class _Asker:
+    """Puts one item to the services."""
+
+    def __init__(self, plan: Plan, rollout: RolloutClient, retriever: RetrieverClient, tokenizer: Path) -> None:
+        self._plan = plan
+        self._rollout = rollout
+        self._retriever = retriever
+        self._special_tokens = special_tokens(tokenizer) if Method.RAG in plan.methods else ()
+
+    async def __call__(self, item: Item) -> TrajectoryGroup:
+        """Its trajectories; what fails for this item alone leaves a status on them."""
+        documents: Sequence[Document] = ()
+        if item.method is Method.RAG:
+            try:
+                documents = (await self._retriever.search([item.question.text])).documents[0]
+            except (UnavailableError, RefusedError, MalformedReplyError) as error:
+                return _failed(self._plan.prompt(item), Status.STATUS_INTERNAL, str(error))
+        prompt = self._plan.prompt(item, documents, self._special_tokens)
+        try:
+            return await self._rollout.run(prompt)
+        except RefusedError as error:
+            return _failed(prompt, Status.STATUS_INVALID_INPUT, str(error))
+
+
+def _failed(prompt: Prompt, status: Status.ValueType, detail: str) -> TrajectoryGroup:
+    blank = Trajectory(status=status, status_detail=detail)
+    return group_of(prompt, [signed(blank, prompt, sample) for sample in range(prompt.samples)])
+
+
+def _may_pass(group: TrajectoryGroup) -> bool:
+    """Whether a sample failed for a reason that another try may not meet."""
+    return any(
+        trajectory.status in _MAY_PASS
+        or (trajectory.status == Status.STATUS_OK and trajectory.validation_score.status in _MAY_PASS)
+        for trajectory in group.trajectories
+    )

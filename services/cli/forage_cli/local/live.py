@@ -1,0 +1,122 @@
+"""The live view of a run: services, progress, the last steps, the learning so far, time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from forage_cli.local.stack import Program
+from forage_cli.runs.folder import Row, RunFolder
+
+_SPARK = "▁▂▃▄▅▆▇█"
+_SHOWN_STEPS = 8
+_STARTUP_S = 75.0
+_VALIDATION_S = 40.0
+
+COLUMNS = {
+    "step": ("step", "{:.0f}"),
+    "reward": ("reward_mean", "{:.3f}"),
+    "EM": ("em_mean", "{:.3f}"),
+    "search rate": ("search_rate", "{:.2f}"),
+    "format rate": ("format_rate", "{:.2f}"),
+    "staleness": ("staleness_mean", "{:.2f}"),
+    "logprob diff": ("logprob_diff_mean", "{:.1e}"),
+    "KL": ("kl_ref", "{:.4f}"),
+    "tokens/s": ("tokens_per_s", "{:.0f}"),
+}
+
+
+def spark(values: Sequence[float], width: int = 60) -> str:
+    """A curve of values in 0..1 as one line of blocks, the newest at the right."""
+    if len(values) > width:
+        size = len(values) / width
+        values = [_mean(values[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))]) for i in range(width)]
+    return "".join(_SPARK[min(7, max(0, int(value * 8)))] for value in values)
+
+
+def time_left(steps: Sequence[Row], total: int, phase: str) -> float | None:
+    """Seconds until the run ends, from the pace of the last steps; None before there is a pace."""
+    if len(steps) < 3:
+        return None
+    recent = steps[-20:]
+    pace = (float(recent[-1]["time"]) - float(recent[0]["time"])) / (len(recent) - 1)
+    left = (total - int(steps[-1]["step"])) * pace
+    return left + (_VALIDATION_S if phase != "done" else 0)
+
+
+def clock(seconds: float | None) -> str:
+    """ "4 min 05 s", or "…" when it is not known."""
+    if seconds is None:
+        return "…"
+    minutes, rest = divmod(int(max(0, seconds)), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+class LiveView:
+    """Draws a run from its folder; the caller says what the folder does not know."""
+
+    def __init__(self, run: RunFolder, total_steps: int, started: float) -> None:
+        self._run = run
+        self._total = total_steps
+        self._started = started
+        self.waiting: Mapping[Program, str] = {}
+        self.restarts: Mapping[str, int] = {}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        steps, progress = self._run.steps(), self._run.progress()
+        done = int(steps[-1]["step"]) if steps else 0
+        left = time_left(steps, self._total, progress.phase)
+        header = Table.grid(expand=True, padding=(0, 2))
+        header.add_column(ratio=1)
+        header.add_column(justify="right")
+        doing = progress.detail or progress.phase
+        if progress.total and progress.phase == "validating":
+            doing += f"  {progress.done}/{progress.total}"
+        header.add_row(Text(doing, style="bold"), f"elapsed {clock(time.time() - self._started)} · left {clock(left)}")
+        header.add_row(ProgressBar(total=self._total, completed=done), f"step {done}/{self._total}")
+        table = Table(box=None, expand=True, header_style="dim")
+        for name in COLUMNS:
+            table.add_column(name, justify="right")
+        for row in steps[-_SHOWN_STEPS:]:
+            table.add_row(*(_cell(row.get(key), form) for key, form in COLUMNS.values()))
+        parts: list[RenderableType] = [header, Text(""), self._services(), Text(""), table]
+        if steps:
+            em = [float(row.get("em_mean") or 0) for row in steps]
+            parts += [Text(""), Text(f"EM of sampled answers  {spark(em)}  {em[-1]:.2f}", style="green")]
+        before = self._run.validation("before")
+        if before is not None:
+            parts.append(Text(f"greedy test EM before training: {before['em']:.3f}", style="cyan"))
+        yield Panel(Group(*parts), title="forage", subtitle=str(self._run.path), border_style="blue")
+
+    def _services(self) -> Text:
+        line = Text()
+        for program in Program:
+            wait = self.waiting.get(program)
+            line.append(f"{'●' if wait is None else '○'} ", style="green" if wait is None else "yellow")
+            line.append(str(program))
+            if wait is not None:
+                line.append(f" ({wait[:60]})", style="yellow")
+            if count := self.restarts.get(program):
+                line.append(f" ↻{count}", style="red")
+            line.append("   ")
+        return line
+
+
+def one_line(row: Row, total: int) -> str:
+    """A step as a line of text, for output that is no terminal."""
+    cells = [f"{name} {_cell(row.get(key), form)}" for name, (key, form) in COLUMNS.items() if name != "step"]
+    return f"step {row['step']}/{total}  " + "  ".join(cells)
+
+
+def _cell(value: object, form: str) -> str:
+    return form.format(value) if isinstance(value, int | float) else "–"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

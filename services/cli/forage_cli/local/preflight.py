@@ -1,0 +1,131 @@
+"""What can be known to be wrong before anything starts: files, folders, ports, space. Each check is one sentence."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from forage_cli.local.stack import Program, addresses, free_gib, interpreter
+from forage_common.addresses import port_in_use, split_address
+from forage_common.errors import DataError, UserError
+from forage_common.files.model_folder import check_model_folder
+from forage_common.settings import ENV_PREFIX, Settings
+
+COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
+_SPACE_GIB = 0.5
+_CORPUS_LINES = 100_000
+
+
+def check(settings: Settings, programs: Iterable[Program]) -> None:
+    """Raise the first `UserError` found; say nothing when all is well."""
+    programs = tuple(programs)
+    check_files(settings, training=Program.TRAINER in programs)
+    check_space(settings.run.dir)
+    for name, address in addresses(settings, programs).items():
+        check_port(name, address)
+
+
+def check_files(settings: Settings, training: bool = True) -> None:
+    """The model folder, the corpus, the environments and, when training, the questions and their rewards."""
+    endpoint = settings.rollout.engine.endpoint
+    if training and endpoint:
+        raise UserError(f"rollout.engine.endpoint is {endpoint}: what it serves cannot be trained; unset it")
+    check_model_folder(settings.model.path, weights=not endpoint)
+    check_corpus(settings.data.corpus)
+    check_environments(settings)
+    if training:
+        for file in (*settings.data.train_paths, *settings.data.val_files):
+            check_questions(file, set(settings.reward.routes))
+    if settings.data.train_batch_size % settings.trainer.actor.ppo_mini_batch_size:
+        raise UserError(
+            f"trainer.actor.ppo_mini_batch_size={settings.trainer.actor.ppo_mini_batch_size} does not divide "
+            f"data.train_batch_size={settings.data.train_batch_size}: choose a divisor"
+        )
+
+
+def check_corpus(file: Path) -> None:
+    """JSONL of passages; the first `_CORPUS_LINES` are looked at here, all of them by the retriever."""
+    try:
+        number = 0
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(itertools.islice(lines, _CORPUS_LINES), 1):
+                _check_passage(file, number, line)
+            if number == 0:
+                raise DataError(f"data.corpus {file} is empty: make one with 'forage data world' or give another")
+    except OSError as error:
+        raise DataError(
+            f"data.corpus {file} cannot be read ({error.strerror}): make one with 'forage data world' or give another"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"data.corpus {file} is not UTF-8 ({error.reason}): write it as UTF-8 JSONL") from None
+
+
+def _check_passage(file: Path, number: int, line: str) -> None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("id", "contents")):
+        raise DataError(f'data.corpus {file}, line {number} is not a passage: expected {{"id": "…", "contents": "…"}}')
+
+
+def check_questions(file: Path, routes: set[str]) -> None:
+    """Parquet in the Search-R1 layout, every data source of which has a reward."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    try:
+        table = parquet.ParquetFile(file)
+    except FileNotFoundError:
+        raise DataError(
+            f"question file {file} does not exist: make it with 'forage data' (its help lists the sets)"
+        ) from None
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise DataError(f"question file {file} is not Parquet ({error}): write it with 'forage data'") from None
+    missing = [name for name in COLUMNS if name not in table.schema_arrow.names]
+    if missing:
+        raise DataError(
+            f"question file {file} lacks the column {', '.join(missing)}: Search-R1 Parquet has {', '.join(COLUMNS)}"
+        )
+    sources = set(table.read(columns=["data_source"]).column("data_source").unique().to_pylist())
+    if unknown := sorted(str(source) for source in sources - routes):
+        raise UserError(
+            f"data source '{unknown[0]}' of {file} has no reward: add reward.routes.{unknown[0]}.name "
+            f"(routes exist for {', '.join(sorted(routes))})"
+        )
+
+
+def check_environments(settings: Settings) -> None:
+    """That each environment can be loaded; the rollout service's own environment looks, where its packages are."""
+    if not settings.rollout.environments:
+        return
+    command = [str(interpreter(Program.ROLLOUT)), "-m", "forage_rollout.environments", "--config", "/dev/stdin"]
+    # The settings are resolved: what the shell says must not win over the command line now.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    done = subprocess.run(command, input=settings.to_yaml(), env=environ, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(done.stderr.strip())
+
+
+def check_space(folder: Path) -> None:
+    """Room for a run's checkpoints, policies and logs."""
+    free = free_gib(folder)
+    if free < _SPACE_GIB:
+        raise UserError(
+            f"{folder.absolute()} has {free:.2f} GiB free, a run needs {_SPACE_GIB}: free space or set run.dir"
+        )
+
+
+def check_port(name: str, address: str) -> None:
+    """That nobody listens where a program will."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(split_address(address))
+        except OSError as error:
+            raise UserError(f"{name}: {port_in_use(address, error)} (--base-port moves all of them)") from None

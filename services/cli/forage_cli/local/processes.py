@@ -1,0 +1,184 @@
+"""Supervision of processes: start, restart when they die, and never leave one behind.
+
+Every process starts a session of its own and carries a token in its environment, which its children inherit. What a
+killed service leaves behind (Ray starts a dozen processes) is found by that token and ended before the restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from forage_common.errors import ForageError, UserError
+from forage_common.telemetry.logs import get_logger
+
+TOKEN = "FORAGE_RUN_TOKEN"
+_HEALTHY_AFTER_S = 60.0
+_QUICK_DEATHS = 5
+_PR_SET_PDEATHSIG = 1
+
+
+class ServiceDiedError(ForageError):
+    """A service died again and again soon after its start."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """How to run one program. A `job` ends by itself with exit code 0; anything else is restarted."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    job: bool = False
+    stop_s: float = 15.0
+
+
+@dataclass
+class _Running:
+    service: Service
+    token: str
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    restart_at: float = 0.0
+    quick_deaths: int = 0
+    restarts: int = 0
+    done: bool = False
+
+
+class Supervisor:
+    """Keeps services running; call `tick` often. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, _Running] = {}
+        self._log = get_logger()
+
+    def start(self, service: Service) -> None:
+        running = _Running(service, f"{service.name}-{uuid.uuid4().hex}")
+        self._running[service.name] = running
+        self._spawn(running)
+
+    def tick(self) -> None:
+        """Restart what died.
+
+        Raises:
+            UserError: a service ended with exit code 2; the message is its own sentence.
+            ServiceDiedError: a service died several times soon after its start.
+        """
+        for running in self._running.values():
+            if running.done:
+                continue
+            if running.process is None:
+                if time.monotonic() >= running.restart_at:
+                    self._spawn(running)
+                continue
+            code = running.process.poll()
+            if code is not None:
+                self._ended(running, code)
+
+    def is_done(self, name: str) -> bool:
+        """Whether a job has ended well."""
+        return self._running[name].done
+
+    def pid(self, name: str) -> int | None:
+        """The process id of a service, None between its lives."""
+        process = self._running[name].process
+        return None if process is None or process.poll() is not None else process.pid
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """Service → how often it was started again."""
+        return {name: running.restarts for name, running in self._running.items()}
+
+    def stop(self, *names: str) -> None:
+        """End services (all, when none is named), politely first, in reverse order of their start."""
+        chosen = [r for n, r in self._running.items() if not names or n in names]
+        for running in reversed(chosen):
+            if running.process is not None:
+                _signal(running.process.pid, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    running.process.wait(running.service.stop_s)
+            running.done = True
+            self._sweep(running)
+            running.process = None
+
+    def _spawn(self, running: _Running) -> None:
+        service = running.service
+        service.log.parent.mkdir(parents=True, exist_ok=True)
+        with service.log.open("ab") as log:
+            running.process = subprocess.Popen(
+                service.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **service.environment, TOKEN: running.token},
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        running.started = time.monotonic()
+
+    def _ended(self, running: _Running, code: int) -> None:
+        service, lived = running.service, time.monotonic() - running.started
+        self._sweep(running)
+        running.process = None
+        if code == 0 and service.job:
+            running.done = True
+            return
+        if code == UserError.exit_code:
+            raise UserError(last_line(service.log))
+        running.quick_deaths = running.quick_deaths + 1 if lived < _HEALTHY_AFTER_S else 0
+        if running.quick_deaths >= _QUICK_DEATHS:
+            raise ServiceDiedError(
+                f"the {service.name} died {running.quick_deaths} times in a row (exit code {code}): see {service.log}"
+            )
+        running.restarts += 1
+        running.restart_at = time.monotonic() + min(8.0, 0.25 * 2**running.quick_deaths)
+        self._log.warning("service_died", name=service.name, code=code, lived_s=round(lived, 1))
+
+    def _sweep(self, running: _Running) -> None:
+        """End whatever a service left behind."""
+        marker = f"{TOKEN}={running.token}"
+        for process in _with_environment(marker):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+                process.wait(5)
+
+
+def last_line(log: Path) -> str:
+    """The last line a program wrote, without its own "forage NAME: " prefix."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    line = lines[-1] if lines else f"a service ended without a word: see {log}"
+    return line.partition(": ")[2] if line.startswith("forage ") else line
+
+
+def _with_environment(marker: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        # Processes come and go, and others' are not ours to read.
+        with contextlib.suppress(psutil.Error, OSError):
+            key, _, value = marker.partition("=")
+            if process.pid != os.getpid() and process.environ().get(key) == value:
+                found.append(process)
+    return found
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _end_with_parent() -> None:
+    """In the child: ask Linux to end it when the supervisor dies, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

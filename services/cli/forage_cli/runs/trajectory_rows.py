@@ -1,0 +1,162 @@
+"""Rows of trajectories, of a validation or of a step, to choose from, sort and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from forage_cli.runs.folder import Row
+from forage_cli.runs.view_options import Figure
+from forage_common.files.step_file import StepRow, read_step
+from forage_common.files.trajectory_file import head
+from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status
+
+STEP = "step"
+"""Key of a row's `StepRow`; rows of a validation have none."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which rows to show. right: True for right answers only, False for wrong ones, None for all."""
+
+    right: bool | None = None
+    source: str = ""
+    text: str = ""
+    min_reward: float | None = None
+    max_reward: float | None = None
+
+    def __call__(self, row: Row) -> bool:
+        """Whether a row is one of them; one without a reward is in no range of rewards."""
+        if self.right is not None and (float(row.get("em") or 0) > 0) is not self.right:
+            return False
+        if self.source and source_of(row) != self.source:
+            return False
+        if self.text and not (self.text in row["question"] or any(self.text in span["text"] for span in row["spans"])):
+            return False
+        if self.min_reward is None and self.max_reward is None:
+            return True
+        reward = row.get("reward")
+        return reward is not None and (
+            (self.min_reward is None or reward >= self.min_reward)
+            and (self.max_reward is None or reward <= self.max_reward)
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """One question at two times: its trajectories, and the mean of their rewards."""
+
+    before: Sequence[Row]
+    after: Sequence[Row]
+    reward_before: float
+    reward_after: float
+
+    @property
+    def gain(self) -> float:
+        return self.reward_after - self.reward_before
+
+
+def rows_of_step(file: Path) -> list[Row]:
+    """The trajectories of a step's file.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    end = head(file).end_of_turn
+    return [_row(found, end) for found in read_step(file)]
+
+
+def source_of(row: Row) -> str:
+    """Data source of a row: what its uid begins with."""
+    return str(row.get("uid", "")).rsplit("/", 3)[0]
+
+
+def figure(row: Row, name: Figure) -> float | None:
+    """A number to sort by; None where a row has none."""
+    step: StepRow | None = row.get(STEP)
+    match name:
+        case Figure.REWARD:
+            return row.get("reward")
+        case Figure.LENGTH:
+            return float(sum(len(span["text"]) for span in row["spans"] if span["role"] == "model"))
+        case Figure.ADVANTAGE:
+            found = trained(step, step.advantages) if step else []
+            return fmean(found) if found else None
+        case Figure.MISMATCH:
+            return max(map(abs, differences(step).values()), default=None) if step else None
+
+
+def differences(step: StepRow) -> dict[int, float]:
+    """Trainer's less engine's log-probability by token of the response, for tokens that the policy wrote."""
+    if step.log_probs is None or step.engine_log_probs is None:
+        return {}
+    pairs = zip(step.trajectory.loss_mask, step.log_probs, step.engine_log_probs, strict=True)
+    return {place: ours - theirs for place, (own, ours, theirs) in enumerate(pairs) if own}
+
+
+def trained(step: StepRow, values: list[float] | None) -> list[float]:
+    """Those of the values that stand at tokens that were trained on."""
+    return [value for value, one in zip(values or (), step.loss_mask or (), strict=bool(values)) if one]
+
+
+def ordered(rows: Iterable[Row], by: Figure, ascending: bool) -> list[Row]:
+    """Rows by a figure, the largest first; those without it last."""
+    known = [(value, row) for row in rows if (value := figure(row, by)) is not None]
+    unknown = [row for row in rows if figure(row, by) is None]
+    return [row for _, row in sorted(known, key=lambda pair: pair[0], reverse=not ascending)] + unknown
+
+
+def changes(before: Iterable[Row], after: Iterable[Row]) -> list[Change]:
+    """The questions that both have, in whatever epoch, those that changed most first; only judged rows count."""
+    earlier, later = _by_question(before), _by_question(after)
+    found = [
+        Change(
+            earlier[name],
+            later[name],
+            fmean(row["reward"] for row in earlier[name]),
+            fmean(row["reward"] for row in later[name]),
+        )
+        for name in earlier
+        if name in later
+    ]
+    return sorted(found, key=lambda change: abs(change.gain), reverse=True)
+
+
+def _by_question(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.get("reward") is not None:
+            found.setdefault(str(row["uid"]).rpartition("/")[0], []).append(row)
+    return found
+
+
+def _row(found: StepRow, end_of_turn: str) -> Row:
+    own = found.trajectory
+    answers = [turn.content for turn in own.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
+    judged = own.status == Status.STATUS_OK and own.score.status == Status.STATUS_OK
+    prompt = "".join(span.text for span in own.spans if span.role == Role.ROLE_PROMPT)
+    return {
+        "uid": own.group_uid,
+        "question": _question(prompt, end_of_turn),
+        "targets": list(own.ground_truth.targets),
+        "failed": own.status != Status.STATUS_OK,
+        "em": own.validation_score.total if own.validation_score.status == Status.STATUS_OK else None,
+        "reward": own.score.total if judged else None,
+        "answer": answers[-1] if answers else None,
+        "finished": own.finished,
+        "truncated": own.truncated,
+        "trace_id": own.trace_id,
+        "spans": [
+            {"role": Role.Name(s.role).removeprefix("ROLE_").lower(), "text": s.text, "begin": s.begin, "end": s.end}
+            for s in own.spans
+        ],
+        STEP: found,
+    }
+
+
+def _question(prompt: str, end_of_turn: str) -> str:
+    """What was asked: the prompt's end, without the instruction where it names the question."""
+    asked = prompt.rpartition("Question: ")[2]
+    return (asked.rpartition(end_of_turn)[0] if end_of_turn and end_of_turn in asked else asked).strip()

@@ -1,0 +1,80 @@
+"""Trajectories for people: who wrote what, in colour."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from forage_cli.runs.folder import Row
+from forage_common.v1.rollout_pb2 import RunStreamResponse
+
+if TYPE_CHECKING:
+    from forage_cli.runs.replay import Comparison
+
+STYLES = {"model": "bold", "env": "cyan", "prompt": "dim"}
+
+
+def happened(event: RunStreamResponse) -> Text:
+    """A turn as it happens: what the policy said (bold), or what it is shown in return (cyan)."""
+    author = "model" if event.WhichOneof("event") == "acted" else "env"
+    return Text(event.text.strip("\n"), style=STYLES[author])
+
+
+def panel(row: Row, title: str = "", judged: bool = True, body: Text | None = None) -> RenderableType:
+    """One trajectory: the question, then the policy's text (bold) and what it was shown (cyan).
+
+    Args:
+        body: what to show instead of the texts.
+    """
+    if body is None:
+        body = Text()
+        for span in row["spans"]:
+            if span["role"] != "prompt":
+                body.append(span["text"], style=STYLES.get(span["role"], ""))
+    right = float(row.get("em") or 0) > 0
+    verdict = Text()
+    if judged:
+        verdict.append("right" if right else "wrong", style="bold green" if right else "bold red")
+        if row.get("reward") is not None:
+            verdict.append(f"   reward {row['reward']:.3g}", style="dim")
+        verdict.append(f"   accepted: {' | '.join(row.get('targets') or ['–'])}", style="dim")
+    if row.get("trace_id"):
+        verdict.append(f"   trace {row['trace_id']}", style="dim")
+    style = ("green" if right else "red") if judged else "blue"
+    question = Text(row["question"], style="bold magenta")
+    return Panel(Group(question, body, verdict), title=title or None, border_style=style, title_align="left")
+
+
+def comparison(found: Comparison, rerun: bool) -> RenderableType:
+    """What a replay has changed.
+
+    Args:
+        rerun: the texts may differ, too.
+    """
+    table = Table(box=None, header_style="dim")
+    for name in ("mean of", "before", "after", "changed", "of"):
+        table.add_column(name, justify="left" if name == "mean of" else "right")
+    for name, figure in found.figures.items():
+        n = max(1, figure.count)
+        table.add_row(
+            name, f"{figure.before / n:.4f}", f"{figure.after / n:.4f}", str(figure.changed), str(figure.count)
+        )
+    parts: list[RenderableType] = [table]
+    if rerun:
+        parts.append(Text(f"identical {found.diverged['']} of {found.total}"))
+        parts += [Text(f"  {count} part at {where}") for where, count in found.diverged.most_common() if where]
+        if found.unseeded:
+            parts.append(
+                Text(f"  {found.unseeded} had neither a seed nor temperature 0: they need not repeat", "yellow")
+            )
+    for (before, after), count in found.statuses.most_common():
+        parts.append(Text(f"{count} went from {before} to {after}", style="yellow"))
+    if found.largest:
+        parts.append(Text("largest changes of the score", style="dim"))
+    for _, id, one, other, detail in sorted(found.largest, reverse=True):
+        parts.append(Text(f"  {one:.4f} → {other:.4f}  {id}  {detail}"))
+    return Group(*parts)

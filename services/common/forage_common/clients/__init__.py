@@ -1,0 +1,1 @@
+"""Clients of the services, with deadlines, retries and circuit breakers."""

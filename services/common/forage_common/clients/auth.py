@@ -1,0 +1,85 @@
+"""The bearer token that callers of a service present, read from a file that may change while the service runs."""
+
+from __future__ import annotations
+
+import hmac
+from pathlib import Path
+
+from forage_common.errors import SettingsError
+from forage_common.telemetry.logs import get_logger
+
+HEADER = "authorization"
+SETTING = "rollout.auth_token_file"
+_SCHEME = "bearer"
+_Stamp = tuple[int, int, int]
+
+
+class TokenFile:
+    """A token that is rotated by writing the file anew. While the file is missing or empty the last token counts.
+
+    Args:
+        setting: that names the file, for errors.
+
+    Raises:
+        SettingsError: the file cannot be read, or holds no token, when the service starts.
+    """
+
+    def __init__(self, file: Path, setting: str = SETTING) -> None:
+        self._file = file
+        self._setting = setting
+        self._stamp, self._token = self._read()
+
+    @property
+    def token(self) -> str:
+        """What the file holds now."""
+        try:
+            if _stamp(self._file) != self._stamp:
+                self._stamp, self._token = self._read()
+                get_logger().info("auth_token_rotated", file=str(self._file))
+        except (OSError, SettingsError) as error:
+            get_logger().warning("auth_token_kept", detail=str(error))
+        return self._token
+
+    def accepts(self, authorization: str) -> bool:
+        """Whether the value of an `authorization` header carries the token. Takes as long for any wrong one."""
+        scheme, _, presented = authorization.partition(" ")
+        same = hmac.compare_digest(presented.strip().encode(), self.token.encode())
+        return same and scheme.lower() == _SCHEME
+
+    def _read(self) -> tuple[_Stamp, str]:
+        token = read_token(self._file, self._setting)
+        return _stamp(self._file), token
+
+
+def _stamp(file: Path) -> _Stamp:
+    stat = file.stat()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def read_token(file: Path, setting: str = SETTING) -> str:
+    """The token in a file, without the white space around it.
+
+    Args:
+        setting: that names the file, for errors.
+
+    Raises:
+        SettingsError: the file cannot be read, or is no single word of ASCII.
+    """
+    try:
+        token = file.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise SettingsError(f"{setting} {file} cannot be read ({error.strerror}): give a file with a token") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{setting} {file} is not ASCII text: write one line with a token") from None
+    if not token or len(token.split()) != 1:
+        raise SettingsError(f"{setting} {file} holds no single token: write one line without spaces")
+    return token
+
+
+def presented(file: Path | None) -> tuple[tuple[str, str], ...]:
+    """The metadata, or headers, with which a caller presents the token; empty where none is asked for.
+
+    Raises:
+        SettingsError: the file cannot be read, or holds no token.
+    """
+    return () if file is None else ((HEADER, f"Bearer {read_token(file)}"),)

@@ -1,0 +1,153 @@
+"""The client of the rollout service's `/v1/completions`: continuations of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from forage_common.clients.auth import presented
+from forage_common.clients.calls import MalformedReplyError, RefusedError, call
+from forage_common.clients.circuit import Circuit
+from forage_common.errors import SettingsError
+from forage_common.settings import Settings
+
+
+@dataclass(frozen=True)
+class Continuations:
+    """What the policy said, once a sample.
+
+    Attributes:
+        generated_tokens: of all samples.
+        cached_tokens: of the prompt, found by a sample in the prefix cache, where the engine says so.
+    """
+
+    texts: list[str]
+    generated_tokens: int
+    cached_tokens: int
+
+
+class Completions:
+    """Samples from the policy that the settings' rollout service serves. Every call raises
+
+    - UnavailableError: no answer within `rollout.trajectory_timeout_s`;
+    - SettingsError: the token of `rollout.auth_token_file` is refused;
+    - RefusedError: the service will not serve the request; says why.
+
+    Attributes:
+        max_model_len: tokens of a context and its continuation, where the service says so.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Connect on the first call.
+
+        Raises:
+            SettingsError: the token's file cannot be read.
+        """
+        address = settings.rollout.http_address
+        self._client = httpx.AsyncClient(
+            base_url=f"http://{address}/v1", headers=dict(presented(settings.rollout.auth_token_file)), timeout=None
+        )
+        self._circuit = Circuit("rollout", address)
+        self._timeout_s = settings.rollout.trajectory_timeout_s
+        self._model = ""
+        self.max_model_len: int | None = None
+
+    async def open(self) -> None:
+        """Learn which model is served."""
+        reply = await self._call("GET", "/models")
+        try:
+            card = reply["data"][0]
+            self._model, self.max_model_len = str(card["id"]), card.get("max_model_len")
+        except (LookupError, TypeError, AttributeError) as error:
+            raise MalformedReplyError(f"the rollout service lists no model ({error!r})") from error
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of the text alone, by the tokenizer of the policy.
+
+        Raises:
+            MalformedReplyError: the endpoint does not tell token ids; vLLM's does.
+        """
+        asked = {"prompt": text, "max_tokens": 1, "add_special_tokens": False, "return_token_ids": True}
+        reply = await self._call("POST", "/completions", {"model": self._model, **asked})
+        try:
+            return [int(token) for token in reply["choices"][0]["prompt_token_ids"]]
+        except (LookupError, TypeError, ValueError) as error:
+            raise MalformedReplyError(
+                f"the rollout service does not tell a prompt's token ids ({error!r}): a probe needs vLLM's endpoint"
+            ) from error
+
+    async def sample(
+        self, token_ids: Sequence[int], samples: int, seed: int, max_tokens: int, stop: str
+    ) -> Continuations:
+        """Continuations at temperature 1, each to the end of its first `stop`; sample i is seeded with seed + i."""
+        reply = await self._call(
+            "POST",
+            "/completions",
+            {
+                "model": self._model,
+                "prompt": list(token_ids),
+                "n": samples,
+                "seed": seed,
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "top_k": -1,
+                # Else the defaults of the model's generation_config.json hold.
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "max_tokens": max_tokens,
+                "stop": [stop],
+                "include_stop_str_in_output": True,
+            },
+        )
+        try:
+            texts = [str(choice["text"]) for choice in sorted(reply["choices"], key=lambda choice: choice["index"])]
+            usage = reply["usage"]
+            generated = int(usage["completion_tokens"])
+            cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise MalformedReplyError(f"a completion is not as OpenAI has it ({error!r})") from error
+        if len(texts) != samples:
+            raise MalformedReplyError(f"a completion has {len(texts)} choices, asked were {samples}")
+        return Continuations(texts, generated, cached)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def __aenter__(self) -> Completions:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        async def attempt() -> dict[str, Any]:
+            reply = await self._client.request(method, path, json=body)
+            reply.raise_for_status()
+            found: dict[str, Any] = reply.json()
+            return found
+
+        try:
+            return await call(self._circuit, attempt, self._timeout_s)
+        except httpx.HTTPStatusError as error:
+            said = _message(error.response)
+            if error.response.status_code in (401, 403):
+                raise SettingsError(
+                    f"{said}: set rollout.auth_token_file to the file that the service reads"
+                ) from error
+            raise RefusedError(said) from error
+        except ValueError as error:
+            raise MalformedReplyError(f"the rollout service's reply to {path} is no JSON") from error
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"status {response.status_code}: {response.text[:200]}"

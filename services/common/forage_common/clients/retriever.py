@@ -1,0 +1,147 @@
+"""The asynchronous client of the retriever: `POST /retrieve` on kept-alive connections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from forage_common.clients.calls import MalformedReplyError, RefusedError, call
+from forage_common.clients.circuit import Circuit
+from forage_common.telemetry import tracing
+from forage_common.v1.trajectory_pb2 import Document, Provenance
+
+CONNECT_S = 5.0
+MAX_CONNECTIONS = 64
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answer to a search.
+
+    Attributes:
+        documents: of each query, best first.
+        provenance: what answered; empty where a server does not say.
+        partial: a shard of the index was missing, and its passages could not be found.
+    """
+
+    documents: list[list[Document]]
+    provenance: Provenance
+    partial: bool
+
+
+class RetrieverClient:
+    """Searches at one address. Close it, or use it as a context manager, to let go of its connections.
+
+    Example:
+        async with RetrieverClient("127.0.0.1:18610") as retriever:
+            found = await retriever.search(["capital of Mongolia"], topk=3)
+    """
+
+    def __init__(self, address: str, timeout_s: float = 30.0) -> None:
+        """Connect on the first search.
+
+        Args:
+            address: host:port.
+            timeout_s: limit of a search with all its attempts.
+        """
+        self._timeout_s = timeout_s
+        self._circuit = Circuit("retriever", address)
+        self._http = httpx.AsyncClient(
+            base_url=f"http://{address}",
+            timeout=httpx.Timeout(None, connect=CONNECT_S),  # `call` sets the deadline
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
+            trust_env=False,
+        )
+
+    async def search(
+        self,
+        queries: Sequence[str],
+        topk: int = 0,
+        filters: Mapping[str, str | Sequence[str]] | None = None,
+        mode: str = "",
+    ) -> Found:
+        """Documents for each query.
+
+        Args:
+            queries: texts.
+            topk: documents a query; 0 = the server's default.
+            filters: field → the value, or values, of which a passage must have one.
+            mode: bm25, dense or hybrid; empty = the server's default.
+
+        Raises:
+            UnavailableError: no answer within the deadline.
+            RefusedError: the retriever will not serve this search; says why.
+            MalformedReplyError: the answer is not of the wire format.
+        """
+        body: dict[str, Any] = {"queries": list(queries), "return_scores": True}
+        body |= {name: value for name, value in (("topk", topk), ("filters", filters), ("mode", mode)) if value}
+
+        facts: tracing.Attributes = {"server.address": self._circuit.address, "forage.queries": len(queries)}
+        with tracing.span("retriever.search", facts, kind=tracing.Kind.CLIENT):
+            return await self._search(body, len(queries))
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> RetrieverClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _search(self, body: dict[str, Any], queries: int) -> Found:
+        headers = tracing.headers()
+
+        async def attempt() -> httpx.Response:
+            return (await self._http.post("/retrieve", json=body, headers=headers)).raise_for_status()
+
+        try:
+            response = await call(self._circuit, attempt, self._timeout_s)
+        except httpx.HTTPStatusError as error:
+            status, text = error.response.status_code, error.response.text[:500]
+            raise RefusedError(
+                f"the retriever at {self._circuit.address} refused a search ({status}): {text}"
+            ) from None
+        except httpx.DecodingError as error:
+            raise self._malformed(error) from None
+        try:
+            return _found(response, queries)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise self._malformed(error) from None
+
+    def _malformed(self, error: Exception) -> MalformedReplyError:
+        address = self._circuit.address
+        return MalformedReplyError(
+            f"the answer from {address} is not of the /retrieve format ({error!r}): is it a retriever's address?"
+        )
+
+
+def _found(response: httpx.Response, queries: int) -> Found:
+    lists = response.json()["result"]
+    if len(lists) != queries:
+        raise ValueError(f"{len(lists)} results for {queries} queries")
+    headers = response.headers
+    return Found(
+        documents=[[_document(pair) for pair in pairs] for pairs in lists],
+        provenance=Provenance(
+            corpus_digest=headers.get("x-forage-corpus-digest", ""),
+            encoder_digest=headers.get("x-forage-encoder-digest", ""),
+            index_digest=headers.get("x-forage-index-digest", ""),
+            mode=headers.get("x-forage-mode", ""),
+        ),
+        partial=headers.get("x-forage-partial") == "1",
+    )
+
+
+def _document(pair: Mapping[str, Any]) -> Document:
+    row = pair["document"]
+    if not isinstance(row["contents"], str):  # which protobuf would leave out in silence where it is null
+        raise TypeError("contents is not a text")
+    return Document(id=str(row["id"]), contents=row["contents"], score=float(pair["score"]))

@@ -1,0 +1,78 @@
+"""The asynchronous client of the reward service, and what it is sent of a trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+from forage_common.clients.calls import GRPC_RECONNECT, GRPC_SPREAD, MalformedReplyError, call
+from forage_common.clients.circuit import Circuit
+from forage_common.settings import Settings
+from forage_common.telemetry import tracing
+from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem, ScoreRequest, ScoreResponse
+from forage_common.v1.reward_pb2_grpc import RewardStub
+from forage_common.v1.trajectory_pb2 import Trajectory, Turn
+
+_MESSAGE_BYTES = 256 * 2**20
+
+
+class GrpcReward:
+    """`forage.v1.Reward.Score`, of every replica that the address resolves to in turn."""
+
+    def __init__(self, settings: Settings) -> None:
+        address = settings.reward.grpc_address
+        self._timeout_s = settings.rollout.score_timeout_s
+        self._circuit = Circuit("reward", address)
+        sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]
+        options = [*sizes, *GRPC_RECONNECT, *GRPC_SPREAD]
+        self._stub = RewardStub(grpc.aio.insecure_channel(address, options=options))
+
+    async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
+        """Scores in the order of the items.
+
+        Raises:
+            UnavailableError: no answer within the deadline.
+            grpc.RpcError: the reward refused the request.
+            MalformedReplyError: the answer does not match the items.
+        """
+        request = ScoreRequest(items=items)
+        facts: tracing.Attributes = {"server.address": self._circuit.address, "forage.items": len(items)}
+        with tracing.span("reward.score", facts, kind=tracing.Kind.CLIENT):
+            metadata = tracing.metadata()
+
+            async def attempt() -> ScoreResponse:
+                reply: ScoreResponse = await self._stub.Score(request, timeout=self._timeout_s, metadata=metadata)
+                return reply
+
+            reply = await call(self._circuit, attempt, self._timeout_s)
+            if [item.trajectory_id for item in reply.items] != [item.trajectory_id for item in items]:
+                raise MalformedReplyError("the reward's answer does not match the trajectories it was asked to score")
+        return list(reply.items)
+
+
+def score_item(trajectory: Trajectory, end_of_turn: str) -> ScoreItem:
+    """What a reward sees of a trajectory; the passages are in the spans already.
+
+    Args:
+        end_of_turn: text with which the policy's tokenizer ends a turn.
+    """
+    return ScoreItem(
+        trajectory_id=trajectory.id,
+        data_source=trajectory.data_source,
+        spans=trajectory.spans,
+        ground_truth=trajectory.ground_truth,
+        end_of_turn=end_of_turn,
+        turns=[_without_documents(turn) for turn in trajectory.turns],
+    )
+
+
+def _without_documents(turn: Turn) -> Turn:
+    return Turn(
+        index=turn.index,
+        action=turn.action,
+        content=turn.content,
+        executed=turn.executed,
+        retrieval_status=turn.retrieval_status,
+        tag=turn.tag,
+    )

@@ -1,0 +1,122 @@
+"""The asynchronous client of the rollout service: prompts off the streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from types import TracebackType
+
+import grpc
+
+from forage_common.clients.auth import presented
+from forage_common.clients.calls import GRPC_RECONNECT, RefusedError, call
+from forage_common.clients.circuit import Circuit
+from forage_common.errors import SettingsError, UnavailableError
+from forage_common.settings import Settings
+from forage_common.v1.rollout_pb2 import (
+    GetStatusRequest,
+    GetStatusResponse,
+    RunRequest,
+    RunResponse,
+    RunStreamRequest,
+    RunStreamResponse,
+)
+from forage_common.v1.rollout_pb2_grpc import RolloutStub
+from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
+
+_MESSAGE_BYTES = 64 * 2**20
+_MARGIN_S = 10.0
+_STATUS_S = 30.0
+
+
+class RolloutClient:
+    """Runs prompts at the settings' address, with the token of the settings' file.
+
+    Example:
+        async with RolloutClient(settings) as rollout:
+            group = await rollout.run(prompt)
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Connect on the first prompt.
+
+        Raises:
+            SettingsError: the token's file cannot be read.
+        """
+        self._address = settings.rollout.grpc_address
+        self._metadata = presented(settings.rollout.auth_token_file)
+        self._timeout_s = settings.rollout.trajectory_timeout_s + settings.rollout.score_timeout_s + _MARGIN_S
+        self._circuit = Circuit("rollout", self._address)
+        sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]
+        self._channel = grpc.aio.insecure_channel(self._address, options=[*sizes, *GRPC_RECONNECT])
+        self._stub = RolloutStub(self._channel)
+
+    async def run(self, prompt: Prompt) -> TrajectoryGroup:
+        """Every sample of the prompt; repeated while an engine starts again.
+
+        Raises:
+            UnavailableError: no answer within the deadline.
+            SettingsError: the token is refused.
+            RefusedError: the service refuses the prompt; says which field.
+        """
+
+        async def attempt() -> RunResponse:
+            reply: RunResponse = await self._stub.Run(
+                RunRequest(prompt=prompt), timeout=self._timeout_s, metadata=self._metadata
+            )
+            return reply
+
+        try:
+            return (await call(self._circuit, attempt, self._timeout_s)).group
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
+        """What happens, as it happens; the whole group comes last. An attempt that fails is not repeated.
+
+        Raises:
+            As `run`.
+        """
+        reply = self._stub.RunStream(RunStreamRequest(prompt=prompt), timeout=self._timeout_s, metadata=self._metadata)
+        try:
+            async for event in reply:
+                yield event
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        finally:
+            reply.cancel()
+
+    async def status(self) -> GetStatusResponse:
+        """What is served, and how much is in flight.
+
+        Raises:
+            As `run`.
+        """
+
+        async def attempt() -> GetStatusResponse:
+            reply: GetStatusResponse = await self._stub.GetStatus(
+                GetStatusRequest(), timeout=self._timeout_s, metadata=self._metadata
+            )
+            return reply
+
+        try:
+            return await call(self._circuit, attempt, _STATUS_S)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> RolloutClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _failure(self, error: grpc.RpcError) -> Exception:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            return SettingsError(f"{error.details()}: set rollout.auth_token_file to the file that the service reads")
+        if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+            return RefusedError(error.details())
+        return UnavailableError(f"the rollout service at {self._address} gave no answer: {error.details()}")

@@ -1,0 +1,62 @@
+"""Answers to a file of questions, through a rollout service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+
+from forage_common.clients.calls import RefusedError
+from forage_common.clients.in_flight import each
+from forage_common.clients.rollout import RolloutClient
+from forage_common.errors import DataError
+from forage_common.files.questions import Question
+from forage_common.settings import Settings
+from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Trajectory
+
+
+def prompts(questions: Sequence[Question], settings: Settings, samples: int, greedy: bool, seed: int) -> list[Prompt]:
+    """A prompt for each question; no two samples share a seed."""
+    rollout = settings.rollout
+    return [
+        Prompt(
+            run_id=settings.run.id,
+            group_uid=question.uid(0),
+            data_source=question.data_source,
+            messages=question.messages,
+            ground_truth=question.ground_truth,
+            samples=samples,
+            sampling=Sampling(
+                temperature=0.0 if greedy else rollout.temperature,
+                top_p=rollout.top_p,
+                top_k=rollout.top_k,
+                seed=seed + index * samples,
+            ),
+            purpose=Purpose.PURPOSE_VALIDATION,
+        )
+        for index, question in enumerate(questions)
+    ]
+
+
+def trajectory_ids(prompt: Prompt) -> set[str]:
+    """Ids that the trajectories of a prompt will have."""
+    return {f"{prompt.run_id}/{prompt.group_uid}/{sample}" for sample in range(prompt.samples)}
+
+
+async def groups(work: Iterable[Prompt], settings: Settings) -> AsyncGenerator[list[Trajectory], None]:
+    """The trajectories of each prompt as they are done, as many prompts at a time as the service works on.
+
+    Raises:
+        DataError: the service refuses a prompt.
+        UnavailableError: it gives no answer.
+    """
+    async with RolloutClient(settings) as rollout:
+
+        async def run(prompt: Prompt) -> list[Trajectory]:
+            try:
+                return list((await rollout.run(prompt)).trajectories)
+            except RefusedError as error:
+                raise DataError(f"the rollout service refuses question {prompt.group_uid}: {error}") from error
+
+        async with aclosing(each(work, run, settings.rollout.max_groups_in_flight)) as answered:
+            async for _, trajectories in answered:
+                yield trajectories

@@ -1,0 +1,1 @@
+"""File formats that services and the `forage` command share, and durable writes."""

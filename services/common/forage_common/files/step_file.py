@@ -1,0 +1,95 @@
+"""The trajectories of one optimizer step as a file: each beside what the trainer made of it.
+
+`<run>/trajectories/step-<n>.parquet`: the columns of `trajectory_file`, and those below. All lists run over the
+response's tokens; what the step did not ask for, or a trajectory that took no part in it, is null.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from forage_common.files.trajectory_file import TrajectoryWriter, read_with
+from forage_common.v1.trajectory_pb2 import Trajectory
+
+FOLDER = "trajectories"
+_NAME = re.compile(r"step-(\d{6,})\.parquet")
+_FLOATS = pa.list_(pa.float32())
+_COLUMNS = {
+    "step": pa.uint64(),
+    "version": pa.uint64(),
+    "trained": pa.bool_(),
+    "loss_mask": pa.list_(pa.uint8()),
+    "returns_sum": pa.float64(),
+    "advantages": _FLOATS,
+    "returns": _FLOATS,
+    "token_rewards": _FLOATS,
+    "log_probs": _FLOATS,
+    "engine_log_probs": _FLOATS,
+    "reference_log_probs": _FLOATS,
+    "values": _FLOATS,
+    "overconfidence": pa.float64(),
+}
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One trajectory of a step.
+
+    Attributes:
+        version: of the policy that the step trained.
+        trained: whether it took part in the step, in baseline and loss.
+        loss_mask: 1 on tokens that were trained on.
+        returns_sum: sum of the returns over these tokens.
+        token_rewards: what the estimator was given; less the KL where that is in the reward.
+        log_probs: the trainer's, before its first update; engine_log_probs: as sampled.
+        reference_log_probs: the reference's; values: the critic's.
+        overconfidence: of a probe, whose penalty the advantages bear.
+    """
+
+    trajectory: Trajectory
+    step: int
+    version: int
+    trained: bool
+    loss_mask: list[int] | None = None
+    returns_sum: float | None = None
+    advantages: list[float] | None = None
+    returns: list[float] | None = None
+    token_rewards: list[float] | None = None
+    log_probs: list[float] | None = None
+    engine_log_probs: list[float] | None = None
+    reference_log_probs: list[float] | None = None
+    values: list[float] | None = None
+    overconfidence: float | None = None
+
+
+def step_file(run: Path, step: int) -> Path:
+    """Where a run keeps the trajectories of a step."""
+    return run / FOLDER / f"step-{step:06d}.parquet"
+
+
+def kept_steps(run: Path) -> list[int]:
+    """Steps whose trajectories a run has kept."""
+    found = (_NAME.fullmatch(file.name) for file in (run / FOLDER).glob("step-*.parquet"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def write_step(file: Path, end_of_turn: str, rows: Iterable[StepRow]) -> None:
+    """Write a step's rows; the file appears whole."""
+    with TrajectoryWriter(file, end_of_turn, more=list(_COLUMNS.items())) as writer:
+        for row in rows:
+            writer.write(row.trajectory, {name: getattr(row, name) for name in _COLUMNS})
+
+
+def read_step(file: Path) -> Iterator[StepRow]:
+    """Every row, in the order of the file.
+
+    Raises:
+        DataError: it is missing, damaged, or no file of a step.
+    """
+    for trajectory, more in read_with(file, list(_COLUMNS)):
+        yield StepRow(trajectory, **more)

@@ -1,0 +1,1 @@
+"""Redis streams between the trainer and the rollout service."""

@@ -1,0 +1,1 @@
+"""Logs, metrics, health and traces, the same for every service."""

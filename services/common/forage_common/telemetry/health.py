@@ -1,0 +1,105 @@
+"""The health endpoint of every service.
+
+It answers `/healthz` (the process lives), `/readyz` (503 and the reasons until the service is ready) and `/metrics`
+(Prometheus).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
+
+from forage_common.addresses import port_in_use, split_address
+from forage_common.telemetry.logs import get_logger
+
+WAITING = Gauge("forage_common_waiting", "1 while this keeps the service from being ready", ["what"])
+
+
+class Health:
+    """Whether a service is ready and, if not, what it waits for. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self.wait_for("start", "starting")
+
+    def wait_for(self, what: str, detail: str) -> None:
+        with self._lock:
+            self._waiting[what] = detail
+            WAITING.labels(what).set(1)
+
+    def have(self, what: str) -> None:
+        with self._lock:
+            self._waiting.pop(what, None)
+            WAITING.labels(what).set(0)
+
+    def ready(self) -> None:
+        """The start is over; other waits, if any, stay."""
+        self.have("start")
+
+    @property
+    def waiting(self) -> dict[str, str]:
+        with self._lock:
+            return dict(self._waiting)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    health: Health
+    metrics: Callable[[], bytes]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A prober that hung up is nobody's error."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            get_logger().exception("health_request_failed")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:  # the name is http.server's
+        if self.path == "/metrics":
+            return self._reply(200, self.server.metrics(), CONTENT_TYPE_LATEST)
+        if self.path == "/healthz":
+            return self._reply(200, b'{"status":"ok"}')
+        if self.path == "/readyz":
+            waiting = self.server.health.waiting
+            body = json.dumps({"ready": not waiting, "waiting_for": waiting}).encode()
+            return self._reply(503 if waiting else 200, body)
+        return self._reply(404, b'{"detail":"try /healthz, /readyz or /metrics"}')
+
+    def _reply(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Probes are not worth a line each."""
+
+
+def serve_health(address: str, health: Health, metrics: Callable[[], bytes] = generate_latest) -> ThreadingHTTPServer:
+    """Serve health and metrics on a daemon thread; `shutdown()` on the result ends it.
+
+    Args:
+        metrics: makes the page, where it is not only this process's.
+
+    Raises:
+        UserError: the port is in use.
+    """
+    try:
+        server = _Server(split_address(address), _Handler)
+    except OSError as error:
+        raise port_in_use(address, error) from None
+    server.health = health
+    server.metrics = metrics
+    threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+    return server

@@ -1,0 +1,35 @@
+"""Structured logs: one JSON object a line on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+from forage_common.telemetry import tracing
+
+
+def configure_logs(service: str, level: str = "INFO") -> None:
+    """Send this process's logs to stderr, one JSON object a line."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            tracing.log_fields,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(default=str),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level)),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def get_logger() -> Any:
+    """A structured logger: `log.info("event_name", key=value)`."""
+    return structlog.get_logger()

@@ -1,0 +1,263 @@
+"""Spans by OpenTelemetry's SDK, sent over OTLP from a thread: no work waits for the collector, or is lost with it.
+
+Nothing here is global: libraries that trace by themselves (vLLM, Ray) neither see these spans nor add to them. The SDK
+reads its standard variables, such as OTEL_EXPORTER_OTLP_HEADERS and OTEL_BSP_MAX_QUEUE_SIZE; settings win.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, SamplingResult, TraceIdRatioBased
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import Attributes as SdkAttributes
+
+from forage_common import __version__
+from forage_common.errors import InterruptedWorkError
+from forage_common.settings import TracingProtocol, TracingSettings
+from forage_common.telemetry.tracing import DROPPED, HEADER, Attributes, Kind, Span
+
+STOP_S = 2.0
+"""For what is left at the end of a process."""
+
+_DELAY_MS = 1000
+_QUEUE = 16384
+_propagator = TraceContextTextMapPropagator()
+
+
+class Tracer:
+    """Makes the spans of this process and sends those that are sampled."""
+
+    def __init__(self, settings: TracingSettings, service: str, run: str) -> None:
+        self._exporter = _Watched(_exporter(settings), settings.endpoint)
+        self._processor = _Bounded(self._exporter)
+        # The exit of the process is `close`'s business: the SDK's own would wait for half a minute.
+        sampler = ParentBased(_WithItsLinks(settings.sample_ratio))
+        provider = TracerProvider(sampler, _resource(service, run), shutdown_on_exit=False)
+        provider.add_span_processor(self._processor)
+        self._tracer = provider.get_tracer("forage", __version__)
+
+    @contextmanager
+    def span(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        kind: Kind = Kind.INTERNAL,
+        parent: str | None = None,
+        links: Sequence[str] = (),
+        began_ns: int | None = None,
+        active: bool = True,
+    ) -> Iterator[Span]:
+        """See `tracing.span`."""
+        context = None if parent is None else _remote(parent)
+        above = trace.get_current_span(context)
+        if (known := above.get_span_context()).is_valid and not known.trace_flags.sampled:
+            # Decided where the trace began: nothing is recorded, and who is called next is told so.
+            with _active(above) if context is not None and active else nullcontext():
+                yield _Recorded(above)
+            return
+        span = self._tracer.start_span(
+            name,
+            context=context,
+            kind=trace.SpanKind[kind.name],
+            attributes=attributes,
+            links=[trace.Link(found) for link in links if (found := _span_context(link)).is_valid],
+            start_time=began_ns,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+        try:
+            with _active(span) if active else nullcontext():
+                yield _Recorded(span)
+        except (asyncio.CancelledError, InterruptedWorkError):
+            span.add_event("cancelled")
+            raise
+        except Exception as error:
+            span.record_exception(error)
+            span.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            span.end()
+
+    def current(self) -> Span:
+        """See `tracing.current`."""
+        return _Recorded(trace.get_current_span())
+
+    def close(self) -> None:
+        """Send what is left; what does not leave in time is dropped and counted."""
+        ending = threading.Thread(target=self._processor.shutdown, name="tracing-end", daemon=True)
+        ending.start()
+        ending.join(STOP_S)
+        if ending.is_alive():
+            self._exporter.shutdown()
+
+
+class _Recorded(Span):
+    """A span of the SDK's."""
+
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    @property
+    def traceparent(self) -> str:  # type: ignore[override]
+        context = self._span.get_span_context()
+        if not context.is_valid:
+            return ""
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    @property
+    def trace_id(self) -> str:  # type: ignore[override]
+        context = self._span.get_span_context()
+        return f"{context.trace_id:032x}" if context.is_valid else ""
+
+    def set(self, attributes: Attributes) -> None:
+        self._span.set_attributes(dict(attributes))
+
+    def event(self, name: str, attributes: Attributes | None = None) -> None:
+        self._span.add_event(name, attributes)
+
+    def fail(self, detail: str) -> None:
+        self._span.set_status(trace.StatusCode.ERROR, detail)
+
+
+class _Bounded(BatchSpanProcessor):
+    """Counts what finds no room in the queue, where the SDK's would log a line."""
+
+    def __init__(self, exporter: _Watched) -> None:
+        size = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE))
+        delay_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY", _DELAY_MS))
+        super().__init__(exporter, max_queue_size=size, schedule_delay_millis=delay_ms)
+        self._size = size
+        self._waiting = exporter.waiting
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if not span.context.trace_flags.sampled:
+            return
+        if self._waiting.take(self._size):
+            super().on_end(span)
+        else:
+            DROPPED.labels("queue").inc()
+
+
+class _Waiting:
+    """How many spans are in the queue. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def take(self, most: int) -> bool:
+        """Whether there was room for one more."""
+        with self._lock:
+            room = self._count < most
+            self._count += room
+            return room
+
+    def leave(self, count: int) -> None:
+        with self._lock:
+            self._count -= count
+
+
+class _Watched(SpanExporter):
+    """Counts spans that did not arrive; says once that the collector is away, and once that it is back."""
+
+    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+        self.waiting = _Waiting()
+        self._exporter = exporter
+        self._endpoint = endpoint or "that of OTEL_EXPORTER_OTLP_ENDPOINT"
+        self._away = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.waiting.leave(len(spans))
+        try:
+            result = self._exporter.export(spans)
+        except Exception:  # noqa: BLE001 - protects the work that is traced; counted below
+            result = SpanExportResult.FAILURE
+        away = result is not SpanExportResult.SUCCESS
+        if away:
+            DROPPED.labels("export").inc(len(spans))
+        if away != self._away:
+            self._away = away
+            tell = structlog.get_logger().warning if away else structlog.get_logger().info
+            tell("collector_away" if away else "collector_back", endpoint=self._endpoint, spans=len(spans))
+        return result
+
+    def shutdown(self) -> None:
+        """End an attempt that is under way, and make none any more."""
+        self._exporter.shutdown()
+
+
+class _WithItsLinks(Sampler):
+    """A new trace is sampled where one that it links to is, and else by the ratio."""
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio, self._all = TraceIdRatioBased(ratio), TraceIdRatioBased(1.0)
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: trace.SpanKind | None = None,
+        attributes: SdkAttributes = None,
+        links: Sequence[trace.Link] | None = None,
+        trace_state: trace.TraceState | None = None,
+    ) -> SamplingResult:
+        linked = any(link.context.trace_flags.sampled for link in links or ())
+        sampler = self._all if linked else self._ratio
+        return sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
+
+    def get_description(self) -> str:
+        return f"WithItsLinks{{{self._ratio.get_description()}}}"
+
+
+def _resource(service: str, run: str) -> Resource:
+    own = {
+        "service.namespace": "forage",
+        "service.name": os.environ.get("OTEL_SERVICE_NAME") or f"forage-{service}",
+        "service.version": __version__,
+        "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
+        "forage.run": run,
+    }
+    return Resource.create(own)
+
+
+def _exporter(settings: TracingSettings) -> SpanExporter:
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # a line an attempt; `_Watched` tells
+    endpoint = settings.endpoint.rstrip("/")
+    if settings.protocol is TracingProtocol.HTTP:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+        return HttpExporter(endpoint=f"{endpoint}/v1/traces" if endpoint else None)
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+    return GrpcExporter(endpoint=endpoint or None)
+
+
+@contextmanager
+def _active(span: trace.Span) -> Iterator[None]:
+    token = attach(trace.set_span_in_context(span))
+    try:
+        yield
+    finally:
+        detach(token)
+
+
+def _remote(traceparent: str) -> Context:
+    return _propagator.extract({HEADER: traceparent}, context=Context())
+
+
+def _span_context(traceparent: str) -> trace.SpanContext:
+    return trace.get_current_span(_remote(traceparent)).get_span_context()

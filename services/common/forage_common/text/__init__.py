@@ -1,0 +1,1 @@
+"""Pure functions over text: tags, observations, answers, prompts."""

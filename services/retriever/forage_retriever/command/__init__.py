@@ -1,0 +1,1 @@
+"""`forage index`: builds, inspects, verifies, measures and converts indexes."""

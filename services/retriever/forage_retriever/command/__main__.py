@@ -1,0 +1,5 @@
+"""`python -m forage_retriever.command`."""
+
+from forage_retriever.command.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""`forage reward`: lists rewards, explains one score, scores a dump."""

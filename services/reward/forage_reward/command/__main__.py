@@ -1,0 +1,5 @@
+"""`python -m forage_reward.command`."""
+
+from forage_reward.command.main import main
+
+main()

@@ -1,0 +1,243 @@
+"""`forage reward`: list the rewards, explain one score, score a dump. Runs in this service's own environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+import yaml
+from pydantic_core import PydanticUndefined
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from forage_common.errors import DataError, ForageError, SettingsError, UserError
+from forage_common.settings import RewardRoute, Settings, load
+from forage_common.telemetry.logs import configure_logs
+from forage_reward.command.dumps import DumpRow, RowError, parse_row, spans_of_text
+from forage_reward.command.explain import explained
+from forage_reward.command.score_file import ANY, MALFORMED, Summary, score_lines
+from forage_reward.isolation.user_rewards import UserRewards
+from forage_reward.registry import REWARDS
+from forage_reward.router import Judge
+from forage_reward.trajectory import GroundTruth, TrajectoryView
+from forage_reward.wire import from_proto, item_of
+
+PARQUET_READER = "FORAGE_PARQUET_PYTHON"
+"""Names the interpreter that can read Parquet; the `forage` command sets it to its own."""
+
+_SHOWN = 5
+
+Reward = Annotated[
+    str, typer.Option("--reward", "-r", help="One reward for every row, instead of the settings' routes.")
+]
+Params = Annotated[list[str] | None, typer.Option("--param", "-p", help="Of --reward, e.g. -p score=2.")]
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file of settings.", show_default=False)]
+Source = Annotated[str, typer.Option("--data-source", help="Of rows that name none.")]
+
+app = typer.Typer(
+    help="Rewards: what there is, how a score comes about, and scores of whole dumps.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+@app.command("list")
+def list_rewards() -> None:
+    """Every built-in reward with its parameters and their defaults."""
+    table = Table("reward", "what it scores", "parameters")
+    for name, reward in REWARDS.items():
+        defaults = []
+        for parameter, field in reward.params.model_fields.items():
+            default = "…" if field.default is PydanticUndefined else str(field.default)
+            defaults.append(f"{parameter}={default if len(default) <= 30 else '…'}")
+        table.add_row(name, reward.summary, "\n".join(defaults))
+    Console().print(table, markup=False)
+
+
+@app.command()
+def explain(
+    file: Annotated[str, typer.Argument(help="A raw text, or one row of a dump as JSON; - = stdin.")] = "-",
+    target: Annotated[list[str] | None, typer.Option("--target", "-t", help="Accepted answers of a raw text.")] = None,
+    reward: Reward = "",
+    param: Params = None,
+    config: Config = None,
+    data_source: Source = "",
+) -> None:
+    """Print the format's path through one text, which rule fired, and what every component adds."""
+    with _source_text(file) as lines:
+        text = "".join(lines)
+    row = _one_row(text, target or [])
+    source = row.data_source or data_source
+    if not reward and not config and not source:
+        reward = "search_r1_format"
+    with _judge(reward, param or [], config) as (judge, _):
+        item = item_of(row.view, row.truth)
+        item.data_source = ANY if reward else source
+        score = from_proto(judge.score(item).score)
+    console = Console()
+    for part in explained(row, score):
+        console.print(part, markup=False, highlight=False)
+
+
+@app.command()
+def score(
+    file: Annotated[str, typer.Argument(help="JSONL or Parquet; - = JSONL from stdin.")],
+    reward: Reward = "",
+    param: Params = None,
+    config: Config = None,
+    data_source: Source = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Default: beside the file, .scores.jsonl.", show_default=False)
+    ] = None,
+) -> None:
+    """Score every row of a dump: spans or raw text, with targets or ground_truth. Exit code 1: some are malformed."""
+    out = output or (Path("scores.jsonl") if file == "-" else Path(file).with_suffix(".scores.jsonl"))
+    partial = out.with_name(out.name + ".part")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with (
+        _judge(reward, param or [], config) as (judge, routes),
+        _source_text(file) as lines,
+        _written(partial) as stream,
+        Progress(*columns, console=Console(stderr=True)) as progress,
+    ):
+        if not reward and data_source and data_source not in routes:
+            raise SettingsError(f"data source '{data_source}' has no route: known are {', '.join(sorted(routes))}")
+        sized = file != "-" and not file.endswith(".parquet")
+        task = progress.add_task("scoring", total=Path(file).stat().st_size if sized else None)
+        summary = score_lines(
+            lines,
+            judge,
+            lambda named: ANY if reward else named or data_source,
+            stream,
+            lambda done: progress.advance(task, done),
+        )
+    partial.replace(out)
+    _report(summary, out)
+    if summary.malformed:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of `python -m forage_reward.command`: a user's error is one sentence and exit code 2."""
+    configure_logs("reward", "WARNING")
+    try:
+        app(prog_name="forage reward")
+    except UserError as error:
+        Console(stderr=True, soft_wrap=True).print(f"forage: {error}", style="red", markup=False, highlight=False)
+        sys.exit(error.exit_code)
+    except ForageError as error:
+        Console(stderr=True, soft_wrap=True).print(f"forage: {error}", style="red", markup=False, highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@contextlib.contextmanager
+def _judge(reward: str, params: list[str], config: Path | None) -> Iterator[tuple[Judge, dict[str, RewardRoute]]]:
+    settings: Settings = load(config)
+    if params and not reward:
+        raise SettingsError("--param belongs to --reward: give both, or set parameters in the settings' routes")
+    parsed = {}
+    for param in params:
+        name, equals, value = param.partition("=")
+        if not equals:
+            raise SettingsError(f"--param {param} is not name=value")
+        parsed[name] = yaml.safe_load(value)
+    user = UserRewards(settings.reward.user, REWARDS)
+    try:
+        known = {**REWARDS, **user.rewards}
+        if reward and reward not in known:
+            raise SettingsError(f"there is no reward '{reward}': --reward takes {', '.join(known)}")
+        if reward:
+            routes = {ANY: RewardRoute(name=reward, params=parsed)}
+            yield Judge(routes, user.rewards, "--reward"), routes
+        else:
+            yield Judge(settings.reward.routes, user.rewards), dict(settings.reward.routes)
+    finally:
+        user.close()
+
+
+@contextlib.contextmanager
+def _source_text(file: str) -> Iterator[Iterator[str]]:
+    """The lines of a file. Bytes that are no UTF-8 become U+FFFD."""
+    if file == "-":
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+        yield iter(sys.stdin)
+    elif file.endswith(".parquet"):
+        with _parquet_lines(file) as lines:
+            yield lines
+    else:
+        try:
+            stream = open(file, encoding="utf-8", errors="replace", newline="\n")  # noqa: SIM115 - closed below
+        except OSError as error:
+            reason = f"{file} cannot be read ({error.strerror})"
+            raise DataError(f"{reason}: give an existing file, or - for stdin") from None
+        with stream:
+            yield iter(stream)
+
+
+@contextlib.contextmanager
+def _parquet_lines(file: str) -> Iterator[Iterator[str]]:
+    python = os.environ.get(PARQUET_READER, "")
+    if not python:
+        raise DataError(f"{file} is Parquet, which only the `forage` command can read: use `forage reward score`")
+    command = [python, "-m", "forage_common.files.parquet_rows", file]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stderr is not None
+        yield iter(reader.stdout)
+        problem = reader.stderr.read().strip()
+    if reader.returncode:
+        raise DataError(problem or f"{file} cannot be read as Parquet")
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[TextIO]:
+    try:
+        stream = open(path, "w", encoding="utf-8")  # noqa: SIM115 - so that only opening it is the user's error
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error.strerror}): give another --output") from None
+    try:
+        with stream:
+            yield stream
+    except BaseException:
+        path.unlink()
+        raise
+
+
+def _one_row(text: str, targets: list[str]) -> DumpRow:
+    try:
+        return parse_row(text)
+    except RowError as error:
+        if text.lstrip().startswith("{"):
+            raise DataError(f"this row cannot be scored: {error}") from None
+    if not targets:
+        raise DataError("a raw text needs accepted answers: give --target, or a row of JSON with targets")
+    return DumpRow(TrajectoryView(spans_of_text(text)), GroundTruth(tuple(targets)), "")
+
+
+def _report(summary: Summary, out: Path) -> None:
+    console = Console()
+    table = Table("data source", "rows", "mean score", "mean validation", "statuses", title="scores")
+    for source, group in sorted(summary.groups.items()):
+        statuses = ", ".join(f"{status} {count}" for status, count in sorted(group.statuses.items()))
+        means = [f"{sum(found) / len(found):.4f}" if found else "–" for found in (group.scores, group.validations)]
+        table.add_row(source or "–", str(group.rows), *means, statuses)
+    if summary.malformed:
+        table.add_row("–", str(len(summary.malformed)), "–", "–", MALFORMED)
+    console.print(table, markup=False)
+    for line, reason in summary.malformed[:_SHOWN]:
+        console.print(f"line {line}: {reason}", markup=False, highlight=False, soft_wrap=True)
+    if len(summary.malformed) > _SHOWN:
+        console.print(f"… and {len(summary.malformed) - _SHOWN} more; every one is named in the output", markup=False)
+    console.print(f"{summary.rows} rows in, {summary.rows} out: {out}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Parsers of model output: format, answers, turns, arithmetic."""

@@ -1,0 +1,39 @@
+"""Spans of a dump: one text that holds prompt, generations and observations, as other tools write it.
+
+Only for comparing with them. Where a model has written `<information>` itself, a dump cannot tell.
+"""
+
+from __future__ import annotations
+
+from forage_common.text.tags import CLOSE, OPEN, Tag
+from forage_reward.trajectory import Role, Span
+
+ASSISTANT_MARKER = "<|im_start|>assistant"
+PLAIN_MARKER = "Assistant:"
+"""Ends prompts that have no chat template."""
+
+
+def spans_from_text(text: str, assistant_marker: str = ASSISTANT_MARKER) -> tuple[Span, ...]:
+    """Split a dump at the first assistant marker, then at complete `<information>` blocks.
+
+    Args:
+        text: the whole dump.
+        assistant_marker: the tokenizer's text that opens an assistant turn; it belongs to the prompt.
+
+    Returns:
+        prompt, model and env spans that join to `text`. Without a marker all of it is prompt.
+    """
+    head, marker, rest = text.partition(assistant_marker)
+    spans = [Span(Role.PROMPT, head + marker)]
+    opener, closer = OPEN[Tag.INFORMATION], CLOSE[Tag.INFORMATION]
+    position = 0
+    while True:
+        begin = rest.find(opener, position)
+        end = rest.find(closer, begin + len(opener)) if begin >= 0 else -1
+        if end < 0:
+            break
+        end += len(closer)
+        spans += [Span(Role.MODEL, rest[position:begin]), Span(Role.ENV, rest[begin:end])]
+        position = end
+    spans.append(Span(Role.MODEL, rest[position:]))
+    return tuple(span for span in spans if span.text)

@@ -1,0 +1,45 @@
+"""`python -m forage_reward.serve.shadow_process FD`: scores by the shadow routes.
+
+The first frame holds the settings, as YAML; it is answered with an empty frame. Every other is an item and is
+answered with its scores.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import yaml
+
+from forage_common.errors import UserError
+from forage_common.settings import Settings
+from forage_common.telemetry.logs import configure_logs
+from forage_common.v1 import reward_pb2
+from forage_reward.isolation.child import Parent
+from forage_reward.isolation.user_rewards import UserRewards
+from forage_reward.registry import REWARDS
+from forage_reward.router import Judge
+
+NICENESS = 10
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
+    configure_logs("reward-shadow")
+    parent = Parent(int(sys.argv[1]))
+    settings = Settings.model_validate(yaml.safe_load(parent.receive() or b"")).reward
+    try:
+        user = UserRewards(settings.user, REWARDS)
+        judge = Judge(settings.shadow, user.rewards, "reward.shadow")
+    except UserError as error:
+        sys.exit(f"forage reward: {error}")
+    parent.send(b"")
+    while (frame := parent.receive()) is not None:
+        parent.send(judge.score(reward_pb2.ScoreItem.FromString(frame)).SerializeToString())
+    user.close()
+
+
+if __name__ == "__main__":
+    main()

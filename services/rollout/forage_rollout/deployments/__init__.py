@@ -1,0 +1,1 @@
+"""The Ray Serve deployments and the Ray cluster that they run in."""

@@ -1,0 +1,273 @@
+"""The Ray that the deployments run in: a small one of our own, on loopback and gone with us, or one that is joined."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import psutil
+
+from forage_common.ray_environment import own_ray
+from forage_common.settings import Settings
+from forage_common.telemetry.logs import get_logger
+from forage_rollout.deployments import reaper
+from forage_rollout.deployments.relay import LogRelay
+from forage_rollout.engine.vllm_engine import environment
+
+log = get_logger()
+_PREFIX = "forage-ray-"
+_STARTS = 3
+_PATIENCE_S = 5.0
+_DRAIN_ANSWER_S = 3.0
+_LOOK_S = 1.0
+_OBJECT_STORE_BYTES = 80 * 2**20
+# Read by Serve when it is imported in a replica. On one event loop a call does not cross threads, and a context of a
+# million tokens must fit a message.
+_SERVE_ENVIRONMENT = {
+    "RAY_SERVE_LOG_TO_STDERR": "1",  # else Serve takes what replicas write there for itself
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 2**20),
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+}
+# Of a Ray of our own, beside what every service's has.
+_RAY_ENVIRONMENT = {
+    # Without it the engine core of a replica that was killed would live on.
+    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "60",
+}
+
+
+def claim(folder: Path) -> IO[str]:
+    """A lock on the folder that ends with this process, or with the file that is returned.
+
+    Raises:
+        BlockingIOError: a living process has it.
+    """
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise
+    return file
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the folders of services that were killed together with their reapers."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        if not (folder / "lock").exists():
+            continue  # just being made
+        try:
+            claim(folder).close()
+        except OSError:
+            continue  # in use, or another user's
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Cluster(Protocol):
+    """Where the deployments run."""
+
+    def start(self) -> None:
+        """Blocks until all deployments run; takes most of a minute on CPU.
+
+        Raises:
+            Exception: there is no Ray, or Serve gave up on a deployment.
+        """
+        ...
+
+    def handle(self, deployment: str) -> Any:
+        """Serve's handle of a deployment that runs."""
+        ...
+
+    async def broadcast(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
+        """See `deployments.broadcast`."""
+        ...
+
+    def begin_drain(self) -> None:
+        """Take no more prompts; blocks until running groups have ended, for `rollout.drain_timeout_s` at most."""
+        ...
+
+    def stop(self, patience_s: float) -> None:
+        """End what was started, by force where it does not end by itself."""
+        ...
+
+
+def open_cluster(settings: Settings) -> Cluster:
+    """The cluster at `rollout.ray_address`, or one of our own where none is given."""
+    if settings.rollout.attach:
+        return AttachedCluster(settings)
+    return JoinedCluster(settings) if settings.rollout.ray_address else LocalCluster(settings)
+
+
+class _Application:
+    """One run's Serve application in the Ray that this process is connected to."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def deploy(self) -> None:
+        import ray
+        from ray import serve
+
+        from forage_rollout.deployments.application import application, application_name
+
+        begin = time.perf_counter()
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        serve.run(application(self._settings, gpus), name=application_name(self._settings), route_prefix=None)
+        log.info("deployments_running", seconds=round(time.perf_counter() - begin, 1))
+
+    def handle(self, deployment: str) -> Any:
+        from ray import serve
+
+        from forage_rollout.deployments.application import application_name
+
+        return serve.get_deployment_handle(deployment, application_name(self._settings))
+
+    async def broadcast(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
+        from forage_rollout.deployments.application import broadcast
+
+        return await broadcast(self.handle(deployment), method, *arguments)
+
+    def begin_drain(self) -> None:
+        seconds = self._settings.rollout.drain_timeout_s
+        try:
+            left = self.handle("Dispatcher").drain.remote(seconds).result(timeout_s=seconds + _DRAIN_ANSWER_S)
+        except Exception as error:  # noqa: BLE001 - the end must come; prompts that nobody finished stay pending
+            log.warning("not_drained", detail=f"{type(error).__name__}: {error}")
+        else:
+            log.info("drained", groups_left=left)
+
+
+class JoinedCluster(_Application):
+    """A Ray cluster that others run and share; of it only this run's application is ours."""
+
+    def start(self) -> None:
+        from ray import serve
+
+        self._join()
+        serve.start(http_options={"location": "NoServer"})
+        self.deploy()
+
+    def _join(self) -> None:
+        import ray
+
+        ray.init(
+            address=self._settings.rollout.ray_address,
+            namespace=f"forage-{self._settings.run.id}",
+            log_to_driver=False,
+            configure_logging=False,
+            runtime_env={"env_vars": {**_SERVE_ENVIRONMENT, **environment(self._settings.rollout.engine)}},
+        )
+        log.info("ray_joined", address=self._settings.rollout.ray_address)
+
+    def stop(self, patience_s: float) -> None:
+        import ray
+        from ray import serve
+
+        from forage_rollout.deployments.application import application_name
+
+        if not ray.is_initialized():
+            return
+        serve.delete(application_name(self._settings), _blocking=False)
+        deadline = time.monotonic() + patience_s
+        while application_name(self._settings) in serve.status().applications and time.monotonic() < deadline:
+            time.sleep(0.2)
+        ray.shutdown()
+
+
+class AttachedCluster(JoinedCluster):
+    """A cluster in which others run this application, as KubeRay's RayService does: nothing of it is ours to end."""
+
+    def start(self) -> None:
+        from ray import serve
+        from ray.serve.schema import ApplicationStatus
+
+        from forage_rollout.deployments.application import application_name
+
+        self._join()
+        name = application_name(self._settings)
+        while (found := serve.status().applications.get(name)) is None or found.status != ApplicationStatus.RUNNING:
+            time.sleep(_LOOK_S)
+        log.info("attached", application=name)
+
+    def begin_drain(self) -> None:
+        """Prompts go on being answered: only calls that came this way end."""
+
+    def stop(self, patience_s: float) -> None:
+        import ray
+
+        ray.shutdown()
+
+
+class LocalCluster(_Application):
+    """Starts Ray, deploys the application, and ends every process of both."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._stopping = False
+        # Sockets live in there, and their paths must stay below 108 bytes.
+        remove_abandoned(Path(tempfile.gettempdir()))
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = claim(self._folder)
+        self._relay = LogRelay(self._folder)
+        command = [sys.executable, "-I", "-S", reaper.__file__, str(self._folder)]
+        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def start(self) -> None:
+        os.environ.update({**own_ray(), **_RAY_ENVIRONMENT, **environment(self._settings.rollout.engine)})
+        import ray
+        from ray import serve
+
+        os.environ.update(_SERVE_ENVIRONMENT)  # after the import: not for this process, which blocks on handles
+
+        from forage_rollout.deployments.application import cpus
+
+        begin = time.perf_counter()
+        for attempt in range(1, _STARTS + 1):
+            try:
+                ray.init(
+                    num_cpus=max(1, math.ceil(cpus(self._settings))),
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _temp_dir=str(self._folder),
+                )
+                serve.start(http_options={"location": "NoServer"})
+                break
+            except Exception as error:
+                # A busy machine lets Ray's own fixed time limits pass; it raises bare Exceptions.
+                log.warning("ray_did_not_start", attempt=attempt, detail=str(error))
+                if attempt == _STARTS or self._stopping:
+                    raise
+                self._end_processes(_PATIENCE_S)
+        log.info("ray_started", seconds=round(time.perf_counter() - begin, 1))
+        self.deploy()
+
+    def stop(self, patience_s: float) -> None:
+        self._stopping = True
+        self._end_processes(patience_s)
+        self._reaper.communicate()
+
+    def _end_processes(self, patience_s: float) -> None:
+        family = [p for p in psutil.Process().children(recursive=True) if p.pid != self._reaper.pid]
+        try:
+            import ray
+
+            ray.shutdown()
+        finally:
+            _, alive = psutil.wait_procs(family, timeout=patience_s)
+            for process in alive:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    continue

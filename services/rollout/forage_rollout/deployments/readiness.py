@@ -1,0 +1,73 @@
+"""What the service waits for, as its health endpoint tells it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import httpx
+
+from forage_common.errors import UnavailableError
+from forage_common.settings import Settings
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry.health import Health
+from forage_common.telemetry.logs import get_logger
+
+log = get_logger()
+_PROBE_S = 2.0
+
+
+async def watch(settings: Settings, health: Health) -> None:
+    """Probe Redis, the retriever and the reward for ever: each second while one is missing, else each fifth."""
+    streams = StreamClient(settings.redis, settings.run.id, _PROBE_S)
+    async with httpx.AsyncClient(trust_env=False, timeout=_PROBE_S) as client:
+        while True:
+            missing = await asyncio.gather(
+                _redis(streams), _retriever(client, settings.retriever.http_address), _reward(settings)
+            )
+            for name, detail in zip(("redis", "retriever", "reward"), missing, strict=True):
+                if detail:
+                    health.wait_for(name, detail)
+                else:
+                    health.have(name)
+            await asyncio.sleep(1.0 if any(missing) else 5.0)
+
+
+async def wait_for_services(settings: Settings) -> None:
+    """Return once the retriever and the reward are both ready, however long that takes."""
+    said = None
+    async with httpx.AsyncClient(trust_env=False, timeout=_PROBE_S) as client:
+        while True:
+            missing = await asyncio.gather(_retriever(client, settings.retriever.http_address), _reward(settings))
+            if not any(missing):
+                return
+            if missing != said:
+                log.info("waiting_for_services", detail="; ".join(filter(None, missing)))
+                said = missing
+            await asyncio.sleep(0.5)
+
+
+async def _redis(streams: StreamClient) -> str:
+    try:
+        await asyncio.to_thread(streams.ping)
+    except UnavailableError as error:
+        return str(error)
+    return ""
+
+
+async def _retriever(client: httpx.AsyncClient, address: str) -> str:
+    try:
+        response = await client.get(f"http://{address}/readyz")
+    except httpx.HTTPError as error:
+        return f"no answer at {address} ({error or type(error).__name__})"
+    return "" if response.is_success else f"{address} is not ready: {response.text[:200]}"
+
+
+async def _reward(settings: Settings) -> str:
+    address = settings.reward.grpc_address
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            await asyncio.wait_for(channel.channel_ready(), _PROBE_S)
+        except TimeoutError:
+            return f"no answer at {address}"
+    return ""

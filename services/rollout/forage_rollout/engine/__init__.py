@@ -1,0 +1,1 @@
+"""Engines that sample tokens: vLLM in process, or a remote OpenAI-compatible endpoint."""

@@ -1,0 +1,1 @@
+"""The multi-turn loop of one trajectory: pure, without clock or network."""

@@ -1,0 +1,1 @@
+"""The process in front of the deployments: gRPC, HTTP, health, metrics."""

@@ -1,0 +1,177 @@
+"""`forage.v1.Rollout`: prompts off the streams, and control of the engines."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, NoReturn
+
+import grpc
+
+from forage_common.addresses import bind
+from forage_common.clients.auth import HEADER, TokenFile
+from forage_common.errors import UnavailableError
+from forage_common.telemetry import tracing
+from forage_common.telemetry.tracing import Kind, Span
+from forage_common.v1.rollout_pb2 import (
+    DESCRIPTOR,
+    GetStatusRequest,
+    GetStatusResponse,
+    PauseRequest,
+    PauseResponse,
+    ResumeRequest,
+    ResumeResponse,
+    RunRequest,
+    RunResponse,
+    RunStreamRequest,
+    RunStreamResponse,
+    UpdateWeightsRequest,
+    UpdateWeightsResponse,
+)
+from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
+from forage_common.v1.trajectory_pb2 import Prompt
+from forage_rollout.serve.backend import Backend, RefusedPolicyError, State
+from forage_rollout.serve.prompt_checks import InvalidPromptError, check
+
+SERVICE = DESCRIPTOR.services_by_name["Rollout"].full_name
+_MESSAGE_BYTES = 64 * 2**20
+_CODES = {
+    InvalidPromptError: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusedPolicyError: grpc.StatusCode.FAILED_PRECONDITION,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+}
+_REFUSALS: tuple[type[Exception], ...] = tuple(_CODES)
+
+
+class RolloutApi(RolloutServicer):
+    """The servicer.
+
+    Args:
+        vocabulary: of the model, for `check`.
+    """
+
+    def __init__(self, backend: Backend, state: State, vocabulary: int = 0) -> None:
+        self._backend = backend
+        self._state = state
+        self._vocabulary = vocabulary
+
+    async def Run(self, request: RunRequest, context: Any) -> RunResponse:  # the names are gRPC's
+        try:
+            with _traced("Run", request.prompt, context) as span:
+                return RunResponse(group=await self._backend.run(self._admitted(request.prompt, span)))
+        except _REFUSALS as error:
+            await _abort(context, error)
+
+    async def RunStream(self, request: RunStreamRequest, context: Any) -> AsyncIterator[RunStreamResponse]:
+        try:
+            with _traced("RunStream", request.prompt, context) as span:
+                async with aclosing(self._backend.stream(self._admitted(request.prompt, span))) as events:
+                    async for event in events:
+                        yield event
+        except _REFUSALS as error:
+            await _abort(context, error)
+
+    async def GetStatus(self, request: GetStatusRequest, context: Any) -> GetStatusResponse:
+        shown = self._state.shown
+        return GetStatusResponse(
+            serving=self._state.serving,
+            groups_in_flight=shown.get("groups_in_flight"),
+            groups_done=shown.get("groups_done"),
+            tokens_generated=shown.get("generated_tokens"),
+            paused=shown.get("paused") > 0,
+            engines=shown.get('replicas{deployment="Engine"}'),
+        )
+
+    async def Pause(self, request: PauseRequest, context: Any) -> PauseResponse:
+        return PauseResponse(engines=await self._engines(context, lambda: self._backend.pause(request.drain)))
+
+    async def Resume(self, request: ResumeRequest, context: Any) -> ResumeResponse:
+        return ResumeResponse(engines=await self._engines(context, self._backend.resume))
+
+    async def UpdateWeights(self, request: UpdateWeightsRequest, context: Any) -> UpdateWeightsResponse:
+        policy = request.policy
+        if not policy.uri and not policy.HasField("nccl"):
+            detail = "policy.uri is empty: expected the folder of the weights, or nccl instead"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
+        pause_s = await self._engines(context, lambda: self._backend.update(policy))
+        return UpdateWeightsResponse(serving=policy, pause_s=pause_s)
+
+    def _admitted(self, prompt: Prompt, span: Span) -> Prompt:
+        """The prompt, named and fit to be run.
+
+        Raises:
+            InvalidPromptError, UnavailableError: it is not, or cannot be now.
+        """
+        check(prompt, self._vocabulary)
+        self._state.demand()
+        if not prompt.group_uid:
+            prompt.group_uid = f"call/{uuid.uuid4().hex}"
+        tracing.sign(prompt, span)
+        return prompt
+
+    async def _engines(self, context: Any, change: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            self._state.demand()
+            result = await change()
+            await self._state.look(self._backend)  # the next GetStatus tells of it
+            return result
+        except _REFUSALS as error:
+            await _abort(context, error)
+
+
+def _traced(method: str, prompt: Prompt, context: Any) -> AbstractContextManager[Span]:
+    facts = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
+    parent = tracing.called(context) or prompt.traceparent
+    return tracing.span(f"{SERVICE}/{method}", facts, kind=Kind.SERVER, parent=parent, active=False)
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Lets nobody through who does not present the token."""
+
+    def __init__(self, token: TokenFile) -> None:
+        self._token = token
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        handler = await continuation(details)
+        presented = dict(details.invocation_metadata or ()).get(HEADER, "")
+        if handler is None or (isinstance(presented, str) and self._token.accepts(presented)):
+            return handler
+
+        async def refuse(request: Any, context: Any) -> NoReturn:
+            detail = f"this service asks for a token: send the metadata '{HEADER}: Bearer …' with the right one"
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
+            raise AssertionError("unreachable: abort raises")
+
+        async def refuse_stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            await refuse(request, context)
+            yield
+
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(refuse_stream)
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None) -> grpc.aio.Server:
+    """A server that is bound but not started.
+
+    Raises:
+        UserError: the port is in use.
+    """
+    server = grpc.aio.server(
+        interceptors=() if token is None else (TokenInterceptor(token),),
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+            ("grpc.max_send_message_length", _MESSAGE_BYTES),
+        ],
+    )
+    add_RolloutServicer_to_server(servicer, server)
+    bind(server, address)
+    return server
+
+
+async def _abort(context: Any, error: Exception) -> NoReturn:
+    code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+    await context.abort(code, str(error))
+    raise AssertionError("unreachable: abort raises")

@@ -1,0 +1,158 @@
+"""The main process: gRPC, HTTP, health and metrics in front of the Serve application, from start to clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+from prometheus_client import REGISTRY
+
+from forage_common.addresses import listen
+from forage_common.clients.auth import TokenFile
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.errors import UnavailableError
+from forage_common.files.model_folder import check_model_folder
+from forage_common.settings import Settings
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry import tracing
+from forage_common.telemetry.health import Health, serve_health
+from forage_common.telemetry.logs import get_logger
+from forage_rollout import environments
+from forage_rollout.deployments.cluster import Cluster, open_cluster
+from forage_rollout.deployments.readiness import watch
+from forage_rollout.engine.endpoint_engine import check_endpoint
+from forage_rollout.loop.tokens import FileTokenizer
+from forage_rollout.loop.trajectory_builder import Limits
+from forage_rollout.serve.backend import ServeBackend, State
+from forage_rollout.serve.grpc_api import RolloutApi, make_server
+from forage_rollout.serve.http_api import make_app
+
+log = get_logger()
+_STOP_S = 6.0
+_LOOK_S = 1.0
+_LOOK_TIMEOUT_S = 30.0
+_REDIS_S = 2.0
+
+
+def main(settings: Settings) -> None:
+    """Run the service until SIGTERM or SIGINT.
+
+    Raises:
+        UserError: the model folder is not one, a limit does not fit, an environment cannot be loaded, the token
+            file holds none, or a port is in use.
+    """
+    check_model_folder(settings.model.path, weights=not settings.rollout.engine.endpoint)
+    tokenizer = FileTokenizer(settings.model.path)
+    Limits.of(settings.rollout, tokenizer)
+    environments.make(settings, RetrieverClient(settings.retriever.http_address))
+    asyncio.run(check_endpoint(settings))
+    token = None if settings.rollout.auth_token_file is None else TokenFile(settings.rollout.auth_token_file)
+    asyncio.run(_serve(settings, token, tokenizer.size))
+
+
+class _HttpServer(uvicorn.Server):  # type: ignore[misc]
+    """Leaves signals to this module, which has more than HTTP to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -> None:
+    health = Health()
+    for name in ("redis", "retriever", "reward"):
+        health.wait_for(name, "not asked yet")
+    health.wait_for(
+        "engine",
+        "it is starting",
+    )
+    health.wait_for("policy", "no policy is served yet")
+    health.ready()
+    cluster = open_cluster(settings)
+    backend, state = ServeBackend(cluster), State(health)
+    REGISTRY.register(state.shown)
+    rollout = settings.rollout
+    grpc_server = make_server(rollout.grpc_address, RolloutApi(backend, state, vocabulary), token)
+    listening = listen(rollout.http_address)
+    http_server = _HttpServer(
+        uvicorn.Config(
+            make_app(backend, state, settings, token),
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, round(rollout.drain_timeout_s)),
+        )
+    )
+    endpoint = serve_health(rollout.health_address, health)
+    await grpc_server.start()
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    http = asyncio.create_task(http_server.serve([listening]))
+    tasks = [
+        http,
+        asyncio.create_task(watch(settings, health)),
+        asyncio.create_task(_work(settings, cluster, backend, state)),
+        asyncio.create_task(stop.wait()),
+    ]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        log.info("draining", seconds=rollout.drain_timeout_s)
+        health.wait_for("stop", "draining")
+        was_running, state.running = state.running, False
+        http_server.should_exit = True
+        drained = [grpc_server.stop(rollout.drain_timeout_s), http]
+        if was_running:
+            drained.append(asyncio.to_thread(cluster.begin_drain))
+        await asyncio.gather(*drained, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        endpoint.shutdown()
+        await asyncio.to_thread(cluster.stop, _STOP_S)
+        log.info("stopped")
+    # A thread may still sit in a start that was interrupted; nothing of it is left to wait for.
+    tracing.stop()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _queues(streams: StreamClient) -> dict[str, int]:
+    return {
+        "prompts_on_stream": streams.backlog(streams.prompts),
+        "trajectories_on_stream": streams.backlog(streams.trajectories),
+    }
+
+
+async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, state: State) -> None:
+    """Start the application, then keep what is shown of it up to date."""
+    await asyncio.to_thread(cluster.start)
+    state.running = True
+    streams = StreamClient(settings.redis, settings.run.id, _REDIS_S)
+    health = state.health
+    while True:
+        with contextlib.suppress(UnavailableError):  # readiness tells of it
+            state.announced = await asyncio.to_thread(streams.policy)
+            state.queues = await asyncio.to_thread(_queues, streams)
+        try:
+            async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                await state.look(backend)
+        except (UnavailableError, TimeoutError) as error:
+            health.wait_for("engine", f"a part of the service does not answer ({type(error).__name__})")
+            log.warning("snapshot_failed", detail=str(error))
+        else:
+            health.have("engine")
+            if state.serving is not None:
+                health.have("policy")
+            else:
+                health.wait_for("policy", "the trainer has published none yet, or it could not be loaded")
+        await asyncio.sleep(_LOOK_S)

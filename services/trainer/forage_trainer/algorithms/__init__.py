@@ -1,0 +1,1 @@
+"""Rewards per token, KL control, off-policy weights and advantage estimators, without any engine."""

@@ -1,0 +1,30 @@
+"""GRPO with outcome rewards.
+
+DeepSeekMath (arXiv:2402.03300): a sample's advantage is its reward, centred and scaled within the samples of its
+question; Dr. GRPO (arXiv:2503.20783) leaves out the scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from forage_trainer.algorithms.estimators.groups import normalised
+
+
+def grpo_outcome(
+    token_rewards: torch.Tensor, mask: torch.Tensor, uids: Sequence[str], norm_by_std: bool = True
+) -> torch.Tensor:
+    """Advantages, (rows, tokens), float32; the returns are the same.
+
+    A row's score, the sum of its token rewards, is normalised within its uid and given to every token of the mask.
+
+    Args:
+        token_rewards: (rows, tokens).
+        mask: (rows, tokens), 1 on tokens that are trained on.
+        uids: group of each row.
+        norm_by_std: False leaves out the division (Dr. GRPO).
+    """
+    scores = normalised(token_rewards.double().sum(-1), uids, norm_by_std)
+    return (scores.unsqueeze(-1) * mask).float()

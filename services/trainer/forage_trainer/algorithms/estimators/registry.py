@@ -1,0 +1,127 @@
+"""Every estimator by its name in the settings, behind one signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from verl.trainer.ppo.core_algos import register_adv_est
+
+from forage_common.settings import AdvantageEstimator, AlgorithmSettings
+from forage_trainer.algorithms.estimators.gae import gae
+from forage_trainer.algorithms.estimators.grpo import grpo_outcome
+from forage_trainer.algorithms.estimators.grpo_multiturn import grpo_multiturn
+from forage_trainer.algorithms.estimators.reinforce_plus_plus import reinforce_plus_plus
+from forage_trainer.algorithms.estimators.rloo import rloo
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What estimators see of a step's rows.
+
+    token_rewards, mask: (rows, tokens); uids: group of each row.
+    turn_ids: (rows, tokens) long, from 1, -1 outside turns.
+    turn_rewards, whole_rewards: of each row, its turns' rewards by turn id, and (rows,) the rest of its score.
+    values: (rows, tokens), the critic's; None without a critic.
+    """
+
+    token_rewards: torch.Tensor
+    mask: torch.Tensor
+    uids: Sequence[str]
+    turn_ids: torch.Tensor
+    turn_rewards: Sequence[Mapping[int, float]]
+    whole_rewards: torch.Tensor
+    values: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """advantages, returns: (rows, tokens) float32, 0 outside the mask."""
+
+    advantages: torch.Tensor
+    returns: torch.Tensor
+
+
+Estimator = Callable[[Rewards, AlgorithmSettings], Advantages]
+
+
+def estimate(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
+    """Advantages by `settings.adv_estimator`.
+
+    Rewards and values outside the mask are not looked at; they may be NaN.
+
+    Raises:
+        ValueError: a reward is not finite, the mask is empty, or the estimator lacks the critic's values.
+    """
+    mask = rewards.mask.bool()
+    if not mask.any():
+        raise ValueError("no token to train on: the mask is 0 everywhere")
+    numbers = [rewards.token_rewards[mask], rewards.whole_rewards]
+    numbers.append(torch.tensor([value for turns in rewards.turn_rewards for value in turns.values()]))
+    if not all(part.isfinite().all() for part in numbers):
+        raise ValueError("a reward is NaN or infinite: the score that holds it must not have come so far")
+    inside = replace(rewards, token_rewards=torch.where(mask, rewards.token_rewards, 0.0))
+    return ESTIMATORS[settings.adv_estimator](inside, settings)
+
+
+def _grpo(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
+    found = grpo_outcome(rewards.token_rewards, rewards.mask, rewards.uids, settings.norm_adv_by_std_in_grpo)
+    return Advantages(found, found)
+
+
+def _grpo_multiturn(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
+    found = grpo_multiturn(
+        rewards.turn_rewards,
+        rewards.whole_rewards,
+        rewards.turn_ids,
+        rewards.mask,
+        rewards.uids,
+        settings.turn_weight,
+        settings.norm_adv_by_std_in_grpo,
+    )
+    return Advantages(found, found)
+
+
+def _gae(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
+    if rewards.values is None:
+        raise ValueError("adv_estimator gae needs the values of a critic")
+    return Advantages(*gae(rewards.token_rewards, rewards.values, rewards.mask, settings.gamma, settings.lam))
+
+
+def _rloo(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
+    found = rloo(rewards.token_rewards, rewards.mask, rewards.uids)
+    return Advantages(found, found)
+
+
+def _reinforce_plus_plus(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
+    return Advantages(*reinforce_plus_plus(rewards.token_rewards, rewards.mask, settings.gamma))
+
+
+ESTIMATORS: Mapping[AdvantageEstimator, Estimator] = {
+    AdvantageEstimator.GRPO: _grpo,
+    AdvantageEstimator.GRPO_MULTITURN: _grpo_multiturn,
+    AdvantageEstimator.GAE: _gae,
+    AdvantageEstimator.RLOO: _rloo,
+    AdvantageEstimator.REINFORCE_PLUS_PLUS: _reinforce_plus_plus,
+}
+
+
+@register_adv_est(AdvantageEstimator.GRPO_MULTITURN.value)  # type: ignore[untyped-decorator, unused-ignore]
+def _of_verl(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Sequence[str],
+    turn_ids: torch.Tensor,
+    turn_rewards: Sequence[Mapping[int, float]],
+    whole_rewards: torch.Tensor,
+    norm_adv_by_std_in_grpo: bool = True,
+    turn_weight: float = 0.5,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multi-turn GRPO, which verl has no equal of, under verl's names for the arguments that it knows."""
+    found = grpo_multiturn(
+        turn_rewards, whole_rewards, turn_ids, response_mask, list(index), turn_weight, norm_adv_by_std_in_grpo
+    )
+    return found, found

@@ -1,0 +1,1 @@
+"""Checkpoints: saving, restoring, uploading, exporting, rolling back."""

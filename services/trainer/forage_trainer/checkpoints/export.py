@@ -1,0 +1,112 @@
+"""A checkpoint's policy as a Hugging Face folder, from verl's shards alone: no engine and no process group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from forage_common.errors import DataError
+from forage_trainer.checkpoints.checkpoint import BEST, MANIFEST, STATE, checkpoints_in, read_checkpoint
+from forage_trainer.files import new_folder
+from forage_trainer.weights.weights_files import WeightsFile, write_model_folder
+
+_HEAD = "lm_head.weight"
+_LORA_META = "lora_train_meta.json"
+_PREFIX, _BASE, _DOWN, _UP = (
+    "base_model.model.",
+    ".base_layer.weight",
+    ".lora_A.default.weight",
+    ".lora_B.default.weight",
+)
+
+
+def find_checkpoint(source: Path, best: bool) -> Path:
+    """The checkpoint that a path means: itself, or the newest (or best) one of a run.
+
+    Raises:
+        DataError: there is none.
+    """
+    if (source / MANIFEST).is_file():
+        return source
+    folder = source / "checkpoints"
+    if best:
+        try:
+            return folder / (folder / BEST).read_text().strip()
+        except OSError:
+            raise DataError(
+                f"{folder} names no best checkpoint: a validation names one, see trainer.test_freq"
+            ) from None
+    found = checkpoints_in(folder)
+    if not found:
+        raise DataError(f"{source} is neither a checkpoint (no {MANIFEST}) nor a run with checkpoints: see runs/")
+    return found[-1]
+
+
+def export(checkpoint: Path, target: Path, dtype: torch.dtype, shard_bytes: int) -> tuple[WeightsFile, ...]:
+    """Write the checkpoint's policy to `target`, which appears whole or not at all. Returns the weights' files.
+
+    Raises:
+        DataError: the checkpoint is damaged, or `target` exists.
+    """
+    if target.exists():
+        raise DataError(f"{target} exists: name a folder that does not")
+    manifest = read_checkpoint(checkpoint)
+    state = checkpoint / STATE
+    source = state / "huggingface"
+    tied = bool(json.loads((source / "config.json").read_text()).get("tie_word_embeddings", False))
+    weights = {
+        name: tensor.to(dtype).contiguous()
+        for name, tensor in merged_weights(state, manifest.world_size).items()
+        if not (tied and name == _HEAD)
+    }
+    with new_folder(target) as folder:
+        return write_model_folder(folder, source, weights, shard_bytes)
+
+
+def merged_weights(state: Path, world_size: int) -> dict[str, torch.Tensor]:
+    """The whole tensors, on the CPU, of which every process wrote its part (verl's FSDP2 layout); LoRA is merged.
+
+    Raises:
+        DataError: a layout that this does not know.
+    """
+    ranks: list[Mapping[str, torch.Tensor]] = []
+    for rank in range(world_size):
+        file = state / f"model_world_size_{world_size}_rank_{rank}.pt"
+        if not file.is_file():
+            raise DataError(f"{file} is missing: the checkpoint is not one of {world_size} FSDP processes")
+        ranks.append(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+    whole = {name: _merged(name, [rank[name] for rank in ranks]) for name in ranks[0]}
+    return _without_lora(whole, state / _LORA_META) if any(name.endswith(_DOWN) for name in whole) else whole
+
+
+def _merged(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+    first = parts[0]
+    if not isinstance(first, DTensor):
+        return first
+    if len(first.placements) != 1:
+        raise DataError(f"{name} is spread over {len(first.placements)} dimensions of processes: one can be exported")
+    placement = first.placements[0]
+    local = [part._local_tensor for part in parts if isinstance(part, DTensor)]
+    return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]
+
+
+def _without_lora(weights: Mapping[str, torch.Tensor], meta: Path) -> dict[str, torch.Tensor]:
+    """W + alpha / r * B A by the names of the model without an adapter."""
+    try:
+        found = json.loads(meta.read_text())
+        scaling = found["lora_alpha"] / found["r"]
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise DataError(f"{meta} cannot be read ({error!r}): it must hold r and lora_alpha of the adapter") from None
+    merged = {}
+    for name, weight in weights.items():
+        layer = name.removesuffix(_BASE)
+        if layer != name and layer + _DOWN in weights:
+            weight = weight + scaling * (weights[layer + _UP] @ weights[layer + _DOWN])
+            name = f"{layer}.weight"
+        if "lora_" not in name:
+            merged[name.removeprefix(_PREFIX).replace(".base_layer.", ".")] = weight
+    return merged

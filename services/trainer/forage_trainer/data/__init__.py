@@ -1,0 +1,1 @@
+"""Prompts out, groups back, and the tensors of a step."""

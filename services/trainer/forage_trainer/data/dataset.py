@@ -1,0 +1,128 @@
+"""The order in which training meets its questions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import Gauge
+
+from forage_common.errors import DataError
+from forage_common.files.questions import Question, Questions
+from forage_common.settings import Settings
+from forage_common.telemetry.logs import get_logger
+
+QUESTIONS = Gauge("forage_trainer_questions", "Questions read", ["split", "data_source", "fate"])
+_MIXTURE = 1
+_REFILL = "r"
+
+
+def report(split: str, questions: Questions) -> None:
+    """Say in log and metrics what was read, and what was left out because its prompt is too long."""
+    kept = Counter(row.data_source for row in questions.rows)
+    for fate, counts in (("kept", kept), ("filtered", questions.filtered)):
+        for source, count in counts.items():
+            QUESTIONS.labels(split, source, fate).set(count)
+    get_logger().info("questions_read", split=split, kept=dict(kept), filtered=dict(questions.filtered))
+
+
+def batches(questions: Sequence[Question], settings: Settings) -> Batches:
+    """The order that the settings ask for.
+
+    Raises:
+        DataError: too few questions.
+    """
+    return Batches(questions, settings.data.train_batch_size, settings.run.seed, settings.data.train_weights)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Place of a question within its source, met for the `epoch`-th time."""
+
+    source: int
+    index: int
+    epoch: int
+
+
+class Batches:
+    """Batch number → questions, a pure function of (questions, batch size, seed, weights). Batches count from 1.
+
+    Without weights all questions are one source. With weights each file is one, and every place of a batch belongs to
+    a source drawn by weight. A source gives its questions in a permutation of its own each epoch, and begins the next
+    epoch where one ends, within a batch too.
+    """
+
+    def __init__(
+        self, questions: Sequence[Question], batch_size: int, seed: int, weights: Sequence[float] = ()
+    ) -> None:
+        """
+        Args:
+            weights: one a file (`Question.file`), relative to each other.
+
+        Raises:
+            DataError: fewer questions than a batch has, or none in a file that has a weight.
+        """
+        if len(questions) < batch_size:
+            raise DataError(
+                f"data.train_files hold {len(questions)} usable questions, fewer than data.train_batch_size = "
+                f"{batch_size}: add files or lower it"
+            )
+        self.batch_size = batch_size
+        self._seed = seed
+        self._shares: npt.NDArray[np.double] = np.cumsum(weights) / np.sum(weights) if weights else np.ones(1)
+        self._sources = (
+            [[q for q in questions if q.file == file] for file in range(len(weights))] if weights else [list(questions)]
+        )
+        if not all(self._sources):
+            empty = self._sources.index([]) + 1
+            raise DataError(f"data.train_files: file {empty} has a weight and no usable question: leave it out")
+        self._draws = lru_cache(maxsize=8)(self._draw)
+
+    def groups(self, batch: int) -> list[tuple[str, Question]]:
+        """(group uid, question) by position."""
+        return [self.group(batch, position) for position in range(self.batch_size)]
+
+    def group(self, batch: int, position: int, refill: int = 0) -> tuple[str, Question]:
+        """(group uid, question) of one place.
+
+        Args:
+            refill: 0 for the question that the place has first; n for the n-th one after it, of the same source.
+        """
+        draw = self._draws(batch)[position]
+        rows = self._sources[draw.source]
+        if not refill:
+            return rows[draw.index].uid(draw.epoch), rows[draw.index]
+        others = _permutation(max(1, len(rows) - 1), self._seed, batch, position)
+        question = rows[(draw.index + 1 + int(others[(refill - 1) % len(others)])) % len(rows)]
+        return question.uid(f"{_REFILL}{batch}.{position}.{refill}"), question
+
+    def _draw(self, batch: int) -> list[_Draw]:
+        begin, end = (batch - 1) * self.batch_size, batch * self.batch_size
+        # The source of every place since the first batch: their number says how far each source has been read.
+        chosen: npt.NDArray[np.intp] = np.zeros(end, dtype=np.intp)
+        if len(self._sources) > 1:
+            draws = np.random.default_rng([self._seed, 0, 0, _MIXTURE]).random(end)
+            chosen = np.searchsorted(self._shares, draws, side="right").astype(np.intp)
+        read = np.bincount(chosen[:begin], minlength=len(self._sources)).tolist()
+        found = []
+        for source in chosen[begin:].tolist():
+            epoch, place = divmod(read[source], len(self._sources[source]))
+            order = _permutation(len(self._sources[source]), self._seed, epoch, source)
+            found.append(_Draw(source, int(order[place]), epoch))
+            read[source] += 1
+        return found
+
+
+def refill_of(uid: str) -> int:
+    """Which refill of its place a group is; 0 for none."""
+    last = uid.rpartition("/")[2]
+    return int(last.rpartition(".")[2]) if last.startswith(_REFILL) else 0
+
+
+@lru_cache(maxsize=16)
+def _permutation(count: int, *seed: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).permutation(count)

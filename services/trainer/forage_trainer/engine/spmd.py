@@ -1,0 +1,214 @@
+"""The trainer as several equal processes (of torchrun or Ray): what process 0 is asked to do, all of them do.
+
+Process 0 runs the loop; the engines' collective operations need every process. So each call of a `collective` method
+on process 0 is announced to the others, which make the same call (`follow`): a JSON header and plain tensors, nothing
+pickled, over a process group of its own that may be silent for as long as trajectories take.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from forage_trainer.data.rows import Rows
+
+_PATIENCE = timedelta(days=30)
+
+
+@dataclass(frozen=True)
+class AnnouncedRows:
+    """What other processes get of a step's tensors."""
+
+    data: TensorDict
+    mask: torch.Tensor
+    positions: Sequence[int]
+
+
+class Processes:
+    """The processes of this trainer; make it by `join`.
+
+    rank: of this one, from 0; size: how many there are.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._control = dist.new_group(backend="gloo", timeout=_PATIENCE) if size > 1 else None
+        self._rows: Rows | None = None
+
+    @classmethod
+    def join(cls) -> Processes:
+        """This process as one of those that a launcher (torchrun, Ray) has started, or as the only one."""
+        if not dist.is_initialized():
+            _join_group()
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether others wait for what this process announces."""
+        return self.rank == 0 and self.size > 1
+
+    def announce(self, method: str | None, arguments: Mapping[str, Any]) -> None:
+        """Tell the others what to call; None ends them."""
+        tensors: list[torch.Tensor] = []
+        specification = {name: self._pack(value, tensors) for name, value in arguments.items()}
+        header = json.dumps({"method": method, "arguments": specification}).encode()
+        self._broadcast(torch.tensor(len(header)))
+        self._broadcast(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+        for tensor in tensors:
+            self._broadcast(tensor)
+
+    def receive(self) -> tuple[str | None, dict[str, Any]]:
+        """What was announced; waits for it.
+
+        Raises:
+            RuntimeError: process 0 is gone.
+        """
+        length = torch.tensor(0)
+        self._broadcast(length)
+        header = torch.empty(int(length), dtype=torch.uint8)
+        self._broadcast(header)
+        call = json.loads(bytes(header.tolist()))
+        return call["method"], {name: self._unpack(one) for name, one in call["arguments"].items()}
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Over all processes, which must all ask; on the CPU."""
+        if self.size > 1:
+            dist.all_reduce(values, group=self._control)
+        return values
+
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        flat = tensor.view(-1).view(torch.uint8)
+        if flat.numel():
+            dist.broadcast(flat, src=0, group=self._control)
+
+    def _pack(self, value: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:
+        """How `value` is put together again from JSON and the tensors that this adds to the list."""
+        if value is None or isinstance(value, bool | int | float | str):
+            return {"plain": value}
+        if isinstance(value, Path):
+            return {"path": str(value)}
+        if isinstance(value, torch.dtype):
+            return {"dtype": _name(value)}
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            return {"jagged": [self._pack(part, tensors) for part in (value.values(), value.offsets())]}
+        if isinstance(value, torch.Tensor):
+            tensors.append(value.detach().cpu().contiguous())
+            return {"tensor": {"dtype": _name(value.dtype), "shape": list(value.shape)}}
+        if isinstance(value, TensorDict):
+            return {"data": {name: self._pack(value[name], tensors) for name in value.keys()}}  # noqa: SIM118
+        if value is self._rows:
+            return {"rows": None}
+        self._rows = value
+        parts = {"data": self._pack(value.data, tensors), "mask": self._pack(value.mask, tensors)}
+        return {"rows": parts | {"positions": list(value.positions)}}
+
+    def _unpack(self, one: dict[str, Any]) -> Any:
+        ((kind, found),) = one.items()
+        match kind:
+            case "path":
+                return Path(found)
+            case "dtype":
+                return _dtype(found)
+            case "jagged":
+                return torch.nested.nested_tensor_from_jagged(*(self._unpack(part) for part in found))
+            case "tensor":
+                tensor = torch.empty(found["shape"], dtype=_dtype(found["dtype"]))
+                self._broadcast(tensor)
+                return tensor
+            case "data":
+                values = {name: self._unpack(part) for name, part in found.items()}
+                tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+                return tu.get_tensordict(tensors, {name: values[name] for name in values.keys() - tensors.keys()})
+            case "rows" if found is not None:
+                data, mask = self._unpack(found["data"]), self._unpack(found["mask"])
+                self._rows = AnnouncedRows(data, mask, found["positions"])
+                return self._rows
+            case "rows":
+                return self._rows
+        return found
+
+
+class Collective(Protocol):
+    """Has methods that all processes must call."""
+
+    processes: Processes
+
+
+_W = TypeVar("_W", bound=Collective)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def collective(method: Callable[Concatenate[_W, _P], _T]) -> Callable[Concatenate[_W, _P], _T]:
+    """A method that is called on every process once process 0 calls it.
+
+    Its arguments may be plain values, paths, dtypes, tensors, and a step's tensors (of which `rows.Rows` arrives).
+    """
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(self: _W, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if self.processes.has_followers:
+            _, *arguments = signature.bind(self, *args, **kwargs).arguments.items()
+            self.processes.announce(method.__name__, dict(arguments))
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def follow(worker: Collective) -> None:
+    """Do what process 0 announces until it ends.
+
+    Raises:
+        RuntimeError: process 0 is gone, or asks for what is not collective.
+    """
+    while True:
+        method, arguments = worker.processes.receive()
+        if method is None:
+            return
+        if not hasattr(getattr(type(worker), method, None), "__wrapped__"):
+            raise RuntimeError(
+                f"process 0 asks for {method!r}, which is no collective method of {type(worker).__name__}"
+            )
+        getattr(worker, method)(**arguments)
+
+
+def _join_group() -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    launched = "RANK" in os.environ
+    for name, value in alone.items():
+        os.environ.setdefault(name, value)
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if launched:
+        dist.init_process_group(backend)
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise RuntimeError(f"process 0 sent {name!r} where a dtype was expected")
+    return found

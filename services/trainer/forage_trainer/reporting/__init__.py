@@ -1,0 +1,1 @@
+"""Metrics, guards, trackers, progress and trajectory files of a run."""

@@ -1,0 +1,238 @@
+"""Figures of one step, from its trajectories and log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+from prometheus_client import Counter, Gauge
+
+from forage_common.settings import RewardPlacement
+from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
+from forage_trainer.algorithms.token_rewards import token_rewards
+from forage_trainer.data.selection import is_valid
+
+FORMAT = "format"
+"""Name of the reward component that says whether a trajectory kept the format."""
+
+_GAUGES = {
+    name: Gauge(f"forage_trainer_{name}", text)
+    for name, text in {
+        "step": "Optimizer steps taken: the version of the policy",
+        "total_steps": "Steps that this run is to take",
+        "reward_mean": "Mean reward of the last step's trajectories",
+        "em_mean": "Mean exact match of the last step's trajectories",
+        "search_rate": "Share of the last step's trajectories with a valid search",
+        "format_rate": "Share of the last step's trajectories in the right format",
+        "finished_rate": "Share of the last step's trajectories that ended with an answer",
+        "truncated_rate": "Share of the last step's trajectories that were cut at a limit of length",
+        "searches_mean": "Mean valid searches of the last step's trajectories",
+        "turns_mean": "Mean turns of the last step's trajectories",
+        "prompt_tokens_mean": "Mean tokens of the last step's prompts",
+        "response_tokens_mean": "Mean tokens of the last step's responses, what the environment said included",
+        "response_tokens_max": "Tokens of the longest response of the last step",
+        "advantage_abs_mean": "Mean absolute advantage of a token: 0 where a step has nothing to learn from",
+        "staleness_mean": "Mean policy versions between sampling and training",
+        "staleness_max": "Highest number of policy versions between sampling and training",
+        "logprob_diff_mean": "Mean difference of trainer's and engine's log-probabilities under one policy",
+        "logprob_diff_max": "Highest difference of trainer's and engine's log-probabilities under one policy",
+        "mismatch_mean": "Mean difference of trainer's and engine's log-probabilities over all state tokens",
+        "mismatch_kl": "KL of the engine's to the trainer's distribution over all state tokens (k3 estimate)",
+        "kl_ref": "Mean KL of the policy to the reference",
+        "kl_reward": "Mean KL to the reference of the KL in the reward",
+        "kl_reward_coef": "Coefficient of the KL in the reward",
+        "is_mean": "Mean importance weight of trainer against engine",
+        "is_max": "Highest importance weight of trainer against engine",
+        "is_masked": "Share of state tokens whose importance weight is 0",
+        "probe_overconfidence": "Mean overconfidence of the last step's probed trajectories",
+        "probe_penalty": "Mean penalty for overconfidence, which their advantages bear",
+        "loss": "Loss of the policy over the last step's updates",
+        "clip_fraction": "Share of state tokens whose ratio of probabilities was clipped",
+        "entropy": "Mean entropy of the policy",
+        "grad_norm": "Norm of the gradient before clipping",
+        "lr": "Learning rate of the policy's optimizer",
+        "tokens_per_s": "Tokens trained on a second",
+    }.items()
+}
+_SECONDS = Gauge("forage_trainer_phase_seconds", "Seconds of the last step by phase", ["phase"])
+_DEAD = Counter("forage_trainer_dead_groups_total", "Groups with too few valid trajectories for the estimator")
+_FILTERED = Counter("forage_trainer_filtered_groups_total", "Groups left out for their rewards were all equal")
+_KL_NON_FINITE = Counter("forage_trainer_kl_non_finite_tokens_total", "Tokens whose KL in the reward was not finite")
+_TOKENS = Counter("forage_trainer_tokens_total", "Tokens of all trajectories trained on")
+_TRAJECTORIES = Counter("forage_trainer_trajectories_total", "Trajectories of the steps taken", ["outcome"])
+for _outcome in ("judged", "failed"):
+    _TRAJECTORIES.labels(_outcome)  # shown from the start, as 0
+
+
+def trajectory_figures(groups: Sequence[TrajectoryGroup], version: int) -> dict[str, Any]:
+    """Means over the trajectories of a batch that was trained on by policy `version`.
+
+    Failed trajectories are in none of the means: a failure is not a reward of 0. None where there is no trajectory
+    to speak of. `reward_mean` is of totals, in which turns count by their mean; in `reward_turn_sum_mean` they count
+    by the sum of those that have tokens, which is what turn_proportional hands out.
+    """
+    every = [t for group in groups for t in group.trajectories]
+    sound = [t for t in every if t.status == Status.STATUS_OK]
+    judged = [t for t in sound if t.score.status == Status.STATUS_OK]
+    stale = [max(0, version - min(s.version for s in t.segments)) for t in every if t.segments]
+    return {
+        "reward_mean": _mean(t.score.total for t in judged),
+        "reward_max": max((t.score.total for t in judged), default=None),
+        "reward_min": min((t.score.total for t in judged), default=None),
+        "reward_turn_sum_mean": _mean(
+            token_rewards(t, RewardPlacement.TURN_PROPORTIONAL).turn_sum for t in judged if is_valid(t)
+        ),
+        "em_mean": exact_match(sound),
+        "search_rate": _mean(float(t.valid_searches > 0) for t in sound),
+        "searches_mean": _mean(float(t.valid_searches) for t in sound),
+        "format_rate": format_rate(sound),
+        "finished_rate": _mean(float(t.finished) for t in sound),
+        "truncated_rate": _mean(float(t.truncated) for t in sound),
+        "turns_mean": _mean(float(len(t.turns)) for t in sound),
+        "response_tokens_mean": _mean(float(len(t.loss_mask)) for t in sound),
+        "response_tokens_max": max((len(t.loss_mask) for t in sound), default=None),
+        "response_tokens_min": min((len(t.loss_mask) for t in sound), default=None),
+        "prompt_tokens_mean": _mean(float(t.prompt_length) for t in sound),
+        "without_state_tokens": sum(1 not in t.loss_mask for t in sound),
+        "staleness_mean": _mean(float(s) for s in stale),
+        "staleness_max": max(stale, default=None),
+        "trajectories": len(every),
+        "failed": len(every) - len(judged),
+        "tokens": sum(len(t.token_ids) for t in every),
+        "state_tokens": sum(sum(t.loss_mask) for t in every),
+        "coverage": _ratio(sum(sum(t.loss_mask) for t in every), sum(len(t.loss_mask) for t in every)),
+    }
+
+
+def exact_match(trajectories: Iterable[Trajectory]) -> float | None:
+    """Mean exact match over those that were judged."""
+    judged = [t.validation_score for t in trajectories]
+    return _mean(s.total for s in judged if s.status == Status.STATUS_OK)
+
+
+def format_rate(trajectories: Iterable[Trajectory]) -> float | None:
+    """Share that kept the format, over those whose reward has a component for it."""
+    kept = [c.raw > 0 for t in trajectories for c in t.score.components if c.name == FORMAT]
+    return _mean(float(k) for k in kept)
+
+
+def log_prob_figures(
+    trainer: torch.Tensor,
+    engine: torch.Tensor,
+    reference: torch.Tensor | None,
+    mask: torch.Tensor,
+    current: torch.Tensor,
+) -> dict[str, float | None]:
+    """Distances between log-probabilities of the same tokens.
+
+    Args:
+        trainer, engine, reference: (rows, tokens).
+        mask: state tokens; current: those sampled under exactly the trainer's policy.
+
+    logprob_diff_*: |trainer - engine| over `current`; mismatch_*: over all state tokens, with the k3 estimate of
+    KL(engine ‖ trainer); kl_ref: the k3 estimate of KL(policy ‖ reference).
+    """
+    state = mask.bool()
+    same = (trainer - engine)[current].abs()
+    delta = (trainer - engine)[state]
+    figures: dict[str, float | None] = {
+        "logprob_diff_mean": float(same.mean()) if same.numel() else None,
+        "logprob_diff_max": float(same.max()) if same.numel() else None,
+        "mismatch_mean": float(delta.abs().mean()),
+        "mismatch_max": float(delta.abs().max()),
+        "mismatch_kl": float((delta.exp() - delta - 1).mean()),
+        "kl_ref": None,
+    }
+    if reference is not None:
+        away = (reference - trainer)[state].clamp(-20, 20)
+        figures["kl_ref"] = float((away.exp() - away - 1).clamp(-10, 10).mean())
+    return figures
+
+
+def estimate_figures(
+    token_rewards: torch.Tensor,
+    advantages: torch.Tensor,
+    returns: torch.Tensor,
+    values: torch.Tensor | None,
+    mask: torch.Tensor,
+) -> dict[str, float]:
+    """Figures of what the estimator was given and gave, over the tokens of the mask, under verl's names.
+
+    Args:
+        token_rewards, advantages, returns, values, mask: (rows, tokens); values None without a critic.
+    """
+    inside = mask.bool()
+    totals = torch.where(inside, token_rewards, 0.0).sum(-1)
+    figures = {"advantage_abs_mean": float(advantages[inside].abs().mean())}
+    figures |= _spread("critic/rewards", totals)
+    figures |= _spread("critic/advantages", advantages[inside])
+    figures |= _spread("critic/returns", returns[inside])
+    if values is not None:
+        figures |= _spread("critic/values", values[inside])
+        unexplained = (returns - values)[inside].var(correction=0) / (returns[inside].var(correction=0) + 1e-5)
+        figures["critic/vf_explained_var"] = float(1 - unexplained)
+    return figures
+
+
+VERL_NAMES = {
+    "critic/score/mean": "reward_mean",
+    "critic/score/max": "reward_max",
+    "critic/score/min": "reward_min",
+    "response_length/mean": "response_tokens_mean",
+    "response_length/max": "response_tokens_max",
+    "response_length/min": "response_tokens_min",
+    "prompt_length/mean": "prompt_tokens_mean",
+    "num_turns/mean": "turns_mean",
+    "state_tokens/total": "state_tokens",
+    "state_tokens/coverage": "coverage",
+    "actor/entropy": "entropy",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "lr",
+    "actor/reward_kl_penalty": "kl_reward",
+    "actor/reward_kl_penalty_coeff": "kl_reward_coef",
+    "rollout_corr/k3_kl": "mismatch_kl",
+    "rollout_corr/rollout_is_mean": "is_mean",
+    "rollout_corr/rollout_is_max": "is_max",
+    "rollout_corr/rollout_is_min": "is_min",
+    "rollout_corr/rollout_rs_masked_fraction": "is_masked",
+}
+"""verl's name (or Search-R1's) → ours, where they mean the same."""
+
+
+def under_verl_names(figures: dict[str, Any]) -> dict[str, Any]:
+    """Those of the figures that verl has a name for, under that name."""
+    return {theirs: figures[ours] for theirs, ours in VERL_NAMES.items() if figures.get(ours) is not None}
+
+
+def export(figures: dict[str, Any]) -> None:
+    """Put a step's figures where Prometheus reads them."""
+    for name, gauge in _GAUGES.items():
+        if figures.get(name) is not None:
+            gauge.set(figures[name])
+    for phase, seconds in figures["seconds"].items():
+        _SECONDS.labels(phase).set(seconds)
+    _DEAD.inc(figures["dead_groups"])
+    _FILTERED.inc(figures.get("filtered_groups", 0))
+    _KL_NON_FINITE.inc(figures.get("kl_non_finite", 0))
+    _TOKENS.inc(figures["tokens"])
+    _TRAJECTORIES.labels("judged").inc(figures["trajectories"] - figures["failed"])
+    _TRAJECTORIES.labels("failed").inc(figures["failed"])
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None
+
+
+def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
+    return {
+        f"{name}/mean": float(values.mean()),
+        f"{name}/max": float(values.max()),
+        f"{name}/min": float(values.min()),
+    }
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

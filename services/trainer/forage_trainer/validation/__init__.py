@@ -1,0 +1,1 @@
+"""Evaluation of the policy on held-out questions during training."""

@@ -1,0 +1,168 @@
+"""Probes of the policy that is being trained: patient with services that are away, and never the end of a training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing, suppress
+from enum import StrEnum
+from typing import Any
+
+from prometheus_client import Counter
+
+from forage_common.clients.auth import presented
+from forage_common.clients.calls import RefusedError
+from forage_common.clients.in_flight import each
+from forage_common.clients.rollout import RolloutClient
+from forage_common.errors import SettingsError
+from forage_common.probe.folder import Item, is_finished
+from forage_common.probe.prober import Plan, Prober
+from forage_common.probe.work import IN_FLIGHT, items_of
+from forage_common.settings import Settings
+from forage_common.telemetry.logs import get_logger
+from forage_common.v1.probe_pb2 import Probed
+from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
+
+ATTEMPTS = 3
+"""At each probe that fails; every request is besides repeated within the deadlines of its service."""
+_PAUSE_S = 1.0
+_LOOK_S = 0.2
+
+PROBES = Counter("forage_trainer_probes_total", "Probes in training", ["purpose", "outcome"])
+
+
+class Purpose(StrEnum):
+    """What a probe in training is for."""
+
+    VALIDATION = "validation"
+    PENALTY = "penalty"
+
+
+class TrainingProber:
+    """Probes trajectories under the policy that the rollout service was last given.
+
+    What fails is tried again, and given up after `timeout_s`: it is logged and counted, and training goes on.
+    """
+
+    def __init__(self, settings: Settings, plan: Plan, purpose: Purpose, timeout_s: float, every_turn: bool) -> None:
+        """
+        Args:
+            timeout_s: of all probes of a call together.
+            every_turn: not only the one that answered.
+
+        Raises:
+            SettingsError: the file of the rollout service's token cannot be read; or adapters are published.
+        """
+        rank = settings.rollout.engine.max_lora_rank
+        if rank:
+            raise SettingsError(
+                f"rollout.engine.max_lora_rank is {rank}: completions, which probes ask for, are sampled "
+                "without the adapter; set it to 0, so that whole policies are published, or leave out trainer.probe "
+                "and trainer.algorithm.probe_penalty"
+            )
+        presented(settings.rollout.auth_token_file)
+        self._settings = settings
+        self._plan = plan
+        self._purpose = purpose
+        self._timeout_s = timeout_s
+        self._every_turn = every_turn
+
+    def __call__(
+        self,
+        policy: Policy,
+        names: Iterable[str],
+        sample: Callable[[], Awaitable[Sequence[Trajectory]]],
+        check: Callable[[], None],
+        tell: Callable[[int], object] = lambda done: None,
+    ) -> list[Probed]:
+        """A probe of each turn, those that failed with a status that says why.
+
+        Args:
+            names: ids of the trajectories.
+            sample: finds them; called again where it raised.
+            check: called now and then; may raise to end the work.
+            tell: called with the number of finished probes.
+        """
+        nothing = f"there was no time for it within {self._timeout_s:g} s"
+        found = {(name, 0): _failed((name, 0), Status.STATUS_TIMEOUT, nothing) for name in names}
+        work = self._insist(policy, sample, found, tell)
+        with suppress(TimeoutError):
+            asyncio.run(_watched(work, self._timeout_s, check))
+        probes = list(found.values())
+        failures = [one for one in probes if one.status != Status.STATUS_OK]
+        PROBES.labels(self._purpose, "done").inc(len(probes) - len(failures))
+        PROBES.labels(self._purpose, "failed").inc(len(failures))
+        if failures:
+            counts = {"failed": len(failures), "of": len(probes), "reason": failures[0].status_detail}
+            get_logger().warning("probes_given_up", purpose=self._purpose, version=policy.version, **counts)
+        return probes
+
+    async def _insist(
+        self,
+        policy: Policy,
+        sample: Callable[[], Awaitable[Sequence[Trajectory]]],
+        found: dict[Item, Probed],
+        tell: Callable[[int], object],
+    ) -> None:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                await self._serving(policy)
+                await self._probe(await sample(), found, tell)
+            except Exception as error:  # noqa: BLE001 - a service that is away must not end the training
+                for one in found.values():
+                    if not is_finished(one):
+                        one.status_detail = str(error)
+            left = [one for one in found.values() if not is_finished(one)]
+            if not left:
+                return
+            reason = left[0].status_detail
+            get_logger().info("probes_failed", purpose=self._purpose, attempt=attempt, left=len(left), reason=reason)
+            await asyncio.sleep(_PAUSE_S if attempt < ATTEMPTS else 0)
+
+    async def _serving(self, policy: Policy) -> None:
+        """Wait until every engine serves the policy, or a later one."""
+        async with RolloutClient(self._settings) as rollout:
+            while True:
+                serving = (await rollout.status()).serving
+                if (serving.epoch, serving.version) >= (policy.epoch, policy.version):
+                    return
+                await asyncio.sleep(_LOOK_S)
+
+    async def _probe(
+        self, trajectories: Sequence[Trajectory], found: dict[Item, Probed], tell: Callable[[int], object]
+    ) -> None:
+        turns: dict[Item, Trajectory] = {}
+        for trajectory in trajectories:
+            unknown = found.pop((trajectory.id, 0), None)
+            for item in items_of(trajectory, self._every_turn):
+                turns[item] = trajectory
+                if unknown is not None:
+                    found[item] = _failed(item, unknown.status, unknown.status_detail)
+        left = [item for item in turns if not is_finished(found[item])]
+        async with Prober(self._settings, self._plan) as prober:
+
+            async def probe(item: Item) -> Probed:
+                try:
+                    return await prober.probe(turns[item], item[1])
+                except RefusedError as error:
+                    return _failed(item, Status.STATUS_INVALID_INPUT, str(error))
+                except Exception as error:  # noqa: BLE001 - nor must a trajectory that no probe can read
+                    return _failed(item, Status.STATUS_INTERNAL, str(error) or repr(error))
+
+            async with aclosing(each(left, probe, IN_FLIGHT)) as probing:
+                async for item, probed in probing:
+                    found[item] = probed
+                    tell(sum(map(is_finished, found.values())))
+
+
+async def _watched(work: Coroutine[Any, Any, None], timeout_s: float, check: Callable[[], None]) -> None:
+    """Await it, and look meanwhile whether it is to end; what is left of it then is cancelled with the event loop."""
+    task = asyncio.ensure_future(work)
+    async with asyncio.timeout(timeout_s):
+        while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
+            check()
+    task.result()
+
+
+def _failed(item: Item, status: Status.ValueType, reason: str) -> Probed:
+    return Probed(trajectory_id=item[0], turn=item[1], status=status, status_detail=reason)

@@ -1,0 +1,1 @@
+"""Published policies and the weight files in them."""

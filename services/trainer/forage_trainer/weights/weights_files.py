@@ -1,0 +1,102 @@
+"""Weights as Hugging Face writes them: safetensors, one file or shards with an index, beside a configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forage_common.files.model_folder import WEIGHTS
+from forage_trainer.weights.safetensors_file import write_safetensors
+
+INDEX = f"{WEIGHTS}.index.json"
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_STEM, _SUFFIX = Path(WEIGHTS).stem, Path(WEIGHTS).suffix
+_COPIED = {".json", ".txt", ".jinja", ".model"}
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """A file of a policy. digest: SHA-256, in hex."""
+
+    name: str
+    digest: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Of LoRA. tensors: by PEFT's names, on the CPU; config: what PEFT's adapter_config.json holds."""
+
+    tensors: Mapping[str, torch.Tensor]
+    config: Mapping[str, Any]
+
+
+def write_model_folder(
+    folder: Path, source: Path, weights: Mapping[str, torch.Tensor], shard_bytes: int
+) -> tuple[WeightsFile, ...]:
+    """Fill a folder with `weights`, and with configuration and tokenizer of `source`. Returns the weights' files.
+
+    The configuration names the type that the weights have. Weights of more than `shard_bytes` become shards.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for file in sorted(source.iterdir()):
+        if file.suffix in _COPIED and not file.name.endswith(".index.json"):
+            shutil.copyfile(file, folder / file.name)
+    dtype = next(iter(weights.values())).dtype
+    config = with_dtype(json.loads((source / "config.json").read_text()), dtype)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    cuts = shards({name: tensor.nbytes for name, tensor in weights.items()}, shard_bytes)
+    names = [WEIGHTS]
+    if len(cuts) > 1:
+        names = [f"{_STEM}-{number:05}-of-{len(cuts):05}{_SUFFIX}" for number in range(1, len(cuts) + 1)]
+        places = {tensor: name for name, cut in zip(names, cuts, strict=True) for tensor in cut}
+        total = sum(tensor.nbytes for tensor in weights.values())
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    found = []
+    for name, cut in zip(names, cuts, strict=True):
+        digest = write_safetensors(folder / name, {tensor: weights[tensor] for tensor in cut})
+        found.append(WeightsFile(name, digest, (folder / name).stat().st_size))
+    return tuple(found)
+
+
+def write_adapter_folder(folder: Path, adapter: Adapter) -> tuple[WeightsFile, ...]:
+    """Fill a folder with an adapter as PEFT writes it. Returns its two files.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    config = (json.dumps(adapter.config, indent=2) + "\n").encode()
+    (folder / ADAPTER_CONFIG).write_bytes(config)
+    digest = write_safetensors(folder / ADAPTER_WEIGHTS, adapter.tensors)
+    return (
+        WeightsFile(ADAPTER_CONFIG, hashlib.sha256(config).hexdigest(), len(config)),
+        WeightsFile(ADAPTER_WEIGHTS, digest, (folder / ADAPTER_WEIGHTS).stat().st_size),
+    )
+
+
+def shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Names in their order, cut where the next one would make a part larger than `limit` bytes."""
+    cuts: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if cuts[-1] and filled + size > limit:
+            cuts.append([])
+            filled = 0
+        cuts[-1].append(name)
+        filled += size
+    return cuts
+
+
+def with_dtype(config: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """A model configuration that says which type its weights have."""
+    return {**{k: v for k, v in config.items() if k != "torch_dtype"}, "dtype": str(dtype).removeprefix("torch.")}
