@@ -1,10 +1,12 @@
-# Every verb of the repository; `make help` lists them.
+# The targets of the repository; `make help` lists them.
 SEED ?= 0
+PYTHON := .venvs/cli/bin/python
 FORAGE := .venvs/cli/bin/forage
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-deploy images test-compose up down logs chart-schema metrics-doc docs docs-serve dashboards lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
+.PHONY: help setup demo test test-long test-all images test-compose up down logs chart-schema metrics-doc docs docs-serve \
+  dashboards lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
 
-help: ## list the verbs
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
 
 setup: ## install one environment per service (.venvs/), when needed
@@ -13,17 +15,18 @@ setup: ## install one environment per service (.venvs/), when needed
 demo: setup ## train the tiny policy to search, live, in five to ten minutes (SEED=0)
 	@$(FORAGE) demo --seed $(SEED)
 
-test: setup ## every test, each in its service's environment
-	@scripts/test.sh
+test: setup ## the tests of every service, in under ten minutes
+	@$(PYTHON) scripts/run_tests.py quick
 
-test-fast: setup ## the tests that start no engine and no stack
-	@scripts/test.sh -m 'not slow'
+test-long: setup ## the long tests alone: chaos, seeds, browser, deployment, two nodes
+	@$(PYTHON) scripts/run_tests.py long
 
-test-deploy: setup ## the tests of deploy/ alone
-	@.venvs/cli/bin/python -m pytest tests/deploy
+test-all: ## every test: `make test`, then `make test-long`
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-long
 
 test-compose: setup ## the stack in a real Docker engine: builds, trains, is injured, comes back (5 minutes, and the builds)
-	@FORAGE_DOCKER_TESTS=1 .venvs/cli/bin/python -m pytest -rs tests/deploy/test_compose_engine.py
+	@FORAGE_DOCKER_TESTS=1 .venvs/cli/bin/python -m pytest -rs tests/deploy/cli/test_compose_engine.py
 
 images: ## build the services' images (GPU=1, SERVICES="reward cli", REGISTRY=…)
 	@scripts/images.sh

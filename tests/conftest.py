@@ -13,12 +13,10 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from demo import Demo
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
-
-sys.path.insert(0, str(Path(__file__).parent))
-from demo import Demo
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

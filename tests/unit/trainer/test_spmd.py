@@ -29,9 +29,9 @@ def test_two_processes_take_the_step_that_one_takes(
     """Groups of four and three rows, so that one process lacks a row; every gradient, figure and weight."""
     model, (one, two) = write_model(tmp_path / "model"), (tmp_path / f"{n}.safetensors" for n in ("one", "two"))
     port = free_address().rpartition(":")[2]
-    command = [sys.executable, *LAUNCH, port, str(repository / "tests/spmd_process.py"), str(model), str(two)]
+    command = [sys.executable, *LAUNCH, port, str(repository / "tests/support/spmd_process.py"), str(model), str(two)]
     quiet = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    path = {"PYTHONPATH": os.pathsep.join([str(repository / "tests"), os.environ.get("PYTHONPATH", "")])}
+    path = {"PYTHONPATH": os.pathsep.join([str(repository / "tests/support"), os.environ.get("PYTHONPATH", "")])}
     ended = subprocess.run(command, env=os.environ | quiet | path, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr[-3000:]
     spmd_process.main(model, one)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 TOOLS = REPOSITORY / ".cache/tools"
 REQUIREMENTS = REPOSITORY / "tests/requirements-deploy.txt"
 GRAFANA = REPOSITORY / "deploy/grafana/requirements.txt"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 EXPORTER = "prometheus-redis-exporter"
 _SCRAPE = "1s"
 _START_S = 30.0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FOLDER = Path(__file__).resolve().parents[1] / "deploy/grafana/dashboards"
+FOLDER = Path(__file__).resolve().parents[2] / "deploy/grafana/dashboards"
 Object = dict[str, Any]
 
 

@@ -41,7 +41,7 @@ def ray_address(repository: Path, tmp_path: Path) -> Iterator[str]:
     """Of a cluster of two nodes, each with a CPU."""
     folder = tempfile.mkdtemp(prefix="forage-")  # sockets live in there, and their paths must stay below 108 bytes
     environment = inherited() | ray_cluster.ENVIRONMENT | {"RAY_TMPDIR": folder}
-    command = [sys.executable, str(repository / "tests/ray_cluster.py")]
+    command = [sys.executable, str(repository / "tests/support/ray_cluster.py")]
     with (tmp_path / "ray.log").open("wb") as errors:
         cluster = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True

@@ -28,7 +28,7 @@ PORTS = {
 BASE = "python:3.11-slim-bookworm"
 STAND_INS = {"redis": "valkey", "prometheus": "prometheus", "exporter": "redis_exporter"}
 """Service → target of StandIns.Dockerfile, where its image can be had from no registry."""
-_DOCKER = REPOSITORY / "tests/deploy/docker"
+_DOCKER = REPOSITORY / "tests/deploy/cli/docker"
 
 
 class Stack:

@@ -26,7 +26,7 @@ from forage_trainer.checkpoints.checkpoint import read_checkpoint
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HALF = 4
 BATCH = 3
-DYING = Path(__file__).parents[1] / "dying_trainer.py"
+DYING = Path(__file__).parents[2] / "support/dying_trainer.py"
 
 
 class TrainerProcess:

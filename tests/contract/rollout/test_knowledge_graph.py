@@ -25,7 +25,7 @@ from forage_common.settings import EngineSettings, EnvironmentRoute, RewardSetti
 from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Prompt, Status, Trajectory
 from forage_rollout.agent import Agent
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 EXAMPLE = REPOSITORY / "examples/knowledge_graph"
 SIZES = {"max_start_length": 500, "max_prompt_length": 9000, "max_obs_length": 300, "max_response_length": 300}
 TRIPLES = [

@@ -1,0 +1,163 @@
+"""Runs the tests, each folder in the environment of its service, and prints totals from pytest's own reports.
+
+    run_tests.py quick            what `make test` runs
+    run_tests.py long             what `make test-all` runs besides
+    run_tests.py unit e2e         these kinds; options after `--` go to pytest: run_tests.py unit -- -k streams
+
+A test lives in `tests/<kind>/<part>/`. The kind decides when it runs, the part in which environment: that of the
+service before the first underscore. A test file anywhere else is an error, so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TESTS = REPOSITORY / "tests"
+REPORTS = REPOSITORY / ".cache/tests"
+QUICK = ("unit", "contract", "e2e")
+LONG = ("long", "deploy", "browser", "chaos")
+ALONE = ("e2e", "chaos")
+"""Kinds that start several services: each of their folders has the machine to itself."""
+ENVIRONMENT = {"common": "cli", "models": "trainer"}
+"""Parts without an environment of their own, and the one they borrow."""
+SLOWEST = 20
+_NO_TESTS = 5  # pytest's exit code where a selection leaves nothing
+
+
+@dataclass
+class Job:
+    """One pytest run over one folder of tests."""
+
+    folder: Path
+    status: int = 0
+    seconds: float = 0.0
+    cases: list[tuple[float, str, str]] = field(default_factory=list)
+    """(seconds, name, outcome: passed, failed or skipped) of every test."""
+
+    @property
+    def name(self) -> str:
+        return str(self.folder.relative_to(TESTS))
+
+    @property
+    def environment(self) -> str:
+        service = self.folder.name.partition("_")[0]
+        return ENVIRONMENT.get(service, service)
+
+    @property
+    def report(self) -> Path:
+        return REPORTS / f"{self.name.replace('/', '-')}.xml"
+
+    def run(self, options: Sequence[str]) -> None:
+        """Run pytest and read its report; the output appears when the run has ended, whole."""
+        self.report.unlink(missing_ok=True)
+        python = REPOSITORY / ".venvs" / self.environment / "bin/python"
+        command = [str(python), "-m", "pytest", f"--junitxml={self.report}", *options, str(self.folder)]
+        began = time.monotonic()
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self.seconds = time.monotonic() - began
+        self.status = 0 if done.returncode == _NO_TESTS else done.returncode
+        if self.report.exists():
+            self.cases = list(_cases(self.report))
+        with _printing:
+            print(f"── {self.name} ({self.environment}, {self.seconds:.0f} s)\n{done.stdout}", end="", flush=True)
+
+
+_printing = threading.Lock()
+
+
+def _environment() -> dict[str, str]:
+    own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return own | os.environ
+
+
+def _cases(report: Path) -> Iterable[tuple[float, str, str]]:
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        outcome = "passed"
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcome = "failed"
+        elif case.find("skipped") is not None:
+            outcome = "skipped"
+        yield float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}", outcome
+
+
+def misplaced() -> list[str]:
+    """Test files that no kind and part would run."""
+    found = []
+    for file in sorted(TESTS.rglob("test_*.py")):
+        parts = file.relative_to(TESTS).parts
+        known = len(parts) >= 3 and parts[0] in QUICK + LONG
+        if not known or not (REPOSITORY / ".venvs" / Job(TESTS / parts[0] / parts[1]).environment).is_dir():
+            found.append(str(file.relative_to(REPOSITORY)))
+    return found
+
+
+def jobs_of(kinds: Iterable[str]) -> list[Job]:
+    """One job for every folder of these kinds that has tests."""
+    folders = (folder for kind in kinds for folder in sorted((TESTS / kind).glob("*")) if folder.is_dir())
+    return [Job(folder) for folder in folders if any(folder.rglob("test_*.py"))]
+
+
+def main(arguments: Sequence[str]) -> int:
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    asked, options = arguments[:split], arguments[split + 1 :]
+    kinds = [kind for name in asked for kind in {"quick": QUICK, "long": LONG}.get(name, (name,))]
+    unknown = [kind for kind in kinds if kind not in QUICK + LONG]
+    if unknown or not kinds:
+        expected = ", ".join(("quick", "long", *QUICK, *LONG))
+        print(f"run_tests: expected some of {expected}, not {' '.join(unknown) or 'nothing'}", file=sys.stderr)
+        return 2
+    if lost := misplaced():
+        print(f"run_tests: no kind runs {', '.join(lost)}: move them to tests/<kind>/<service>/", file=sys.stderr)
+        return 2
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    jobs = jobs_of(kinds)
+    with ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1))) as pool:
+        list(pool.map(lambda job: job.run(options), (job for job in jobs if job.name.split("/")[0] not in ALONE)))
+    for job in jobs:
+        if job.name.split("/")[0] in ALONE:
+            job.run(options)
+    return summarize(jobs)
+
+
+def summarize(jobs: Sequence[Job]) -> int:
+    """Print where the time went, what failed, and one line of totals; returns the exit status."""
+    for job in sorted(jobs, key=lambda job: -job.seconds):
+        print(f"{job.seconds:7.1f} s  {job.name}  {len(job.cases)} tests")
+    slowest = sorted((case for job in jobs for case in job.cases), reverse=True)[:SLOWEST]
+    print(f"the slowest {len(slowest)}:")
+    for seconds, name, _ in slowest:
+        print(f"{seconds:7.1f} s  {name}")
+    count = {outcome: 0 for outcome in ("passed", "failed", "skipped")}
+    for job in jobs:
+        for _, name, outcome in job.cases:
+            count[outcome] += 1
+            if outcome == "failed":
+                print(f"failed: {name} ({job.name})")
+        if job.status and not any(outcome == "failed" for _, _, outcome in job.cases):
+            count["failed"] += 1
+            print(f"failed: {job.name} ended with pytest's exit code {job.status}")
+    print(", ".join(f"{number} {outcome}" for outcome, number in count.items()))
+    return 1 if count["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
