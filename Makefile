@@ -2,68 +2,56 @@
 SEED ?= 0
 PYTHON := .venvs/cli/bin/python
 FORAGE := .venvs/cli/bin/forage
+UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.txt mkdocs
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-all images test-compose up down logs chart-schema metrics-doc docs docs-serve \
-  dashboards lint format proto lock bench bench-faiss bench-retriever-start soak-reward clean
+.PHONY: help setup demo test test-all test-long test-compose lint format docs docs-serve reference metrics-doc dashboards \
+  chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start soak-reward version release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
 
-setup: ## install one environment per service (.venvs/), when needed
+setup: ## install one environment per service in .venvs/, when needed
 	@scripts/setup.sh
 
-demo: setup ## train the tiny policy to search, live, in five to ten minutes (SEED=0)
+demo: setup ## train the tiny policy to search, with a live view, in five to ten minutes (SEED=0)
 	@$(FORAGE) demo --seed $(SEED)
 
-test: setup ## the tests of every service, in under ten minutes
+test: setup ## run the tests of every service, in under ten minutes
 	@$(PYTHON) scripts/run_tests.py quick
 
-test-long: setup ## the long tests alone: chaos, seeds, browser, deployment, two nodes
+test-long: setup ## run the long tests alone: chaos, several nodes, browser, deployment
 	@$(PYTHON) scripts/run_tests.py long
 
-test-all: ## every test: `make test`, then `make test-long`
+test-all: ## run every test: `make test`, then `make test-long`
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory test-long
 
-test-compose: setup ## the stack in a real Docker engine: builds, trains, is injured, comes back (5 minutes, and the builds)
-	@FORAGE_DOCKER_TESTS=1 .venvs/cli/bin/python -m pytest -rs tests/deploy/cli/test_compose_engine.py
+test-compose: setup ## run the Docker Compose stack in a real engine: build, train, kill, recover (5 minutes and the builds)
+	@FORAGE_DOCKER_TESTS=1 $(PYTHON) -m pytest -rs tests/deploy/cli/test_compose_engine.py
 
-images: ## build the services' images (GPU=1, SERVICES="reward cli", REGISTRY=…)
-	@scripts/images.sh
-
-up: ## the whole stack in Docker: services, Redis, Prometheus, Grafana (RECIPE=configs/demo.yaml)
-	@scripts/compose.sh up
-
-down: ## end it; what it wrote stays (VOLUMES=1 drops that, too)
-	@scripts/compose.sh down
-
-logs: ## what it says (SERVICE=trainer)
-	@scripts/compose.sh logs
-
-chart-schema: setup ## make the chart's values.schema.json from the settings
-	@.venvs/cli/bin/python scripts/chart_schema.py
-
-dashboards: setup ## make deploy/grafana/dashboards from the code beside it
-	@.venvs/uv/bin/uv run --quiet --no-project --python .venvs/cli/bin/python --with-requirements deploy/grafana/requirements.txt deploy/grafana/build.py
-
-metrics-doc: setup ## make docs/reference/metrics.md from the services' code
-	@.venvs/cli/bin/python scripts/metrics_doc.py
-
-DOCS_RUN = NO_MKDOCS_2_WARNING=1 .venvs/uv/bin/uv run --quiet --no-project --python .venvs/common/bin/python --with-requirements docs/requirements.txt mkdocs
-
-docs: ## build the documentation site into site/; a dead link or a page without a place in mkdocs.yml fails
-	@scripts/setup.sh common
-	@$(DOCS_RUN) build --strict
-
-docs-serve: ## show the documentation site on http://127.0.0.1:8000 while you write (DOCS_ADDRESS=…)
-	@scripts/setup.sh common
-	@$(DOCS_RUN) serve --livereload --dev-addr $(or $(DOCS_ADDRESS),127.0.0.1:8000)
-
-lint: setup ## ruff, mypy, buf lint, generated stubs current
+lint: setup ## check style, types, layers of imports, shell scripts, protos, generated code
 	@scripts/lint.sh
 
 format: setup ## format the Python code
 	@.venvs/cli/bin/ruff check --fix-only --quiet . ; .venvs/cli/bin/ruff format --quiet .
+
+docs: ## build the documentation site into site/; a dead link or a page outside mkdocs.yml fails
+	@scripts/setup.sh cli
+	@$(MKDOCS) build --strict
+
+docs-serve: ## serve the documentation site while you write (DOCS_ADDRESS=127.0.0.1:8000)
+	@scripts/setup.sh cli
+	@$(MKDOCS) serve --livereload --dev-addr $(or $(DOCS_ADDRESS),127.0.0.1:8000)
+
+metrics-doc: setup ## generate docs/reference/metrics.md from the code
+	@$(PYTHON) scripts/metrics_doc.py
+
+dashboards: setup ## generate deploy/grafana/dashboards from the code beside it
+	@$(UV_RUN) --with-requirements deploy/grafana/requirements.txt deploy/grafana/build.py
+
+chart-schema: setup ## generate the chart's values.schema.json from the settings
+	@$(PYTHON) scripts/chart_schema.py
 
 proto: setup ## generate forage_common/v1 from proto/
 	@scripts/proto.sh
@@ -71,19 +59,37 @@ proto: setup ## generate forage_common/v1 from proto/
 lock: setup ## pin requirements.in of every service into requirements.lock
 	@scripts/lock.sh
 
-bench: $(patsubst benchmarks/%,bench-%,$(wildcard benchmarks/[a-z]*)) ## every benchmark
+images: ## build the container images (GPU=1, SERVICES="reward cli", REGISTRY=…)
+	@scripts/images.sh
 
-bench-%: setup ## one benchmark: a table, then one line of JSON
+up: ## start the whole stack in Docker: services, Redis, Prometheus, Grafana (RECIPE=configs/demo.yaml)
+	@scripts/compose.sh up
+
+down: ## stop that stack and keep its data (VOLUMES=1 deletes it)
+	@scripts/compose.sh down
+
+logs: ## show the logs of that stack (SERVICE=trainer)
+	@scripts/compose.sh logs
+
+bench: $(patsubst benchmarks/%,bench-%,$(wildcard benchmarks/[a-z]*)) ## run every benchmark
+
+bench-%: setup ## run one benchmark: a table, then one line of JSON
 	@benchmarks/$*/run
 
-bench-faiss: setup ## FAISS index types over a million vectors (PASSAGES=1000000)
+bench-faiss: setup ## compare FAISS index types over a million vectors (PASSAGES=1000000)
 	@.venvs/retriever/bin/python benchmarks/retriever/faiss_types.py $(PASSAGES)
 
-bench-retriever-start: setup ## the retriever's start over a million passages (PASSAGES=1000000)
+bench-retriever-start: setup ## time the retriever's start over a million passages (PASSAGES=1000000)
 	@.venvs/retriever/bin/python benchmarks/retriever/start_bench.py $(PASSAGES)
 
-soak-reward: setup ## the reward service under full load and injury (MINUTES=5)
+soak-reward: setup ## run the reward service under full load with faults (MINUTES=5)
 	@.venvs/reward/bin/python benchmarks/reward/soak.py $(or $(MINUTES),5)
 
+version: setup ## set the version of every package, image and the chart (VERSION=0.2.0)
+	@$(PYTHON) scripts/release.py set $(VERSION)
+
+release: setup ## check, build wheels, chart and list of images into dist/, and tag the commit
+	@$(PYTHON) scripts/release.py build
+
 clean: ## remove environments, caches, built data and runs
-	rm -rf .venvs .cache data runs site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venvs .cache data runs dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

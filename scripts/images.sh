@@ -26,7 +26,7 @@ docker info >/dev/null 2>&1 || { echo "images: no Docker engine answers ($(docke
 
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 for service in "${services[@]}"; do
-  DOCKER_BUILDKIT=1 docker build --file "services/${service/#cli/common}/Dockerfile" \
+  DOCKER_BUILDKIT=1 docker build --file "services/$service/Dockerfile" \
     --tag "${REGISTRY:+$REGISTRY/}forage/$service:$version$suffix" \
     --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "CREATED=$(date -u +%Y-%m-%dT%H:%M:%SZ)" \
     "${options[@]}" "$@" .
