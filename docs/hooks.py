@@ -1,8 +1,8 @@
 """Hooks of the documentation site: files outside `docs/`, and mermaid without a content delivery network.
 
 Pages link to the rest of the repository by relative paths, which work in an editor and on a code host. The site gets a
-copy of every file that is linked that way, below `repository/`: Markdown as a page, everything else unchanged. A link to
-a folder, or to a file that does not exist, is not rewritten and fails the strict build.
+copy of every file that is linked that way, below `repository/`: Markdown as a page, everything else unchanged. A link
+to a folder, or to a file that does not exist, is not rewritten and fails the strict build.
 """
 
 from __future__ import annotations
