@@ -1,14 +1,31 @@
 #!/usr/bin/env bash
-# Everything that is checked without running the product.
+# Checks everything that can be checked without running the product.
+# usage: lint.sh [style|types|imports|shell|protos …]      all of them where none is named
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=.venvs/cli/bin
-"$bin/ruff" check .
-"$bin/ruff" format --check .
-"$bin/mypy" services/*/forage_* models/forage_models
-packages=(services/*/ models/)
-PYTHONPATH=$(IFS=:; echo "${packages[*]}") "$bin/lint-imports" --no-logo --cache-dir .cache/imports
-"$bin/python" scripts/check_structure.py
-(cd proto && "../$bin/buf" lint)
-scripts/proto.sh --check
+bin=$PWD/.venvs/cli/bin
+
+style() { "$bin/ruff" check . && "$bin/ruff" format --check . && "$bin/python" scripts/check_structure.py; }
+
+types() { "$bin/mypy" services/*/forage_* models/forage_models; }
+
+imports() {
+  local folders=(services/*/ models/)
+  PYTHONPATH=$(IFS=:; echo "${folders[*]}") "$bin/lint-imports" --no-logo --cache-dir .cache/imports
+}
+
+shell() {
+  # Debian and most others have a package of this name; CI installs it.
+  command -v shellcheck >/dev/null || { echo "lint: shellcheck is not installed, shell scripts were not checked" >&2; return 0; }
+  shellcheck --exclude=SC2015,SC2016 scripts/*.sh .ci/run benchmarks/*/run
+}
+
+protos() { (cd proto && "$bin/buf" lint) && scripts/proto.sh --check; }
+
+[ $# -gt 0 ] || set -- style types imports shell protos
+for check in "$@"; do
+  [[ $check =~ ^(style|types|imports|shell|protos)$ ]] ||
+    { echo "lint: '$check' is no check, expected style, types, imports, shell or protos" >&2; exit 2; }
+  "$check" || { echo "lint: $check failed" >&2; exit 1; }
+done
 echo "lint: all clean"

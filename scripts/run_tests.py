@@ -28,7 +28,7 @@ QUICK = ("unit", "contract", "e2e")
 LONG = ("long", "deploy", "browser", "chaos")
 ALONE = ("e2e", "chaos")
 """Kinds that start several services: each of their folders has the machine to itself."""
-ENVIRONMENT = {"common": "cli", "models": "trainer"}
+ENVIRONMENT = {"common": "cli", "models": "trainer", "scripts": "cli"}
 """Parts without an environment of their own, and the one they borrow."""
 SLOWEST = 20
 _NO_TESTS = 5  # pytest's exit code where a selection leaves nothing

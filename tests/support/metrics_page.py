@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from metrics_doc import DOCUMENT, collected, names, others, section
 
 __all__ = ["DOCUMENT", "assert_current", "collected", "names", "others"]

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -207,14 +206,6 @@ def test_the_chart_names_images_that_are_built_and_runs_what_they_run(name: str)
                 [entrypoint] = values(final_stage(image), "ENTRYPOINT")
                 module = json.loads(entrypoint)[-1]
                 assert {"python", module} <= set(container["command"]), container["command"]
-
-
-def test_the_version_is_one() -> None:
-    packages = {
-        tomllib.loads((REPOSITORY / f"services/{folder}/pyproject.toml").read_text())["project"]["version"]
-        for folder in SERVICES
-    }
-    assert packages == {VERSION}
 
 
 @pytest.mark.parametrize(

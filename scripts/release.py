@@ -1,0 +1,178 @@
+"""One version for the whole project: packages, images, chart.
+
+    release.py check              every file names the same version, and CHANGELOG.md has a section for it
+    release.py set 0.2.0          write it everywhere, and turn CHANGELOG.md's Unreleased section into its own
+    release.py build [--no-tag]   check, then wheels, packaged chart and list of images into dist/, and the tag v0.2.0
+
+Building needs a clean work tree on a commit that passed `make lint`, which it runs. It pushes nothing: at the end it
+prints the commands that publish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import tools
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DIST = REPOSITORY / "dist"
+CHART = "deploy/helm/forage"
+PLACES = {
+    "services/*/pyproject.toml": r'^version = "(.+)"$',
+    "services/common/forage_common/__init__.py": r'^__version__ = "(.+)"$',
+    f"{CHART}/Chart.yaml": r'^(?:version: |appVersion: ")([^"\n]+)"?$',
+    f"{CHART}/values-gpu-*.yaml": r"^ +image: \{tag: (.+)-gpu\}$",
+    ".env": r"^FORAGE_VERSION=(.+)$",
+}
+"""Files (globs) that name the version, and the pattern whose first group is it."""
+CHANGELOG = "CHANGELOG.md"
+_VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
+_UNRELEASED = "## [Unreleased]"
+
+
+class ReleaseError(Exception):
+    """The release cannot go on; the message names the place and the remedy."""
+
+
+def named_versions(root: Path) -> dict[str, set[str]]:
+    """Versions by file.
+
+    Raises:
+        ReleaseError: a file of `PLACES` is missing or names no version.
+    """
+    versions: dict[str, set[str]] = {}
+    for glob, pattern in PLACES.items():
+        files = sorted(root.glob(glob))
+        if not files:
+            raise ReleaseError(f"{glob} matches no file: correct PLACES in scripts/release.py")
+        for file in files:
+            name = str(file.relative_to(root))
+            versions[name] = set(re.findall(pattern, file.read_text(encoding="utf-8"), re.M))
+            if not versions[name]:
+                raise ReleaseError(f"{name} names no version: expected a line that matches {pattern}")
+    return versions
+
+
+def check(root: Path) -> str:
+    """The one version.
+
+    Raises:
+        ReleaseError: files disagree, or the changelog has no section for it.
+    """
+    versions = named_versions(root)
+    distinct = set().union(*versions.values())
+    if len(distinct) != 1:
+        lines = "\n".join(f"  {name}: {', '.join(sorted(found))}" for name, found in versions.items())
+        raise ReleaseError(f"files disagree about the version: run 'make version VERSION=…'\n{lines}")
+    version = distinct.pop()
+    if f"## [{version}]" not in (root / CHANGELOG).read_text(encoding="utf-8"):
+        raise ReleaseError(f"{CHANGELOG} has no section '## [{version}]': run 'make version VERSION={version}'")
+    return version
+
+
+def set_version(root: Path, version: str, today: datetime.date) -> None:
+    """Write the version into every file, and date the changelog's Unreleased section.
+
+    Raises:
+        ReleaseError: not a version, or the changelog has no Unreleased section.
+    """
+    if not _VERSION.fullmatch(version):
+        raise ReleaseError(f"'{version}' is not a version: give one like 0.2.0 or 0.2.0rc1")
+    changelog = root / CHANGELOG
+    text = changelog.read_text(encoding="utf-8")
+    if _UNRELEASED not in text:
+        raise ReleaseError(f"{CHANGELOG} has no section '{_UNRELEASED}': add one above the newest version")
+    named_versions(root)
+    for glob, pattern in PLACES.items():
+        for file in root.glob(glob):
+            file.write_text(_replace_group(pattern, version, file.read_text(encoding="utf-8")), encoding="utf-8")
+    if f"## [{version}]" not in text:
+        heading = f"{_UNRELEASED}\n\n## [{version}] - {today.isoformat()}"
+        changelog.write_text(text.replace(_UNRELEASED, heading, 1), encoding="utf-8")
+
+
+def _replace_group(pattern: str, value: str, text: str) -> str:
+    def replace(match: re.Match[str]) -> str:
+        begin, end = match.span(1)
+        return match[0][: begin - match.start()] + value + match[0][end - match.start() :]
+
+    return re.sub(pattern, replace, text, flags=re.M)
+
+
+def build(tag: bool) -> None:
+    """Wheels, chart, images.txt and SHA256SUMS in dist/, and the tag.
+
+    Raises:
+        ReleaseError: the work tree is not clean, a check fails, or the tag exists.
+    """
+    version = check(REPOSITORY)
+    name = f"v{version}"
+    if changed := _run("git", "status", "--porcelain"):
+        raise ReleaseError(f"the work tree is not clean: commit or stash first\n{changed}")
+    if tag and _run("git", "tag", "--list", name):
+        raise ReleaseError(f"the tag {name} exists: set the next version with 'make version VERSION=…'")
+    subprocess.run([REPOSITORY / "scripts/lint.sh"], check=True)
+    shutil.rmtree(DIST, ignore_errors=True)
+    DIST.mkdir()
+    for project in sorted(REPOSITORY.glob("services/*/pyproject.toml")):
+        tools.uv("build", "--wheel", "--out-dir", str(DIST), str(project.parent))
+    (DIST / ".gitignore").unlink(missing_ok=True)
+    _run(str(tools.helm(max(tools.HELMS))), "package", CHART, "--destination", str(DIST))
+    (DIST / "images.txt").write_text("".join(f"{image}\n" for image in images(version)), encoding="utf-8")
+    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(DIST.iterdir())]
+    (DIST / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
+    for file in sorted(DIST.iterdir()):
+        print(f"  dist/{file.name}")
+    if tag:
+        _run("git", "tag", "--annotate", name, "--message", f"Forage {version}")
+        print(
+            f"tagged {name}; to publish: git push origin {name}, make images REGISTRY=…, helm push dist/forage-*.tgz …"
+        )
+
+
+def images(version: str) -> list[str]:
+    """Every image of a release: those for CPUs, then those that also exist for GPUs."""
+    dockerfiles = sorted(REPOSITORY.glob("services/*/Dockerfile"))
+    on_gpus = [file for file in dockerfiles if re.search("^ARG GPU_IMAGE", file.read_text(encoding="utf-8"), re.M)]
+    return [
+        *(f"forage/{file.parent.name}:{version}" for file in dockerfiles),
+        *(f"forage/{file.parent.name}:{version}-gpu" for file in on_gpus),
+    ]
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    if done.returncode:
+        raise ReleaseError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check", help="is the version the same everywhere?")
+    commands.add_parser("set", help="write a version everywhere").add_argument("version")
+    commands.add_parser("build", help="fill dist/ and tag").add_argument("--no-tag", action="store_true")
+    asked = parser.parse_args(arguments)
+    try:
+        if asked.command == "set":
+            set_version(REPOSITORY, asked.version, datetime.date.today())
+        elif asked.command == "build":
+            build(tag=not asked.no_tag)
+        print(f"version {check(REPOSITORY)}")
+    except (ReleaseError, tools.ToolError, subprocess.CalledProcessError) as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,72 @@
+"""`scripts/release.py`: one version everywhere."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from pathlib import Path
+
+import pytest
+from release import PLACES, REPOSITORY, ReleaseError, check, images, named_versions, set_version
+
+TODAY = datetime.date(2026, 12, 1)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of every file that names the version."""
+    for glob in (*PLACES, "CHANGELOG.md"):
+        for file in REPOSITORY.glob(glob):
+            copy = tmp_path / file.relative_to(REPOSITORY)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
+    return tmp_path
+
+
+def test_the_repository_names_one_version() -> None:
+    check(REPOSITORY)
+
+
+def test_setting_a_version_changes_every_file_and_dates_the_changelog(tree: Path) -> None:
+    before = named_versions(tree)
+    set_version(tree, "7.8.9rc1", TODAY)
+    assert named_versions(tree) == {name: {"7.8.9rc1"} for name in before}
+    assert "## [Unreleased]\n\n## [7.8.9rc1] - 2026-12-01" in (tree / "CHANGELOG.md").read_text()
+    assert check(tree) == "7.8.9rc1"
+    assert 'appVersion: "7.8.9rc1"\n' in (tree / "deploy/helm/forage/Chart.yaml").read_text()
+
+
+def test_setting_a_version_twice_adds_one_changelog_section(tree: Path) -> None:
+    set_version(tree, "7.8.9", TODAY)
+    set_version(tree, "7.8.9", TODAY)
+    assert (tree / "CHANGELOG.md").read_text().count("## [7.8.9]") == 1
+
+
+@pytest.mark.parametrize("version", ["", "1", "1.2", "v1.2.3", "1.2.3-beta", "1.2.3; rm"])
+def test_what_is_no_version_is_refused_and_nothing_is_written(tree: Path, version: str) -> None:
+    before = named_versions(tree)
+    with pytest.raises(ReleaseError, match="is not a version: give one like"):
+        set_version(tree, version, TODAY)
+    assert named_versions(tree) == before
+
+
+def test_files_that_disagree_are_named(tree: Path) -> None:
+    chart = tree / "deploy/helm/forage/Chart.yaml"
+    chart.write_text(chart.read_text().replace('appVersion: "', 'appVersion: "9.'))
+    with pytest.raises(ReleaseError, match=r"(?s)disagree.*deploy/helm/forage/Chart.yaml: .*9\."):
+        check(tree)
+
+
+def test_a_version_without_a_changelog_section_is_refused(tree: Path) -> None:
+    version = check(tree)
+    changelog = tree / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace(f"## [{version}]", "## [old]"))
+    with pytest.raises(ReleaseError, match=r"CHANGELOG.md has no section"):
+        check(tree)
+
+
+def test_every_service_with_a_dockerfile_has_an_image_and_those_with_a_gpu_base_two() -> None:
+    listed = images("1.2.3")
+    assert {f"forage/{name}:1.2.3" for name in ("cli", "retriever", "reward", "rollout", "trainer")} <= set(listed)
+    assert "forage/rollout:1.2.3-gpu" in listed
+    assert "forage/cli:1.2.3-gpu" not in listed

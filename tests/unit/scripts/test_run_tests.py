@@ -1,0 +1,66 @@
+"""`scripts/run_tests.py`: every test has a place, and totals come from pytest's reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import run_tests
+from run_tests import Job, jobs_of, main, misplaced, summarize
+
+REPORT = """<?xml version="1.0"?><testsuites><testsuite>
+<testcase classname="tests.a" name="test_good" time="1.5"/>
+<testcase classname="tests.a" name="test_bad" time="2.5"><failure message="no"/></testcase>
+<testcase classname="tests.a" name="test_broken" time="0"><error message="no"/></testcase>
+<testcase classname="tests.a" name="test_left_out" time="0"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_no_test_of_the_repository_is_misplaced() -> None:
+    assert misplaced() == []
+
+
+@pytest.mark.parametrize(
+    "place", ["test_a.py", "unit/test_a.py", "unit/nobody/test_a.py", "nokind/cli/test_a.py", "support/test_a.py"]
+)
+def test_a_test_file_outside_kind_and_service_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    file = tmp_path / "tests" / place
+    file.parent.mkdir(parents=True)
+    file.touch()
+    (tmp_path / ".venvs/cli").mkdir(parents=True)
+    monkeypatch.setattr(run_tests, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(run_tests, "TESTS", tmp_path / "tests")
+    assert misplaced() == [f"tests/{place}"]
+    assert main(["quick"]) == 2
+    assert f"no kind runs tests/{place}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kinds", [[], ["fast"], ["unit", "slow"]])
+def test_an_unknown_kind_is_refused_with_the_known_ones(kinds: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(kinds) == 2
+    assert "expected some of quick, long, unit" in capsys.readouterr().err
+
+
+def test_totals_are_those_of_the_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    job = Job(run_tests.TESTS / "unit/cli", status=1, cases=list(run_tests._cases(report)))
+    assert summarize([job]) == 1
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1] == "1 passed, 2 failed, 1 skipped"
+    assert "failed: tests.a::test_bad (unit/cli)" in printed
+
+
+def test_a_run_that_broke_off_without_a_report_counts_as_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    crashed = Job(run_tests.TESTS / "unit/cli", status=139)
+    assert summarize([crashed]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_every_part_runs_in_the_environment_of_its_service() -> None:
+    environments = {job.name: job.environment for job in jobs_of(run_tests.QUICK + run_tests.LONG)}
+    assert environments["unit/common"] == environments["unit/cli"] == "cli"
+    assert environments["unit/models"] == environments["unit/trainer"] == "trainer"
+    assert environments["contract/rollout_deployments"] == "rollout"
