@@ -1,4 +1,4 @@
-"""What docs/reference/rewards.md shows is what the service takes."""
+"""The examples of docs/reference/rewards.md and docs/how-to/write-a-reward.md work."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from forage_reward.router import Judge
 from forage_reward.score import Component, Score, scored
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
-PAGE = (Path(__file__).parents[3] / "docs/reference/rewards.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "reference/rewards.md").read_text()
+GUIDE = (DOCS / "how-to/write-a-reward.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-@pytest.mark.parametrize("text", blocks("yaml"))
+@pytest.mark.parametrize("text", blocks(PAGE, "yaml"))
 def test_every_example_of_settings_is_accepted(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.yaml").write_text(text)
     routes = load(tmp_path / "s.yaml", environ={}).reward.routes
@@ -31,7 +33,7 @@ def test_every_example_of_settings_is_accepted(tmp_path: Path, text: str) -> Non
 
 
 def test_the_example_reward_scores() -> None:
-    (text,) = blocks("python")
+    (text,) = (block for block in blocks(GUIDE, "python") if "REWARD" in block)
     names = {kind.__name__: kind for kind in (RewardParams, TrajectoryView, GroundTruth, Score, Component, Reward)} | {
         "extract_solution": extract_solution,
         "scored": scored,
