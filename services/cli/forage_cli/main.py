@@ -14,13 +14,11 @@ from forage_cli.commands import (
     demo,
     doctor,
     eval,
-    index,
+    forwarded,
     model,
     probe,
-    reward,
     rollout,
     status,
-    trainer,
     trajectories,
     up,
 )
@@ -41,10 +39,7 @@ app.command("probe")(probe.probe)
 app.command("trajectories")(trajectories.trajectories)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
-# Commands of a service's own environment.
-for name, verb in (("reward", reward.reward), ("index", index.index), ("trainer", trainer.trainer)):
-    passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(name, context_settings=passed_on, add_help_option=False)(verb)
+forwarded.add_forwarded(app)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
 app.add_typer(eval.app, name="eval")

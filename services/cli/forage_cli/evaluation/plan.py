@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -120,6 +121,19 @@ def circumstances(settings: Settings) -> dict[str, Any]:
     named = {f"rollout.{name}": rollout[name] for name in _LOOP}
     named |= {f"retriever.{name}": retriever[name] for name in _RETRIEVER}
     return named | {"data.corpus": str(settings.data.corpus)}
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder of an evaluation, where there is one.
+
+    Raises:
+        UserError: the folder holds something else.
+    """
+    if not folder.exists():
+        return
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder} is no evaluation, --fresh does not remove it: name another folder with --out")
+    shutil.rmtree(folder)
 
 
 def begin(folder: Path, plan: Plan) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from pathlib import Path
 
 from rich.console import Console
 
-from forage_cli.evaluation import engines
+from forage_cli.evaluation import engines, results
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.plan import Item, Plan
 from forage_cli.evaluation.policies import EvaluatedPolicy, by_engine
@@ -26,6 +26,8 @@ from forage_common.streams.prompt_identity import group_of, signed
 from forage_common.v1.trajectory_pb2 import Document, Prompt, Status, Trajectory, TrajectoryGroup
 
 JOURNAL = "journal.bin"
+Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+"""(description, number of items) → context that shows a progress bar and gives the function to call after each item."""
 _MAY_PASS = (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL)
 
 
@@ -49,18 +51,46 @@ def finished(plan: Plan, journal: Journal[TrajectoryGroup]) -> Iterator[tuple[It
             yield items[key], group
 
 
+def run_unfinished(plan: Plan, settings: Settings, folder: Path, console: Console, progress: Progress) -> None:
+    """Run the items of the plan that the folder's journal lacks. Ctrl-C keeps every finished item.
+
+    Raises:
+        UserError, UnavailableError: as `run`.
+    """
+    with Journal(folder / JOURNAL, TrajectoryGroup) as journal:
+        items = left(plan, journal)
+        total = sum(1 for _ in plan.items())
+        if not items:
+            return
+        if len(items) < total:
+            console.print(f"{total - len(items)} of {total} were finished before", highlight=False)
+        try:
+            run(plan, items.values(), settings, journal, console, progress)
+        except KeyboardInterrupt:
+            done = total - len(left(plan, journal))
+            console.print(f"stopped: {done} of {total} are finished; run the same command to continue", highlight=False)
+            raise
+
+
+def write_finished(plan: Plan, folder: Path, turn_ends: Mapping[str, str]) -> None:
+    """Write results.parquet and the trajectory files of everything that is finished.
+
+    Args:
+        turn_ends: label of a policy → text with which its tokenizer ends a turn.
+    """
+    with Journal(folder / JOURNAL, TrajectoryGroup) as journal:
+        results.write(folder, finished(plan, journal), lambda item: turn_ends[item.policy.label])
+
+
 def run(
     plan: Plan,
     items: Iterable[Item],
     settings: Settings,
     journal: Journal[TrajectoryGroup],
     console: Console,
-    progress: Callable[[str, int], AbstractContextManager[Callable[[], None]]],
+    progress: Progress,
 ) -> None:
-    """Do the items, engine by engine and policy by policy.
-
-    Args:
-        progress: (what, how many items) → shows them during a block, which calls what it is given after each.
+    """Run the items, engine by engine and policy by policy.
 
     Raises:
         UserError: something is missing for a start.
