@@ -43,8 +43,8 @@ def render(
         if name == trajectory.id and (thought := _thought(trajectory, probed, texts, settings))
     ]
     return page.render(
-        "report.html",
-        "forage_common.probe",
+        "probe.html",
+        "forage_cli.probe",
         summary=summary,
         tiles_shown=_tiles(summary),
         curve=figures.svg(_curve(summary), "Confidence over the share of the thought that is kept, with its 95 % band")

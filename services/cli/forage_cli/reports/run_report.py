@@ -111,7 +111,7 @@ def _smooth(values: Sequence[float], weight: float = 0.8) -> list[float]:
 
 def _page(run: RunFolder, summary: Summary, curve: Markup) -> str:
     return page.render(
-        "report.html",
+        "run.html",
         summary=summary,
         curve=curve,
         pairs=_pairs(run),
