@@ -1,0 +1,29 @@
+"""The shortest whole run: a demo of a few steps, in which the trainer is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from demo import Demo
+
+STEPS = 4
+
+
+@pytest.mark.timeout(600)
+def test_a_demo_whose_trainer_is_killed_completes_and_no_group_is_lost_or_duplicated(
+    small_demo: Callable[..., Demo],
+) -> None:
+    demo = small_demo(STEPS, "data.val_max_samples=4", "trainer.max_staleness=0")
+    demo.start("--seed", "2", "--base-port", str(demo.base_port))
+    demo.wait_for(lambda: demo.steps >= 1, 300)
+    demo.kill("trainer")
+    assert demo.finish(300) == 0, demo.output[-3000:]
+    summary = demo.summary
+    assert summary["steps"] == STEPS
+    assert summary["groups_issued"] == summary["groups_trained"] == STEPS * 4
+    assert (summary["groups_lost"], summary["groups_duplicated"]) == (0, 0)
+    assert summary["restarts_trainer"] == 1
+    assert summary["logprob_diff_mean"] < 1e-3, "the trainer and the engine see the same policy"
+    assert (demo.run / "report.html").stat().st_size > 0
+    assert demo.leftovers() == [], "the run left processes behind"
