@@ -27,7 +27,7 @@ from rich.table import Table
 from forage_cli.local.demo import ended_by_signals
 from forage_cli.local.stack import repository, shift_ports
 from forage_cli.runs.folder import RunFolder
-from forage_common.settings import load
+from forage_common.settings import load_settings
 
 TICK_S = 1.0
 Runs = dict[str, dict[int, "Run"]]
@@ -110,7 +110,7 @@ def _ended(recipe: Recipe, runs: Path, seed: int, base_port: int) -> bool:
     if not (folder / "summary.json").is_file():
         return False
     same = [f"run.dir={folder.parent}", *shift_ports(base_port)]
-    return load(folder / "settings.yaml", same) == recipe.resolved(runs, seed, base_port)
+    return load_settings(folder / "settings.yaml", same) == recipe.resolved(runs, seed, base_port)
 
 
 def _train(recipe: Recipe, runs: Path, seed: int, base_port: int, progress: Progress) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forage_cli.datasets import countdown
 from forage_cli.local.stack import repository, shift_ports
-from forage_common.settings import Settings, load
+from forage_common.settings import Settings, load_settings
 
 QUESTIONS = 300
 """Held-out questions that are asked before and after."""
@@ -39,7 +39,7 @@ class Recipe:
             countdown.build(folder, {"train": 4000, "test": 400}, [3], 99, 0, max_number=12)
 
     def resolved(self, runs: Path, seed: int, base_port: int) -> Settings:
-        return load(self.file, self.settings(runs, seed, base_port))
+        return load_settings(self.file, self.settings(runs, seed, base_port))
 
 
 _GRPO = ("trainer.total_training_steps=16", "trainer.actor.optim.lr=3e-4")

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from forage_common.addresses import split_address
-from forage_common.settings import Settings, load
+from forage_common.settings import Settings, load_settings
 from forage_common.telemetry.health import Health
 from forage_rollout.engine.openai import Head, OpenAI
 from forage_rollout.engine.vllm_engine import VllmEngine
@@ -89,4 +89,4 @@ def say(what: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(load(overrides=sys.argv[1:])))
+    asyncio.run(serve(load_settings(overrides=sys.argv[1:])))

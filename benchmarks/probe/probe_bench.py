@@ -33,18 +33,18 @@ from rich.table import Table
 
 from forage_cli.local.serving import services
 from forage_cli.local.stack import Program, interpreter, repository, shift_ports
-from forage_common.clients.completions import Completions, Continuations
-from forage_common.probe.prober import Plan, Prober
-from forage_common.settings import Settings, load
+from forage_common.clients.completions import CompletionsClient, Continuations
+from forage_common.probe.prober import ProbePlan, Prober
+from forage_common.settings import Settings, load_settings
 from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Status, Trajectory
 
 HERE = Path(__file__).resolve().parent
-PLAN = Plan(points=10, samples=50, seed=1)
+PLAN = ProbePlan(points=10, samples=50, seed=1)
 Counts = dict[str, int]
 
 
-class OneByOne(Completions):
+class OneByOne(CompletionsClient):
     """A request a sample; nothing is shared."""
 
     async def sample(
@@ -116,7 +116,7 @@ async def probed(settings: Settings, naive: bool, chosen: Sequence[Trajectory]) 
 
 
 async def made(settings: Settings, count: int, seed: int, documents: int) -> list[Trajectory]:
-    async with Completions(settings) as completions:
+    async with CompletionsClient(settings) as completions:
         return await thoughts.trajectories(count, seed, documents, completions)
 
 
@@ -184,7 +184,7 @@ def main() -> None:
         "rollout.engine.max_model_len=1024",
     ]
     with (
-        services(load(None, overrides), Console(quiet=True), (Program.REWARD,)) as settings,
+        services(load_settings(None, overrides), Console(quiet=True), (Program.REWARD,)) as settings,
         console.status("probing, both ways …"),
         engine(overrides, folder / "engine.log") as started,
     ):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 
-from forage_common.clients.completions import Completions
-from forage_common.text.observation import passages
-from forage_common.text.search_prompt import prompt_text
+from forage_common.clients.completions import CompletionsClient
+from forage_common.text.observation import format_passages
+from forage_common.text.search_prompt import format_search_prompt
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
     Document,
@@ -28,7 +28,7 @@ FACTS = 8
 """Sentences of a passage, about 14 tokens each: with them it is about as long as Search-R1's passages of 100 words."""
 
 
-async def trajectories(count: int, seed: int, documents: int, completions: Completions) -> list[Trajectory]:
+async def trajectories(count: int, seed: int, documents: int, completions: CompletionsClient) -> list[Trajectory]:
     """So many, no two of which are about the same places.
 
     Args:
@@ -38,15 +38,15 @@ async def trajectories(count: int, seed: int, documents: int, completions: Compl
     return [await _trajectory(f"{seed}/{number}", chance, documents, completions) for number in range(count)]
 
 
-async def _trajectory(name: str, chance: random.Random, documents: int, completions: Completions) -> Trajectory:
+async def _trajectory(name: str, chance: random.Random, documents: int, completions: CompletionsClient) -> Trajectory:
     land, city = _name(chance), _name(chance)
-    question = prompt_text(f"What is the capital of {land}?")
+    question = format_search_prompt(f"What is the capital of {land}?")
     parts = [(Role.ROLE_PROMPT, f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")]
     if documents:
         found = [_document(chance, land, city), *(_document(chance, _name(chance)) for _ in range(1, documents))]
         parts += [
             (Role.ROLE_MODEL, f"<think> look it up </think> <search> {land} </search>"),
-            (Role.ROLE_ENV, f"\n\n<information>{passages(found)}</information>\n\n"),
+            (Role.ROLE_ENV, f"\n\n<information>{format_passages(found)}</information>\n\n"),
         ]
     trajectory = Trajectory(
         id=f"bench/{name}",

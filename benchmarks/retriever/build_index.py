@@ -6,13 +6,13 @@ import sys
 
 from progress import building
 
-from forage_common.settings import from_arguments
+from forage_common.settings import settings_from_arguments
 from forage_retriever.index import build
 
 
 def main() -> None:
     corpus, *overrides = sys.argv[1:]
-    settings = from_arguments([f"data.corpus={corpus}", "retriever.mode=hybrid", *overrides])
+    settings = settings_from_arguments([f"data.corpus={corpus}", "retriever.mode=hybrid", *overrides])
     with building() as report:
         encoder = build.load_encoder(settings.retriever, building=True)
         folder = build.cached(settings.data.corpus, settings.retriever, encoder, report)

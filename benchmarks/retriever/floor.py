@@ -12,7 +12,7 @@ import time
 
 from load import TOPK, Questions
 
-from forage_common.settings import from_arguments
+from forage_common.settings import settings_from_arguments
 from forage_retriever.index import load as index
 
 WARM_UP = 3
@@ -20,7 +20,7 @@ WARM_UP = 3
 
 def main() -> None:
     batch, seconds, first = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    settings = from_arguments(sys.argv[4:])
+    settings = settings_from_arguments(sys.argv[4:])
     texts = Questions(json.load(sys.stdin), first)
     searcher = index.load(settings.data.corpus, settings.retriever, lambda _: None).searcher
     for _ in range(WARM_UP):

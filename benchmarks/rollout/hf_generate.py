@@ -17,8 +17,8 @@ from lockstep import run_batches
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
 
 from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import GrpcReward
-from forage_common.settings import Settings, load
+from forage_common.clients.reward import RewardClient
+from forage_common.settings import Settings, load_settings
 from forage_rollout.loop.tokens import FileTokenizer
 
 
@@ -74,7 +74,7 @@ async def main(prompts: int, samples: int, batch: int, settings: Settings) -> No
     model = AutoModelForCausalLM.from_pretrained(settings.model.path, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None  # only the plan ends a row
     tokenizer, codec = AutoTokenizer.from_pretrained(settings.model.path), FileTokenizer(settings.model.path)
-    reward, batcher = GrpcReward(settings), Batcher(model)
+    reward, batcher = RewardClient(settings), Batcher(model)
     rows = plan.rows(plan.uids(prompts, 0), samples)
     rendered = [
         tokenizer.apply_chat_template(
@@ -89,4 +89,4 @@ async def main(prompts: int, samples: int, batch: int, settings: Settings) -> No
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*map(int, sys.argv[1:4]), load(overrides=sys.argv[4:])))
+    asyncio.run(main(*map(int, sys.argv[1:4]), load_settings(overrides=sys.argv[4:])))

@@ -20,8 +20,8 @@ from lockstep import Sample, run_batches, shown
 from plan import Row
 
 from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import GrpcReward
-from forage_common.settings import Settings, load
+from forage_common.clients.reward import RewardClient
+from forage_common.settings import Settings, load_settings
 from forage_common.v1.trajectory_pb2 import Document
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.tokens import FileTokenizer, TokenCodec
@@ -104,7 +104,7 @@ def _requests(row: Row, prompt: list[int], codec: TokenCodec) -> list[tuple[list
 async def serve(settings: Settings) -> None:
     """Answer the lines on stdin."""
     engine = VllmEngine(settings)
-    sample, codec, reward = sampler(engine), FileTokenizer(settings.model.path), GrpcReward(settings)
+    sample, codec, reward = sampler(engine), FileTokenizer(settings.model.path), RewardClient(settings)
     async with RetrieverClient(settings.retriever.http_address) as retriever:
         answer({"ready": True})
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -126,4 +126,4 @@ def answer(what: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(load(overrides=sys.argv[1:])))
+    asyncio.run(serve(load_settings(overrides=sys.argv[1:])))

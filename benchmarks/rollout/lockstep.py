@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from plan import DATA_SOURCE, Row
 
 from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import GrpcReward
+from forage_common.clients.reward import RewardClient
+from forage_common.text.observation import format_passages
 from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.trajectory_pb2 import Document, GroundTruth, Role, Span, Status
 from forage_rollout.environments.environment import Observation
-from forage_rollout.environments.search import passages
 from forage_rollout.loop.tokens import TokenCodec
 
 Sample = Callable[[list[int], int], Awaitable[list[int]]]
@@ -30,7 +30,7 @@ async def run_batches(
     size: int,
     sample: Sample,
     retriever: RetrieverClient,
-    reward: GrpcReward,
+    reward: RewardClient,
     codec: TokenCodec,
 ) -> float:
     """Every trajectory, in batches of `size`. Returns tokens a second."""
@@ -46,7 +46,7 @@ async def run_batch(
     prompts: Sequence[list[int]],
     sample: Sample,
     retriever: RetrieverClient,
-    reward: GrpcReward,
+    reward: RewardClient,
     codec: TokenCodec,
 ) -> int:
     """Every trajectory of one batch, scored. Returns how many tokens were sampled."""
@@ -84,4 +84,4 @@ async def run_batch(
 
 def shown(documents: Sequence[Document]) -> str:
     """What the policy sees of a search, as the service shows it."""
-    return Observation.opening + passages(documents).strip() + Observation.closing
+    return Observation.opening + format_passages(documents).strip() + Observation.closing

@@ -37,7 +37,7 @@ from service import Service, free_base_port, rollout_service
 from slow_retriever import SlowRetriever, slow_retriever
 
 from forage_cli.local.stack import Program, interpreter, repository, shift_ports
-from forage_common.settings import load
+from forage_common.settings import load_settings
 
 HERE = Path(__file__).resolve().parent
 DELAYS_MS = (5, 50, 200)
@@ -207,7 +207,7 @@ def main() -> None:
     folder = repository() / "runs"
     folder.mkdir(exist_ok=True)
     common = settings_of(folder, free_base_port())
-    settings = load(overrides=common, environ={})
+    settings = load_settings(overrides=common, environ={})
     logs = settings.run.folder / "logs"
     console = Console()
     console.width = max(console.width, 100)

@@ -59,7 +59,7 @@ class Service:
             while issued < len(uids) and issued - len(found.finished) < outstanding:
                 self._issue(uids[issued], samples, issued)
                 issued += 1
-            entries = self._streams.take_groups(self._streams.trajectories, "trainer", 64, 1.0)
+            entries = self._streams.claim_groups(self._streams.trajectories, "trainer", 64, 1.0)
             now = time.perf_counter()
             for entry in entries:
                 found.finished.append(now)
@@ -86,7 +86,7 @@ class Service:
 
     def update(self, version: int) -> float:
         """Publish the same weights as another version. Returns the seconds that generation stood still for it."""
-        before, policy = self.metrics(), self._streams.policy()
+        before, policy = self.metrics(), self._streams.read_policy()
         assert policy is not None
         policy.version = version
         self._streams.publish(policy)
@@ -127,7 +127,7 @@ def rollout_service(settings: Settings, spinner: Status) -> Iterator[Service]:
     stack = Stack(settings, RUNNING)
     stack.start()
     try:
-        StreamClient(settings.redis, settings.run.id).create()
+        StreamClient(settings.redis, settings.run.id).create_groups()
         publish(settings, settings.model.path)
         wait_until_ready(stack, spinner)
         yield Service(settings)

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forage_common.clients.retriever import Found
-from forage_common.settings import Settings, load
+from forage_common.clients.retriever import SearchResult
+from forage_common.settings import Settings, load_settings
 from forage_common.telemetry import tracing
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.trajectory_pb2 import ChatMessage, Document, Prompt, Provenance, Score, Status
@@ -56,9 +56,9 @@ class Engine:
 class Services:
     """The retriever and the reward."""
 
-    async def search(self, queries: Sequence[str]) -> Found:
+    async def search(self, queries: Sequence[str]) -> SearchResult:
         document = Document(id="d", contents='"Title"\nA passage of a few words.', score=1.0)
-        return Found([[document] * 3 for _ in queries], Provenance(), False)
+        return SearchResult([[document] * 3 for _ in queries], Provenance(), False)
 
     async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
         score = Score(status=Status.STATUS_OK, total=1.0)
@@ -67,7 +67,7 @@ class Services:
 
 def settings(endpoint: str, ratio: float | None) -> Settings:
     traced = [] if ratio is None else ["tracing.enabled=true", f"tracing.sample_ratio={ratio}"]
-    return load(overrides=[f"tracing.endpoint={endpoint}", f"model.path={MODEL}", *traced], environ={})
+    return load_settings(overrides=[f"tracing.endpoint={endpoint}", f"model.path={MODEL}", *traced], environ={})
 
 
 def measure(chosen: Settings, codec: FileTokenizer, groups: int) -> float:

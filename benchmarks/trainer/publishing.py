@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from forage_common.files import durable
 from forage_common.files.model_folder import WEIGHTS
-from forage_common.settings import Settings, load
+from forage_common.settings import Settings, load_settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_trainer.waiting import Insist, Stop
@@ -33,8 +33,8 @@ class Publishing:
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.run.folder / "policies"
         streams, insist = StreamClient(settings.redis, settings.run.id), Insist(Stop(), Health())
-        insist(streams.create)
-        epoch, model = insist(streams.next_epoch), Path(settings.model.path)
+        insist(streams.create_groups)
+        epoch, model = insist(streams.acquire_epoch), Path(settings.model.path)
         self._publisher = Publisher(self._folder, model, streams, epoch, settings.trainer.publish.shard_bytes, insist)
         self._version = 0
         draw = torch.Generator().manual_seed(0)
@@ -62,7 +62,7 @@ class Publishing:
 
 
 def main(rounds: int, overrides: Sequence[str]) -> None:
-    settings = load(overrides=overrides, environ={})
+    settings = load_settings(overrides=overrides, environ={})
     publishing = Publishing(settings)
     # Until old folders are deleted every file comes to memory that was never used, which costs a virtual machine most.
     for _ in range(KEPT):

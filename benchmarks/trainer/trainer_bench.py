@@ -35,7 +35,7 @@ from rich.table import Table
 from service import free_base_port
 
 from forage_cli.local.stack import Program, Stack, interpreter, repository, shift_ports
-from forage_common.settings import load
+from forage_common.settings import load_settings
 
 HERE = Path(__file__).resolve().parent
 GROUPS = 16
@@ -97,7 +97,7 @@ def measure_publishing(rounds: int, folder: Path, spinner: Status, console: Cons
     spinner.update("publishing")
     overrides = [*shift_ports(free_base_port()), f"run.dir={folder}", "run.id=publishing"]
     overrides.append(f"model.path={repository()}/models/tiny-policy")
-    stack = Stack(load(overrides=overrides, environ={}), [Program.REDIS])
+    stack = Stack(load_settings(overrides=overrides, environ={}), [Program.REDIS])
     stack.start()
     found = []
     try:

@@ -17,7 +17,7 @@ import batch as made
 from plain import PlainActor, rows_of
 
 from forage_cli.local.stack import repository
-from forage_common.settings import Settings, load
+from forage_common.settings import Settings, load_settings
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.engine.cpu_engine import CACHE_TOKENS, micro_batches
 from forage_trainer.engine.policy_worker import PolicyWorker
@@ -80,7 +80,7 @@ class Updates:
 
 
 def main(groups: int, rounds: int, overrides: Sequence[str]) -> None:
-    updates = Updates(load(repository() / "configs/demo.yaml", overrides, environ={}), groups)
+    updates = Updates(load_settings(repository() / "configs/demo.yaml", overrides, environ={}), groups)
     updates.warm_up()
     shape = {"rows": updates.rows, "tokens": updates.tokens, "longest": updates.longest}
     for number in range(rounds):

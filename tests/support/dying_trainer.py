@@ -58,4 +58,4 @@ def arm(point: str, step: int) -> None:
 if __name__ == "__main__":
     arm(sys.argv[1], int(sys.argv[2]))
     del sys.argv[1:3]
-    service.run("trainer", trainer.main)
+    service.run_service("trainer", trainer.main)

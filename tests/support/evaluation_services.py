@@ -16,7 +16,7 @@ import grpc
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forage_common.streams.prompt_identity import group_of, signed
+from forage_common.streams.prompt_identity import build_group, with_prompt_identity
 from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
 from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
 from forage_common.v1.trajectory_pb2 import (
@@ -76,8 +76,10 @@ class Scripted(RolloutServicer):
         if len(self.asked) > self.hold:
             self.held.set()
             self.over.wait(60)
-        trajectories = [signed(self._trajectory(prompt, sample), prompt, sample) for sample in range(prompt.samples)]
-        return RunResponse(group=group_of(prompt, trajectories))
+        trajectories = [
+            with_prompt_identity(self._trajectory(prompt, sample), prompt, sample) for sample in range(prompt.samples)
+        ]
+        return RunResponse(group=build_group(prompt, trajectories))
 
     def GetStatus(self, request: GetStatusRequest, context: Any) -> GetStatusResponse:
         return GetStatusResponse(serving=self.serving, engines=1)

@@ -25,7 +25,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from forage_common.settings import load
+from forage_common.settings import load_settings
 from forage_common.telemetry import tracing
 
 
@@ -101,7 +101,7 @@ def traced_process(service: str) -> Iterator[Receiver]:
     with grpc_receiver() as receiver, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         overrides = ["tracing.enabled=true", f"tracing.endpoint={receiver.endpoint}"]
-        tracing.start(load(overrides=overrides, environ={}), service)
+        tracing.start(load_settings(overrides=overrides, environ={}), service)
         yield receiver
         tracing.stop()
 

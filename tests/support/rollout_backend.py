@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forage_common.clients.retriever import Found
+from forage_common.clients.retriever import SearchResult
 from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
@@ -55,9 +55,9 @@ class LineEngine:
 class Shelf:
     """A retriever with one document."""
 
-    async def search(self, queries: Sequence[str]) -> Found:
+    async def search(self, queries: Sequence[str]) -> SearchResult:
         document = Document(id="d1", contents='"T"\nbody', score=0.5)
-        return Found([[document] for _ in queries], Provenance(index_digest="abc"), False)
+        return SearchResult([[document] for _ in queries], Provenance(index_digest="abc"), False)
 
 
 class Points:

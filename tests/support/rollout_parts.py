@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from forage_common.streams.client import StreamClient
-from forage_common.text.search_prompt import prompt_text
+from forage_common.text.search_prompt import format_search_prompt
 from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Sampling, TrajectoryGroup
 
 START_S = 400.0
@@ -99,7 +99,7 @@ def publish(streams: StreamClient, model: Path, runs: Path, version: int, epoch:
 
 
 def prompt(position: int, batch: int, version: int, **fields: Any) -> Prompt:
-    question = prompt_text("What is the capital of Norland?")
+    question = format_search_prompt("What is the capital of Norland?")
     known: dict[str, Any] = {
         "run_id": "e2e",
         "group_uid": f"world/train/{position}/0",
@@ -121,7 +121,7 @@ def take(streams: StreamClient, count: int, timeout_s: float = START_S) -> list[
     deadline = time.monotonic() + timeout_s
     while len(groups) < count and time.monotonic() < deadline:
         entries = streams.reclaim_groups(streams.trajectories, "trainer", count)
-        entries = entries or streams.take_groups(streams.trajectories, "trainer", count, 0.5)
+        entries = entries or streams.claim_groups(streams.trajectories, "trainer", count, 0.5)
         groups += [entry.message for entry in entries]
         streams.discard(streams.trajectories, [entry.id for entry in entries])
     return groups

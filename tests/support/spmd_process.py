@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from trainer_parts import trajectory
 
-from forage_common.settings import Settings, load
+from forage_common.settings import Settings, load_settings
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.data.selection import selection
 from forage_trainer.data.tensors import StepTensors, step_tensors
@@ -37,7 +37,7 @@ OPTIONS = [
 
 
 def settings(model: Path, *more: str) -> Settings:
-    return load(None, [f"model.path={model}", *OPTIONS, *more], {})
+    return load_settings(None, [f"model.path={model}", *OPTIONS, *more], {})
 
 
 def rows(found: Settings) -> StepTensors:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import Entry, StreamClient
-from forage_common.streams.prompt_identity import group_of
+from forage_common.streams.prompt_identity import build_group
 from forage_common.v1.trajectory_pb2 import (
     Component,
     Policy,
@@ -166,10 +166,10 @@ class ScriptedRollout(threading.Thread):
         self.answered = 0
 
     def run(self) -> None:
-        self._streams.create()
+        self._streams.create_groups()
         while not self._ended.is_set():
-            self._waiting += self._streams.take_prompts("scripted", 64, 0.05)
-            policy = self._streams.policy()
+            self._waiting += self._streams.claim_prompts("scripted", 64, 0.05)
+            policy = self._streams.read_policy()
             if policy is None:
                 continue
             self._streams.acknowledge_policy("scripted", policy)
@@ -192,7 +192,7 @@ class ScriptedRollout(threading.Thread):
         """None leaves the prompt for ever unanswered."""
         late = f"{prompt.batch}/{prompt.position}" in self._stale and prompt.attempt == 0
         version = 0 if late and prompt.purpose == Purpose.PURPOSE_TRAIN else policy.version
-        return group_of(
+        return build_group(
             prompt,
             [
                 trajectory(

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from transformers import PreTrainedTokenizerBase
 
-from forage_common.text.search_prompt import prompt_text
+from forage_common.text.search_prompt import format_search_prompt
 from forage_models.tiny_policy.facts import Document, Episode, distractor
 from forage_models.tiny_policy.names import Namer
 from forage_models.tiny_policy.tokenizer import FEEDBACK, TURN_END
@@ -69,7 +69,7 @@ def answer_turn(answer: str, thought: str) -> Segment:
 
 def prompt_segment(tokenizer: PreTrainedTokenizerBase, question: str) -> Segment:
     """The chat template over the question's user message, up to where the model goes on."""
-    messages = [{"role": "user", "content": prompt_text(question)}]
+    messages = [{"role": "user", "content": format_search_prompt(question)}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return Segment(Role.PROMPT, str(text))
 

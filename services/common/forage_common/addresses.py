@@ -16,7 +16,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def port_in_use(address: str, error: OSError) -> UserError:
+def port_in_use_error(address: str, error: OSError) -> UserError:
     """The error for an address that cannot be listened on."""
     reason = error.strerror or str(error)
     return UserError(f"cannot listen on {address} ({reason}): stop what uses it, or give this service another address")
@@ -35,7 +35,7 @@ def listen(address: str) -> socket.socket:
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        raise port_in_use(address, error) from None
+        raise port_in_use_error(address, error) from None
     return listening
 
 
@@ -48,6 +48,6 @@ def bind(server: Any, address: str) -> None:
     try:
         bound = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise port_in_use(address, OSError(str(error))) from None
+        raise port_in_use_error(address, OSError(str(error))) from None
     if bound == 0:
-        raise port_in_use(address, OSError("address in use"))
+        raise port_in_use_error(address, OSError("address in use"))

@@ -18,6 +18,6 @@ _ENVIRONMENT = {
 }
 
 
-def own_ray() -> dict[str, str]:
+def ray_environment() -> dict[str, str]:
     """What must be in the environment before Ray is imported; the token is a new one."""
     return _ENVIRONMENT | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}

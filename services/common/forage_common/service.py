@@ -6,17 +6,17 @@ import sys
 from collections.abc import Callable
 
 from forage_common.errors import UserError
-from forage_common.settings import Settings, from_arguments
+from forage_common.settings import Settings, settings_from_arguments
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs, get_logger
 
 
-def run(name: str, main: Callable[[Settings], None]) -> None:
+def run_service(name: str, main: Callable[[Settings], None]) -> None:
     """Run a service's `main` and exit: 0 when it returns, 2 with one sentence on a user's error, 1 on a defect."""
     configure_logs(name)
     log = get_logger()
     try:
-        settings = from_arguments(sys.argv[1:])
+        settings = settings_from_arguments(sys.argv[1:])
         tracing.start(settings, name)
         main(settings)
     except UserError as error:

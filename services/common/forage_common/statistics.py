@@ -39,7 +39,7 @@ class Difference:
     p: float
 
 
-def estimate(values: Sequence[float]) -> Estimate | None:
+def estimate_mean(values: Sequence[float]) -> Estimate | None:
     """The mean of one value a question, with the percentile bootstrap's interval (Efron 1979); None without values."""
     if not values:
         return None
@@ -65,7 +65,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     return Difference(float(np.mean(differences)), low, high, p)
 
 
-def ks(samples: int) -> list[int]:
+def sample_counts(samples: int) -> list[int]:
     """Numbers of samples that are looked at: 1, 2, 4, … and all."""
     return sorted({*(2**power for power in range(samples.bit_length()) if 2**power <= samples), samples})
 

@@ -1,7 +1,7 @@
 """`python -m forage_retriever [--config FILE] [key=value …]`"""
 
-from forage_common.service import run
+from forage_common.service import run_service
 from forage_retriever.serve.server import serve
 
 if __name__ == "__main__":
-    run("retriever", serve)
+    run_service("retriever", serve)

@@ -1,6 +1,6 @@
 """`python -m forage_retriever.prepare [--config FILE] [key=value …]`: build what is kept, so that a start is quick."""
 
-from forage_common.service import run
+from forage_common.service import run_service
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_retriever.index import load as index
@@ -18,4 +18,4 @@ def prepare(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    run("retriever", prepare)
+    run_service("retriever", prepare)

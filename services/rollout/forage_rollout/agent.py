@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import grpc
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError
-from forage_common.clients.reward import score_item
+from forage_common.clients.reward import build_score_item
 from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
-from forage_common.streams.prompt_identity import group_of, signed
+from forage_common.streams.prompt_identity import build_group, with_prompt_identity
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.tracing import Kind
+from forage_common.telemetry.tracing import SpanKind
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
@@ -101,8 +101,8 @@ class Agent:
             Exception: whatever the engine raised; nothing of the group is kept.
         """
         facts = {"forage.group": prompt.group_uid, "forage.replica": self._replica}
-        with tracing.span("rollout.run", facts, kind=Kind.SERVER, parent=prompt.traceparent) as span:
-            tracing.sign(prompt, span)
+        with tracing.span("rollout.run", facts, kind=SpanKind.SERVER, parent=prompt.traceparent) as span:
+            tracing.attach_trace_context(prompt, span)
             return await self._run(prompt, on_event)
 
     async def _run(self, prompt: Prompt, on_event: OnEvent | None) -> TrajectoryGroup:
@@ -119,7 +119,7 @@ class Agent:
                 await self._score(trajectories)
         for trajectory in trajectories:
             self._count(trajectory)
-        return group_of(prompt, trajectories)
+        return build_group(prompt, trajectories)
 
     async def close(self) -> None:
         """Let go of what the environments hold open."""
@@ -164,7 +164,7 @@ class Agent:
     ) -> Trajectory:
         with tracing.span("rollout.sample", {"forage.sample": sample}) as span:
             trajectory = await self._run_sample(prompt, prompt_ids, sample, on_event)
-            span.set(
+            span.set_attributes(
                 {
                     "forage.trajectory": trajectory.id,
                     "forage.turns": len(trajectory.turns),
@@ -173,7 +173,7 @@ class Agent:
                 }
             )
             if trajectory.status != Status.STATUS_OK:
-                span.fail(trajectory.status_detail)
+                tracing.mark_failed(span, trajectory.status_detail)
         return trajectory
 
     async def _run_sample(
@@ -251,11 +251,13 @@ class Agent:
 
     async def _generate(self, asked: Request, turn: int) -> Generation:
         facts: tracing.Attributes = {"forage.turn": turn, "forage.context_tokens": len(asked.token_ids)}
-        with tracing.span("rollout.generate", facts, kind=Kind.CLIENT) as span:
+        with tracing.span("rollout.generate", facts, kind=SpanKind.CLIENT) as span:
             generation = await self._engine.generate(asked)
-            span.set({"forage.tokens": len(generation.token_ids), "forage.hit_length": generation.hit_length})
+            span.set_attributes(
+                {"forage.tokens": len(generation.token_ids), "forage.hit_length": generation.hit_length}
+            )
             if generation.versions:
-                span.set({"forage.policy_version": generation.versions[-1][0]})
+                span.set_attributes({"forage.policy_version": generation.versions[-1][0]})
             return generation
 
     @contextmanager
@@ -272,7 +274,7 @@ class Agent:
             raise EnvironmentFailedError(f"environment {name}: {type(error).__name__}: {error}") from error
 
     def _sign(self, trajectory: Trajectory, prompt: Prompt, sample: int, timings: Timings) -> Trajectory:
-        whole = signed(trajectory, prompt, sample)
+        whole = with_prompt_identity(trajectory, prompt, sample)
         whole.timings.CopyFrom(timings)
         whole.replica = self._replica
         return whole
@@ -281,7 +283,7 @@ class Agent:
         whole = [t for t in trajectories if t.status == Status.STATUS_OK]
         if not whole:
             return
-        items = [score_item(trajectory, self._end_of_turn) for trajectory in whole]
+        items = [build_score_item(trajectory, self._end_of_turn) for trajectory in whole]
         start = time.perf_counter()
         try:
             scored = await self._reward.score(items)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from forage_common.clients.retriever import Found
+from forage_common.clients.retriever import SearchResult
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 
 
 class Retriever(Protocol):
     """What a trajectory needs of `forage_common.clients.retriever.RetrieverClient`."""
 
-    async def search(self, queries: Sequence[str]) -> Found:
+    async def search(self, queries: Sequence[str]) -> SearchResult:
         """Documents for each query.
 
         Raises:

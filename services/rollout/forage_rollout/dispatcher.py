@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
 from forage_common.streams.client import Entry, StreamClient
-from forage_common.streams.prompt_identity import group_of, signed
+from forage_common.streams.prompt_identity import build_group, with_prompt_identity
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.tracing import Kind
+from forage_common.telemetry.tracing import SpanKind
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
 
 log = get_logger()
@@ -99,7 +99,7 @@ class Dispatcher:
         """Work until cancelled."""
         while True:
             try:
-                await self._redis(self._streams.create)
+                await self._redis(self._streams.create_groups)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._keep_alive())
                     tasks.create_task(self._reclaim())
@@ -143,11 +143,11 @@ class Dispatcher:
                 if self._held:
                     await asyncio.wait(list(self._held.values()), return_when=asyncio.FIRST_COMPLETED)
                 continue
-            if await self._redis(self._streams.backlog, self._streams.trajectories) >= self._largest_backlog:
+            if await self._redis(self._streams.count_backlog, self._streams.trajectories) >= self._largest_backlog:
                 self.counts.backpressure_seconds += RETRY_S
                 await asyncio.sleep(RETRY_S)
                 continue
-            for entry in await self._redis(self._streams.take_prompts, self._consumer, free, BLOCK_S):
+            for entry in await self._redis(self._streams.claim_prompts, self._consumer, free, BLOCK_S):
                 self._start(entry)
 
     async def _reclaim(self) -> None:
@@ -187,8 +187,8 @@ class Dispatcher:
             "forage.samples": prompt.samples,
             "forage.attempt": prompt.attempt,
         }
-        with tracing.span("rollout.group", facts, kind=Kind.CONSUMER, parent=prompt.traceparent) as span:
-            tracing.sign(prompt, span)
+        with tracing.span("rollout.group", facts, kind=SpanKind.CONSUMER, parent=prompt.traceparent) as span:
+            tracing.attach_trace_context(prompt, span)
             await self._finish(entry, span)
 
     async def _finish(self, entry: Entry[Prompt], span: tracing.Span) -> None:
@@ -197,16 +197,16 @@ class Dispatcher:
         if not await self._policy_reached(prompt):
             # Left pending: whoever reclaims it waits again, and prompts that can run come first.
             self.counts.groups_released += 1
-            span.event("released", {"forage.min_policy_version": prompt.min_policy_version})
+            span.add_event("released", {"forage.min_policy_version": prompt.min_policy_version})
             log.warning("prompt_released", group=prompt.group_uid, min_policy_version=prompt.min_policy_version)
             return
         group = await self._run(prompt)
         if any(trajectory.status != Status.STATUS_OK for trajectory in group.trajectories):
             self._services_in_doubt = True
-        with tracing.span("rollout.write", kind=Kind.PRODUCER) as writing:
-            group.traceparent = writing.traceparent or group.traceparent
+        with tracing.span("rollout.write", kind=SpanKind.PRODUCER) as writing:
+            group.traceparent = tracing.traceparent(writing) or group.traceparent
             written = await self._redis(self._streams.finish, entry, group)
-            writing.set({"forage.duplicate": not written})
+            writing.set_attributes({"forage.duplicate": not written})
         if written:
             self.counts.groups_done += 1
             log.info("group_done", group=group.group_uid, batch=group.batch, samples=len(group.trajectories))
@@ -219,7 +219,7 @@ class Dispatcher:
             return True
         deadline = time.monotonic() + POLICY_WAIT_S
         while (left := deadline - time.monotonic()) > 0:
-            announced = await self._redis(self._streams.policy)
+            announced = await self._redis(self._streams.read_policy)
             if announced is None:
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -246,7 +246,7 @@ class Dispatcher:
             except Exception as error:  # noqa: BLE001 - protects the prompt from an engine that died under it
                 detail = f"{type(error).__name__}: {error}"
                 self.counts.runs_repeated += 1
-                tracing.current().event("run_failed", {"forage.error": detail})
+                tracing.current_span().add_event("run_failed", {"forage.error": detail})
                 log.warning("group_failed", group=prompt.group_uid, attempt=attempt, detail=detail)
                 await asyncio.sleep(RETRY_S * 2**attempt)
         self.counts.groups_failed += 1
@@ -259,14 +259,16 @@ class Dispatcher:
                 return await asyncio.to_thread(function, *args)
             except UnavailableError as error:
                 self.counts.redis_waits += 1
-                tracing.current().event("redis_away")
+                tracing.current_span().add_event("redis_away")
                 log.warning("waiting_for_redis", detail=str(error), held=len(self._held))
                 await asyncio.sleep(RETRY_S)
 
 
 def _given_up(prompt: Prompt, detail: str) -> TrajectoryGroup:
     failed = Trajectory(status=Status.STATUS_INTERNAL, status_detail=detail)
-    return group_of(prompt, [signed(failed, prompt, sample) for sample in range(max(0, prompt.samples))])
+    return build_group(
+        prompt, [with_prompt_identity(failed, prompt, sample) for sample in range(max(0, prompt.samples))]
+    )
 
 
 def supervise(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -28,7 +28,7 @@ from forage_trainer.waiting import Stop
 def main(settings: Settings) -> None:
     """Lead, follow, or have Ray start those who do."""
     launched = "RANK" in os.environ
-    if settings.trainer.on_ray:
+    if settings.trainer.uses_ray:
         if launched:
             raise UserError(
                 "torchrun started this process, and the settings ask for Ray (trainer.launcher, trainer.ray.address, "
@@ -48,4 +48,4 @@ def main(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    service.run("trainer", main)
+    service.run_service("trainer", main)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.files import durable
-from forage_common.files.durable import TEMPORARY
+from forage_common.files.durable import PARTIAL_PREFIX
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file's text atomically and durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    durable.replace(path, text)
+    durable.write_atomically(path, text)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -33,7 +33,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     An existing `path` is replaced: until the last moment it stays what it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{TEMPORARY}{path.name}")
+    aside = path.with_name(f"{PARTIAL_PREFIX}{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
@@ -55,7 +55,7 @@ def remove(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete what a dead process was writing into `folder`."""
-    for leftover in folder.glob(f"{TEMPORARY}*"):
+    for leftover in folder.glob(f"{PARTIAL_PREFIX}*"):
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
@@ -72,7 +72,7 @@ def folder_bytes(folder: Path) -> int:
 
 def _set_aside(folder: Path) -> Path:
     """Rename a folder, if it is there, to a leftover's name."""
-    old = folder.with_name(f"{TEMPORARY}old-{folder.name}")
+    old = folder.with_name(f"{PARTIAL_PREFIX}old-{folder.name}")
     shutil.rmtree(old, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         folder.rename(old)

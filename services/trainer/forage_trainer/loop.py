@@ -116,9 +116,9 @@ class Loop:
     def _train(self) -> None:
         self._state.set(Phase.STARTING, "taking over the run")
         self._checkpoints.require_space()
-        self._insist(self._streams.create)
+        self._insist(self._streams.create_groups)
         self._resume()
-        epoch = self._insist(self._streams.next_epoch)
+        epoch = self._insist(self._streams.acquire_epoch)
         folder = self._settings.run.folder
         model, shard_bytes = self._settings.model.path, self._settings.trainer.publish.shard_bytes
         self._publisher = Publisher(folder / "policies", model, self._streams, epoch, shard_bytes, self._insist)
@@ -126,7 +126,7 @@ class Loop:
         self._acknowledge()
         held = self._batcher.start(self._version)
         get_logger().info("trainer_started", step=self._version, total=self._total, epoch=epoch, groups_held=held)
-        self._health.ready()
+        self._health.mark_started()
         if self._settings.trainer.val_before_train and self._version == 0:
             self._validate("before", policy, meanwhile=lambda: self._feeder.issue_up_to_bound(0))
         self._checkpoints.keep_best(self._validation.scores())
@@ -242,7 +242,7 @@ class Loop:
                 f"{run.folder} holds a checkpoint of step {found[1].step}, and trainer.resume is false: "
                 "give another run.id, or set trainer.resume=true to go on"
             )
-        ledger = self._insist(self._streams.ledger)
+        ledger = self._insist(self._streams.read_ledger)
         known = found[1].step if found is not None else 0
         if max(ledger, default=0) > known:
             raise UserError(

@@ -26,7 +26,7 @@ def check_settings(settings: Settings) -> None:
         UserError: settings that contradict each other.
     """
     estimator = settings.trainer.algorithm.adv_estimator
-    if settings.rollout.n < estimator.least_samples:
+    if settings.rollout.n < estimator.min_samples:
         raise UserError(f"rollout.n must be at least 2: {estimator} compares the samples of a prompt")
     if settings.data.train_batch_size % settings.trainer.actor.ppo_mini_batch_size:
         raise UserError(
@@ -76,8 +76,8 @@ def lead(settings: Settings, stop: Stop) -> int:
         batches(train.rows, settings)
         tokenizer = ChatTokenizer(settings.model.path)
         longest = settings.rollout.max_start_length
-        train = train.fitting(tokenizer, longest)
-        validation = validation.fitting(tokenizer, longest, settings.data.val_max_samples)
+        train = train.filter_by_length(tokenizer, longest)
+        validation = validation.filter_by_length(tokenizer, longest, settings.data.val_max_samples)
         batches(train.rows, settings)
         report("train", train)
         report("validation", validation)

@@ -92,6 +92,6 @@ class Insist:
                 self._stop.sleep(0.5)
                 continue
             if failed:
-                self._health.have("redis")
+                self._health.mark_ready("redis")
                 get_logger().info("redis_back", waited_s=round(time.monotonic() - began, 1))
             return result

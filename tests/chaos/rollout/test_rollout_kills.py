@@ -124,7 +124,7 @@ def test_every_group_comes_out_exactly_once_whatever_dies(
     services.start("retriever", *common, f"retriever.cache_dir={tmp_path}/cache")
     service = services.start("rollout", *common).pid
     streams = StreamClient(redis_server, "e2e")
-    streams.create()
+    streams.create_groups()
     publish(streams, model, tmp_path, 0, 1)
     load = Load(streams)
 
@@ -136,12 +136,12 @@ def test_every_group_comes_out_exactly_once_whatever_dies(
         cores = [core for engine in engines for core in cores_of(engine)]
         if not len(engines) == len(cores) == ENGINES or len(dispatchers) != 1:
             return False
-        serving = set(streams.replicas()) - known
+        serving = set(streams.read_replicas()) - known
         return len(serving) >= awaited and waits_for(addresses["rollout.health_address"]) == set()
 
     def an_engine_goes() -> psutil.Process:
         nonlocal known, awaited
-        known, awaited = set(streams.replicas()), 1
+        known, awaited = set(streams.read_replicas()), 1
         return replicas(service, "Engine")[0]
 
     until(whole)
@@ -192,7 +192,7 @@ def test_every_group_comes_out_exactly_once_whatever_dies(
                 sys.stdout.write(f"\nkilled {name}: {json.dumps(times)}\n")
         assert take(streams, 1, 5.0) == [], "a group came out a second time"
         assert sorted((group.batch, group.position) for group in load.taken) == load.expected
-        assert streams.backlog(streams.prompts) == 0
+        assert streams.count_backlog(streams.prompts) == 0
         for trajectory in (t for group in load.taken for t in group.trajectories):
             assert trajectory.status == Status.STATUS_OK, trajectory.status_detail
     finally:

@@ -19,7 +19,7 @@ from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Purpose
 @pytest.fixture
 def client(redis_server: RedisSettings) -> StreamClient:
     client = StreamClient(redis_server, "run")
-    client.create()
+    client.create_groups()
     return client
 
 
@@ -58,38 +58,38 @@ def test_a_prompt_is_issued_once_however_often_it_is_asked_for(client: StreamCli
     assert client.issue(prompt())
     assert not client.issue(prompt())
     assert client.issue(prompt(attempt=1)), "a further attempt is another issue"
-    assert len(client.take_prompts("a", 10, 0.1)) == 2
-    assert client.issued() == {"1/1/0/0": "world/train/0/0", "1/1/0/1": "world/train/0/0"}
+    assert len(client.claim_prompts("a", 10, 0.1)) == 2
+    assert client.read_issued() == {"1/1/0/0": "world/train/0/0", "1/1/0/1": "world/train/0/0"}
 
 
 def test_finishing_acknowledges_the_prompt_and_writes_its_group_together(client: StreamClient) -> None:
     client.issue(prompt())
-    (entry,) = client.take_prompts("a", 1, 0.1)
+    (entry,) = client.claim_prompts("a", 1, 0.1)
     assert client.finish(entry, group())
-    assert client.backlog(client.prompts) == 0
+    assert client.count_backlog(client.prompts) == 0
     assert client.reclaim_groups(client.trajectories, "t", 10) == []
-    (taken,) = client.take_groups(client.trajectories, "t", 10, 0.1)
+    (taken,) = client.claim_groups(client.trajectories, "t", 10, 0.1)
     assert taken.message == group()
 
 
 def test_of_two_workers_with_one_entry_the_first_to_finish_wins(redis_server: RedisSettings) -> None:
     client = StreamClient(redis_server.model_copy(update={"reclaim_idle_s": 0.01}), "run")
-    client.create()
+    client.create_groups()
     client.issue(prompt())
-    (slow,) = client.take_prompts("slow", 1, 0.1)
+    (slow,) = client.claim_prompts("slow", 1, 0.1)
     time.sleep(0.05)
     (fast,) = client.reclaim_prompts("fast", 10)
     assert fast.id == slow.id
     assert client.finish(fast, group())
     assert not client.finish(slow, group())
-    assert client.backlog(client.trajectories) == 1
+    assert client.count_backlog(client.trajectories) == 1
 
 
 def test_a_worker_that_keeps_alive_keeps_its_entries(redis_server: RedisSettings) -> None:
     client = StreamClient(redis_server.model_copy(update={"reclaim_idle_s": 0.4}), "run")
-    client.create()
+    client.create_groups()
     client.issue(prompt())
-    (entry,) = client.take_prompts("a", 1, 0.1)
+    (entry,) = client.claim_prompts("a", 1, 0.1)
     for _ in range(6):
         time.sleep(0.1)
         client.keep_alive("a", [entry.id])
@@ -100,49 +100,49 @@ def test_a_worker_that_keeps_alive_keeps_its_entries(redis_server: RedisSettings
 
 def test_groups_are_taken_again_until_their_step_is_acknowledged(client: StreamClient) -> None:
     client.issue(prompt())
-    (entry,) = client.take_prompts("a", 1, 0.1)
+    (entry,) = client.claim_prompts("a", 1, 0.1)
     client.finish(entry, group())
-    (first,) = client.take_groups(client.trajectories, "trainer", 10, 0.1)
+    (first,) = client.claim_groups(client.trajectories, "trainer", 10, 0.1)
     (again,) = client.reclaim_groups(client.trajectories, "trainer", 10)
     assert again == first
     step = LedgerEntry(step=1, group_uids=[group().group_uid])
     client.acknowledge(step, [first.id])
     client.acknowledge(LedgerEntry(step=1, group_uids=["another"]), [first.id])
-    assert client.ledger() == {1: step}, "a repeated acknowledgement changes nothing"
+    assert client.read_ledger() == {1: step}, "a repeated acknowledgement changes nothing"
     assert client.reclaim_groups(client.trajectories, "trainer", 10) == []
-    assert client.backlog(client.trajectories) == 0
+    assert client.count_backlog(client.trajectories) == 0
 
 
 def test_a_trainer_of_an_older_epoch_is_fenced(client: StreamClient) -> None:
-    old, new = client.next_epoch(), client.next_epoch()
+    old, new = client.acquire_epoch(), client.acquire_epoch()
     client.publish(Policy(version=3, epoch=new, uri="new"))
     with pytest.raises(FencedError, match="taken over"):
         client.publish(Policy(version=9, epoch=old, uri="old"))
-    policy = client.policy()
+    policy = client.read_policy()
     assert policy is not None
     assert policy.uri == "new"
     client.publish(Policy(version=2, epoch=new, uri="resumed"))
     client.acknowledge_policy("replica-0", Policy(version=2, epoch=new))
-    assert client.replicas()["replica-0"].version == 2
+    assert client.read_replicas()["replica-0"].version == 2
 
 
 def test_what_is_no_message_is_put_aside_and_work_goes_on(client: StreamClient) -> None:
     client._redis.xadd(client.prompts, {"m": b"\xff\xff\xff"})
     client._redis.xadd(client.prompts, {"x": b""})
     client.issue(prompt())
-    assert [e.message for e in client.take_prompts("a", 10, 0.1)] == [prompt()]
+    assert [e.message for e in client.claim_prompts("a", 10, 0.1)] == [prompt()]
     assert client._redis.xlen(client.key("rejected")) == 2
-    assert client.backlog(client.prompts) == 1
+    assert client.count_backlog(client.prompts) == 1
 
 
 def test_nothing_is_lost_when_the_server_is_killed(tmp_path, free_address, redis_server: RedisSettings) -> None:
     import psutil
 
     client = StreamClient(redis_server, "run", patience_s=20)
-    client.create()
+    client.create_groups()
     for position in range(20):
         client.issue(prompt(position))
-    for entry in client.take_prompts("a", 5, 0.1):
+    for entry in client.claim_prompts("a", 5, 0.1):
         client.finish(entry, group(entry.message.position))
     port = redis_server.url.rpartition(":")[2].partition("/")[0]
     (server,) = [
@@ -156,9 +156,9 @@ def test_nothing_is_lost_when_the_server_is_killed(tmp_path, free_address, redis
     assert command, "the server showed its command line"
     with subprocess.Popen([binary, *arguments]) as second:
         try:
-            assert len(client.issued()) == 20
-            assert client.backlog(client.prompts) == 15
-            assert client.backlog(client.trajectories) == 5
+            assert len(client.read_issued()) == 20
+            assert client.count_backlog(client.prompts) == 15
+            assert client.count_backlog(client.trajectories) == 5
             assert not client.issue(prompt(3)), "what was issued before stays issued"
         finally:
             second.kill()

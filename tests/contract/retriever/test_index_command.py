@@ -23,7 +23,7 @@ PASSAGES = 60
 KILLED = """
 import os, signal, sys
 from forage_retriever.corpus import store
-from forage_common import durable
+from forage_common.files import durable
 from forage_retriever.index import build, command, vectors, work
 from forage_retriever.search import bm25, faiss_build
 

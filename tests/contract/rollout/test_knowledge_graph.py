@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scripted_engine import CharCodec, ScriptedEngine
 
 from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import GrpcReward
+from forage_common.clients.reward import RewardClient
 from forage_common.settings import EngineSettings, EnvironmentRoute, RewardSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Prompt, Status, Trajectory
 from forage_rollout.agent import Agent
@@ -93,7 +93,7 @@ async def run(engine: ScriptedEngine, graph: str, reward: str, timeout_s: float 
     )
     settings = Settings(rollout=rollout, reward=RewardSettings(grpc_address=reward))
     retriever = RetrieverClient(settings.retriever.http_address)
-    agent = Agent(settings, engine, retriever, GrpcReward(settings), engine.codec, "<end>", "replica-1")
+    agent = Agent(settings, engine, retriever, RewardClient(settings), engine.codec, "<end>", "replica-1")
     prompt = Prompt(
         run_id="r",
         group_uid="g",

@@ -22,7 +22,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import GrpcReward
+from forage_common.clients.reward import RewardClient
 from forage_common.settings import (
     RedisSettings,
     RetrieverSettings,
@@ -180,7 +180,7 @@ def make_parts(shelf: Shelf, codec: FileTokenizer, free_address: Callable[[], st
             rollout=RolloutSettings(**{**limits, **rollout}),
         )
         retriever = RetrieverClient(shelf.address, settings.rollout.retrieve_timeout_s)
-        return Parts(settings, Agent(settings, Speaker(codec), retriever, GrpcReward(settings), codec, "</s>", "r1"))
+        return Parts(settings, Agent(settings, Speaker(codec), retriever, RewardClient(settings), codec, "</s>", "r1"))
 
     return make
 
@@ -341,7 +341,7 @@ class Front:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.trainer = StreamClient(parts.settings.redis, "r", 5.0)
-        self.trainer.create()
+        self.trainer.create_groups()
         self.trainer.publish(Policy(version=1, epoch=1))
         self.issued = 0
 
@@ -354,7 +354,7 @@ class Front:
         groups: list[TrajectoryGroup] = []
         deadline = time.monotonic() + timeout_s
         while len(groups) < count and time.monotonic() < deadline:
-            taken = await asyncio.to_thread(self.trainer.take_groups, self.trainer.trajectories, "trainer", 64, 0.2)
+            taken = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, "trainer", 64, 0.2)
             groups += [entry.message for entry in taken]
             self.trainer.discard(self.trainer.trajectories, [entry.id for entry in taken])
         return groups
@@ -451,7 +451,7 @@ async def test_nothing_is_lost_while_the_reward_is_away_and_the_circuit_shows_it
         assert front.metric("circuit_open") == open_before
         assert await front.take(1, 1.0) == []
         assert sorted(group.position for group in groups) == list(range(4, 20))
-        assert front.trainer.backlog(front.trainer.prompts) == 0
+        assert front.trainer.count_backlog(front.trainer.prompts) == 0
 
     late = [t for group in groups for t in group.trajectories if t.status == Status.STATUS_OK]
     failed = [t for group in groups for t in group.trajectories if t.status != Status.STATUS_OK]

@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 LOOPBACK = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name
 SERVICE = """
 import sys
-from forage_common.settings import ReplicaSettings, load
+from forage_common.settings import ReplicaSettings, load_settings
 from forage_common.telemetry import configure_logs
-from forage_rollout.cluster import JoinedCluster, open_cluster
+from forage_rollout.deployments.cluster import JoinedCluster, open_cluster
 
 class Scripted(JoinedCluster):
     def deploy(self):
@@ -31,10 +31,10 @@ class Scripted(JoinedCluster):
         serve.run(bound, name=application_name(self._settings), route_prefix=None)
 
 configure_logs("rollout")  # to stderr
-settings = load(overrides=sys.argv[1:])
+settings = load_settings(overrides=sys.argv[1:])
 cluster = open_cluster(settings)
 assert isinstance(cluster, JoinedCluster)
-cluster = cluster if settings.rollout.attach else Scripted(settings)
+cluster = cluster if settings.rollout.use_existing_app else Scripted(settings)
 cluster.start()
 for line in sys.stdin:
     if line == "run\\n":
@@ -111,7 +111,7 @@ def test_runs_share_a_cluster_and_leave_it_as_it_was(run: Callable[..., Run], tm
     assert one.answers() == "answers 3\n", (tmp_path / "one.log").read_text()
     two = run("two")
     assert two.answers() == "answers 3\n", (tmp_path / "two.log").read_text()
-    front = run("two", "rollout.attach=true")
+    front = run("two", "rollout.use_existing_app=true")
     assert front.answers() == "answers 3\n", (tmp_path / "two.log").read_text()
     assert front.stop() == "stopped\n"
     assert one.stop() == "stopped\n"

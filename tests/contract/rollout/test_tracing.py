@@ -17,8 +17,8 @@ from scripted_engine import CharCodec, ScriptedEngine
 from traces import PARENTS, spans_of
 
 from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import GrpcReward
-from forage_common.settings import RedisSettings, Settings, load
+from forage_common.clients.reward import RewardClient
+from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry import tracing
 from forage_common.telemetry.otlp import Tracer
@@ -56,7 +56,7 @@ def stack(
             "reward.workers=2",
             *(f"{name}={free_address()}" for name in LISTENING),
         ]
-        settings = load(overrides=overrides, environ={})
+        settings = load_settings(overrides=overrides, environ={})
         services = Services(repository, folder)
         try:
             for name in ("retriever", "reward"):
@@ -89,7 +89,7 @@ def agent(settings: Settings) -> Agent:
     codec = CharCodec()
     retriever = RetrieverClient(settings.retriever.http_address, settings.rollout.retrieve_timeout_s)
     engine = ScriptedEngine(codec, LINES)
-    return Agent(settings, engine, retriever, GrpcReward(settings), codec, "<eos>", "replica-1")
+    return Agent(settings, engine, retriever, RewardClient(settings), codec, "<eos>", "replica-1")
 
 
 def prompt(name: str) -> Prompt:
@@ -124,11 +124,11 @@ async def answered(settings: Settings, redis: RedisSettings, asked: Prompt) -> T
     """What comes back over the streams."""
     settings = settings.model_copy(update={"redis": redis})
     streams = StreamClient(redis, "local", 5.0)
-    streams.create()
+    streams.create_groups()
     streams.publish(Policy(version=1, epoch=1))
     streams.issue(asked)
     async with dispatching(settings, streams), asyncio.timeout(30):
-        while not (taken := await asyncio.to_thread(streams.take_groups, streams.trajectories, "trainer", 1, 0.2)):
+        while not (taken := await asyncio.to_thread(streams.claim_groups, streams.trajectories, "trainer", 1, 0.2)):
             pass
     return taken[0].message
 
@@ -142,7 +142,7 @@ async def test_one_trace_goes_through_the_streams_and_every_service(traced: Stac
     trainer = Tracer(traced.settings.tracing, "trainer", "local")
     asked = prompt("1")
     with trainer.span("trainer.issue", parent="") as root:
-        tracing.sign(asked, root)
+        tracing.attach_trace_context(asked, root)
     group = await answered(traced.settings, redis_server, asked)
     with trainer.span("trainer.take", parent=group.traceparent):
         pass
@@ -177,7 +177,7 @@ async def test_a_retriever_that_is_away_leaves_failed_spans_and_its_retries(
     traced: Stack, free_address: Callable[[], str]
 ) -> None:
     overrides = [f"retriever.http_address={free_address()}", "rollout.retrieve_timeout_s=0.5"]
-    running = agent(load(overrides=overrides, environ={}))
+    running = agent(load_settings(overrides=overrides, environ={}))
     group = await running.run(prompt("4"))
     await running.close()
     assert {trajectory.status for trajectory in group.trajectories} == {Status.STATUS_TIMEOUT}
@@ -198,9 +198,9 @@ async def test_calls_by_grpc_belong_to_the_trace_of_their_metadata(traced: Stack
     async with grpc.aio.insecure_channel(traced.settings.retriever.grpc_address) as channel:
         stub = retriever_pb2_grpc.RetrieverStub(channel)
         with tracing.span("mine", parent="") as mine:
-            await stub.Retrieve(request, metadata=tracing.metadata(), timeout=20)
+            await stub.Retrieve(request, metadata=tracing.trace_metadata(), timeout=20)
             stream = stub.RetrieveStream(
-                iter([retriever_pb2.RetrieveStreamRequest(id=1, request=request)]), metadata=tracing.metadata()
+                iter([retriever_pb2.RetrieveStreamRequest(id=1, request=request)]), metadata=tracing.trace_metadata()
             )
             assert [reply.id async for reply in stream] == [1]
     names = {f"forage.v1.Retriever/{method}" for method in ("Retrieve", "RetrieveStream")}

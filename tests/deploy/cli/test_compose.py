@@ -17,7 +17,7 @@ from deployment_tools import REPOSITORY, check_jsonschema
 
 from forage_cli.local.stack import SERVING, Program, addresses
 from forage_common.addresses import split_address
-from forage_common.settings import Settings, load
+from forage_common.settings import Settings, load_settings
 
 PROMETHEUS = REPOSITORY / "deploy/prometheus/prometheus.yml"
 PROVISIONING = REPOSITORY / "deploy/grafana/provisioning"
@@ -215,7 +215,7 @@ def test_every_volume_network_and_secret_is_used(stack: Object) -> None:
 
 
 def _settings(stack: Object, service: Object) -> Settings:
-    return load(Path(stack["configs"]["recipe"]["file"]), environ=service["environment"])
+    return load_settings(Path(stack["configs"]["recipe"]["file"]), environ=service["environment"])
 
 
 def test_every_service_reads_its_settings_and_finds_the_others(stack: Object) -> None:

@@ -13,13 +13,13 @@ STEPS = 5
 JOBS = {"retriever", "reward", "rollout", "trainer", "redis"}
 _BOOKS = """
 import json
-from forage_common.local.accounts import settle
-from forage_common.settings import load
-from forage_common.streams import StreamClient
-settings = load()
+from forage_cli.runs.ledger import settle
+from forage_common.settings import load_settings
+from forage_common.streams.client import StreamClient
+settings = load_settings()
 client = StreamClient(settings.redis, settings.run.id)
 print(json.dumps(settle(client).as_dict() | {
-    "version": client.policy().version,
+    "version": client.read_policy().version,
     "steps": len((settings.run.folder / "metrics.jsonl").read_text().splitlines()),
     "checkpoints": sorted(path.name for path in (settings.run.folder / "checkpoints").glob("step_*")),
 }))

@@ -20,7 +20,7 @@ import yaml
 from deployment_tools import HELMS, REPOSITORY, helm
 from helm_chart import CHART, NAMESPACE, Object, containers, one, pods, rendered
 
-from forage_common.settings import load
+from forage_common.settings import load_settings
 
 FETCH = CHART / "files/fetch.py"
 
@@ -255,8 +255,8 @@ def test_nodes_of_ray_have_the_environment_that_a_ray_of_ones_own_gets() -> None
 def test_the_front_stands_before_the_application_of_the_cluster_that_it_is_in() -> None:
     head = one(rendered("gpu-large"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
     [front] = [container for container in head["containers"] if container["name"] == "front"]
-    settings = load(overrides=front["args"], environ={})
-    assert (settings.rollout.ray_address, settings.rollout.attach) == ("auto", True)
+    settings = load_settings(overrides=front["args"], environ={})
+    assert (settings.rollout.ray_address, settings.rollout.use_existing_app) == ("auto", True)
     ray = {mount["mountPath"]: mount["name"] for mount in head["containers"][0]["volumeMounts"]}
     own = {mount["mountPath"]: mount["name"] for mount in front["volumeMounts"]}
     assert all(own[path] == ray[path] for path in ("/tmp", "/tmp/ray", "/dev/shm", "/data"))

@@ -17,7 +17,7 @@ import yaml
 from deployment_tools import HELMS, REPOSITORY, helm, packages
 from helm_chart import CHART, MATRIX, NEWEST, Object, one, pods, rendered, settings_text, template
 
-from forage_common.settings import Settings, load
+from forage_common.settings import Settings, load_settings
 
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
@@ -70,15 +70,15 @@ def test_services_load_the_settings_that_were_given(name: str, tmp_path: Path) -
     objects = rendered(name)
     file = tmp_path / "settings.yaml"
     file.write_text(settings_text(objects))
-    settings = load(file, environ={})
+    settings = load_settings(file, environ={})
     given = _values(name).get("settings", {})
     file.write_text(json.dumps(given))
-    expected = load(file, environ={})
+    expected = load_settings(file, environ={})
     for path in _leaves(given):
         assert _at(settings, path) == _at(expected, path), path
     for thing in objects:
         if thing["metadata"]["name"].endswith("settings-env"):
-            assert load(environ=thing["data"]) == settings
+            assert load_settings(environ=thing["data"]) == settings
     if on_ray:
         assert (_at(settings, ("trainer", "nnodes")), _at(settings, ("trainer", "ray", "address"))) == (2, "auto")
 

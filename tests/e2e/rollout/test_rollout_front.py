@@ -19,7 +19,7 @@ import openai
 import pytest
 from rollout_parts import ADDRESSES, Services, get, prompt, publish, small_corpus, until, waits_for
 
-from forage_common.clients.auth import presented
+from forage_common.clients.auth import authorization_metadata
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
 from forage_common.v1.rollout_pb2 import (
@@ -67,11 +67,11 @@ def test_the_front_of_a_real_service(
     services.start("reward", *common)
     services.start("retriever", *common, f"retriever.cache_dir={tmp_path}/cache")
     streams = StreamClient(redis_server, "e2e")
-    streams.create()
+    streams.create_groups()
     first = publish(streams, model, tmp_path, 5, 1)
     until(lambda: waits_for(health) == set())
 
-    metadata = presented(token)
+    metadata = authorization_metadata(token)
     with grpc.insecure_channel(addresses["rollout.grpc_address"]) as channel:
         stub = RolloutStub(channel)
 

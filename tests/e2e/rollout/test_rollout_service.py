@@ -54,7 +54,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
 
     # Prompts wait for the policy; then they come back complete.
     streams = StreamClient(redis_server, "e2e")
-    streams.create()
+    streams.create_groups()
     streams.issue(prompt(0, 1, 0))
     assert take(streams, 1, 2.0) == []
     first = publish(streams, model, tmp_path, 0, 1)
@@ -67,7 +67,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
         assert trajectory.score.reward == "search_r1_format"
         assert {(s.version, s.epoch) for s in trajectory.segments} == {(0, 1)}
         assert len(trajectory.loss_mask) == len(trajectory.token_ids) - trajectory.prompt_length
-    assert list(streams.replicas().values()) == [first]
+    assert list(streams.read_replicas().values()) == [first]
     until(lambda: waits_for(health) == set())
 
     # One prompt off the streams goes through the same loop.
@@ -87,7 +87,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
     streams.issue(prompt(1, 2, 1))
     (group,) = take(streams, 1)
     assert {(s.version, s.epoch) for t in group.trajectories for s in t.segments} == {(1, 1)}
-    assert list(streams.replicas().values()) == [second]
+    assert list(streams.read_replicas().values()) == [second]
     until(lambda: "forage_rollout_policy_version 1.0" in get(health, "/metrics")[1], 10)
     until(lambda: "forage_rollout_groups_done_total 2.0" in get(health, "/metrics")[1], 10)
 
@@ -95,7 +95,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
     family = psutil.Process(service.pid).children(recursive=True)
     for position in range(8):
         streams.issue(prompt(position, 3, 1, samples=8))
-    until(lambda: streams.backlog(streams.trajectories) > 0)
+    until(lambda: streams.count_backlog(streams.trajectories) > 0)
     service.kill()
     service.wait()
     _, alive = psutil.wait_procs(family, timeout=20)
@@ -104,7 +104,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
     groups = take(streams, 8)
     assert sorted(group.position for group in groups) == list(range(8))
     assert take(streams, 1, 5.0) == []
-    assert streams.backlog(streams.prompts) == 0
+    assert streams.count_backlog(streams.prompts) == 0
 
     # Told to end, it ends, and takes all its processes with it.
     family = psutil.Process(service.pid).children(recursive=True)

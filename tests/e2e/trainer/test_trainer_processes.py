@@ -154,7 +154,7 @@ def test_ppo_in_two_processes(
     assert [line["step"] for line in one] == [line["step"] for line in two] == list(range(1, steps + 1))
     for left, right in zip(one, two, strict=True):
         assert {n: right[n] for n in FIGURES} == pytest.approx({n: left[n] for n in FIGURES}, abs=1e-5)
-    ledgers = [StreamClient(redis_server, name).ledger() for name in ("one", "two")]
+    ledgers = [StreamClient(redis_server, name).read_ledger() for name in ("one", "two")]
     assert all(ledgers[0][step].group_uids == ledgers[1][step].group_uids for step in range(1, steps + 1))
     weights = [load_file(policy(tmp_path / "runs" / name, steps)) for name in ("one", "two")]
     assert weights[0].keys() == weights[1].keys()

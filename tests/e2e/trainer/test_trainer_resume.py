@@ -111,7 +111,7 @@ class TrainerProcess:
     @property
     def eaten(self) -> dict[int, list[str]]:
         """The ledger: step → groups."""
-        return {step: list(entry.group_uids) for step, entry in self.streams.ledger().items()}
+        return {step: list(entry.group_uids) for step, entry in self.streams.read_ledger().items()}
 
 
 @pytest.fixture
@@ -153,9 +153,9 @@ def test_a_run_that_was_extended_killed_and_stopped_eats_the_same_groups_as_one_
     assert broken.eaten == straight.eaten
     eaten = [uid for uids in broken.eaten.values() for uid in uids]
     assert len(eaten) == len(set(eaten)) == 2 * HALF * BATCH
-    assert broken.streams.backlog(broken.streams.trajectories) == 0
-    assert broken.streams.backlog(broken.streams.prompts) == 0
-    again = [name for name in broken.streams.issued() if not name.endswith("/0")]
+    assert broken.streams.count_backlog(broken.streams.trajectories) == 0
+    assert broken.streams.count_backlog(broken.streams.prompts) == 0
+    again = [name for name in broken.streams.read_issued() if not name.endswith("/0")]
     assert again == [f"1/{HALF + 1}/1/1"], "the group that came with version 0 was dropped and issued again"
     assert [row["step"] for row in broken.metrics] == list(range(1, 2 * HALF + 1))
     for label, version in (("before", 0), ("after", 2 * HALF)):
@@ -209,7 +209,7 @@ def test_killed_at_five_points_a_run_is_bit_equal_to_one_that_was_not(
     broken.die_at("publish", 3)
     assert (broken.checkpoint, list(broken.eaten)) == (2, [1, 2])
     assert list((broken.folder / "policies").glob(".partial-v3-*"))
-    policy = broken.streams.policy()
+    policy = broken.streams.read_policy()
     assert policy is not None
     assert policy.version == 2
     broken.die_at("before_issue", 4)
@@ -234,8 +234,8 @@ def test_killed_at_five_points_a_run_is_bit_equal_to_one_that_was_not(
             found = [{"lr": one["lr_scheduler"], "rng": one["rng"]["cpu"]} for one in found]
         assert plain(found[0]) == plain(found[1]), kind
     assert read_checkpoint(last[0]).parts == read_checkpoint(last[1]).parts
-    assert broken.streams.backlog(broken.streams.trajectories) == 0
-    assert broken.streams.backlog(broken.streams.prompts) == 0
+    assert broken.streams.count_backlog(broken.streams.trajectories) == 0
+    assert broken.streams.count_backlog(broken.streams.prompts) == 0
 
 
 def test_a_guard_sends_the_run_back_then_stops_it_and_every_group_is_still_consumed_once(
@@ -249,7 +249,7 @@ def test_a_guard_sends_the_run_back_then_stops_it_and_every_group_is_still_consu
     assert (run.checkpoint, list(run.eaten)) == (1, [1])
     assert "guard 'kl' at step 2: KL to the reference is" in run.log
     assert run.metrics[-1]["guards"] == ["kl"]
-    policy = run.streams.policy()
+    policy = run.streams.read_policy()
     assert policy is not None
     assert policy.version == 1, "what the guard refused was not published"
 
@@ -266,4 +266,4 @@ def test_a_guard_sends_the_run_back_then_stops_it_and_every_group_is_still_consu
     eaten = [uid for uids in run.eaten.values() for uid in uids]
     assert list(run.eaten) == [1, 2, 3, 4]
     assert len(eaten) == len(set(eaten)) == 4 * BATCH
-    assert run.streams.backlog(run.streams.trajectories) == 0
+    assert run.streams.count_backlog(run.streams.trajectories) == 0

@@ -18,8 +18,8 @@ from otlp_receiver import Receiver, grpc_receiver
 from prometheus_scrape import EXPORTER, Prometheus
 from traces import PARENTS, spans_of
 
-from forage_common.files.step_file import read_step, step_file
-from forage_common.files.trajectory_file import read
+from forage_common.files.step_file import read_step, step_file_path
+from forage_common.files.trajectory_file import read_trajectories
 
 pytest_plugins = ["browser_fixtures"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -129,7 +129,12 @@ def test_a_demo_that_is_interrupted_goes_on_answers_questions_meanwhile_and_is_e
     assert len(measured) == 2 * 4
     assert {(entry["questions"], entry["failed_samples"]) for entry in measured.values()} == {(8, 0)}
     epochs = [
-        {segment.epoch for file in out.glob(f"trajectories/{label}-*") for t in read(file) for segment in t.segments}
+        {
+            segment.epoch
+            for file in out.glob(f"trajectories/{label}-*")
+            for t in read_trajectories(file)
+            for segment in t.segments
+        }
         for label in ("trained", "untrained")
     ]
     assert [len(found) for found in epochs] == [1, 1], "none was sampled in part by the other"
@@ -156,7 +161,7 @@ def test_a_demo_that_is_interrupted_goes_on_answers_questions_meanwhile_and_is_e
 
 def _traces_are_whole(demo: Demo, receiver: Receiver) -> None:
     """By the trace id of any trajectory of the last step one finds all that was done for it, in all four services."""
-    trajectories = [row.trajectory for row in read_step(step_file(demo.run, STEPS))]
+    trajectories = [row.trajectory for row in read_step(step_file_path(demo.run, STEPS))]
     assert len(trajectories) == 4 * 4
     searched = 0
     for trace_id in {trajectory.trace_id for trajectory in trajectories}:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from forage_cli.main import app
 from forage_common.errors import UserError
-from forage_common.files.trajectory_file import read
+from forage_common.files.trajectory_file import read_trajectories
 from forage_common.v1.trajectory_pb2 import Prompt, Status
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
@@ -83,7 +83,7 @@ def test_a_policy_and_its_baselines_are_in_one_table(
     rows = pq.read_table(out / "results.parquet").to_pylist()
     assert len(rows) == 4 * len(CAPITALS)
     assert {row["question"] for row in rows if row["method"] == "rag" and row["em"] == 0} == {"Capital of Chad?"}
-    whole = list(read(out / "trajectories" / "running-rag.parquet"))
+    whole = list(read_trajectories(out / "trajectories" / "running-rag.parquet"))
     assert {t.ground_truth.targets[0] for t in whole} == set(CAPITALS.values())
     page = (out / "report.html").read_text()
     assert "one-shot RAG" in page

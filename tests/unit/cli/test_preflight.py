@@ -14,7 +14,7 @@ from model_folders import smallest_model
 
 from forage_cli.local import preflight
 from forage_common.errors import DataError, UserError
-from forage_common.settings import EnvironmentRoute, RolloutSettings, Settings, load
+from forage_common.settings import EnvironmentRoute, RolloutSettings, Settings, load_settings
 
 
 def questions(file: Path, leave_out: str = "", source: str = "world_facts") -> Path:
@@ -101,10 +101,10 @@ def test_a_model_that_is_served_elsewhere_needs_no_weights_and_cannot_be_trained
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "1", "contents": "x"}\n')
     paths = [f"model.path={tmp_path / 'model'}", f"data.corpus={corpus}"]
-    settings = load(None, paths)
+    settings = load_settings(None, paths)
     with pytest.raises(DataError, match="has no usable weights"):
         preflight.check_files(settings, training=False)
-    settings = load(None, [*paths, "rollout.engine.endpoint=http://host:1/v1"])
+    settings = load_settings(None, [*paths, "rollout.engine.endpoint=http://host:1/v1"])
     preflight.check_files(settings, training=False)
     with pytest.raises(UserError, match=r"endpoint is http://host:1/v1: .* cannot be trained; unset it"):
         preflight.check_files(settings)

@@ -29,19 +29,19 @@ from forage_cli.local.stack import Program, shift_ports
 from forage_common.clients.calls import RefusedError
 from forage_common.errors import DataError, SettingsError, UserError
 from forage_common.files.journal import Journal
-from forage_common.files.trajectory_file import TrajectoryWriter, read
+from forage_common.files.trajectory_file import TrajectoryWriter, read_trajectories
 from forage_common.probe import metrics
 from forage_common.probe.contexts import CONNECTIVE
-from forage_common.probe.prober import Plan, Prober
-from forage_common.probe.work import items_of, probes
-from forage_common.settings import Settings, load
+from forage_common.probe.prober import ProbePlan, Prober
+from forage_common.probe.work import list_probe_items, run_probes
+from forage_common.settings import Settings, load_settings
 from forage_common.v1.probe_pb2 import CotBoundary, Probed
 from forage_common.v1.trajectory_pb2 import ActionKind, GroundTruth, Role, Score, Span, Status, Trajectory, Turn
 
 REPOSITORY = Path(__file__).parents[3]
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "probe"]
 LENGTH = 40
-PLAN = Plan(points=10, samples=50, seed=7)
+PLAN = ProbePlan(points=10, samples=50, seed=7)
 RIGHT = {"world_facts": " oslo ", "puzzle": " (4 -\n 1) * 2 "}
 WRONG = {"world_facts": (" Rome ", " Bern "), "puzzle": (" 4 + 1 + 2 ", " 6 ")}
 
@@ -117,7 +117,7 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         "rollout.max_response_length=500",
         "rollout.engine.max_model_len=4000",
     ]
-    with serving.services(load(None, overrides), Console(quiet=True), (Program.REWARD,)):
+    with serving.services(load_settings(None, overrides), Console(quiet=True), (Program.REWARD,)):
         yield overrides
 
 
@@ -135,12 +135,12 @@ def overrides(reward: list[str], scripted: CompletionsServer) -> list[str]:
 
 @pytest.fixture
 def settings(overrides: list[str]) -> Settings:
-    return load(None, overrides)
+    return load_settings(None, overrides)
 
 
-async def probed(settings: Settings, trajectories: list[Trajectory], plan: Plan = PLAN) -> list[Probed]:
-    wanted = [item for one in trajectories for item in items_of(one, every=False)]
-    async with aclosing(probes(trajectories, wanted, settings, plan)) as work:
+async def probed(settings: Settings, trajectories: list[Trajectory], plan: ProbePlan = PLAN) -> list[Probed]:
+    wanted = [item for one in trajectories for item in list_probe_items(one, every=False)]
+    async with aclosing(run_probes(trajectories, wanted, settings, plan)) as work:
         return [found async for found in work]
 
 
@@ -202,7 +202,7 @@ async def test_a_context_is_what_was_sampled_and_the_connective_and_every_point_
     assert [(body["n"], body["max_tokens"], body["stop"]) for body in asked] == [(50, 64, ["</answer>"])] * 11
     seeds = sorted(body["seed"] for body in asked)
     assert all(later - earlier > 50 for earlier, later in pairwise(seeds))  # samples share none
-    (other,) = await probed(settings, [one], Plan(points=10, samples=50, seed=8))
+    (other,) = await probed(settings, [one], ProbePlan(points=10, samples=50, seed=8))
     assert other.points != first.points
 
 
@@ -210,7 +210,7 @@ async def test_tokens_are_counted_and_answers_are_those_that_closed(
     settings: Settings, scripted: CompletionsServer
 ) -> None:
     scripted.policy = lambda _, chance: chance.choice([" Oslo </answer>", "the OSLO.</answer>", " Rome", " </answer>"])
-    (found,) = await probed(settings, [trajectory(0)], Plan(points=1, samples=40, seed=1))
+    (found,) = await probed(settings, [trajectory(0)], ProbePlan(points=1, samples=40, seed=1))
     empty, whole = found.points
     assert whole.cached_tokens == 0  # nothing was asked before
     assert empty.cached_tokens == 39 * (found.cot_begin)  # its beginning was
@@ -229,10 +229,10 @@ async def test_what_a_thought_says_of_answers_is_not_judged(settings: Settings, 
     model = Span(role=Role.ROLE_MODEL, begin=1, end=1 + len(text), text=text)
     leak = trajectory(0, token_ids=encode("?" + text), spans=[prompt, model], turns=[])
     scripted.policy = lambda *_: " Oslo </answer>"
-    (found,) = await probed(settings, [leak], Plan(points=5, samples=3, seed=1))
+    (found,) = await probed(settings, [leak], ProbePlan(points=5, samples=3, seed=1))
     assert [point.correct for point in found.points] == [3] * 6
     scripted.policy = lambda *_: "I mean <answer> Oslo </answer>"
-    (found,) = await probed(settings, [leak], Plan(points=5, samples=3, seed=1))
+    (found,) = await probed(settings, [leak], ProbePlan(points=5, samples=3, seed=1))
     assert [point.correct for point in found.points] == [3] * 6
 
 
@@ -240,8 +240,8 @@ async def test_every_turn_can_be_probed_and_no_turn_need_answer(
     settings: Settings, scripted: CompletionsServer
 ) -> None:
     one = trajectory(0)
-    assert items_of(one, every=True) == [(one.id, 1), (one.id, 2)]
-    async with Prober(settings, Plan(points=2, samples=2, seed=1)) as prober:
+    assert list_probe_items(one, every=True) == [(one.id, 1), (one.id, 2)]
+    async with Prober(settings, ProbePlan(points=2, samples=2, seed=1)) as prober:
         first = await prober.probe(one, turn=1)
         del one.turns[1:]  # it ended in a turn that asked for nothing
         last = await prober.probe(one)
@@ -281,7 +281,7 @@ def test_adapters_are_not_probed(settings: Settings) -> None:
 async def test_failures_that_pass_are_repeated_and_others_are_told(
     settings: Settings, scripted: CompletionsServer, tmp_path: Path
 ) -> None:
-    small = Plan(points=2, samples=2, seed=1)
+    small = ProbePlan(points=2, samples=2, seed=1)
     scripted.failures = [503, 500]
     (found,) = await probed(settings, [trajectory(0)], small)
     assert found.status == Status.STATUS_OK
@@ -383,7 +383,7 @@ def test_fresh_trajectories_are_sampled_once(
     assert len({prompt.sampling.seed for prompt in scripted.prompts}) == 5
     assert len(scripted.asked) == 5 * 3
     assert "5 probes in found" in capsys.readouterr().out
-    assert [one.id for one in read(tmp_path / "found" / "trajectories.parquet")] == [
+    assert [one.id for one in read_trajectories(tmp_path / "found" / "trajectories.parquet")] == [
         f"probe/world_facts/test/{number}/0/0" for number in range(5)
     ]
 

@@ -12,7 +12,7 @@ from forage_cli.datasets.public_questions import SPLITS, convert
 from forage_cli.datasets.world import knowledge_graph, write
 from forage_cli.local.preflight import check_files
 from forage_common.errors import DataError
-from forage_common.settings import Settings, load
+from forage_common.settings import Settings, load_settings
 
 REPOSITORY = Path(__file__).parents[3]
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
@@ -34,7 +34,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         convert(source, dict.fromkeys(splits, folder / "rows.jsonl"), data / source)
     (data / "wiki-18").mkdir()
     (data / "wiki-18" / "corpus.jsonl").write_text('{"id": "0", "contents": "\\"T\\"\\nt"}\n')
-    for place in {load(recipe, environ={}).model.path for recipe in RECIPES}:
+    for place in {load_settings(recipe, environ={}).model.path for recipe in RECIPES}:
         (folder / place).parent.mkdir(exist_ok=True)
         (folder / place).symlink_to(REPOSITORY / "models" / "tiny-policy")
     (folder / "examples").symlink_to(REPOSITORY / "examples")
@@ -46,7 +46,7 @@ def test_a_recipe_passes_every_check_once_its_files_are_there(
     recipe: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(prepared)
-    check_files(load(recipe, environ={}))
+    check_files(load_settings(recipe, environ={}))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
@@ -54,7 +54,7 @@ def test_what_is_not_there_yet_is_one_sentence_that_names_it(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = load(recipe, environ={})
+    settings = load_settings(recipe, environ={})
     with pytest.raises(DataError) as error:
         check_files(settings)
     assert f"{settings.model.path} does not exist" in str(error.value)
@@ -62,7 +62,7 @@ def test_what_is_not_there_yet_is_one_sentence_that_names_it(
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
 def test_the_longest_trajectory_fits_engine_and_trainer(recipe: Path) -> None:
-    found = load(recipe, environ={})
+    found = load_settings(recipe, environ={})
     rollout = found.rollout
     assert rollout.max_start_length <= rollout.max_prompt_length
     assert rollout.max_prompt_length + rollout.max_response_length <= rollout.engine.max_model_len
@@ -75,7 +75,7 @@ def test_sizes_of_one_published_recipe_differ_in_the_model_alone() -> None:
     def rest(settings: Settings) -> dict[str, object]:
         return settings.model_dump(exclude={"run": True, "model": True})
 
-    by_size = {recipe.stem: load(recipe, environ={}) for recipe in PUBLISHED}
+    by_size = {recipe.stem: load_settings(recipe, environ={}) for recipe in PUBLISHED}
     assert len(by_size) == 4
     for kind in ("grpo", "ppo"):
         small, large = (by_size[f"search_r1_nq_hotpotqa_{kind}_{size}"] for size in ("3b", "7b"))

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from forage_cli.runs.replay import Comparison, divergence, judged_again, prompt_of, sampled_again, was_judged
 from forage_cli.terminal import trajectories as show
-from forage_common.clients.in_flight import each
-from forage_common.clients.reward import GrpcReward
+from forage_common.clients.concurrency import map_concurrently
+from forage_common.clients.reward import RewardClient
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import DataError, SettingsError, UnavailableError
 from forage_common.settings import RewardSettings, RolloutSettings, Settings
@@ -119,21 +119,21 @@ async def services(free_address: Callable[[], str]) -> AsyncIterator[tuple[Setti
 async def test_the_same_text_gets_the_score_of_the_reward_that_runs(services: tuple[Settings, Judge, Sampler]) -> None:
     settings, judge, _ = services
     one = stored()
-    new = await judged_again(GrpcReward(settings), "<end>")(one)
+    new = await judged_again(RewardClient(settings), "<end>")(one)
     assert new.score.total == 0.9
     assert one.score.total == 0.2  # what was stored is untouched
     assert (new.id, new.token_ids, new.status) == (one.id, one.token_ids, Status.STATUS_OK)
     (item,) = judge.asked[0].items
     assert (item.end_of_turn, item.spans[0].text, list(item.ground_truth.targets)) == ("<end>", "me", ["me"])
     with pytest.raises(DataError, match="run/world/test/0/0/3: no reward for data source 'unknown'"):
-        await judged_again(GrpcReward(settings), "")(stored(data_source="unknown"))
+        await judged_again(RewardClient(settings), "")(stored(data_source="unknown"))
 
 
 async def test_a_trajectory_that_failed_in_the_reward_is_mended(services: tuple[Settings, Judge, Sampler]) -> None:
     failed = stored(status=Status.STATUS_TIMEOUT, status_detail="away", score=Score(status=Status.STATUS_TIMEOUT))
     assert was_judged(failed)
     assert not was_judged(stored(status=Status.STATUS_TIMEOUT, score=None))
-    new = await judged_again(GrpcReward(services[0]), "")(failed)
+    new = await judged_again(RewardClient(services[0]), "")(failed)
     assert (new.status, new.status_detail) == (Status.STATUS_OK, "")
 
 
@@ -242,7 +242,7 @@ async def test_work_is_bounded_read_as_needed_and_ended_by_the_first_failure() -
     done = []
 
     async def all_of_them() -> None:
-        async for item, result in each(items(), work, 3):
+        async for item, result in map_concurrently(items(), work, 3):
             assert item == result
             done.append(item)
 

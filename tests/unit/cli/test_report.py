@@ -104,7 +104,7 @@ def test_trajectories_print_who_wrote_what(run: RunFolder) -> None:
 
 def test_the_accounts_count_lost_and_doubled_groups(redis_server: RedisSettings) -> None:
     client = StreamClient(redis_server, "books")
-    client.create()
+    client.create_groups()
     for batch in (1, 2, 3):
         for attempt in (0, 1):  # an issue repeated is still one group
             client.issue(Prompt(group_uid=f"g{batch}", batch=batch, attempt=attempt, purpose=Purpose.PURPOSE_TRAIN))

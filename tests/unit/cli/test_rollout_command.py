@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.files.trajectory_file import TrajectoryWriter, read
+from forage_common.files.trajectory_file import TrajectoryWriter, read_trajectories
 from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "rollout"]
@@ -53,19 +53,22 @@ def test_another_reward_judges_and_the_same_command_goes_on(
     assert ended.returncode == 0, ended.stderr
     assert "2 trajectories in new.parquet" in ended.stdout
     # They are stored as they come back, in any order.
-    assert {t.id: t.score.total for t in read(tmp_path / "new.parquet")} == {"run/q/0": 1.0, "run/q/1": 0.0}
+    assert {t.id: t.score.total for t in read_trajectories(tmp_path / "new.parquet")} == {
+        "run/q/0": 1.0,
+        "run/q/1": 0.0,
+    }
     ended = forage("replay", *common, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "3 trajectories in new.parquet" in ended.stdout
     assert "1 never reached a reward and were left out" in ended.stdout
     assert "0.2500 → 1.0000  run/q/2" in ended.stdout  # the one of this run
-    new = read(tmp_path / "new.parquet")
+    new = read_trajectories(tmp_path / "new.parquet")
     assert sorted((t.id, t.score.total, t.score.reward) for t in new) == [
         ("run/q/0", 1.0, "em"),
         ("run/q/1", 0.0, "em"),
         ("run/q/2", 1.0, "em"),
     ]
-    assert [t.score.total for t in read(stored)] == [0.25, 0.25, 0.25, 0.0]  # what was stored is untouched
+    assert [t.score.total for t in read_trajectories(stored)] == [0.25, 0.25, 0.25, 0.0]  # what was stored is untouched
 
 
 def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(stored: Path, tmp_path: Path) -> None:

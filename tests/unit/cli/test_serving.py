@@ -28,4 +28,4 @@ def test_every_shard_of_a_policy_is_announced(redis_server: RedisSettings, tmp_p
     assert policy.files[1].digest == hashlib.sha256((folder / names["b"]).read_bytes()).hexdigest()
     assert policy.uri == str(folder)
     assert policy.epoch == first.epoch + 1, "the later one replaces the earlier"
-    assert StreamClient(redis_server, "shards").policy() == policy
+    assert StreamClient(redis_server, "shards").read_policy() == policy

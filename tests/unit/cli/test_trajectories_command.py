@@ -16,7 +16,7 @@ from forage_cli.runs.trajectory_rows import Filter, changes, figure, ordered, ro
 from forage_cli.runs.view_options import Colour, Figure
 from forage_cli.terminal.tokens import coloured, scale_of
 from forage_common.errors import DataError, UserError
-from forage_common.files.step_file import StepRow, step_file, write_step
+from forage_common.files.step_file import StepRow, step_file_path, write_step
 from forage_common.settings import Settings
 from forage_common.text.token_texts import TokenTexts
 from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
@@ -89,8 +89,8 @@ def run(tmp_path: Path, ids: dict[str, int]) -> Path:
         row(ids, 20, "b", 0, 0.2, gap=-0.5),
         row(ids, 20, "d", 0, None, source="hotpotqa"),
     ]
-    write_step(step_file(tmp_path, 10), "<|im_end|>", first)
-    write_step(step_file(tmp_path, 20), "<|im_end|>", second)
+    write_step(step_file_path(tmp_path, 10), "<|im_end|>", first)
+    write_step(step_file_path(tmp_path, 20), "<|im_end|>", second)
     (tmp_path / "validation").mkdir()
     for label, rewards in (("before", (0.0, 1.0)), ("after", (1.0, 1.0))):
         lines = [
@@ -111,13 +111,13 @@ def test_the_trace_of_a_trajectory_is_shown_where_there_is_one(run: Path, ids: d
     assert "trace" not in said(run, "--step", "10")
     traced = row(ids, 30, "a", 0, 1.0)
     traced.trajectory.trace_id = "0123456789abcdef" * 2
-    write_step(step_file(run, 30), "<|im_end|>", [traced])
+    write_step(step_file_path(run, 30), "<|im_end|>", [traced])
     assert "trace" in said(run, "--step", "30")
     assert "0123456789abcdef" * 2 in said(run, "--step", "30").replace("│", "").replace("\n", "").replace(" ", "")
 
 
 def test_a_steps_rows_read_like_those_of_a_validation(run: Path) -> None:
-    rows = rows_of_step(step_file(run, 20))
+    rows = rows_of_step(step_file_path(run, 20))
     assert [r["question"] for r in rows] == ["Who is a?", "Who is a?", "Who is b?", "Who is d?"]
     assert [r["reward"] for r in rows] == [1.0, 1.0, 0.2, None]
     assert [figure(r, Figure.ADVANTAGE) for r in rows] == pytest.approx([4 / 3, 4 / 3, -4 / 3, None])
@@ -141,12 +141,12 @@ def test_a_steps_rows_read_like_those_of_a_validation(run: Path) -> None:
     ],
 )
 def test_rows_are_chosen_by_answer_source_text_and_reward(run: Path, chosen: Filter, names: str) -> None:
-    rows = rows_of_step(step_file(run, 20))
+    rows = rows_of_step(step_file_path(run, 20))
     assert "".join(r["question"][7] for r in filter(chosen, rows)) == names
 
 
 def test_two_steps_are_compared_question_by_question_whatever_the_epoch(run: Path) -> None:
-    found = changes(rows_of_step(step_file(run, 10)), rows_of_step(step_file(run, 20)))
+    found = changes(rows_of_step(step_file_path(run, 10)), rows_of_step(step_file_path(run, 20)))
     assert [(c.after[0]["question"], len(c.before)) for c in found] == [("Who is a?", 2), ("Who is b?", 1)]
     assert [c.gain for c in found] == pytest.approx([0.9, -0.8])
     output = said(run, "--step", "20", "--against", "10")
@@ -155,7 +155,7 @@ def test_two_steps_are_compared_question_by_question_whatever_the_epoch(run: Pat
 
 
 def test_colour_follows_the_sign_and_the_strength_of_the_advantage(run: Path) -> None:
-    rows = rows_of_step(step_file(run, 20))
+    rows = rows_of_step(step_file_path(run, 20))
     steps = [r["step"] for r in rows]
     scale = scale_of(steps, Colour.ADVANTAGE)
     assert scale == 2.0

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from forage_common.statistics import RESAMPLES, estimate, ks, majority_at_k, paired_difference, pass_at_k
+from forage_common.statistics import (
+    RESAMPLES,
+    estimate_mean,
+    majority_at_k,
+    paired_difference,
+    pass_at_k,
+    sample_counts,
+)
 
 GENERATOR = np.random.default_rng(7)
 SAMPLES = {
@@ -26,7 +33,7 @@ def test_an_interval_is_the_one_that_scipy_finds(values: np.ndarray) -> None:
     expected = stats.bootstrap(
         (values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(1)
     ).confidence_interval
-    found = estimate(list(values))
+    found = estimate_mean(list(values))
     assert found is not None
     assert found.mean == pytest.approx(values.mean())
     noise = 4 * expected.high / np.sqrt(RESAMPLES) + 1 / len(values) / 2
@@ -37,17 +44,17 @@ def test_an_interval_is_the_one_that_scipy_finds(values: np.ndarray) -> None:
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     hits = 0
     for _ in range(200):
-        found = estimate(list((GENERATOR.random(60) < 0.4).astype(float)))
+        found = estimate_mean(list((GENERATOR.random(60) < 0.4).astype(float)))
         assert found is not None
         hits += found.low <= 0.4 <= found.high
     assert 0.87 <= hits / 200 <= 1.0  # of 0.95, three standard errors and the percentile bootstrap's own shortness
 
 
 def test_an_interval_is_the_same_every_time_and_none_without_values() -> None:
-    assert estimate([]) is None
-    assert estimate([0.0, 1.0, 1.0]) == estimate([1.0, 0.0, 1.0])
-    assert estimate([1.0] * 5) is not None
-    assert estimate([1.0] * 5) == estimate([1.0] * 7)  # no spread, no width
+    assert estimate_mean([]) is None
+    assert estimate_mean([0.0, 1.0, 1.0]) == estimate_mean([1.0, 0.0, 1.0])
+    assert estimate_mean([1.0] * 5) is not None
+    assert estimate_mean([1.0] * 5) == estimate_mean([1.0] * 7)  # no spread, no width
 
 
 def test_a_difference_is_told_from_none() -> None:
@@ -79,7 +86,7 @@ def test_no_difference_has_p_1_and_nothing_to_compare_is_an_error() -> None:
 
 
 def test_the_numbers_of_samples_that_are_looked_at() -> None:
-    assert [ks(n) for n in (1, 2, 5, 8)] == [[1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8]]
+    assert [sample_counts(n) for n in (1, 2, 5, 8)] == [[1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8]]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())

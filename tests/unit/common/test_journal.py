@@ -19,7 +19,7 @@ from forage_common.v1.trajectory_pb2 import Trajectory
 ENDLESS = """
 import sys
 from pathlib import Path
-from forage_common.journal import Journal
+from forage_common.files.journal import Journal
 from forage_common.v1.trajectory_pb2 import Trajectory
 with Journal(Path(sys.argv[1]), Trajectory) as journal:
     number = 0

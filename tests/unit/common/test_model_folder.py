@@ -11,7 +11,7 @@ import pytest
 from model_folders import smallest_model, write_weights
 
 from forage_common.errors import DataError
-from forage_common.files.model_folder import check_model_folder, model_shapes
+from forage_common.files.model_folder import check_model_folder, read_model_shapes
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_complete_folder_is_accepted(folder: Path) -> None:
     check_model_folder(folder)
-    assert model_shapes(folder) == {"embed": (4, 2), "norm": (2,)}
+    assert read_model_shapes(folder) == {"embed": (4, 2), "norm": (2,)}
 
 
 def test_weights_in_several_files_are_accepted(folder: Path) -> None:
@@ -31,7 +31,7 @@ def test_weights_in_several_files_are_accepted(folder: Path) -> None:
     index = {"weight_map": {"embed": "one.safetensors", "norm": "two.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     check_model_folder(folder)
-    assert model_shapes(folder) == {"embed": (4, 2), "norm": (2,)}
+    assert read_model_shapes(folder) == {"embed": (4, 2), "norm": (2,)}
 
 
 BREAK: dict[str, Callable[[Path], object]] = {

@@ -55,7 +55,7 @@ def test_measures_are_those_of_the_table(row: dict[str, Any]) -> None:
 @given(st.integers(1, 200), st.data())
 def test_wilsons_interval_is_that_of_the_formula_and_holds_the_share(samples: int, data: st.DataObject) -> None:
     correct = data.draw(st.integers(0, samples))
-    low, high = metrics.wilson(correct, samples)
+    low, high = metrics.wilson_interval(correct, samples)
     z, share = 1.959963984540054, correct / samples
     centre = (share + z * z / (2 * samples)) / (1 + z * z / samples)
     half = z / (1 + z * z / samples) * math.sqrt(share * (1 - share) / samples + z * z / (4 * samples**2))
@@ -116,5 +116,7 @@ def test_sets_are_told_apart_by_the_trajectorys_own_answer_and_failures_are_left
     assert sets["incorrect"].premature == 1.0
     (low, high) = sets["correct"].intervals[1]
     assert (low, high) == pytest.approx((0.8, 1.0))
-    assert sets["incorrect"].intervals[1] == metrics.wilson(0, 10)  # of a single one there is nothing to resample
+    assert sets["incorrect"].intervals[1] == metrics.wilson_interval(
+        0, 10
+    )  # of a single one there is nothing to resample
     assert metrics.summarise([lost]) == {}

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from forage_common.clients.calls import RETRIED
-from forage_common.clients.reward import GrpcReward
+from forage_common.clients.reward import RewardClient
 from forage_common.settings import RolloutSettings, Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem, ScoreRequest, ScoreResponse
 from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
@@ -49,15 +49,15 @@ async def replicas(free_address: Callable[[], str]) -> AsyncIterator[tuple[Repli
         await replica.stop()
 
 
-def client(replicas: tuple[Replica, Replica]) -> GrpcReward:
+def client(replicas: tuple[Replica, Replica]) -> RewardClient:
     """As of a name that resolves to both."""
     settings = Settings(rollout=RolloutSettings(score_timeout_s=10))
     both = "ipv4:" + ",".join(replica.address for replica in replicas)
     reward = settings.reward.model_copy(update={"grpc_address": both})
-    return GrpcReward(settings.model_copy(update={"reward": reward}))
+    return RewardClient(settings.model_copy(update={"reward": reward}))
 
 
-async def until(replica: Replica, reward: GrpcReward, calls: int) -> None:
+async def until(replica: Replica, reward: RewardClient, calls: int) -> None:
     async with asyncio.timeout(10):
         while replica.calls < calls:
             await reward.score(ITEMS)
@@ -103,7 +103,7 @@ async def test_connections_that_the_server_ends_for_their_age_cost_no_call(repli
     assert RETRIED.labels("reward")._value.get() == before
 
 
-async def _score_for(reward: GrpcReward, seconds: float) -> None:
+async def _score_for(reward: RewardClient, seconds: float) -> None:
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while loop.time() < end:

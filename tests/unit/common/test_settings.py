@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
-from forage_common.settings import Settings, from_arguments, load
+from forage_common.settings import Settings, load_settings, settings_from_arguments
 
 
 def test_the_file_then_the_environment_then_the_command_line_win(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("run: {seed: 1}\nrollout: {n: 2, max_turns: 5}\n")
     environ = {"FORAGE__RUN__SEED": "2", "FORAGE__ROLLOUT__N": "3", "PATH": "/bin"}
-    settings = load(file, ["run.seed=4"], environ)
+    settings = load_settings(file, ["run.seed=4"], environ)
     assert (settings.run.seed, settings.rollout.n, settings.rollout.max_turns) == (4, 3, 5)
 
 
 def test_a_resolved_tree_reads_back_equal(tmp_path: Path) -> None:
-    settings = load(None, ["trainer.actor.optim.lr=3e-4", "reward.routes.nq.name=em"], {})
+    settings = load_settings(None, ["trainer.actor.optim.lr=3e-4", "reward.routes.nq.name=em"], {})
     file = tmp_path / "s.yaml"
     file.write_text(settings.to_yaml())
-    assert load(file, [], {}) == settings
+    assert load_settings(file, [], {}) == settings
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_a_resolved_tree_reads_back_equal(tmp_path: Path) -> None:
 )
 def test_a_bad_setting_is_one_sentence_with_its_name(override: str, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence) as caught:
-        load(None, [override], {})
+        load_settings(None, [override], {})
     assert "\n" not in str(caught.value)
 
 
 def test_a_misspelt_environment_variable_is_an_error() -> None:
     with pytest.raises(SettingsError, match=r"unknown setting 'run\.sed'.*'seed'"):
-        load(None, [], {"FORAGE__RUN__SED": "1"})
+        load_settings(None, [], {"FORAGE__RUN__SED": "1"})
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "just words"])
@@ -59,22 +59,22 @@ def test_a_file_that_is_no_mapping_is_an_error_that_names_it(tmp_path: Path, tex
     file = tmp_path / "s.yaml"
     file.write_text(text)
     with pytest.raises(SettingsError, match=r"s\.yaml"):
-        load(file, [], {})
+        load_settings(file, [], {})
 
 
 def test_a_missing_file_is_an_error_that_names_it() -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.yaml"):
-        from_arguments(["--config", "nowhere.yaml"])
+        settings_from_arguments(["--config", "nowhere.yaml"])
 
 
 def test_the_demo_and_every_shipped_config_are_valid(repository: Path) -> None:
     files = sorted((repository / "configs").glob("*.yaml"))
     assert files
     for file in files:
-        assert isinstance(load(file, [], {}), Settings)
+        assert isinstance(load_settings(file, [], {}), Settings)
 
 
 @given(st.text(min_size=1, max_size=30))
 def test_no_override_raises_anything_but_a_settings_error(text: str) -> None:
     with contextlib.suppress(SettingsError):
-        load(None, [text], {})
+        load_settings(None, [text], {})

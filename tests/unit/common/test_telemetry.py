@@ -14,12 +14,12 @@ def test_the_metrics_say_what_the_probe_says(free_address: Callable[[], str]) ->
     server = serve_health(address, health)
     try:
         health.wait_for("redis", "no answer")
-        health.ready()
+        health.mark_started()
         probe, page = (httpx.get(f"http://{address}/{name}") for name in ("readyz", "metrics"))
         assert (probe.status_code, probe.json()["waiting_for"]) == (503, {"redis": "no answer"})
         assert 'forage_common_waiting{what="redis"} 1.0' in page.text
         assert 'forage_common_waiting{what="start"} 0.0' in page.text
-        health.have("redis")
+        health.mark_ready("redis")
         assert httpx.get(f"http://{address}/readyz").status_code == 200
         assert 'forage_common_waiting{what="redis"} 0.0' in httpx.get(f"http://{address}/metrics").text
     finally:

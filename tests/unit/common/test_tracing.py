@@ -19,10 +19,10 @@ from otlp_receiver import Receiver, grpc_receiver, http_receiver
 from forage_common.clients.calls import call
 from forage_common.clients.circuit import Circuit
 from forage_common.errors import SettingsError, UnavailableError
-from forage_common.settings import Settings, load
+from forage_common.settings import Settings, load_settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs
-from forage_common.telemetry.tracing import DROPPED, Kind, span
+from forage_common.telemetry.tracing import DROPPED, SpanKind, span
 from forage_common.v1.trajectory_pb2 import Prompt
 
 ELSEWHERE = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
@@ -31,7 +31,7 @@ UNSAMPLED = ELSEWHERE[:-2] + "00"
 
 def settings(endpoint: str, *more: str) -> Settings:
     where = [f"tracing.endpoint={endpoint}"] if endpoint else []
-    return load(overrides=["tracing.enabled=true", "run.id=r1", *where, *more], environ={})
+    return load_settings(overrides=["tracing.enabled=true", "run.id=r1", *where, *more], environ={})
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +62,15 @@ def dropped() -> dict[str, float]:
 def test_off_by_default_it_imports_nothing_and_spans_do_nothing() -> None:
     code = """
 import sys
-from forage_common import tracing
+from forage_common.telemetry import tracing
 from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Prompt
 tracing.start(Settings(), "test")
 prompt = Prompt()
 with tracing.span("a", {"b": 1}, parent="", links=["x"]) as span:
-    span.set({"c": 2}); span.event("d"); span.fail("e")
-    tracing.sign(prompt, span)
-    assert tracing.headers() == {} and tracing.metadata() == () and not tracing.is_on()
+    span.set_attributes({"c": 2}); span.add_event("d"); tracing.mark_failed(span, "e")
+    tracing.attach_trace_context(prompt, span)
+    assert tracing.trace_headers() == {} and tracing.trace_metadata() == () and not tracing.is_enabled()
 assert prompt == Prompt()
 tracing.stop()
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]
@@ -82,18 +82,18 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 def test_spans_arrive_with_who_sent_them_and_what_belongs_to_what(protocol: str, make: Callable[[], Any]) -> None:
     with make() as receiver:
         tracing.start(settings(receiver.endpoint, f"tracing.protocol={protocol}"), "test")
-        with span("outer", {"forage.a": 1, "forage.b": "x"}, kind=Kind.SERVER) as outer:
+        with span("outer", {"forage.a": 1, "forage.b": "x"}, kind=SpanKind.SERVER) as outer:
             with span("inner", links=[ELSEWHERE, ""]) as inner:
-                inner.event("happened")
-                inner.set({"forage.c": 0.5, "forage.d": True})
-            outer.fail("it did not go well")
+                inner.add_event("happened")
+                inner.set_attributes({"forage.c": 0.5, "forage.d": True})
+            tracing.mark_failed(outer, "it did not go well")
         tracing.stop()
         first, second = receiver.spans
     assert (first.name, second.name) == ("inner", "outer")
     assert (first.trace_id, first.parent_id) == (second.trace_id, second.span_id)
     assert second.parent_id == ""
-    assert outer.traceparent.startswith(f"00-{second.trace_id}-{second.span_id}-")
-    assert is_sampled(outer.traceparent)
+    assert tracing.traceparent(outer).startswith(f"00-{second.trace_id}-{second.span_id}-")
+    assert is_sampled(tracing.traceparent(outer))
     assert outer.trace_id == second.trace_id
     assert first.attributes == {"forage.c": 0.5, "forage.d": True}
     assert second.attributes == {"forage.a": 1, "forage.b": "x"}
@@ -130,8 +130,8 @@ def test_a_parent_elsewhere_is_a_traceparent_and_without_a_good_one_a_trace_begi
     receiver: Receiver, parent: str, trace: str | None, above: str
 ) -> None:
     with span("outer"), span("called", parent=parent) as called:
-        assert tracing.headers() == {"traceparent": called.traceparent}
-        assert tracing.metadata() == (("traceparent", called.traceparent),)
+        assert tracing.trace_headers() == {"traceparent": called.traceparent}
+        assert tracing.trace_metadata() == (("traceparent", called.traceparent),)
     found, outer = receiver.wait_for(lambda r: len(r.spans) == 2 and r.spans)
     assert found.parent_id == above
     assert found.trace_id != outer.trace_id
@@ -160,7 +160,7 @@ def test_an_exception_passes_and_marks_the_span_and_a_cancellation_is_no_failure
 
 def test_spans_side_by_side_do_not_become_each_others_parents(receiver: Receiver) -> None:
     with span("first", active=False), span("second", active=False):
-        assert tracing.current().traceparent == ""
+        assert tracing.traceparent(tracing.current_span()) == ""
     found = receiver.wait_for(lambda r: len(r.spans) == 2 and r.spans)
     assert [one.parent_id for one in found] == ["", ""]
 
@@ -177,9 +177,9 @@ def test_a_prompt_carries_the_span_that_it_is_signed_with() -> None:
         tracing.start(settings(receiver.endpoint, "tracing.sample_ratio=0"), "test")
         prompt = Prompt()
         with span("root", parent="") as root:
-            tracing.sign(prompt, root)
+            tracing.attach_trace_context(prompt, root)
         assert prompt.trace_id == root.trace_id
-        assert prompt.traceparent == root.traceparent
+        assert prompt.traceparent == tracing.traceparent(root)
         assert not is_sampled(prompt.traceparent), "others are told not to sample it, too"
 
 
@@ -301,7 +301,7 @@ def test_log_lines_within_a_span_carry_its_ids(receiver: Receiver) -> None:
             structlog.get_logger().info("inside")
         structlog.get_logger().info("outside")
     inside, outside = (json.loads(line) for line in log.getvalue().splitlines())
-    assert active.traceparent.startswith(f"00-{inside['trace_id']}-{inside['span_id']}-")
+    assert tracing.traceparent(active).startswith(f"00-{inside['trace_id']}-{inside['span_id']}-")
     assert "trace_id" not in outside
 
 
@@ -316,4 +316,4 @@ def test_log_lines_within_a_span_carry_its_ids(receiver: Receiver) -> None:
 )
 def test_a_setting_that_cannot_be_is_named(override: str, complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
-        load(overrides=[override], environ={})
+        load_settings(overrides=[override], environ={})

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forage_common.errors import DataError
-from forage_common.files.trajectory_file import Head, TrajectoryWriter, head, ids, read
+from forage_common.files.trajectory_file import FileHeader, TrajectoryWriter, read_header, read_ids, read_trajectories
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
     GroundTruth,
@@ -51,9 +51,9 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
         for one in many:
             writer.write(one)
         assert not file.exists()  # it appears whole, or not at all
-    assert head(file) == Head(600, "<|im_end|>")
-    assert list(read(file)) == many
-    assert ids(file) == {one.id for one in many}
+    assert read_header(file) == FileHeader(600, "<|im_end|>")
+    assert list(read_trajectories(file)) == many
+    assert read_ids(file) == {one.id for one in many}
 
 
 def test_other_tools_see_columns(tmp_path: Path) -> None:
@@ -78,14 +78,14 @@ def test_interrupted_work_stays_and_can_be_gone_on_with(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert ids(file) == {trajectory(1).id}
+    assert read_ids(file) == {trajectory(1).id}
     with TrajectoryWriter(file, "<end>", keep=True) as writer:
         assert writer.statuses == {"OK": 1}
         writer.write(trajectory(2))
-    assert list(read(file)) == [trajectory(1), trajectory(2)]
+    assert list(read_trajectories(file)) == [trajectory(1), trajectory(2)]
     with TrajectoryWriter(file, "<end>") as writer:
         writer.write(trajectory(3))
-    assert list(read(file)) == [trajectory(3)]
+    assert list(read_trajectories(file)) == [trajectory(3)]
     assert [left.name for left in tmp_path.iterdir()] == ["out.parquet"]
 
 
@@ -103,7 +103,7 @@ def test_a_file_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
         (damaged, "row 1 holds no trajectory"),
     ):
         with pytest.raises(DataError, match=sentence) as error:
-            list(read(file))
+            list(read_trajectories(file))
         assert str(file) in str(error.value)
     with pytest.raises(DataError, match="are no whole trajectories"):
         TrajectoryWriter(other, "", keep=True)

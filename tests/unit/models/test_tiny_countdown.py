@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from forage_cli.datasets import countdown as problems
-from forage_common.settings import load
+from forage_common.settings import load_settings
 from forage_models.tiny_policy.countdown import (
     LARGEST,
     MIXTURE,
@@ -99,7 +99,7 @@ def test_tags_and_numbers_are_one_token(text: str) -> None:
 
 
 def test_the_longest_demonstration_fits_the_recipe() -> None:
-    rollout = load(REPOSITORY / "configs" / "countdown_tiny.yaml", environ={}).rollout
+    rollout = load_settings(REPOSITORY / "configs" / "countdown_tiny.yaml", environ={}).rollout
     puzzle = Puzzle((12, 12, 12), 99)
     assert len(encode(TOKENIZER, [prompt_segment(TOKENIZER, puzzle)])) <= rollout.max_start_length
     for mode in Mode:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from forage_common.text.search_prompt import PROMPT_PREFIX, prompt_text
+from forage_common.text.search_prompt import PROMPT_PREFIX, format_search_prompt
 from forage_models.tiny_policy import demonstrations as demos
 from forage_models.tiny_policy.demonstrations import Demonstrator, Mode, Role, Segment, encode, prompt_segment
 from forage_models.tiny_policy.evaluate import exact_match
@@ -65,7 +65,7 @@ def test_fixed_texts_are_one_token(text: str) -> None:
 
 def test_the_instruction_is_its_sentences() -> None:
     assert "".join(instruction_sentences()) + " " == PROMPT_PREFIX
-    assert len(TOKENIZER.encode(prompt_text("Which country has the capital Oslo?"))) <= 24
+    assert len(TOKENIZER.encode(format_search_prompt("Which country has the capital Oslo?"))) <= 24
 
 
 def test_a_stop_string_ends_with_a_token() -> None:

@@ -21,7 +21,7 @@ from forage_common.text.answers import (
     normalize_answer,
     subem_check,
 )
-from forage_common.text.tags import Tag, blocks, last_block
+from forage_common.text.tags import Tag, find_blocks, find_last_block
 from forage_reward.parsing.answers import extract_solution, observations
 from forage_reward.parsing.raw_text import spans_from_text
 from forage_reward.trajectory import Role, Span, TrajectoryView
@@ -61,7 +61,7 @@ def test_the_last_answer_of_the_model_is_extracted(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("row", rows("retrieval"))
 def test_evidence_is_a_gold_inside_an_observation(row: dict[str, Any]) -> None:
-    assert is_retrieval_correct(blocks(row["text"], Tag.INFORMATION), row["golds"]) is row["want"]
+    assert is_retrieval_correct(find_blocks(row["text"], Tag.INFORMATION), row["golds"]) is row["want"]
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_blocks_are_those_of_the_lazy_pattern(parts: list[str]) -> None:
     import re
 
     text = "".join(parts)
-    assert blocks(text, Tag.ANSWER) == re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    assert find_blocks(text, Tag.ANSWER) == re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
 
 
 def test_a_million_openers_without_closer_are_read_in_one_pass() -> None:
     # The lazy pattern would need 10^12 steps here, so the suite's time limit is what fails.
-    assert blocks("<answer>" * 1_000_000, Tag.ANSWER) == []
+    assert find_blocks("<answer>" * 1_000_000, Tag.ANSWER) == []
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_evidence_beyond_the_limit_is_not_read() -> None:
 
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", "a", "<answer", "\n", "<"]), max_size=14).map("".join))
 def test_the_last_block_is_the_last_of_all_blocks(text: str) -> None:
-    found = blocks(text, Tag.ANSWER)
-    assert last_block(text, Tag.ANSWER) == (found[-1] if found else None)
+    found = find_blocks(text, Tag.ANSWER)
+    assert find_last_block(text, Tag.ANSWER) == (found[-1] if found else None)
 
 
 @given(st.text(st.sampled_from("aAnthe .,-_9é–’\x00ß\u0663²٣\u00a0\n"), max_size=30))

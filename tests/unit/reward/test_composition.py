@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
-from forage_common.settings import RewardComponent, RewardRoute, load
+from forage_common.settings import RewardComponent, RewardRoute, load_settings
 from forage_common.structured_to_tokens import structured_reward
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
@@ -179,16 +179,16 @@ def test_a_wrong_composition_ends_the_start_with_a_sentence(tmp_path: Path, rout
     file = tmp_path / "s.yaml"
     file.write_text(f"reward: {{routes: {{nq: {route}}}}}")
     with pytest.raises(SettingsError, match=sentence):
-        Judge(load(file, environ={}).reward.routes)
+        Judge(load_settings(file, environ={}).reward.routes)
 
 
 def test_the_present_form_of_a_route_stays_valid_and_both_survive_a_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("reward: {routes: {nq: {name: em}, hotpotqa: {components: [{name: em, weight: 0.5}]}}}")
-    settings = load(file, environ={})
+    settings = load_settings(file, environ={})
     assert settings.reward.routes["nq"] == RewardRoute(name="em")
     file.write_text(settings.to_yaml())
-    assert load(file, environ={}) == settings
+    assert load_settings(file, environ={}) == settings
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.settings import load
+from forage_common.settings import load_settings
 from forage_reward.parsing.answers import extract_solution
 from forage_reward.registry import REWARDS
 from forage_reward.reward import Reward, RewardParams
@@ -27,7 +27,7 @@ def blocks(page: str, language: str) -> list[str]:
 @pytest.mark.parametrize("text", blocks(PAGE, "yaml"))
 def test_every_example_of_settings_is_accepted(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.yaml").write_text(text)
-    routes = load(tmp_path / "s.yaml", environ={}).reward.routes
+    routes = load_settings(tmp_path / "s.yaml", environ={}).reward.routes
     assert routes
     Judge(routes)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from forage_common.files.model_folder import model_shapes
+from forage_common.files.model_folder import read_model_shapes
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_rollout.engine.vllm_engine import VllmEngine
@@ -35,7 +35,7 @@ def write_adapter(folder: Path, model: Path, seed: int, rank: int = 4, **changes
     from safetensors.torch import save_file
 
     torch.manual_seed(seed)
-    shapes = model_shapes(model)
+    shapes = read_model_shapes(model)
     matrices = {}
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")
@@ -87,7 +87,7 @@ def logprobs(model: Any, context: list[int], sampled: list[int]) -> list[float]:
 
 
 def verified(policy: Policy, model: Path) -> Path:
-    return verify_adapter(policy, verify_files(policy, Path(policy.uri)), model_shapes(model), MAX_RANK)
+    return verify_adapter(policy, verify_files(policy, Path(policy.uri)), read_model_shapes(model), MAX_RANK)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import GrpcReward
+from forage_common.clients.reward import RewardClient
 from forage_common.errors import UnavailableError
 from forage_common.settings import RewardSettings, RolloutSettings, Settings
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreRequest, ScoreResponse
@@ -109,7 +109,7 @@ def make_agent(library: Library, judge: tuple[Judge, str], char_codec: Any) -> M
             reward=RewardSettings(grpc_address=reward or judge[1]),
         )
         retriever = RetrieverClient(f"127.0.0.1:{library.server_address[1]}", rollout.retrieve_timeout_s)
-        return Agent(settings, engine, retriever, GrpcReward(settings), char_codec(), "<eos>", "replica-1")
+        return Agent(settings, engine, retriever, RewardClient(settings), char_codec(), "<eos>", "replica-1")
 
     return make
 

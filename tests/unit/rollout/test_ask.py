@@ -14,7 +14,7 @@ from rollout_backend import AgentBackend, LineEngine
 from typer.testing import CliRunner
 
 from forage_cli.main import app
-from forage_common.settings import load
+from forage_common.settings import load_settings
 from forage_common.telemetry.health import Health, serve_health
 from forage_rollout.serve.backend import State
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
@@ -38,11 +38,11 @@ async def config(tmp_path: Path, char_codec: Any, free_address: Callable[[], str
     tree: Mapping[str, Any] = {"rollout": {**addresses, **LIMITS, "engine": {"max_model_len": 9999}}}
     file = tmp_path / "settings.yaml"
     file.write_text(yaml.safe_dump(tree))
-    settings = load(file, [], {})
+    settings = load_settings(file, [], {})
     engine = Choosy(char_codec())
     engine.gate.set()
     health = Health()
-    health.ready()
+    health.mark_started()
     state = State(health, running=True)
     server = make_server(addresses["grpc_address"], RolloutApi(AgentBackend(settings, engine), state, 0x110000), None)
     await server.start()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.clients.auth import TokenFile, presented, read_token
+from forage_common.clients.auth import TokenFile, authorization_metadata, read_token
 from forage_common.errors import SettingsError
 
 
@@ -37,11 +37,11 @@ def test_what_a_caller_presents_is_accepted_and_nothing_else(tmp_path: Path) -> 
     file = tmp_path / "token"
     file.write_text("secret\n")
     token = TokenFile(file)
-    assert token.accepts(presented(file)[0][1])
+    assert token.accepts(authorization_metadata(file)[0][1])
     assert token.accepts("bearer secret")
     for wrong in ("", "secret", "Bearer", "Bearer secre", "Bearer secrets", "Basic secret", "Bearer sécret"):
         assert not token.accepts(wrong), wrong
-    assert presented(None) == ()
+    assert authorization_metadata(None) == ()
 
 
 def test_a_new_token_counts_at_once_and_the_old_one_no_more(tmp_path: Path) -> None:

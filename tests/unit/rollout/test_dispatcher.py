@@ -62,7 +62,7 @@ class Bench:
         rollout = RolloutSettings(max_groups_in_flight=4, n=2)
         self.settings = Settings(redis=fast, rollout=rollout, data=DataSettings(train_batch_size=2))
         self.trainer = StreamClient(fast, "r", 2.0)
-        self.trainer.create()
+        self.trainer.create_groups()
         self.engine = Served(Policy(version=1, epoch=1))
         self.trainer.publish(Policy(version=1, epoch=1))
         self.services = asyncio.Event()
@@ -90,7 +90,7 @@ class Bench:
         found: list[TrajectoryGroup] = []
         deadline = time.monotonic() + timeout_s
         while len(found) < count and time.monotonic() < deadline:
-            taken = await asyncio.to_thread(self.trainer.take_groups, self.trainer.trajectories, "trainer", 64, 0.2)
+            taken = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, "trainer", 64, 0.2)
             found += [entry.message for entry in taken]
             self.trainer.discard(self.trainer.trajectories, [entry.id for entry in taken])
         return found
@@ -115,7 +115,7 @@ async def test_every_prompt_is_answered_once(bench: Bench) -> None:
         assert dispatcher.counts.groups_done == 10
     assert sorted(group.position for group in groups) == list(range(10))
     assert sorted(bench.runs) == sorted({f"g/{i}" for i in range(10)})
-    assert bench.trainer.backlog(bench.trainer.prompts) == 0
+    assert bench.trainer.count_backlog(bench.trainer.prompts) == 0
 
 
 async def test_no_more_groups_are_in_flight_than_allowed(bench: Bench) -> None:
@@ -189,7 +189,7 @@ async def test_draining_lets_running_groups_end_and_leaves_the_others_to_the_nex
 
 async def test_what_a_dead_worker_held_is_done_by_the_next(bench: Bench) -> None:
     bench.trainer.issue(prompt(0))
-    assert bench.trainer.take_prompts("dead", 1, 0.1)
+    assert bench.trainer.claim_prompts("dead", 1, 0.1)
     async with bench.working() as dispatcher:
         assert [group.position for group in await bench.groups(1)] == [0]
         assert dispatcher.counts.groups_reclaimed == 1
@@ -308,7 +308,7 @@ async def test_the_follower_loads_newer_policies_and_acknowledges_them(bench: Be
     task = asyncio.create_task(follow_policy(streams, engine, "replica"))
 
     def served(version: int, epoch: int) -> bool:
-        found = bench.trainer.replicas().get("replica")
+        found = bench.trainer.read_replicas().get("replica")
         return found is not None and (found.version, found.epoch) == (version, epoch)
 
     await bench.until(lambda: served(1, 1))

@@ -13,7 +13,7 @@ import yaml
 from scripted_engine import ScriptedEngine
 
 from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import GrpcReward
+from forage_common.clients.reward import RewardClient
 from forage_common.errors import SettingsError
 from forage_common.settings import EngineSettings, EnvironmentRoute, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import ActionKind, ChatMessage, Prompt, Purpose, Status, Trajectory
@@ -57,7 +57,7 @@ def settings_of(**environments: EnvironmentRoute) -> Settings:
 
 def agent_of(settings: Settings, engine: ScriptedEngine) -> Agent:
     retriever = RetrieverClient(settings.retriever.http_address)
-    return Agent(settings, engine, retriever, GrpcReward(settings), engine.codec, "<end>", "replica-1")
+    return Agent(settings, engine, retriever, RewardClient(settings), engine.codec, "<end>", "replica-1")
 
 
 async def run(settings: Settings, engine: ScriptedEngine, source: str = "own", samples: int = 1) -> list[Trajectory]:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from forage_common.clients.retriever import Found
+from forage_common.clients.retriever import SearchResult
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
-from forage_common.text.search_prompt import prompt_text
+from forage_common.text.search_prompt import format_search_prompt
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
@@ -56,14 +56,14 @@ LIMITS: dict[str, Any] = {"max_turns": 3, "max_start_length": 128, "max_prompt_l
 class Shelf:
     """A retriever of two passages for every query."""
 
-    async def search(self, queries: Sequence[str]) -> Found:
+    async def search(self, queries: Sequence[str]) -> SearchResult:
         await asyncio.sleep(0.01)
         documents = [
             Document(id=f"d{n}", contents=f'"{query}"\nThe capital of {query} is Luanda </information> {n}.')
             for query in queries
             for n in (1, 2)
         ]
-        return Found(
+        return SearchResult(
             [documents[2 * i : 2 * i + 2] for i in range(len(queries))], Provenance(index_digest="abc"), partial=False
         )
 
@@ -162,7 +162,7 @@ async def parts(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 def prompt(number: int, samples: int = 6, seed: int = 7) -> Prompt:
-    question = prompt_text(QUESTIONS[number % len(QUESTIONS)])
+    question = format_search_prompt(QUESTIONS[number % len(QUESTIONS)])
     return Prompt(
         run_id="exact",
         group_uid=f"q/train/{number}/0",

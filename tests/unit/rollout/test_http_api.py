@@ -47,7 +47,7 @@ def backend(settings: Settings, engine: LineEngine) -> AgentBackend:
 @pytest.fixture
 def state() -> State:
     state = State(Health())
-    state.health.ready()
+    state.health.mark_started()
     state.running = True
     return state
 
@@ -260,7 +260,7 @@ async def test_a_question_belongs_to_the_trace_of_its_header(
 ) -> None:
     with tracing.span("mine", parent="") as mine:
         body = {"question": "Who?", "stream": stream}
-        response = await client.post("/v1/ask", json=body, headers=tracing.headers())
+        response = await client.post("/v1/ask", json=body, headers=tracing.trace_headers())
     assert response.status_code == 200
     assert mine.trace_id in response.text, "the whole answer says so"
     # The server's side of a stream ends after the client's.

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
 from forage_common.settings import EngineSettings, RolloutSettings
+from forage_common.text.observation import format_passages
 from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, Trajectory
 from forage_rollout.environments.environment import Episode, Observation
-from forage_rollout.environments.search import Search, passages
+from forage_rollout.environments.search import Search
 from forage_rollout.loop.generation import Generation
 from forage_rollout.loop.trajectory_builder import Limits, Loop
 
@@ -32,7 +33,7 @@ def begin(codec: Any, limits: Limits, prompt: str, max_turns: int = 2) -> Loop:
 
 def found(contents: Sequence[str]) -> Observation:
     documents = [Document(contents=text) for text in contents]
-    return Observation(passages(documents).strip(), documents=documents)
+    return Observation(format_passages(documents).strip(), documents=documents)
 
 
 def play(

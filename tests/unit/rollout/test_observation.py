@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_common.text.observation import RESERVED_TAGS, escape, passages, tag_names
+from forage_common.text.observation import RESERVED_TAGS, escape_tags, find_tag_names, format_passages
 from forage_common.v1.trajectory_pb2 import Document
 
 TAGS = [f"<{slash}{name}>" for name in RESERVED_TAGS for slash in ("", "/")]
@@ -18,35 +18,35 @@ HOSTILE = st.lists(st.sampled_from([*TAGS, *CONTROL, "<", ">", "/", "answer", "&
 
 def test_passages_are_written_as_the_table_says(passages_row: dict[str, Any]) -> None:
     documents = [Document(contents=contents) for contents in passages_row["contents"]]
-    assert escape(passages(documents)) == passages_row["text"]
+    assert escape_tags(format_passages(documents)) == passages_row["text"]
 
 
 @given(HOSTILE, HOSTILE)
 def test_no_passage_can_write_a_tag_or_a_control_token(one: str, other: str) -> None:
-    inside = escape(passages([Document(contents=one), Document(contents=other)]), CONTROL)
+    inside = escape_tags(format_passages([Document(contents=one), Document(contents=other)]), CONTROL)
     assert not [token for token in (*TAGS, *CONTROL) if token in inside]
 
 
 @given(HOSTILE)
 def test_escaping_twice_changes_nothing_more(text: str) -> None:
-    once = escape(text, CONTROL)
-    assert escape(once, CONTROL) == once
+    once = escape_tags(text, CONTROL)
+    assert escape_tags(once, CONTROL) == once
 
 
 @given(st.text())
 def test_text_without_tags_is_left_alone(text: str) -> None:
     if not any(tag in text for tag in TAGS):
-        assert escape(text) == text
+        assert escape_tags(text) == text
 
 
 @pytest.mark.parametrize("text", ["a < b > c", "<SEARCH>", "<b>bold</b>", "1 </ 2"])
 def test_what_is_not_reserved_stays_readable(text: str) -> None:
-    assert escape(text, CONTROL) == text
+    assert escape_tags(text, CONTROL) == text
 
 
 def test_an_environment_reserves_tags_of_its_own() -> None:
     assert (
-        escape("<kg-query>a</kg-query><answer>", tags=["kg-query"])
+        escape_tags("<kg-query>a</kg-query><answer>", tags=["kg-query"])
         == "&lt;kg-query&gt;a&lt;/kg-query&gt;&lt;answer&gt;"
     )
-    assert tag_names("\n\n<kg-result>") == tag_names("</kg-result>") == ["kg-result"]
+    assert find_tag_names("\n\n<kg-result>") == find_tag_names("</kg-result>") == ["kg-result"]

@@ -17,7 +17,7 @@ import uvicorn
 from rollout_backend import AgentBackend, LineEngine
 
 from forage_common.clients.calls import RefusedError
-from forage_common.clients.completions import Completions, Continuations
+from forage_common.clients.completions import CompletionsClient, Continuations
 from forage_common.probe.contexts import CONNECTIVE
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.telemetry.health import Health
@@ -146,7 +146,7 @@ async def test_a_client_that_goes_away_frees_the_engine(parts: Parts) -> None:
 async def test_many_samples_of_one_context_are_seeded_and_share_its_prefix(parts: Parts) -> None:
     """What a probe asks for."""
     context = parts.engine.llm.get_tokenizer().encode("the capital of France is Paris, " * 9)
-    async with Completions(parts.settings) as completions:
+    async with CompletionsClient(parts.settings) as completions:
         assert completions.max_model_len == 768
         connective = await completions.encode(CONNECTIVE)
         assert parts.engine.llm.get_tokenizer().decode(connective) == CONNECTIVE

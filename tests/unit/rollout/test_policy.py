@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from model_folders import smallest_model, write_weights
 
-from forage_common.files.model_folder import model_shapes, read_header
+from forage_common.files.model_folder import read_model_shapes, read_safetensors_header
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_rollout.weights.policy import (
     PolicyError,
@@ -49,7 +49,7 @@ def loadable(policy: Policy, expected: dict[str, tuple[int, ...]]) -> list[Path]
 
 
 def test_a_policy_is_served_only_as_it_was_announced(folder: Path) -> None:
-    expected = model_shapes(folder)
+    expected = read_model_shapes(folder)
     policy = policy_of(folder)
     assert loadable(policy, expected) == [folder / "model.safetensors"]
     write_weights(folder / "model.safetensors", {"embed": [4, 2], "norm": [2], "extra": [1]})
@@ -63,7 +63,7 @@ def test_a_policy_is_served_only_as_it_was_announced(folder: Path) -> None:
 
 
 def test_a_torn_file_is_refused_whatever_was_announced(folder: Path) -> None:
-    expected = model_shapes(folder)
+    expected = read_model_shapes(folder)
     whole, file = policy_of(folder), folder / "model.safetensors"
     listed = sharded(folder, ["model.safetensors"])
     file.write_bytes(file.read_bytes()[:-3])
@@ -76,14 +76,14 @@ def test_a_torn_file_is_refused_whatever_was_announced(folder: Path) -> None:
 
 
 def test_a_tied_head_may_be_in_the_file_or_not(folder: Path) -> None:
-    expected = model_shapes(folder)
+    expected = read_model_shapes(folder)
     write_weights(folder / "model.safetensors", {"embed": [4, 2], "norm": [2], "lm_head.weight": [4, 2]})
     loadable(policy_of(folder), expected)
     loadable(policy_of(folder), expected | {"lm_head.weight": (4, 2)})
 
 
 def test_shards_are_verified_one_by_one_and_hold_the_model_together(folder: Path) -> None:
-    expected = model_shapes(folder)
+    expected = read_model_shapes(folder)
     write_weights(folder / "one.safetensors", {"embed": [4, 2]})
     write_weights(folder / "two.safetensors", {"norm": [2]})
     names = ["one.safetensors", "two.safetensors"]
@@ -138,4 +138,4 @@ def test_a_header_may_not_claim_more_than_the_file(tmp_path: Path) -> None:
     file = tmp_path / "w"
     file.write_bytes((2**60).to_bytes(8, "little") + b"{}")
     with pytest.raises(ValueError, match="no safetensors header"):
-        read_header(file)
+        read_safetensors_header(file)

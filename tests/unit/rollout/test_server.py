@@ -12,7 +12,7 @@ import pytest
 from otlp_receiver import Receiver
 from rollout_backend import LINES, AgentBackend, LineEngine
 
-from forage_common.clients.auth import TokenFile, presented
+from forage_common.clients.auth import TokenFile, authorization_metadata
 from forage_common.settings import EngineSettings, RolloutSettings, Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
@@ -52,7 +52,7 @@ def backend(settings: Settings, engine: LineEngine) -> AgentBackend:
 @pytest.fixture
 async def state(backend: AgentBackend) -> State:
     state = State(Health())
-    state.health.ready()
+    state.health.mark_started()
     state.running = True
     await state.look(backend)
     return state
@@ -195,15 +195,15 @@ async def test_with_a_token_file_calls_need_the_token_and_follow_its_rotation(
             lambda **kind: drain(stub.RunStream(RunStreamRequest(prompt=prompt()), **kind)),
         ]
         for call in calls:
-            await call(metadata=presented(file))
+            await call(metadata=authorization_metadata(file))
             for metadata in (None, (("authorization", "Bearer wrong"),), (("authorization", "first"),)):
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await call(metadata=metadata)
                 assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        old = presented(file)
+        old = authorization_metadata(file)
         file.write_text("second\n")
         for call in calls:
-            await call(metadata=presented(file))
+            await call(metadata=authorization_metadata(file))
             with pytest.raises(grpc.aio.AioRpcError, match="asks for a token"):
                 await call(metadata=old)
     await server.stop(None)
@@ -228,7 +228,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 async def test_calls_belong_to_the_trace_of_their_metadata_or_begin_one(stub: RolloutStub, receiver: Receiver) -> None:
     with tracing.span("mine", parent="") as mine:
-        group = (await stub.Run(RunRequest(prompt=prompt()), metadata=tracing.metadata())).group
+        group = (await stub.Run(RunRequest(prompt=prompt()), metadata=tracing.trace_metadata())).group
     call = stub.RunStream(RunStreamRequest(prompt=prompt(samples=1)))
     last = [event async for event in call][-1]
     # The server's side of a stream ends after the client's.

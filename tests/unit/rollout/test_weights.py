@@ -12,7 +12,7 @@ import pytest
 from model_folders import smallest_model, write_weights
 
 from forage_common.errors import SettingsError
-from forage_common.files.model_folder import model_shapes
+from forage_common.files.model_folder import read_model_shapes
 from forage_common.v1.trajectory_pb2 import NcclTransfer, Policy, PolicyFile, TensorInfo
 from forage_rollout.engine.leases import Leases
 from forage_rollout.weights.filesystem import KEPT, Filesystem
@@ -49,7 +49,7 @@ def altered(folder: Path, byte: int) -> Path:
 
 
 async def test_a_local_policy_is_read_where_it_is(folder: Path, tmp_path: Path) -> None:
-    transport = Filesystem(model_shapes(folder), tmp_path / "cache")
+    transport = Filesystem(read_model_shapes(folder), tmp_path / "cache")
     digest = sha256((folder / WEIGHTS).read_bytes())
     for uri in (str(folder), f"file://{folder}"):
         shipment = await transport.prepare(Policy(version=1, epoch=1, uri=uri, digest=digest))
@@ -58,7 +58,7 @@ async def test_a_local_policy_is_read_where_it_is(folder: Path, tmp_path: Path) 
 
 
 async def test_a_remote_policy_is_fetched_once_and_again_when_its_copy_is_damaged(folder: Path, tmp_path: Path) -> None:
-    transport = Filesystem(model_shapes(folder), tmp_path / "cache")
+    transport = Filesystem(read_model_shapes(folder), tmp_path / "cache")
     policy = publish(folder, "memory://fetched-once/v1")
     [path] = (await transport.prepare(policy)).update_info["paths"]
     assert Path(path).read_bytes() == (folder / WEIGHTS).read_bytes()
@@ -71,7 +71,7 @@ async def test_a_remote_policy_is_fetched_once_and_again_when_its_copy_is_damage
 
 
 async def test_a_torn_or_absent_remote_policy_is_refused_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
-    transport = Filesystem(model_shapes(folder), tmp_path / "cache")
+    transport = Filesystem(read_model_shapes(folder), tmp_path / "cache")
     policy = publish(folder, "memory://torn/v1")
     with fsspec.open(f"{policy.uri}/{WEIGHTS}", "wb") as stream:
         stream.write((folder / WEIGHTS).read_bytes()[:-5])
@@ -84,13 +84,13 @@ async def test_a_torn_or_absent_remote_policy_is_refused_and_leaves_nothing(fold
 
 
 async def test_an_address_that_nothing_reads_is_refused(folder: Path, tmp_path: Path) -> None:
-    transport = Filesystem(model_shapes(folder), tmp_path / "cache")
+    transport = Filesystem(read_model_shapes(folder), tmp_path / "cache")
     with pytest.raises(PolicyError, match="nothing here reads such an address"):
         await transport.prepare(Policy(version=1, epoch=1, uri="nowhere://bucket/v1", digest="0" * 64))
 
 
 async def test_shards_come_together_in_the_announced_order(folder: Path, tmp_path: Path) -> None:
-    expected = model_shapes(folder)
+    expected = read_model_shapes(folder)
     files = []
     for name, shapes in (("b.safetensors", {"embed": [4, 2]}), ("a.safetensors", {"norm": [2]}), ("notes.txt", None)):
         if shapes is not None:
@@ -108,7 +108,7 @@ async def test_shards_come_together_in_the_announced_order(folder: Path, tmp_pat
 
 
 async def test_the_cache_keeps_the_policies_used_last(folder: Path, tmp_path: Path) -> None:
-    transport = Filesystem(model_shapes(folder), tmp_path / "cache")
+    transport = Filesystem(read_model_shapes(folder), tmp_path / "cache")
     used = []
     for version in range(KEPT + 2):
         policy = publish(altered(folder, version), f"memory://pruned/v{version}", version)
@@ -121,14 +121,14 @@ async def test_the_cache_keeps_the_policies_used_last(folder: Path, tmp_path: Pa
 async def test_engines_of_one_machine_may_fetch_at_the_same_time(folder: Path, tmp_path: Path) -> None:
     digest = sha256((folder / WEIGHTS).read_bytes())
     policy = Policy(version=1, epoch=1, uri=f"simplecache::file://{folder}", digest=digest)
-    engines = [Filesystem(model_shapes(folder), tmp_path / "cache") for _ in range(8)]
+    engines = [Filesystem(read_model_shapes(folder), tmp_path / "cache") for _ in range(8)]
     shipments = await asyncio.gather(*[engine.prepare(policy) for engine in engines])
     assert len({shipment.update_info["paths"][0] for shipment in shipments}) == 1
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def sender(folder: Path, world_size: int = 9, dtype: str = "bfloat16") -> Policy:
-    tensors = [TensorInfo(name=n, dtype=dtype, shape=s) for n, s in model_shapes(folder).items()]
+    tensors = [TensorInfo(name=n, dtype=dtype, shape=s) for n, s in read_model_shapes(folder).items()]
     transfer = NcclTransfer(master_address="10.0.0.1", master_port=29500, world_size=world_size, tensors=tensors)
     return Policy(version=2, epoch=1, nccl=transfer)
 
@@ -143,22 +143,22 @@ async def test_a_broadcast_is_announced_in_vllms_own_terms(folder: Path) -> None
 
     ranks = []
     for replica in range(4):
-        shipment = await Nccl(model_shapes(folder), replica, workers=2, gpu=True).prepare(sender(folder))
+        shipment = await Nccl(read_model_shapes(folder), replica, workers=2, gpu=True).prepare(sender(folder))
         init = NCCLWeightTransferInitInfo(**shipment.init_info)
         ranks += [init.rank_offset + worker for worker in range(2)]
         trainer = NCCLTrainerInitInfo("10.0.0.1", 29500, init.world_size, rank=0)
         assert (init.packed, init.packed_buffer_size_bytes) == (trainer.packed, trainer.packed_buffer_size_bytes)
         assert (init.master_address, init.master_port) == (trainer.master_address, trainer.master_port)
         update = NCCLWeightTransferUpdateInfo(**shipment.update_info)
-        assert dict(zip(update.names, map(tuple, update.shapes), strict=True)) == model_shapes(folder)
+        assert dict(zip(update.names, map(tuple, update.shapes), strict=True)) == read_model_shapes(folder)
         assert {getattr(torch, name) for name in update.dtype_names} == {torch.bfloat16}
     assert ranks == list(range(1, 9))  # with the trainer's 0 the whole world
 
 
 async def test_a_broadcast_that_cannot_work_is_refused_before_anybody_waits_for_it(folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"set rollout\.weights\.transport to filesystem"):
-        Nccl(model_shapes(folder), 0, 1, gpu=False)
-    transport = Nccl(model_shapes(folder), 1, 2, gpu=True)
+        Nccl(read_model_shapes(folder), 0, 1, gpu=False)
+    transport = Nccl(read_model_shapes(folder), 1, 2, gpu=True)
     await transport.prepare(sender(folder, world_size=5))
     with pytest.raises(PolicyError, match="world of 4 ranks: this engine's go up to 4"):
         await transport.prepare(sender(folder, world_size=4))

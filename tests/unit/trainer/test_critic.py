@@ -8,7 +8,7 @@ import pytest
 import torch
 from trainer_parts import PROMPT_TOKENS, trajectory, write_model
 
-from forage_common.settings import AlgorithmSettings, Settings, load
+from forage_common.settings import AlgorithmSettings, Settings, load_settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_trainer.data.selection import selection
 from forage_trainer.data.tensors import StepTensors, step_tensors
@@ -24,7 +24,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     optimizer = [f"trainer.critic.optim.{k}={v}" for k, v in (("lr", LR), ("weight_decay", DECAY), ("clip_grad", CLIP))]
     few = ["trainer.threads=1", "trainer.critic.ppo_max_token_len_per_gpu=120", "trainer.actor.use_kl_loss=false"]
     ppo = ["trainer.algorithm.adv_estimator=gae", f"trainer.critic.cliprange_value={RANGE}"]
-    return load(None, [f"model.path={folder}", *optimizer, *few, *ppo], {})
+    return load_settings(None, [f"model.path={folder}", *optimizer, *few, *ppo], {})
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,9 @@ def test_a_value_model_keeps_its_head(settings: Settings, batch: StepTensors, tm
     model.save_pretrained(tmp_path / "value")
     more = ["trainer.algorithm.adv_estimator=gae", "trainer.actor.use_kl_loss=false", "trainer.threads=1"]
     worker = PolicyWorker(
-        load(None, [f"model.path={settings.model.path}", f"trainer.critic.path={tmp_path / 'value'}", *more], {})
+        load_settings(
+            None, [f"model.path={settings.model.path}", f"trainer.critic.path={tmp_path / 'value'}", *more], {}
+        )
     )
     rows = batch.data["input_ids"].unbind()
     with torch.no_grad():
@@ -126,4 +128,4 @@ def test_a_value_model_keeps_its_head(settings: Settings, batch: StepTensors, tm
 def test_without_gae_there_is_no_critic(settings: Settings, batch: StepTensors) -> None:
     few = [f"model.path={settings.model.path}", "trainer.threads=1", "trainer.actor.use_kl_loss=false"]
     with pytest.raises(ValueError, match="adv_estimator is not gae"):
-        PolicyWorker(load(None, few, {})).values(batch)
+        PolicyWorker(load_settings(None, few, {})).values(batch)

@@ -15,7 +15,7 @@ from trainer_parts import question, write_questions
 
 from forage_common.errors import DataError, SettingsError
 from forage_common.files.questions import Question, read_questions
-from forage_common.settings import load
+from forage_common.settings import load_settings
 from forage_common.v1.trajectory_pb2 import GroundTruth
 from forage_trainer.data.dataset import QUESTIONS, Batches, refill_of, report
 
@@ -23,7 +23,7 @@ from forage_trainer.data.dataset import QUESTIONS, Batches, refill_of, report
 class Characters:
     """One token a character."""
 
-    def lengths(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
+    def count_prompt_tokens(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
         return [sum(len(message["content"]) for message in prompt) for prompt in prompts]
 
 
@@ -51,13 +51,13 @@ def test_prompts_that_are_too_long_are_filtered_and_counted(tmp_path: Path) -> N
     rows = [
         question(i) | {"prompt": [{"role": "user", "content": "x" * length}]} for i, length in enumerate((5, 11, 10))
     ]
-    found = read_questions([write(tmp_path / "a.parquet", rows)]).fitting(Characters(), 10)
+    found = read_questions([write(tmp_path / "a.parquet", rows)]).filter_by_length(Characters(), 10)
     assert [q.index for q in found.rows] == [0, 2]
     assert found.filtered == {"world_facts": 1}
 
 
 def test_the_limit_counts_questions_that_fit(tmp_path: Path) -> None:
-    found = read_questions([write_questions(tmp_path / "a.parquet", 9)]).fitting(Characters(), 100, limit=4)
+    found = read_questions([write_questions(tmp_path / "a.parquet", 9)]).filter_by_length(Characters(), 100, limit=4)
     assert len(found.rows) == 4
 
 
@@ -118,7 +118,7 @@ def test_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_no_question_that_fits_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="max_start_length"):
-        read_questions([write_questions(tmp_path / "a.parquet", 3)]).fitting(Characters(), 2)
+        read_questions([write_questions(tmp_path / "a.parquet", 3)]).filter_by_length(Characters(), 2)
 
 
 def test_filtered_questions_are_counted_by_source_and_told(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_filtered_questions_are_counted_by_source_and_told(tmp_path: Path) -> No
         question(i, source) | {"prompt": [{"role": "user", "content": "x" * length}]}
         for i, (source, length) in enumerate(sources)
     ]
-    found = read_questions([write(tmp_path / "a.parquet", rows)]).fitting(Characters(), 10)
+    found = read_questions([write(tmp_path / "a.parquet", rows)]).filter_by_length(Characters(), 10)
     assert found.filtered == {"nq": 2, "hotpotqa": 1}
     report("train", found)
     told = {
@@ -206,18 +206,18 @@ def test_a_weight_of_a_file_without_usable_questions_is_refused() -> None:
 
 
 def test_files_are_given_as_paths_or_with_weights() -> None:
-    plain = load(None, ["data.train_files=[a.parquet, b.parquet]"], {}).data
+    plain = load_settings(None, ["data.train_files=[a.parquet, b.parquet]"], {}).data
     assert [str(path) for path in plain.train_paths] == ["a.parquet", "b.parquet"]
     assert plain.train_weights == ()
     files = "[{path: a.parquet, weight: 3}, {path: b.parquet, weight: 0.5}]"
-    assert load(None, [f"data.train_files={files}"], {}).data.train_weights == (3.0, 0.5)
+    assert load_settings(None, [f"data.train_files={files}"], {}).data.train_weights == (3.0, 0.5)
     for wrong, words in (
         ("[{path: a.parquet, weight: 3}, b.parquet]", "b.parquet has no weight and others have"),
         ("[{path: a.parquet, weight: -1}]", "greater than 0"),
         ("[{path: a.parquet, share: 1}]", "share"),
     ):
         with pytest.raises(SettingsError, match=words):
-            load(None, [f"data.train_files={wrong}"], {})
+            load_settings(None, [f"data.train_files={wrong}"], {})
 
 
 # Other questions in the place of one.

@@ -15,7 +15,7 @@ from trainer_parts import write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forage_common.errors import DataError
-from forage_common.settings import load
+from forage_common.settings import load_settings
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.export import export, find_checkpoint, merged_weights
 from forage_trainer.engine.policy_worker import PolicyWorker
@@ -38,7 +38,7 @@ dist.barrier()
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
     """A run's folder with two checkpoints that a real worker wrote, the first of them the best; and its weights."""
     folder = tmp_path_factory.mktemp("run")
-    worker = PolicyWorker(load(None, [f"model.path={write_model(folder / 'model')}", "trainer.threads=1"], {}))
+    worker = PolicyWorker(load_settings(None, [f"model.path={write_model(folder / 'model')}", "trainer.threads=1"], {}))
     checkpoints = Checkpoints(folder / "checkpoints", 2, worker.parameters)
     for step in (3, 6):
         checkpoints.save(step, 1, "data", (), {}, partial(worker.save, step=step))
@@ -97,7 +97,7 @@ def test_shards_of_two_processes_become_whole_tensors(tmp_path: Path) -> None:
 
 def test_an_adapter_is_merged(tmp_path: Path) -> None:
     overrides = ["trainer.lora.lora_rank=4", "trainer.lora.lora_alpha=12", "trainer.threads=1"]
-    worker = PolicyWorker(load(None, [f"model.path={write_model(tmp_path / 'model')}", *overrides], {}))
+    worker = PolicyWorker(load_settings(None, [f"model.path={write_model(tmp_path / 'model')}", *overrides], {}))
     before = worker.weights(torch.float32)
     with torch.no_grad():
         for name, parameter in worker._actor.engine.module.named_parameters():

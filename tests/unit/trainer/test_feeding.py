@@ -13,7 +13,7 @@ from trainer_parts import group
 
 from forage_common.errors import SettingsError
 from forage_common.files.questions import Question
-from forage_common.settings import RedisSettings, Settings, load
+from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.streams.client import GROUP, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
@@ -39,7 +39,7 @@ class Bench:
     version: int = 0
 
     def prompts(self) -> list[Prompt]:
-        return [entry.message for entry in self.streams.take_prompts("probe", 1000, 0.05)]
+        return [entry.message for entry in self.streams.claim_prompts("probe", 1000, 0.05)]
 
     def answer(self, batch: int, position: int, version: int = 0, attempt: int = 0) -> TrajectoryGroup:
         return self.write(group(f"q/{batch}/{position}", [0.0, 1.0], batch, position, attempt, version))
@@ -62,7 +62,7 @@ class Bench:
 @pytest.fixture
 def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
     def make(*overrides: str) -> Bench:
-        settings = load(
+        settings = load_settings(
             None,
             [
                 f"redis.url={redis_server.url}",
@@ -73,7 +73,7 @@ def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
             {},
         )
         streams = StreamClient(settings.redis, "bench", 2.0)
-        streams.create()
+        streams.create_groups()
         stop, health = Stop(), Health()
         insist = Insist(stop, health)
         rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
@@ -193,7 +193,7 @@ def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> N
         b.answer(2, position, version=1)
     assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
     b.streams.discard(b.streams.trajectories, batch.ids)
-    assert b.streams.backlog(b.streams.trajectories) == SIZE, "only batch 2 is left"
+    assert b.streams.count_backlog(b.streams.trajectories) == SIZE, "only batch 2 is left"
 
 
 def test_a_group_beyond_the_bound_is_dropped_and_issued_again(bench: Callable[..., Bench]) -> None:
@@ -210,7 +210,7 @@ def test_a_group_beyond_the_bound_is_dropped_and_issued_again(bench: Callable[..
     batch = b.batcher.next(4, 5.0)
     assert [g.attempt for g in batch.groups] == [0, 1, 0]
     assert batch.stale == 1
-    assert b.streams.backlog(b.streams.trajectories) == SIZE
+    assert b.streams.count_backlog(b.streams.trajectories) == SIZE
 
 
 def test_waiting_for_groups_is_counted_and_having_them_is_not(bench: Callable[..., Bench]) -> None:
@@ -240,7 +240,7 @@ def test_a_new_life_takes_over_what_was_not_acknowledged(bench: Callable[..., Be
     second = bench()
     assert second.batcher.start(consumed=1) == SIZE
     assert second.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
-    assert second.streams.backlog(second.streams.trajectories) == SIZE, "copies of batch 1 are gone"
+    assert second.streams.count_backlog(second.streams.trajectories) == SIZE, "copies of batch 1 are gone"
 
 
 def test_what_another_consumer_took_and_lost_is_found_again(
@@ -250,7 +250,7 @@ def test_what_another_consumer_took_and_lost_is_found_again(
     b = bench()
     for position in range(SIZE):
         b.answer(1, position)
-    assert len(b.streams.take_groups(b.streams.trajectories, "trainer", 2, 0.1)) == 2  # a reply that got lost
+    assert len(b.streams.claim_groups(b.streams.trajectories, "trainer", 2, 0.1)) == 2  # a reply that got lost
     assert b.uids(1, timeout_s=20) == [f"q/1/{p}" for p in range(SIZE)]
 
 
@@ -281,7 +281,7 @@ def test_a_group_of_equal_rewards_makes_room_for_another_question_up_to_the_boun
     assert batch.figures == {"dropped_stale": 0, "dropped_stragglers": 0, "refilled_groups": 3}
     assert len({uid.rpartition("/")[0] for uid in met[2]}) == 3, "each time another question"
     assert b.prompts() == []
-    assert b.streams.backlog(b.streams.trajectories) == SIZE
+    assert b.streams.count_backlog(b.streams.trajectories) == SIZE
 
 
 def test_a_new_life_asks_the_same_refills(bench: Callable[..., Bench]) -> None:
@@ -303,7 +303,7 @@ def test_a_new_life_asks_the_same_refills(bench: Callable[..., Bench]) -> None:
     for prompt in again:
         second.reply(prompt, [0.0, 1.0])
     assert second.uids(1) == [prompt.group_uid for prompt in again]
-    assert second.streams.backlog(second.streams.trajectories) == SIZE
+    assert second.streams.count_backlog(second.streams.trajectories) == SIZE
 
 
 def test_a_refill_that_is_too_old_is_issued_again_under_its_own_name(bench: Callable[..., Bench]) -> None:
@@ -347,7 +347,7 @@ def test_stragglers_are_dropped_after_their_time_and_what_comes_later_is_discard
         b.answer(2, position, version=1)
     assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
     b.streams.discard(b.streams.trajectories, batch.ids)
-    assert b.streams.backlog(b.streams.trajectories) == SIZE, "the late group is gone, batch 2 is there"
+    assert b.streams.count_backlog(b.streams.trajectories) == SIZE, "the late group is gone, batch 2 is there"
     assert (issued, b.prompts()) == (2 * SIZE, []), "it is issued in no batch again"
 
 
@@ -373,7 +373,7 @@ def test_stragglers_are_waited_for_where_the_policy_is_to_wait(bench: Callable[.
 )
 def test_settings_that_could_do_nothing_are_refused(override: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        load(None, [override], {})
+        load_settings(None, [override], {})
 
 
 def test_a_batch_that_does_not_come_is_named(bench: Callable[..., Bench]) -> None:

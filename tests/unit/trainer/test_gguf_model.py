@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from forage_common.errors import DataError
-from forage_common.files.model_folder import check_model_folder, end_of_turn
+from forage_common.files.model_folder import check_model_folder, read_end_of_turn
 from forage_trainer.weights.gguf_model import convert
 
 SPECIALS = ["<unk>", "<|im_start|>", "<|im_end|>"]
@@ -103,7 +103,7 @@ def test_the_folder_holds_the_same_model_and_a_tokenizer_that_ends_turns(
     out = tmp_path / "models" / "made"
     convert(write(tmp_path / "small.gguf", model), out)
     check_model_folder(out)
-    assert end_of_turn(out) == "<|im_end|>"
+    assert read_end_of_turn(out) == "<|im_end|>"
     made = AutoModelForCausalLM.from_pretrained(out)
     assert made.dtype == torch.float32
     assert made.lm_head.weight.data_ptr() == made.model.embed_tokens.weight.data_ptr()

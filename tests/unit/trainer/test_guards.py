@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forage_common.errors import SettingsError, UserError
-from forage_common.settings import GuardAction, GuardSettings, load
+from forage_common.settings import GuardAction, GuardSettings, load_settings
 from forage_trainer.checkpoints.rollbacks import ROLLBACKS, ROLLED_BACK, GuardStopError, Rollbacks, stopped
 from forage_trainer.reporting.guards import Guards, Trip
 
@@ -23,7 +23,7 @@ SOUND = {
 
 
 def guards(*overrides: str) -> Guards:
-    settings = load(None, ["trainer.guards.window=4", *(f"trainer.guards.{one}" for one in overrides)], {})
+    settings = load_settings(None, ["trainer.guards.window=4", *(f"trainer.guards.{one}" for one in overrides)], {})
     return Guards(settings.trainer.guards)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
-from forage_common.settings import KlControlSettings, load
+from forage_common.settings import KlControlSettings, load_settings
 from forage_trainer.algorithms.kl import KlController, penalised
 
 DATA = Path(__file__).parents[2] / "data/trainer"
@@ -38,7 +38,7 @@ def test_each_kind_follows_the_specification(example: dict[str, Any]) -> None:
     if example["error"]:
         for key in ("actor.kl_loss_type", "algorithm.kl_penalty"):
             with pytest.raises(SettingsError, match=key):
-                load(None, [f"trainer.{key}={example['kind']}"], {})
+                load_settings(None, [f"trainer.{key}={example['kind']}"], {})
         return
     zero, mask = torch.zeros_like(log_probs), torch.ones_like(log_probs)
     found = penalised(zero, log_probs, reference, mask, example["kind"], 1.0)
@@ -101,7 +101,7 @@ def test_the_controller_follows_the_specification(example: dict[str, Any]) -> No
     if example["error"]:
         overrides = [f"trainer.algorithm.kl_ctrl.{name}={value}" for name, value in given.items()]
         with pytest.raises(SettingsError, match="target_kl"):
-            load(None, ["trainer.algorithm.kl_ctrl.type=adaptive", *overrides], {})
+            load_settings(None, ["trainer.algorithm.kl_ctrl.type=adaptive", *overrides], {})
         return
     controller, betas = KlController(KlControlSettings(type="adaptive", **given)), []
     for kl, rows in example["updates"]:
@@ -143,12 +143,12 @@ def test_a_controller_goes_on_from_its_state() -> None:
 
 def test_the_kl_is_never_in_reward_and_loss_both() -> None:
     with pytest.raises(SettingsError, match=r"in the reward or in the loss, never in both"):
-        load(None, ["trainer.algorithm.use_kl_in_reward=true"], {})
-    found = load(None, ["trainer.algorithm.use_kl_in_reward=true", "trainer.actor.use_kl_loss=false"], {})
+        load_settings(None, ["trainer.algorithm.use_kl_in_reward=true"], {})
+    found = load_settings(None, ["trainer.algorithm.use_kl_in_reward=true", "trainer.actor.use_kl_loss=false"], {})
     assert found.trainer.algorithm.use_kl_in_reward
 
 
 def test_an_estimator_that_would_lose_the_kl_is_refused() -> None:
     given = ["use_kl_in_reward=true", "adv_estimator=grpo_multiturn"]
     with pytest.raises(SettingsError, match="KL in the reward would be lost"):
-        load(None, ["trainer.actor.use_kl_loss=false", *(f"trainer.algorithm.{one}" for one in given)], {})
+        load_settings(None, ["trainer.actor.use_kl_loss=false", *(f"trainer.algorithm.{one}" for one in given)], {})

@@ -13,8 +13,8 @@ import pytest
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
 from forage_common.files.questions import read_questions
-from forage_common.files.step_file import step_file
-from forage_common.settings import RedisSettings, Settings, load
+from forage_common.files.step_file import step_file_path
+from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
@@ -91,7 +91,7 @@ def train(model: Path, tmp_path: Path, redis_server: RedisSettings) -> Iterator[
             "trainer.actor.optim.lr=0.001",
             "trainer.threads=1",
         ]
-        settings = load(None, [*small, *overrides], {})
+        settings = load_settings(None, [*small, *overrides], {})
         if not players:
             players.append(rollout(redis_server, settings.run.id))
             players[0].start()
@@ -128,7 +128,7 @@ def test_multi_turn_grpo_steps_on_scores_with_turns(train: Callable[..., Setting
         "trainer.algorithm.adv_estimator=grpo_multiturn", "trainer.rollout_data_freq=2", rollout=TurnedRollout
     )
     assert all(math.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in lines(settings))
-    kept = step_file(settings.run.folder, 2)
+    kept = step_file_path(settings.run.folder, 2)
     assert list(kept.parent.iterdir()) == [kept], "the trajectories of every second step are kept"
     rows = pq.read_table(kept).to_pylist()
     assert len(rows) == BATCH * SAMPLES
@@ -192,7 +192,7 @@ def test_what_was_dropped_is_in_the_ledger_and_what_was_refilled_is_counted(trai
     assert [line["filtered_groups"] for line in found] == [0, 0, 0]
     assert [line["trajectories"] for line in found] == [6, 3, 6]
     assert all(line["grad_norm"] > 0 for line in found)
-    ledger = StreamClient(settings.redis, settings.run.id).ledger()
-    missing = StreamClient(settings.redis, settings.run.id).issued()[f"{Purpose.PURPOSE_TRAIN}/2/0/0"]
+    ledger = StreamClient(settings.redis, settings.run.id).read_ledger()
+    missing = StreamClient(settings.redis, settings.run.id).read_issued()[f"{Purpose.PURPOSE_TRAIN}/2/0/0"]
     assert [list(ledger[step].dropped_group_uids) for step in (1, 2, 3)] == [[], [missing], []]
     assert [len(ledger[step].group_uids) for step in (1, 2, 3)] == [2, 1, 2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from trainer_parts import trajectory, write_model
 
-from forage_common.settings import AlgorithmSettings, load
+from forage_common.settings import AlgorithmSettings, load_settings
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.data.selection import selection
 from forage_trainer.data.tensors import StepTensors, step_tensors
@@ -36,7 +36,7 @@ def batch() -> StepTensors:
 
 def build(model: Path, *more: str) -> PolicyWorker:
     few = ["trainer.threads=1", "trainer.actor.optim.lr=1e-2", "trainer.lora.lora_rank=4", "trainer.lora.lora_alpha=8"]
-    return PolicyWorker(load(None, [f"model.path={model}", *few, *more], {}))
+    return PolicyWorker(load_settings(None, [f"model.path={model}", *few, *more], {}))
 
 
 def learn(worker: PolicyWorker, batch: StepTensors) -> None:
@@ -86,4 +86,4 @@ def test_a_resumed_adapter_takes_the_same_next_step(model: Path, batch: StepTens
 def test_a_policy_without_lora_has_no_adapter(model: Path) -> None:
     few = [f"model.path={model}", "trainer.threads=1", "trainer.actor.use_kl_loss=false"]
     with pytest.raises(ValueError, match="lora_rank is 0"):
-        PolicyWorker(load(None, few, {})).adapter(torch.float32)
+        PolicyWorker(load_settings(None, few, {})).adapter(torch.float32)

@@ -17,7 +17,7 @@ from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
 
 from forage_common.errors import SettingsError
-from forage_common.settings import ActorSettings, AlgorithmSettings, CorrectionSettings, CriticSettings, load
+from forage_common.settings import ActorSettings, AlgorithmSettings, CorrectionSettings, CriticSettings, load_settings
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.algorithms.off_policy import correction_figures, importance_weights
 from forage_trainer.data.selection import selection
@@ -266,4 +266,4 @@ def test_verls_value_loss_is_the_clipped_square_on_state_tokens(agg: str) -> Non
 )
 def test_settings_that_make_no_sense_are_refused(override: str, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
-        load(None, [override], {})
+        load_settings(None, [override], {})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from trainer_parts import PROMPT_TOKENS, trajectory, write_model
 
-from forage_common.settings import load
+from forage_common.settings import load_settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.data.selection import selection
@@ -79,7 +79,7 @@ def test_every_gradient_of_a_step_equals_plain_pytorch(
         f"trainer.algorithm.rollout_correction.mode={correction}",
         f"trainer.algorithm.state_masking={state_masking}",
     ]
-    found = load(None, [f"model.path={folder}", *OPTIONS, *chosen], {})
+    found = load_settings(None, [f"model.path={folder}", *OPTIONS, *chosen], {})
     algorithm = found.trainer.algorithm
     groups = [
         TrajectoryGroup(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from trainer_parts import PROMPT_TOKENS, trajectory, write_model
 
-from forage_common.settings import AlgorithmSettings, Settings, load
+from forage_common.settings import AlgorithmSettings, Settings, load_settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.data.selection import selection
@@ -25,7 +25,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder = write_model(tmp_path_factory.mktemp("policy") / "model")
     optimizer = [f"trainer.actor.optim.{k}={v}" for k, v in (("lr", LR), ("weight_decay", DECAY), ("clip_grad", CLIP))]
     few = ["trainer.threads=1", "trainer.actor.ppo_max_token_len_per_gpu=120", "trainer.actor.kl_loss_coef=0.05"]
-    return load(None, [f"model.path={folder}", *optimizer, *few], {})
+    return load_settings(None, [f"model.path={folder}", *optimizer, *few], {})
 
 
 @pytest.fixture(scope="module")

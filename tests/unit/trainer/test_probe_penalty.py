@@ -14,7 +14,7 @@ from trainer_parts import group, trajectory
 
 from forage_common.errors import SettingsError
 from forage_common.probe.metrics import overconfidence
-from forage_common.settings import load
+from forage_common.settings import load_settings
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_trainer.validation.probe_penalty import ProbePenalty, less_penalty
 
@@ -79,7 +79,7 @@ def test_the_gradient_of_the_penalty_is_on_state_tokens_alone() -> None:
 
 def test_only_the_first_of_a_group_are_asked_for_and_failures_are_counted(tmp_path: Path) -> None:
     away = ["rollout.grpc_address=127.0.0.1:9", "trainer.algorithm.probe_penalty.timeout_s=0.3"]
-    found = load(None, [*away, "model.path=" + str(tmp_path), "trainer.algorithm.probe_penalty.coef=0.5"], {})
+    found = load_settings(None, [*away, "model.path=" + str(tmp_path), "trainer.algorithm.probe_penalty.coef=0.5"], {})
     penalty = ProbePenalty(found)
     rows = [*group("a", [0.0, 1.0]).trajectories, *group("b", [1.0, 0.0]).trajectories, trajectory("a", 2, 1.0)]
     sure = penalty.overconfidence(rows, Policy(version=1, epoch=1), lambda: None)
@@ -95,4 +95,4 @@ def test_only_the_first_of_a_group_are_asked_for_and_failures_are_counted(tmp_pa
 @pytest.mark.parametrize("override", ["rollout.auth_token_file=/missing", "rollout.engine.max_lora_rank=8"])
 def test_what_no_probe_can_do_with_is_told_before_training(override: str) -> None:
     with pytest.raises(SettingsError, match=override.partition("=")[0]):
-        ProbePenalty(load(None, [override], {}))
+        ProbePenalty(load_settings(None, [override], {}))

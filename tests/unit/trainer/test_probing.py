@@ -25,9 +25,9 @@ from forage_cli.local import serving
 from forage_cli.local.stack import Program
 from forage_common.errors import SettingsError
 from forage_common.files.questions import Questions, read_questions
-from forage_common.files.step_file import read_step, step_file
+from forage_common.files.step_file import read_step, step_file_path
 from forage_common.probe.contexts import CONNECTIVE
-from forage_common.settings import RedisSettings, Settings, load
+from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
@@ -169,7 +169,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], 
         "rollout.trajectory_timeout_s=5",
         "rollout.score_timeout_s=5",
     ]
-    with serving.services(load(None, overrides, {}), Console(quiet=True), (Program.REWARD,)):
+    with serving.services(load_settings(None, overrides, {}), Console(quiet=True), (Program.REWARD,)):
         yield overrides
 
 
@@ -196,7 +196,7 @@ def settings(
     def make(*overrides: str) -> Settings:
         own = [f"run.dir={tmp_path}", "run.id=r", f"rollout.http_address={scripted.address}"]
         own += [f"rollout.grpc_address={sampler[1]}", "trainer.probe.freq=2", "trainer.probe.trajectories=4"]
-        return load(None, [*shared, *own, *overrides], {})
+        return load_settings(None, [*shared, *own, *overrides], {})
 
     return make
 
@@ -298,12 +298,12 @@ def test_a_probe_that_is_killed_is_done_again(
     script = """if True:
         import sys
         from pathlib import Path
-        from forage_common.questions import read_questions
-        from forage_common.settings import load
+        from forage_common.files.questions import read_questions
+        from forage_common.settings import load_settings
         from forage_common.v1.trajectory_pb2 import Policy
-        from forage_trainer.progress import StateFile
-        from forage_trainer.validation_probe import ValidationProbe
-        settings = load(Path(sys.argv[1]), (), {})
+        from forage_trainer.reporting.progress import StateFile
+        from forage_trainer.validation.validation_probe import ValidationProbe
+        settings = load_settings(Path(sys.argv[1]), (), {})
         rows = read_questions(settings.data.val_files).rows
         ValidationProbe(settings, rows, StateFile(settings.run.folder)).run(Policy(version=4, epoch=2), lambda: None)
     """
@@ -393,7 +393,7 @@ def test_training_probes_its_policy_and_its_trajectories_and_goes_on_in_the_prob
     assert [line["probe_penalty"] for line in lines] == pytest.approx([1.5] * 3)
     assert [(line["probe_count"], line["probe_failed"]) for line in lines] == [(2, 0)] * 3
     assert all(line["seconds"]["probe"] > 0 for line in lines)
-    rows = list(read_step(step_file(folder, 1)))
+    rows = list(read_step(step_file_path(folder, 1)))
     assert [row.overconfidence for row in rows] == [0.75, None, None] * 2
     for probed, _, equal in (rows[:3], rows[3:]):
         assert probed.trajectory.score.total == equal.trajectory.score.total

@@ -50,7 +50,7 @@ def test_a_published_policy_is_a_model_folder_with_its_checksum(tmp_path: Path, 
     assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
     size = (folder / "model.safetensors").stat().st_size
     assert [(f.name, f.digest, f.bytes) for f in policy.files] == [("model.safetensors", policy.digest, size)]
-    assert streams.policy() == policy
+    assert streams.read_policy() == policy
 
 
 def test_an_adapter_is_published_alone(tmp_path: Path, streams: StreamClient) -> None:
@@ -152,7 +152,7 @@ def test_a_full_disk_is_a_users_error(tmp_path: Path, streams: StreamClient, mon
     with pytest.raises(UserError, match="no disk space to publish policy 3"):
         source.publish(3, {"w": torch.zeros(1)})
     assert list((tmp_path / "policies").iterdir()) == []
-    assert streams.policy() is None
+    assert streams.read_policy() is None
 
 
 def test_an_older_trainer_is_fenced(tmp_path: Path, streams: StreamClient) -> None:
@@ -161,7 +161,7 @@ def test_an_older_trainer_is_fenced(tmp_path: Path, streams: StreamClient) -> No
     announced = new.publish(0, {"w": torch.zeros(1)})
     with pytest.raises(FencedError, match="epoch 1 is over"):
         old.publish(1, {"w": torch.ones(1)})
-    assert streams.policy() == announced
+    assert streams.read_policy() == announced
 
 
 def test_old_folders_go_but_not_one_that_a_replica_serves(tmp_path: Path, streams: StreamClient) -> None:

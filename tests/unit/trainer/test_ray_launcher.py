@@ -12,7 +12,7 @@ from trainer_parts import write_model
 
 import forage_trainer.engine.verl_cpu  # noqa: F401  (makes it verl's platform)
 from forage_common.errors import DataError, SettingsError, UserError
-from forage_common.settings import load
+from forage_common.settings import load_settings
 from forage_trainer.__main__ import main
 from forage_trainer.launch.ray_launcher import cause
 from forage_trainer.launch.ray_rank import Place, Rank
@@ -30,7 +30,7 @@ from forage_trainer.launch.ray_rank import Place, Rank
     ],
 )
 def test_ray_is_taken_where_it_is_asked_for(overrides: list[str], on_ray: bool) -> None:
-    assert load(None, overrides, {}).trainer.on_ray is on_ray
+    assert load_settings(None, overrides, {}).trainer.uses_ray is on_ray
 
 
 @pytest.mark.parametrize(
@@ -44,20 +44,20 @@ def test_ray_is_taken_where_it_is_asked_for(overrides: list[str], on_ray: bool) 
 )
 def test_settings_that_cannot_be_are_refused(overrides: list[str], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        load(None, overrides, {})
+        load_settings(None, overrides, {})
 
 
 def test_ray_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match="torchrun started this process, and the settings ask for Ray"):
-        main(load(None, ["trainer.n_gpus_per_node=2"], {}))
+        main(load_settings(None, ["trainer.n_gpus_per_node=2"], {}))
 
 
 def test_an_address_without_ray_is_refused(monkeypatch: pytest.MonkeyPatch, free_address: Callable[[], str]) -> None:
     monkeypatch.delenv("RANK", raising=False)
     address = free_address()
     with pytest.raises(UserError, match=f"trainer.ray.address {address} cannot be joined .*Connection refused"):
-        main(load(None, [f"trainer.ray.address={address}"], {}))
+        main(load_settings(None, [f"trainer.ray.address={address}"], {}))
 
 
 def died() -> Exception:
@@ -83,7 +83,7 @@ def test_the_rank_that_the_others_failed_of_is_named(failed: dict[int, Exception
 def rank(number: int, folder: Path, *overrides: str, gpu: bool = False) -> Rank:
     """One outside of Ray."""
     found = Rank.__new__(Rank)
-    found._settings = load(None, [*overrides], {})
+    found._settings = load_settings(None, [*overrides], {})
     found._folder = folder
     found._place = Place(number, f"10.0.0.{number + 1}", "host", 1, gpu)
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from otlp_receiver import Receiver, traced_process
 
-from forage_common.streams.prompt_identity import group_of
+from forage_common.streams.prompt_identity import build_group
 from forage_common.telemetry import tracing
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
 from forage_trainer.data import spans
@@ -26,7 +26,7 @@ def issued(position: int) -> TrajectoryGroup:
     prompt = Prompt(group_uid=f"g/{position}", batch=3, position=position, purpose=Purpose.PURPOSE_TRAIN)
     with spans.issuing(prompt):
         pass
-    return group_of(prompt, [])
+    return build_group(prompt, [])
 
 
 def test_a_step_is_a_trace_of_its_own_and_a_span_in_that_of_each_group_that_it_eats(receiver: Receiver) -> None:

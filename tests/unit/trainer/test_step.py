@@ -8,7 +8,7 @@ import pytest
 import torch
 from trainer_parts import group, trajectory
 
-from forage_common.settings import Settings, load
+from forage_common.settings import Settings, load_settings
 from forage_common.streams.client import Entry
 from forage_common.v1.trajectory_pb2 import Policy, Status, TrajectoryGroup
 from forage_trainer.data.batcher import Batch
@@ -67,7 +67,7 @@ class Worker:
 
 
 def settings(*overrides: str) -> Settings:
-    return load(None, list(overrides), {})
+    return load_settings(None, list(overrides), {})
 
 
 def take(

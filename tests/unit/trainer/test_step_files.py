@@ -9,9 +9,9 @@ import pytest
 import torch
 from trainer_parts import group, trajectory
 
-from forage_common.files.step_file import kept_steps, read_step, step_file
-from forage_common.files.trajectory_file import head, read
-from forage_common.settings import AlgorithmSettings, Settings, load
+from forage_common.files.step_file import list_saved_steps, read_step, step_file_path
+from forage_common.files.trajectory_file import read_header, read_trajectories
+from forage_common.settings import AlgorithmSettings, Settings, load_settings
 from forage_common.v1.trajectory_pb2 import Status
 from forage_trainer.data.selection import selection
 from forage_trainer.data.tensors import step_tensors
@@ -22,7 +22,9 @@ REPOSITORY = Path(__file__).parents[3]
 
 def settings(tmp_path: Path, every: int, *more: str) -> Settings:
     model = f"model.path={REPOSITORY}/models/tiny-policy"
-    return load(None, [f"run.dir={tmp_path}", "run.id=r", f"trainer.rollout_data_freq={every}", model, *more], {})
+    return load_settings(
+        None, [f"run.dir={tmp_path}", "run.id=r", f"trainer.rollout_data_freq={every}", model, *more], {}
+    )
 
 
 @pytest.fixture
@@ -43,11 +45,11 @@ def record() -> StepRecord:
 def test_rows_hold_what_the_step_knew_over_their_own_tokens(tmp_path: Path, record: StepRecord) -> None:
     files = StepFiles(settings(tmp_path, 10))
     file = files.write(20, record)
-    assert file == step_file(tmp_path / "r", 20)
+    assert file == step_file_path(tmp_path / "r", 20)
     rows = list(read_step(file))
     every = [t for g in record.groups for t in g.trajectories]
-    assert [row.trajectory for row in rows] == every == list(read(file))
-    assert head(file).end_of_turn == "<|im_end|>"
+    assert [row.trajectory for row in rows] == every == list(read_trajectories(file))
+    assert read_header(file).end_of_turn == "<|im_end|>"
     assert [row.trained for row in rows] == [True, True, False, False]
     width = record.tensors.mask.shape[1] if record.tensors else 0
     for number, row in enumerate(rows[:2]):
@@ -80,8 +82,8 @@ def test_every_nth_step_is_kept_and_a_step_taken_again_replaces_its_file(tmp_pat
     assert not any(StepFiles(settings(tmp_path, 0)).keeps(step) for step in range(100))
     files.write(10, record)
     files.write(10, StepRecord(record.groups[:1], (), 4))
-    assert [row.trained for row in read_step(step_file(tmp_path / "r", 10))] == [False] * 3
-    assert kept_steps(tmp_path / "r") == [10]
+    assert [row.trained for row in read_step(step_file_path(tmp_path / "r", 10))] == [False] * 3
+    assert list_saved_steps(tmp_path / "r") == [10]
 
 
 def test_only_the_newest_files_stay_and_those_of_an_earlier_life_do_not_count(
@@ -90,6 +92,6 @@ def test_only_the_newest_files_stay_and_those_of_an_earlier_life_do_not_count(
     files = StepFiles(settings(tmp_path, 10, "trainer.rollout_data_to_keep=2"))
     for step in (50, 10, 20):
         files.write(step, record)
-    assert kept_steps(tmp_path / "r") == [10, 20, 50]
+    assert list_saved_steps(tmp_path / "r") == [10, 20, 50]
     files.write(30, record)
-    assert kept_steps(tmp_path / "r") == [20, 30, 50]
+    assert list_saved_steps(tmp_path / "r") == [20, 30, 50]

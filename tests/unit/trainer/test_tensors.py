@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainer_parts import PROMPT_TOKENS, group, trajectory
 
 from forage_common.errors import SettingsError
-from forage_common.settings import AdvantageEstimator, AlgorithmSettings, load
+from forage_common.settings import AdvantageEstimator, AlgorithmSettings, load_settings
 from forage_common.v1.trajectory_pb2 import PolicySegment, Status, Trajectory, TrajectoryGroup
 from forage_trainer.data.selection import equal_groups, selection
 from forage_trainer.data.tensors import StepTensors, like_response, step_tensors
@@ -111,7 +111,9 @@ def test_turns_that_earned_different_rewards_teach_multi_turn_grpo_something() -
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
 def test_filtering_is_refused_where_equal_rewards_teach_something(estimator: str) -> None:
     with pytest.raises(SettingsError, match="compares within a group"):
-        load(None, [f"trainer.algorithm.adv_estimator={estimator}", "trainer.algorithm.filter_groups=true"], {})
+        load_settings(
+            None, [f"trainer.algorithm.adv_estimator={estimator}", "trainer.algorithm.filter_groups=true"], {}
+        )
 
 
 # What is trained on.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forage_common.errors import UserError
-from forage_common.settings import LoggerBackend, Settings, load
+from forage_common.settings import LoggerBackend, Settings, load_settings
 from forage_trainer.reporting.metrics import under_verl_names
 from forage_trainer.reporting.tracking import FAILED, Tracker, require, tracked, validated
 
@@ -63,7 +63,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(tmp_path: Path, *loggers: str) -> Settings:
-    return load(None, [f"run.dir={tmp_path}", "run.id=tracked", f"trainer.logger=[{','.join(loggers)}]"], {})
+    return load_settings(None, [f"run.dir={tmp_path}", "run.id=tracked", f"trainer.logger=[{','.join(loggers)}]"], {})
 
 
 def test_tensorboard_reads_what_a_run_has_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 from trainer_parts import read_lines, trajectory
 
 from forage_common.files.questions import Question
-from forage_common.settings import RedisSettings, load
+from forage_common.settings import RedisSettings, load_settings
 from forage_common.streams.client import StreamClient
-from forage_common.streams.prompt_identity import group_of
+from forage_common.streams.prompt_identity import build_group
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Purpose, Status, TrajectoryGroup
 from forage_trainer.data.batcher import BatchTimeoutError
@@ -34,7 +34,7 @@ class Answering:
         self.prompts: list[Prompt] = []
 
     def __call__(self) -> None:
-        for entry in self._streams.take_prompts("script", 1000, 0.1):
+        for entry in self._streams.claim_prompts("script", 1000, 0.1):
             self.prompts.append(entry.message)
             self._streams.finish(entry, self._script(entry.message))
 
@@ -53,7 +53,7 @@ class AskedAgain(StateFile):
 
 def reply(prompt: Prompt, status: Status.ValueType = Status.STATUS_OK) -> TrajectoryGroup:
     right = float(prompt.position % 2)
-    return group_of(prompt, [trajectory(prompt.group_uid, 0, right, status=status)])
+    return build_group(prompt, [trajectory(prompt.group_uid, 0, right, status=status)])
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def make(redis_server: RedisSettings, tmp_path: Path) -> Callable[..., tuple[Val
         script: Callable[[Prompt], TrajectoryGroup] = reply, sources: Sequence[str] = ("q",) * COUNT
     ) -> tuple[Validation, Answering, StreamClient]:
         overrides = [f"redis.url={redis_server.url}", f"run.dir={tmp_path}", "run.id=v", "trainer.batch_timeout_s=3"]
-        settings = load(None, overrides, {})
+        settings = load_settings(None, overrides, {})
         streams = StreamClient(settings.redis, "v", 2.0)
-        streams.create()
+        streams.create_groups()
         stop, health = Stop(), Health()
         rows = [
             Question(source, "test", i, (), GroundTruth(targets=[f"t{i}"]), f"question {i}")
@@ -204,7 +204,7 @@ def test_a_new_life_uses_the_answers_that_the_old_one_had(make: Callable) -> Non
     stream = streams.key("validation-after")
     validation.begin("after", POLICY)
     answering()
-    assert len(streams.take_groups(stream, "trainer", 2, 0.1)) == 2
+    assert len(streams.claim_groups(stream, "trainer", 2, 0.1)) == 2
     result = validation.run("after", POLICY)
     assert result["count"] == COUNT
     assert len(answering.prompts) == COUNT

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError, UserError
-from forage_common.settings import TrainingEngineSettings, load
+from forage_common.settings import TrainingEngineSettings, load_settings
 from forage_trainer.engine import engine_config
 from forage_trainer.engine.cpu_engine import micro_batches
 from forage_trainer.engine.engine_config import decide
@@ -70,9 +70,9 @@ def test_each_machine_has_its_usual(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_settings_of_the_engine_that_make_no_sense_are_named(setting: str, named: str) -> None:
     with pytest.raises(SettingsError, match=named):
-        load(None, [f"trainer.{setting}"], {})
+        load_settings(None, [f"trainer.{setting}"], {})
 
 
 def test_packed_rows_need_flash_attention() -> None:
     with pytest.raises(SettingsError, match="needs flash_attention_2, not attn_implementation sdpa"):
-        load(None, ["trainer.engine.attn_implementation=sdpa", "trainer.engine.use_remove_padding=true"], {})
+        load_settings(None, ["trainer.engine.attn_implementation=sdpa", "trainer.engine.use_remove_padding=true"], {})

@@ -21,7 +21,7 @@
 {{- if hasKey (default dict $settings.rollout) "auth_token_file" }}
 {{- fail "settings.rollout.auth_token_file is set, which is a file of the chart's: set rollout.auth.existingSecret" }}
 {{- end }}
-{{- range $name := list "ray_address" "attach" }}
+{{- range $name := list "ray_address" "use_existing_app" }}
 {{- if hasKey (default dict $settings.rollout) $name }}
 {{- fail (printf "settings.rollout.%s is set, and the chart starts the Ray that it needs: set rollout.mode to deployment or rayservice" $name) }}
 {{- end }}

@@ -37,11 +37,11 @@ def ask(
     from forage_cli.local import demo as local
     from forage_cli.local import serving
     from forage_cli.local.stack import repository, shift_ports
-    from forage_common.settings import load
+    from forage_common.settings import load_settings
 
     console = Console()
     file = config or repository() / local.CONFIG
-    settings = load(file, [*(shift_ports(base_port) if base_port else []), "run.id=ask"])
+    settings = load_settings(file, [*(shift_ports(base_port) if base_port else []), "run.id=ask"])
     with serving.services(settings, console, model=model or latest_policy(settings.run.dir)) as settings:
         prompt = serving.ask_prompt(settings, question, temperature, environment)
         succeeded = asyncio.run(_watch(settings, prompt, question, console))

@@ -14,10 +14,10 @@ app = typer.Typer(help="Show and check settings.", no_args_is_help=True)
 @app.command()
 def show(overrides: Overrides = None, config: Config = None) -> None:
     """Print the resolved settings: file, then environment (FORAGE__RUN__SEED=1), then arguments."""
-    from forage_common.settings import load
+    from forage_common.settings import load_settings
 
     console = Console()
-    text = load(config, overrides or []).to_yaml()
+    text = load_settings(config, overrides or []).to_yaml()
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"))
     else:
@@ -28,7 +28,7 @@ def show(overrides: Overrides = None, config: Config = None) -> None:
 def check(overrides: Overrides = None, config: Config = None) -> None:
     """Check settings and every file they name, without starting anything."""
     from forage_cli.local.preflight import check_files
-    from forage_common.settings import load
+    from forage_common.settings import load_settings
 
-    check_files(load(config, overrides or []))
+    check_files(load_settings(config, overrides or []))
     typer.echo("settings are valid, and the files they name are what they should be")

@@ -48,7 +48,7 @@ def examine(config: Path | None, base_port: int | None) -> Iterator[Finding]:
     from forage_cli.local import demo, preflight
     from forage_cli.local.stack import Program, addresses, free_gib, interpreter, repository, shift_ports
     from forage_common.files.model_folder import check_model_folder
-    from forage_common.settings import load
+    from forage_common.settings import load_settings
 
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding("python", version, "" if sys.version_info >= (3, 11) else "install Python 3.11 and run 'make setup'")
@@ -78,7 +78,7 @@ def examine(config: Path | None, base_port: int | None) -> Iterator[Finding]:
     except ImportError as error:
         yield Finding("redis server", str(error), "run 'make setup'")
     try:
-        settings = load(config or repository() / demo.CONFIG, shift_ports(base_port) if base_port else [])
+        settings = load_settings(config or repository() / demo.CONFIG, shift_ports(base_port) if base_port else [])
     except UserError as error:
         yield Finding("settings", "invalid", str(error))
         return

@@ -103,7 +103,7 @@ def run(
     from forage_cli.evaluation import report as pages
     from forage_cli.evaluation import run as running
     from forage_common.errors import UserError
-    from forage_common.files.model_folder import end_of_turn
+    from forage_common.files.model_folder import read_end_of_turn
 
     console = Console()
     files, overrides = request.split_arguments(arguments)
@@ -117,7 +117,7 @@ def run(
     )
     if fresh:
         plan.remove(folder)
-    turn_ends = {policy.label: end_of_turn(engines.tokenizer_folder(policy, settings)) for policy in policies}
+    turn_ends = {policy.label: read_end_of_turn(engines.tokenizer_folder(policy, settings)) for policy in policies}
     plan.begin(folder, work)
     running.run_unfinished(work, settings, folder, console, partial(progress, console))
     running.write_finished(work, folder, turn_ends)

@@ -27,7 +27,7 @@ def settings_of(config: Path | None, overrides: list[str] | None, base_port: int
     """The settings of a verb that works with services: those of the demo, where no file is given, and a run's id."""
     from forage_cli.local import demo as local
     from forage_cli.local.stack import repository, shift_ports
-    from forage_common.settings import load
+    from forage_common.settings import load_settings
 
     shifted = shift_ports(base_port) if base_port else []
-    return load(config or repository() / local.CONFIG, [*shifted, f"run.id={run}", *(overrides or [])])
+    return load_settings(config or repository() / local.CONFIG, [*shifted, f"run.id={run}", *(overrides or [])])

@@ -19,7 +19,7 @@ from forage_cli.terminal.progress import progress
 
 if TYPE_CHECKING:
     from forage_common.probe.folder import ProbeFolder
-    from forage_common.probe.prober import Plan
+    from forage_common.probe.prober import ProbePlan
     from forage_common.settings import Settings
     from forage_common.v1.probe_pb2 import Probed
     from forage_common.v1.trajectory_pb2 import Trajectory
@@ -79,9 +79,9 @@ def probe(
     from forage_cli.evaluation.policies import RUNNING, resolve
     from forage_cli.probe import report, show
     from forage_common.errors import UserError
-    from forage_common.files.trajectory_file import head, read
-    from forage_common.probe.folder import ProbeFolder, digest
-    from forage_common.probe.prober import Plan
+    from forage_common.files.trajectory_file import read_header, read_trajectories
+    from forage_common.probe.folder import ProbeFolder, hash_file
+    from forage_common.probe.prober import ProbePlan
 
     console = Console()
     files, overrides = _told_apart(arguments or [])
@@ -94,10 +94,10 @@ def probe(
         check([served], settings)
         model = settings.model.model_copy(update={"path": tokenizer_folder(served, settings)})
         settings = settings.model_copy(update={"model": model})
-    plan = Plan(points, samples, seed)
-    described = {"source": digest(source), "questions": questions is not None, "turn": turn.value, **asdict(plan)}
+    plan = ProbePlan(points, samples, seed)
+    described = {"source": hash_file(source), "questions": questions is not None, "turn": turn.value, **asdict(plan)}
     if questions is None:
-        head(source)  # refused before anything is written or started
+        read_header(source)  # refused before anything is written or started
     folder = ProbeFolder(out or Path(f"{source.stem}-probe"), described, fresh)
     with ExitStack() as started:
 
@@ -111,7 +111,7 @@ def probe(
             source = _sample(questions, limit, seed, folder, settings, serve, console)
         probes = _probe(source, limit, turn is Turns.ANY, plan, folder, serve, console)
     summary = folder.finish(probes)
-    folder.report.write_text(report.render(summary, probes, read(source), settings), encoding="utf-8")
+    folder.report.write_text(report.render(summary, probes, read_trajectories(source), settings), encoding="utf-8")
     console.print(show.summary(summary))
     console.print(f"{len(probes)} probes in {folder.path}; the page is {folder.report}", highlight=False)
 
@@ -132,11 +132,11 @@ def _sample(
 ) -> Path:
     """A file with one trajectory a question, sampled as far as the folder lacks them."""
     from forage_common.clients import sampling
-    from forage_common.files.model_folder import end_of_turn
+    from forage_common.files.model_folder import read_end_of_turn
     from forage_common.files.questions import read_questions
     from forage_common.files.trajectory_file import TrajectoryWriter
 
-    prompts = sampling.prompts(read_questions([questions]).rows[:limit], settings, 1, False, seed)
+    prompts = sampling.build_prompts(read_questions([questions]).rows[:limit], settings, 1, False, seed)
     with folder.sampled() as journal:
         known = {trajectory.id for trajectory in journal.read()}
         left = [prompt for prompt in prompts if not sampling.trajectory_ids(prompt) <= known]
@@ -146,9 +146,9 @@ def _sample(
                 for trajectory in group:
                     journal.append(trajectory)
 
-            asyncio.run(_each(sampling.groups(left, serve()), keep, "sampled", len(left), console))
+            asyncio.run(_each(sampling.sample_groups(left, serve()), keep, "sampled", len(left), console))
         wanted = set().union(*map(sampling.trajectory_ids, prompts))
-        with TrajectoryWriter(folder.trajectories, end_of_turn(settings.model.path)) as writer:
+        with TrajectoryWriter(folder.trajectories, read_end_of_turn(settings.model.path)) as writer:
             for trajectory in sorted(journal.read(), key=lambda trajectory: trajectory.id):
                 if trajectory.id in wanted:
                     writer.write(trajectory)
@@ -156,16 +156,18 @@ def _sample(
 
 
 def _probe(
-    source: Path, limit: int | None, every: bool, plan: Plan, folder: ProbeFolder, serve: Serve, console: Console
+    source: Path, limit: int | None, every: bool, plan: ProbePlan, folder: ProbeFolder, serve: Serve, console: Console
 ) -> list[Probed]:
     """Every probe of the file's trajectories, made as far as the folder lacks them."""
     from itertools import islice
 
-    from forage_common.files.trajectory_file import read
+    from forage_common.files.trajectory_file import read_trajectories
     from forage_common.probe.folder import is_finished
-    from forage_common.probe.work import items_of, probes
+    from forage_common.probe.work import list_probe_items, run_probes
 
-    wanted = [item for trajectory in islice(read(source), limit) for item in items_of(trajectory, every)]
+    wanted = [
+        item for trajectory in islice(read_trajectories(source), limit) for item in list_probe_items(trajectory, every)
+    ]
     with folder.journal() as journal:
         last = {(probed.trajectory_id, probed.turn): probed for probed in journal.read()}
         left = {item for item in wanted if item not in last or not is_finished(last[item])}
@@ -175,7 +177,9 @@ def _probe(
                 journal.append(probed)
                 last[probed.trajectory_id, probed.turn] = probed
 
-            asyncio.run(_each(probes(read(source), left, serve(), plan), keep, "probed", len(left), console))
+            asyncio.run(
+                _each(run_probes(read_trajectories(source), left, serve(), plan), keep, "probed", len(left), console)
+            )
     return [last[item] for item in wanted]
 
 

@@ -62,19 +62,19 @@ def sample(
     from forage_cli.local import serving
     from forage_cli.local.stack import SERVING
     from forage_common.clients import sampling
-    from forage_common.files.model_folder import end_of_turn
+    from forage_common.files.model_folder import read_end_of_turn
     from forage_common.files.questions import read_questions
-    from forage_common.files.trajectory_file import TrajectoryWriter, ids
+    from forage_common.files.trajectory_file import TrajectoryWriter, read_ids
 
     console = Console()
     settings = settings_of(config, overrides, base_port, "sample")
-    prompts = sampling.prompts(read_questions([questions]).rows[:limit], settings, samples, greedy, seed)
-    done = ids(out)
+    prompts = sampling.build_prompts(read_questions([questions]).rows[:limit], settings, samples, greedy, seed)
+    done = read_ids(out)
     left = [prompt for prompt in prompts if not sampling.trajectory_ids(prompt) <= done]
     with serving.services(settings, console, SERVING, model) as settings:
-        end = end_of_turn(settings.model.path)
+        end = read_end_of_turn(settings.model.path)
         with TrajectoryWriter(out, end, keep=True) as writer:
-            asyncio.run(_collect(sampling.groups(left, settings), writer, done, len(left), console))
+            asyncio.run(_collect(sampling.sample_groups(left, settings), writer, done, len(left), console))
     statuses = ", ".join(f"{count} {status}" for status, count in writer.statuses.most_common())
     console.print(f"{writer.statuses.total()} trajectories in {out}: {statuses}", highlight=False)
 
@@ -102,15 +102,15 @@ def replay(
     from forage_cli.runs.replay import Comparison
     from forage_cli.terminal import trajectories as show
     from forage_common.errors import UserError
-    from forage_common.files.trajectory_file import TrajectoryWriter, head, ids
+    from forage_common.files.trajectory_file import TrajectoryWriter, read_header, read_ids
 
     if rescore == rerun:
         raise UserError("say what to do with the trajectories: --rescore or --rerun, one of both")
     mode = Mode.RESCORE if rescore else Mode.RERUN
     console = Console()
     settings = settings_of(config, overrides, base_port, "replay")
-    stored = head(file)
-    done = ids(out) if out else set()
+    stored = read_header(file)
+    done = read_ids(out) if out else set()
     chosen = _chosen(file, done, limit, mode)
     comparison = Comparison()
     total = max(0, min(stored.rows, limit or stored.rows) - len(done))
@@ -134,9 +134,9 @@ def _chosen(file: Path, done: set[str], limit: int | None, mode: Mode) -> Iterab
     from itertools import islice
 
     from forage_cli.runs.replay import was_judged
-    from forage_common.files.trajectory_file import read
+    from forage_common.files.trajectory_file import read_trajectories
 
-    for trajectory in islice(read(file), limit):
+    for trajectory in islice(read_trajectories(file), limit):
         if trajectory.id not in done and (mode is Mode.RERUN or was_judged(trajectory)):
             yield trajectory
 
@@ -145,19 +145,19 @@ async def _pairs(
     mode: Mode, chosen: Iterable[Trajectory], settings: Settings, end_of_turn: str
 ) -> AsyncGenerator[Pair, None]:
     from forage_cli.runs.replay import judged_again, sampled_again
-    from forage_common.clients.in_flight import each
-    from forage_common.clients.reward import GrpcReward
+    from forage_common.clients.concurrency import map_concurrently
+    from forage_common.clients.reward import RewardClient
     from forage_common.clients.rollout import RolloutClient
 
     if mode is Mode.RESCORE:
-        work = each(chosen, judged_again(GrpcReward(settings), end_of_turn), _SCORES_IN_FLIGHT)
+        work = map_concurrently(chosen, judged_again(RewardClient(settings), end_of_turn), _SCORES_IN_FLIGHT)
         async with aclosing(work):
             async for pair in work:
                 yield pair
         return
     async with RolloutClient(settings) as rollout:
         in_flight = settings.rollout.max_groups_in_flight
-        async with aclosing(each(chosen, sampled_again(rollout, settings.run.id), in_flight)) as work:
+        async with aclosing(map_concurrently(chosen, sampled_again(rollout, settings.run.id), in_flight)) as work:
             async for pair in work:
                 yield pair
 

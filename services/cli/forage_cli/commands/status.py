@@ -15,11 +15,11 @@ def status(config: Config = None, base_port: BasePort = None) -> None:
     """What runs, what it waits for, which policy is served, how much is queued. Exit code 1 unless all is ready."""
     from forage_cli.local.stack import Program, health_urls, not_ready, shift_ports
     from forage_common.errors import UnavailableError
-    from forage_common.settings import load
+    from forage_common.settings import load_settings
     from forage_common.streams.client import StreamClient
 
     console = Console()
-    settings = load(latest_settings(config), shift_ports(base_port) if base_port else [])
+    settings = load_settings(latest_settings(config), shift_ports(base_port) if base_port else [])
     table = Table(box=None, header_style="dim")
     for name in ("service", "state", "address"):
         table.add_column(name)
@@ -29,12 +29,13 @@ def status(config: Config = None, base_port: BasePort = None) -> None:
         client = StreamClient(settings.redis, settings.run.id, patience_s=2)
         client.ping()
         waits = {Program.REDIS: "", **waits}
-        policy = client.policy()
+        policy = client.read_policy()
         if policy is not None:
             lines.append(f"policy v{policy.version} (epoch {policy.epoch}) {policy.uri}")
-            lines += [f"  {name} serves v{p.version} (epoch {p.epoch})" for name, p in client.replicas().items()]
+            lines += [f"  {name} serves v{p.version} (epoch {p.epoch})" for name, p in client.read_replicas().items()]
         lines.append(
-            f"prompts queued {client.backlog(client.prompts)}, groups queued {client.backlog(client.trajectories)}"
+            f"prompts queued {client.count_backlog(client.prompts)}, "
+            f"groups queued {client.count_backlog(client.trajectories)}"
         )
     except UnavailableError:
         waits = {Program.REDIS: "starting", **waits}

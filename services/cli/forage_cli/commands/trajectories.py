@@ -81,14 +81,14 @@ def _rows(folder: RunFolder, label: str, step: int | None) -> list[Row]:
     """
     from forage_cli.runs.trajectory_rows import rows_of_step
     from forage_common.errors import DataError
-    from forage_common.files.step_file import kept_steps, step_file
+    from forage_common.files.step_file import list_saved_steps, step_file_path
 
     if step is not None:
-        kept = kept_steps(folder.path)
+        kept = list_saved_steps(folder.path)
         if step not in kept:
             known = ", ".join(map(str, kept)) or "none yet: see trainer.rollout_data_freq"
             raise DataError(f"{folder.path} has kept no trajectories of step {step} (kept: {known})")
-        return rows_of_step(step_file(folder.path, step))
+        return rows_of_step(step_file_path(folder.path, step))
     rows = folder.trajectories(label)
     if not rows:
         known = ", ".join(folder.labels()) or "none: wait for a validation to end"

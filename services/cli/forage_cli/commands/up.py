@@ -23,11 +23,11 @@ def up(
     from forage_cli.local import demo as local
     from forage_cli.local import preflight, serving
     from forage_cli.local.stack import SERVING, Program, Stack, shift_ports
-    from forage_common.settings import load
+    from forage_common.settings import load_settings
 
     console = Console()
     shifted = shift_ports(base_port) if base_port else []
-    settings = load(config, [*shifted, *(overrides or [])])
+    settings = load_settings(config, [*shifted, *(overrides or [])])
     programs = tuple(Program) if train else SERVING
     local.prepare_world(settings, console)
     preflight.check(settings, programs)

@@ -30,7 +30,7 @@ def download(url: str, file: Path, remedy: str) -> None:
     if offline():
         raise DataError(f"{url} is not downloaded, because HF_HUB_OFFLINE is set: {remedy}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_name(f"{durable.TEMPORARY}{file.name}")
+    aside = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
     try:
         with httpx.stream("GET", url, follow_redirects=True, timeout=_TIMEOUT_S) as reply, aside.open("wb") as out:
             reply.raise_for_status()

@@ -23,7 +23,7 @@ from forage_cli.datasets.download import download
 from forage_cli.datasets.manifest import digests_of, write_manifest
 from forage_common.errors import DataError
 from forage_common.files import durable
-from forage_common.text.search_prompt import prompt_text
+from forage_common.text.search_prompt import format_search_prompt
 
 COLLECTION = "RUC-NLPIR/FlashRAG_datasets"
 SPLITS = {
@@ -104,7 +104,7 @@ def convert(source: str, files: Mapping[str, Path], out: Path) -> Summary:
 
 
 def _write(file: Path, rows: Iterator[dict[str, Any]]) -> int:
-    aside = file.with_name(f"{durable.TEMPORARY}{file.name}")
+    aside = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
     count = 0
     try:
         with pq.ParquetWriter(aside, _SCHEMA, compression="zstd") as writer:
@@ -127,7 +127,7 @@ def _rows(source: str, split: str, file: Path, left_out: Counter[str]) -> Iterat
         own = record.get("id")
         yield {
             "data_source": source,
-            "prompt": [{"role": "user", "content": prompt_text(question)}],
+            "prompt": [{"role": "user", "content": format_search_prompt(question)}],
             "ability": "fact-reasoning",
             "reward_model": {"style": "rule", "ground_truth": {"target": answers}},
             "extra_info": {

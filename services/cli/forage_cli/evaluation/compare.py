@@ -13,7 +13,7 @@ from forage_cli.evaluation.measures import Measured
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.results import ALL, read_rows, trajectory_file
 from forage_common.errors import DataError, UserError
-from forage_common.files.trajectory_file import read
+from forage_common.files.trajectory_file import read_trajectories
 from forage_common.statistics import Difference, paired_difference
 from forage_common.v1.trajectory_pb2 import Trajectory
 
@@ -140,7 +140,7 @@ def trajectories(selection: Selection, uids: Iterable[str]) -> dict[str, Traject
     """The first sample of each question, read from the evaluation's files."""
     wanted = {f"{uid}/{selection.method}": uid for uid in uids}
     file = trajectory_file(selection.folder, selection.policy, selection.method)
-    return {wanted[t.group_uid]: t for t in read(file) if t.sample == 0 and t.group_uid in wanted}
+    return {wanted[t.group_uid]: t for t in read_trajectories(file) if t.sample == 0 and t.group_uid in wanted}
 
 
 def _split(text: str) -> tuple[Path, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from forage_cli.evaluation.methods import Method, is_countdown
 from forage_common.files.questions import Question
 from forage_common.text.answers import f1, is_retrieval_correct, normalize_answer, subem_check
-from forage_common.text.tags import Tag, blocks
+from forage_common.text.tags import Tag, find_blocks
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
 
 FORMAT = "format"
@@ -137,7 +137,7 @@ def shown(method: Method, trajectory: Trajectory) -> list[str]:
     """The passages that the policy could read: in observations, or in the prompt of one-shot RAG."""
     author = Role.ROLE_PROMPT if method is Method.RAG else Role.ROLE_ENV
     texts = [span.text for span in trajectory.spans if span.role == author]
-    return [block for text in texts for block in blocks(text, Tag.INFORMATION)]
+    return [block for text in texts for block in find_blocks(text, Tag.INFORMATION)]
 
 
 def _failure(trajectory: Trajectory) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from forage_common.text.observation import escape, passages
+from forage_common.text.observation import escape_tags, format_passages
 from forage_common.text.tags import CLOSE, OPEN, Tag
 from forage_common.v1.trajectory_pb2 import ChatMessage, Document
 
@@ -92,7 +92,7 @@ def messages(
         numbers = ", ".join(map(str, truth.countdown_numbers))
         text = _EQUATION.format(numbers=numbers, target=truth.countdown_target)
     elif method is Method.RAG:
-        shown = escape(passages(documents).strip(), special_tokens)
+        shown = escape_tags(format_passages(documents).strip(), special_tokens)
         text = f"{OPEN[Tag.INFORMATION]}{shown}{CLOSE[Tag.INFORMATION]}\n{_RAG} Question: {question.text}\n"
     else:
         text = f"{_DIRECT if method is Method.DIRECT else _COT} Question: {question.text}\n"

@@ -152,7 +152,7 @@ def begin(folder: Path, plan: Plan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if before != manifest:
         (folder / ROWS).unlink(missing_ok=True)  # it is unfinished once more
-    durable.replace(folder / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+    durable.write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

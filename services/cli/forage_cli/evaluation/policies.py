@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from forage_cli.runs.folder import RunFolder
 from forage_common.errors import DataError, UserError
-from forage_common.files.model_folder import check_model_folder, model_shapes
+from forage_common.files.model_folder import check_model_folder, read_model_shapes
 
 RUNNING = "running"
 _NAMED = re.compile(r"([\w.@-]+)=(.+)")
@@ -181,7 +181,7 @@ def _architecture(policy: EvaluatedPolicy) -> str:
     if policy.folder is None:
         return policy.url or policy.kind
     config = json.loads((policy.folder / "config.json").read_text(encoding="utf-8"))
-    shapes = {name: shape for name, shape in model_shapes(policy.folder).items() if name != "lm_head.weight"}
+    shapes = {name: shape for name, shape in read_model_shapes(policy.folder).items() if name != "lm_head.weight"}
     texts = [(policy.folder / name).read_bytes() for name in _TEXTS if (policy.folder / name).is_file()]
     kept = {name: value for name, value in config.items() if name not in _INCIDENTAL}
     parts = [json.dumps(kept, sort_keys=True).encode(), json.dumps(shapes, sort_keys=True).encode(), *texts]

@@ -104,7 +104,7 @@ def write_comparison(found: Comparison, file: Path) -> Path:
 
 def _written(file: Path, text: str) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
-    durable.replace(file, text)
+    durable.write_atomically(file, text)
     return file
 
 

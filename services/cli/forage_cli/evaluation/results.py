@@ -20,7 +20,7 @@ from forage_cli.evaluation.plan import ROWS, Item, read_manifest
 from forage_common.errors import DataError
 from forage_common.files import durable
 from forage_common.files.trajectory_file import TrajectoryWriter
-from forage_common.statistics import estimate, ks, majority_at_k, pass_at_k
+from forage_common.statistics import estimate_mean, majority_at_k, pass_at_k, sample_counts
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 
 RESULTS, TRAJECTORIES = "results.json", "trajectories"
@@ -104,7 +104,7 @@ def summarise(folder: Path) -> dict[str, Any]:
             for row in failures[:_FAILURES]
         ],
     }
-    durable.replace(folder / RESULTS, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    durable.write_atomically(folder / RESULTS, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     return summary
 
 
@@ -167,8 +167,8 @@ def figures(rows: Sequence[Measured], policy: str, method: str, source: str) -> 
     found |= {name: fmean(values) if (values := _values(rows, name)) else None for name in AVERAGED}
     most = max((row.judged for row in rows), default=0)
     if most > 1:
-        found["pass_at_k"] = {str(k): _estimate(list(_passes(rows, k))) for k in ks(most)}
-        found["majority_at_k"] = {str(k): _estimate(list(_majorities(rows, k))) for k in ks(most)}
+        found["pass_at_k"] = {str(k): _estimate(list(_passes(rows, k))) for k in sample_counts(most)}
+        found["majority_at_k"] = {str(k): _estimate(list(_majorities(rows, k))) for k in sample_counts(most)}
     return found
 
 
@@ -189,13 +189,13 @@ def _majorities(rows: Iterable[Measured], k: int) -> Iterator[float]:
 
 
 def _estimate(values: Sequence[float]) -> Mapping[str, float] | None:
-    found = estimate(values)
+    found = estimate_mean(values)
     return None if found is None else asdict(found)
 
 
 def _write_rows(folder: Path, rows: Sequence[Measured]) -> None:
     file = folder / ROWS
-    aside = file.with_name(f"{durable.TEMPORARY}{file.name}")
+    aside = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
     pq.write_table(pa.Table.from_pylist([row.row() for row in rows], schema=_SCHEMA), aside, compression="zstd")
     durable.sync(aside)
     aside.replace(file)

@@ -15,14 +15,14 @@ from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.plan import Item, Plan
 from forage_cli.evaluation.policies import EvaluatedPolicy, by_engine
 from forage_common.clients.calls import MalformedReplyError, RefusedError
-from forage_common.clients.in_flight import each
+from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import UnavailableError
 from forage_common.files.journal import Journal
-from forage_common.files.model_folder import special_tokens
+from forage_common.files.model_folder import read_special_tokens
 from forage_common.settings import Settings
-from forage_common.streams.prompt_identity import group_of, signed
+from forage_common.streams.prompt_identity import build_group, with_prompt_identity
 from forage_common.v1.trajectory_pb2 import Document, Prompt, Status, Trajectory, TrajectoryGroup
 
 JOURNAL = "journal.bin"
@@ -122,7 +122,7 @@ async def _run(
         for policy in policies:
             await engines.switch(policy, settings, rollout)
             ask = _Asker(plan, rollout, retriever, engines.tokenizer_folder(policy, settings))
-            work = each(waiting[policy.label], ask, settings.rollout.max_groups_in_flight)
+            work = map_concurrently(waiting[policy.label], ask, settings.rollout.max_groups_in_flight)
             async with aclosing(work):
                 async for _, group in work:
                     journal.append(group)
@@ -136,7 +136,7 @@ class _Asker:
         self._plan = plan
         self._rollout = rollout
         self._retriever = retriever
-        self._special_tokens = special_tokens(tokenizer) if Method.RAG in plan.methods else ()
+        self._special_tokens = read_special_tokens(tokenizer) if Method.RAG in plan.methods else ()
 
     async def __call__(self, item: Item) -> TrajectoryGroup:
         """Its trajectories; what fails for this item alone leaves a status on them."""
@@ -155,7 +155,7 @@ class _Asker:
 
 def _failed(prompt: Prompt, status: Status.ValueType, detail: str) -> TrajectoryGroup:
     blank = Trajectory(status=status, status_detail=detail)
-    return group_of(prompt, [signed(blank, prompt, sample) for sample in range(prompt.samples)])
+    return build_group(prompt, [with_prompt_identity(blank, prompt, sample) for sample in range(prompt.samples)])
 
 
 def _may_pass(group: TrajectoryGroup) -> bool:

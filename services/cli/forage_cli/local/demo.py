@@ -21,7 +21,7 @@ from forage_cli.runs.folder import RunFolder
 from forage_cli.runs.ledger import settle
 from forage_cli.terminal import trajectories as show
 from forage_common.errors import UserError
-from forage_common.settings import Settings, load
+from forage_common.settings import Settings, load_settings
 from forage_common.streams.client import StreamClient
 
 TICK_S = 0.5
@@ -33,16 +33,16 @@ def settings_of(seed: int, config: Path | None, overrides: Sequence[str], base_p
     """The settings of a fresh demo; its id is its start time."""
     shifted = shift_ports(base_port) if base_port else []
     fresh = [f"run.id=demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}", f"run.seed={seed}"]
-    return load(config or repository() / CONFIG, [*fresh, *shifted, *overrides])
+    return load_settings(config or repository() / CONFIG, [*fresh, *shifted, *overrides])
 
 
 def settings_to_resume(overrides: Sequence[str]) -> Settings:
     """The settings of the latest run, as it was started, and the overrides."""
-    runs = load(None, overrides).run.dir
+    runs = load_settings(None, overrides).run.dir
     file = runs / "latest" / "settings.yaml"
     if not file.is_file():
         raise UserError(f"there is no run to resume in {runs}: start one with 'forage demo'")
-    return load(file, overrides)
+    return load_settings(file, overrides)
 
 
 def run(settings: Settings, console: Console) -> report.Summary:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from forage_cli.local.stack import Program, addresses, free_gib, interpreter
-from forage_common.addresses import port_in_use, split_address
+from forage_common.addresses import port_in_use_error, split_address
 from forage_common.errors import DataError, UserError
 from forage_common.files.model_folder import check_model_folder
 from forage_common.settings import ENV_PREFIX, Settings
@@ -128,4 +128,4 @@ def check_port(name: str, address: str) -> None:
         try:
             probe.bind(split_address(address))
         except OSError as error:
-            raise UserError(f"{name}: {port_in_use(address, error)} (--base-port moves all of them)") from None
+            raise UserError(f"{name}: {port_in_use_error(address, error)} (--base-port moves all of them)") from None

@@ -16,7 +16,7 @@ from rich.status import Status
 from forage_cli.local.stack import SERVING, Program, Stack, health_urls, not_ready
 from forage_common.addresses import split_address
 from forage_common.errors import UnavailableError
-from forage_common.files.model_folder import check_model_folder, weight_files
+from forage_common.files.model_folder import check_model_folder, list_weight_files
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import ChatMessage, Policy, PolicyFile, Prompt, Purpose, Sampling
@@ -28,13 +28,13 @@ def publish(settings: Settings, folder: Path) -> Policy:
     """Announce a model folder as the policy to serve, with a fresh epoch."""
     check_model_folder(folder)
     client = StreamClient(settings.redis, settings.run.id)
-    client.create()
+    client.create_groups()
     policy = Policy(
         version=0,
         uri=str(folder.absolute()),
-        epoch=client.next_epoch(),
+        epoch=client.acquire_epoch(),
         published_unix_ms=int(time.time() * 1000),
-        files=[_described(folder / name) for name in weight_files(folder)],
+        files=[_described(folder / name) for name in list_weight_files(folder)],
     )
     client.publish(policy)
     return policy
@@ -127,13 +127,13 @@ def services(
 
 def ask_prompt(settings: Settings, question: str, temperature: float = 0.0, environment: str = "") -> Prompt:
     """One trajectory for one question."""
-    from forage_common.text.search_prompt import prompt_text
+    from forage_common.text.search_prompt import format_search_prompt
 
     return Prompt(
         run_id=settings.run.id,
         group_uid=f"ask/{time.time_ns()}",
         data_source=next(iter(settings.reward.routes)),
-        messages=[ChatMessage(role="user", content=prompt_text(question))],
+        messages=[ChatMessage(role="user", content=format_search_prompt(question))],
         samples=1,
         sampling=Sampling(temperature=temperature),
         purpose=Purpose.PURPOSE_ASK,

@@ -137,7 +137,7 @@ def _thought(trajectory: Trajectory, probed: Probed, texts: TokenTexts, settings
     marks = []
     for place, point in enumerate(probed.points):
         low, high = found.intervals[place]
-        answer = metrics.usual_answer(point)
+        answer = metrics.most_frequent_answer(point)
         marks.append(
             Mark(
                 at=start + sum(map(len, thought.texts[: point.kept])),

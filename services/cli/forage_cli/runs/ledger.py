@@ -25,11 +25,11 @@ class Accounts:
 def settle(client: StreamClient) -> Accounts:
     """Compare what was issued for training with what the ledger says was eaten."""
     issued = set()
-    for name, uid in client.issued().items():
+    for name, uid in client.read_issued().items():
         purpose, batch, _position, _attempt = name.split("/")
         if int(purpose) == Purpose.PURPOSE_TRAIN:
             issued.add((int(batch), uid))
-    eaten = Counter((step, uid) for step, entry in client.ledger().items() for uid in entry.group_uids)
+    eaten = Counter((step, uid) for step, entry in client.read_ledger().items() for uid in entry.group_uids)
     uids = Counter(uid for _, uid in eaten.elements())
     return Accounts(
         groups_issued=len(issued),

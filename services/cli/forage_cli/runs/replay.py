@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError
-from forage_common.clients.reward import GrpcReward, score_item
+from forage_common.clients.reward import RewardClient, build_score_item
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import DataError
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Score, Status, Trajectory
@@ -24,12 +24,12 @@ def was_judged(trajectory: Trajectory) -> bool:
     return trajectory.score.status != Status.STATUS_UNSPECIFIED
 
 
-def judged_again(reward: GrpcReward, end_of_turn: str) -> Again:
+def judged_again(reward: RewardClient, end_of_turn: str) -> Again:
     """The same text under the reward that runs."""
 
     async def again(stored: Trajectory) -> Trajectory:
         try:
-            (item,) = await reward.score([score_item(stored, end_of_turn)])
+            (item,) = await reward.score([build_score_item(stored, end_of_turn)])
         except (grpc.RpcError, MalformedReplyError) as error:
             reason = error.details() if isinstance(error, grpc.RpcError) else str(error)
             raise DataError(f"the reward service refuses trajectory {stored.id}: {reason}") from error

@@ -10,7 +10,7 @@ from statistics import fmean
 from forage_cli.runs.folder import Row
 from forage_cli.runs.view_options import Figure
 from forage_common.files.step_file import StepRow, read_step
-from forage_common.files.trajectory_file import head
+from forage_common.files.trajectory_file import read_header
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status
 
 STEP = "step"
@@ -64,7 +64,7 @@ def rows_of_step(file: Path) -> list[Row]:
     Raises:
         DataError: it is missing or damaged.
     """
-    end = head(file).end_of_turn
+    end = read_header(file).end_of_turn
     return [_row(found, end) for found in read_step(file)]
 
 

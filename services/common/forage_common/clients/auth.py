@@ -42,8 +42,8 @@ class TokenFile:
 
     def accepts(self, authorization: str) -> bool:
         """Whether the value of an `authorization` header carries the token. Takes as long for any wrong one."""
-        scheme, _, presented = authorization.partition(" ")
-        same = hmac.compare_digest(presented.strip().encode(), self.token.encode())
+        scheme, _, token = authorization.partition(" ")
+        same = hmac.compare_digest(token.strip().encode(), self.token.encode())
         return same and scheme.lower() == _SCHEME
 
     def _read(self) -> tuple[_Stamp, str]:
@@ -76,7 +76,7 @@ def read_token(file: Path, setting: str = SETTING) -> str:
     return token
 
 
-def presented(file: Path | None) -> tuple[tuple[str, str], ...]:
+def authorization_metadata(file: Path | None) -> tuple[tuple[str, str], ...]:
     """The metadata, or headers, with which a caller presents the token; empty where none is asked for.
 
     Raises:

@@ -30,7 +30,7 @@ GIVEN_UP = Counter("forage_common_calls_given_up_total", "Calls that failed for 
 GRPC_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
 """Options of a channel: by default it waits up to two minutes between its own attempts, and fails calls meanwhile."""
 
-GRPC_SPREAD = (("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),)
+GRPC_ROUND_ROBIN = (("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),)
 """Options of a channel: by default all calls go to the first address of a name, here to each in turn."""
 
 _GRPC_TRANSIENT = {
@@ -96,7 +96,7 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
 def _tell_retry(circuit: Circuit, state: RetryCallState) -> None:
     RETRIED.labels(circuit.service).inc()
     error = state.outcome.exception() if state.outcome else None
-    tracing.current().event("retry", {"forage.attempt": state.attempt_number, "forage.error": repr(error)})
+    tracing.current_span().add_event("retry", {"forage.attempt": state.attempt_number, "forage.error": repr(error)})
 
 
 def _pause(state: RetryCallState) -> float:

@@ -33,7 +33,7 @@ class CircuitOpenError(ForageError):
         self.retry_after_s = retry_after_s
 
 
-def is_away(error: BaseException) -> bool:
+def is_unavailable(error: BaseException) -> bool:
     """Whether an error says that nobody answers. A refusal is an answer, and so is a request to come back later."""
     if isinstance(error, grpc.RpcError):
         return error.code() in _GRPC_AWAY
@@ -84,7 +84,7 @@ class Circuit:
         try:
             yield
         except Exception as error:
-            if is_away(error):
+            if is_unavailable(error):
                 self._failed(probe)
             else:
                 self._close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from forage_common.clients.auth import presented
+from forage_common.clients.auth import authorization_metadata
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
 from forage_common.errors import SettingsError
@@ -30,7 +30,7 @@ class Continuations:
     cached_tokens: int
 
 
-class Completions:
+class CompletionsClient:
     """Samples from the policy that the settings' rollout service serves. Every call raises
 
     - UnavailableError: no answer within `rollout.trajectory_timeout_s`;
@@ -49,7 +49,9 @@ class Completions:
         """
         address = settings.rollout.http_address
         self._client = httpx.AsyncClient(
-            base_url=f"http://{address}/v1", headers=dict(presented(settings.rollout.auth_token_file)), timeout=None
+            base_url=f"http://{address}/v1",
+            headers=dict(authorization_metadata(settings.rollout.auth_token_file)),
+            timeout=None,
         )
         self._circuit = Circuit("rollout", address)
         self._timeout_s = settings.rollout.trajectory_timeout_s
@@ -117,7 +119,7 @@ class Completions:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def __aenter__(self) -> Completions:
+    async def __aenter__(self) -> CompletionsClient:
         await self.open()
         return self
 

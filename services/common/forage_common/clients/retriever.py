@@ -19,7 +19,7 @@ MAX_CONNECTIONS = 64
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The answer to a search.
 
     Attributes:
@@ -63,7 +63,7 @@ class RetrieverClient:
         topk: int = 0,
         filters: Mapping[str, str | Sequence[str]] | None = None,
         mode: str = "",
-    ) -> Found:
+    ) -> SearchResult:
         """Documents for each query.
 
         Args:
@@ -81,7 +81,7 @@ class RetrieverClient:
         body |= {name: value for name, value in (("topk", topk), ("filters", filters), ("mode", mode)) if value}
 
         facts: tracing.Attributes = {"server.address": self._circuit.address, "forage.queries": len(queries)}
-        with tracing.span("retriever.search", facts, kind=tracing.Kind.CLIENT):
+        with tracing.span("retriever.search", facts, kind=tracing.SpanKind.CLIENT):
             return await self._search(body, len(queries))
 
     async def close(self) -> None:
@@ -96,8 +96,8 @@ class RetrieverClient:
     ) -> None:
         await self.close()
 
-    async def _search(self, body: dict[str, Any], queries: int) -> Found:
-        headers = tracing.headers()
+    async def _search(self, body: dict[str, Any], queries: int) -> SearchResult:
+        headers = tracing.trace_headers()
 
         async def attempt() -> httpx.Response:
             return (await self._http.post("/retrieve", json=body, headers=headers)).raise_for_status()
@@ -123,12 +123,12 @@ class RetrieverClient:
         )
 
 
-def _found(response: httpx.Response, queries: int) -> Found:
+def _found(response: httpx.Response, queries: int) -> SearchResult:
     lists = response.json()["result"]
     if len(lists) != queries:
         raise ValueError(f"{len(lists)} results for {queries} queries")
     headers = response.headers
-    return Found(
+    return SearchResult(
         documents=[[_document(pair) for pair in pairs] for pairs in lists],
         provenance=Provenance(
             corpus_digest=headers.get("x-forage-corpus-digest", ""),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from forage_common.clients.calls import GRPC_RECONNECT, GRPC_SPREAD, MalformedReplyError, call
+from forage_common.clients.calls import GRPC_RECONNECT, GRPC_ROUND_ROBIN, MalformedReplyError, call
 from forage_common.clients.circuit import Circuit
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
@@ -17,7 +17,7 @@ from forage_common.v1.trajectory_pb2 import Trajectory, Turn
 _MESSAGE_BYTES = 256 * 2**20
 
 
-class GrpcReward:
+class RewardClient:
     """`forage.v1.Reward.Score`, of every replica that the address resolves to in turn."""
 
     def __init__(self, settings: Settings) -> None:
@@ -25,7 +25,7 @@ class GrpcReward:
         self._timeout_s = settings.rollout.score_timeout_s
         self._circuit = Circuit("reward", address)
         sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]
-        options = [*sizes, *GRPC_RECONNECT, *GRPC_SPREAD]
+        options = [*sizes, *GRPC_RECONNECT, *GRPC_ROUND_ROBIN]
         self._stub = RewardStub(grpc.aio.insecure_channel(address, options=options))
 
     async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
@@ -38,8 +38,8 @@ class GrpcReward:
         """
         request = ScoreRequest(items=items)
         facts: tracing.Attributes = {"server.address": self._circuit.address, "forage.items": len(items)}
-        with tracing.span("reward.score", facts, kind=tracing.Kind.CLIENT):
-            metadata = tracing.metadata()
+        with tracing.span("reward.score", facts, kind=tracing.SpanKind.CLIENT):
+            metadata = tracing.trace_metadata()
 
             async def attempt() -> ScoreResponse:
                 reply: ScoreResponse = await self._stub.Score(request, timeout=self._timeout_s, metadata=metadata)
@@ -51,7 +51,7 @@ class GrpcReward:
         return list(reply.items)
 
 
-def score_item(trajectory: Trajectory, end_of_turn: str) -> ScoreItem:
+def build_score_item(trajectory: Trajectory, end_of_turn: str) -> ScoreItem:
     """What a reward sees of a trajectory; the passages are in the spans already.
 
     Args:

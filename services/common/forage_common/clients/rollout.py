@@ -7,7 +7,7 @@ from types import TracebackType
 
 import grpc
 
-from forage_common.clients.auth import presented
+from forage_common.clients.auth import authorization_metadata
 from forage_common.clients.calls import GRPC_RECONNECT, RefusedError, call
 from forage_common.clients.circuit import Circuit
 from forage_common.errors import SettingsError, UnavailableError
@@ -43,7 +43,7 @@ class RolloutClient:
             SettingsError: the token's file cannot be read.
         """
         self._address = settings.rollout.grpc_address
-        self._metadata = presented(settings.rollout.auth_token_file)
+        self._metadata = authorization_metadata(settings.rollout.auth_token_file)
         self._timeout_s = settings.rollout.trajectory_timeout_s + settings.rollout.score_timeout_s + _MARGIN_S
         self._circuit = Circuit("rollout", self._address)
         sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]

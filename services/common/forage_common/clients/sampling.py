@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 
 from forage_common.clients.calls import RefusedError
-from forage_common.clients.in_flight import each
+from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import DataError
 from forage_common.files.questions import Question
@@ -14,7 +14,9 @@ from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Trajectory
 
 
-def prompts(questions: Sequence[Question], settings: Settings, samples: int, greedy: bool, seed: int) -> list[Prompt]:
+def build_prompts(
+    questions: Sequence[Question], settings: Settings, samples: int, greedy: bool, seed: int
+) -> list[Prompt]:
     """A prompt for each question; no two samples share a seed."""
     rollout = settings.rollout
     return [
@@ -42,7 +44,7 @@ def trajectory_ids(prompt: Prompt) -> set[str]:
     return {f"{prompt.run_id}/{prompt.group_uid}/{sample}" for sample in range(prompt.samples)}
 
 
-async def groups(work: Iterable[Prompt], settings: Settings) -> AsyncGenerator[list[Trajectory], None]:
+async def sample_groups(work: Iterable[Prompt], settings: Settings) -> AsyncGenerator[list[Trajectory], None]:
     """The trajectories of each prompt as they are done, as many prompts at a time as the service works on.
 
     Raises:
@@ -57,6 +59,6 @@ async def groups(work: Iterable[Prompt], settings: Settings) -> AsyncGenerator[l
             except RefusedError as error:
                 raise DataError(f"the rollout service refuses question {prompt.group_uid}: {error}") from error
 
-        async with aclosing(each(work, run, settings.rollout.max_groups_in_flight)) as answered:
+        async with aclosing(map_concurrently(work, run, settings.rollout.max_groups_in_flight)) as answered:
             async for _, trajectories in answered:
                 yield trajectories

@@ -6,13 +6,13 @@ import os
 import shutil
 from pathlib import Path
 
-TEMPORARY = ".partial-"
+PARTIAL_PREFIX = ".partial-"
 """Prefix of what is being written; a leftover belongs to a process that died and may be removed."""
 
 
-def replace(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str) -> None:
     """Write a small file in one step."""
-    aside = file.with_name(f"{TEMPORARY}{file.name}")
+    aside = file.with_name(f"{PARTIAL_PREFIX}{file.name}")
     with aside.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
@@ -37,7 +37,7 @@ def sync_tree(folder: Path) -> None:
     sync(folder)
 
 
-def link(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
     """Give a file that is never written again a second name; copies it where file systems differ."""
     try:
         os.link(source, target)

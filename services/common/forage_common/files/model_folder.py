@@ -12,7 +12,7 @@ _LARGEST_HEADER = 100 * 2**20
 _REMEDY = "set model.path to a complete Hugging Face folder"
 
 
-def read_header(file: Path) -> dict[str, tuple[int, ...]]:
+def read_safetensors_header(file: Path) -> dict[str, tuple[int, ...]]:
     """Tensor name → shape, from the header of a safetensors file, whose length is checked against it.
 
     Raises:
@@ -37,7 +37,7 @@ def read_header(file: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def end_of_turn(folder: Path) -> str:
+def read_end_of_turn(folder: Path) -> str:
     """The tokenizer's end-of-sequence text; empty where the folder names none."""
     try:
         named = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
@@ -46,7 +46,7 @@ def end_of_turn(folder: Path) -> str:
     return str(named.get("content", "") if isinstance(named, dict) else named or "")
 
 
-def weight_files(folder: Path) -> list[str]:
+def list_weight_files(folder: Path) -> list[str]:
     """Names of the files that hold a model folder's weights: one, or the shards of its index.
 
     Raises:
@@ -61,16 +61,16 @@ def weight_files(folder: Path) -> list[str]:
         raise ValueError(f"{index.name}: {error!r}") from None
 
 
-def model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+def read_model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Tensor name → shape over all weight files of a model folder.
 
     Raises:
         ValueError: weights are missing or broken; the message names the file.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for name in weight_files(folder):
+    for name in list_weight_files(folder):
         try:
-            shapes |= read_header(folder / name)
+            shapes |= read_safetensors_header(folder / name)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return shapes
@@ -101,12 +101,12 @@ def check_model_folder(folder: Path, weights: bool = True) -> None:
     if not weights:
         return
     try:
-        model_shapes(folder)
+        read_model_shapes(folder)
     except ValueError as error:
         raise DataError(f"model.path {folder} has no usable weights ({error}): {_REMEDY}") from None
 
 
-def special_tokens(folder: Path) -> tuple[str, ...]:
+def read_special_tokens(folder: Path) -> tuple[str, ...]:
     """The tokenizer's control tokens, which text from elsewhere must not hold.
 
     Raises:

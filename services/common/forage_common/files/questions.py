@@ -22,7 +22,7 @@ _INT64 = range(-(2**63), 2**63)
 class PromptTokenizer(Protocol):
     """What the filter needs of a tokenizer."""
 
-    def lengths(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
+    def count_prompt_tokens(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
         """Tokens of each conversation under the chat template, generation prompt included."""
 
 
@@ -51,13 +51,15 @@ class Questions:
     digest: str
     filtered: Mapping[str, int] = field(default_factory=dict)
 
-    def fitting(self, tokenizer: PromptTokenizer, max_tokens: int, limit: int = -1) -> Questions:
+    def filter_by_length(self, tokenizer: PromptTokenizer, max_tokens: int, limit: int = -1) -> Questions:
         """Those whose prompt has at most `max_tokens` tokens, the first `limit` of them; -1 keeps all.
 
         Raises:
             DataError: no prompt is short enough.
         """
-        lengths = tokenizer.lengths([[{"role": m.role, "content": m.content} for m in q.messages] for q in self.rows])
+        lengths = tokenizer.count_prompt_tokens(
+            [[{"role": m.role, "content": m.content} for m in q.messages] for q in self.rows]
+        )
         fits = [0 < length <= max_tokens for length in lengths]
         kept = [row for row, fit in zip(self.rows, fits, strict=True) if fit]
         filtered = Counter(row.data_source for row, fit in zip(self.rows, fits, strict=True) if not fit)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from forage_common.files.trajectory_file import TrajectoryWriter, read_with
+from forage_common.files.trajectory_file import TrajectoryWriter, read_with_columns
 from forage_common.v1.trajectory_pb2 import Trajectory
 
 FOLDER = "trajectories"
@@ -67,12 +67,12 @@ class StepRow:
     overconfidence: float | None = None
 
 
-def step_file(run: Path, step: int) -> Path:
+def step_file_path(run: Path, step: int) -> Path:
     """Where a run keeps the trajectories of a step."""
     return run / FOLDER / f"step-{step:06d}.parquet"
 
 
-def kept_steps(run: Path) -> list[int]:
+def list_saved_steps(run: Path) -> list[int]:
     """Steps whose trajectories a run has kept."""
     found = (_NAME.fullmatch(file.name) for file in (run / FOLDER).glob("step-*.parquet"))
     return sorted(int(match[1]) for match in found if match)
@@ -91,5 +91,5 @@ def read_step(file: Path) -> Iterator[StepRow]:
     Raises:
         DataError: it is missing, damaged, or no file of a step.
     """
-    for trajectory, more in read_with(file, list(_COLUMNS)):
+    for trajectory, more in read_with_columns(file, list(_COLUMNS)):
         yield StepRow(trajectory, **more)

@@ -51,7 +51,7 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Head:
+class FileHeader:
     """What a file says of itself.
 
     Attributes:
@@ -87,12 +87,12 @@ class TrajectoryWriter:
             DataError: the file to keep is none of these, or its folder cannot be written to.
         """
         self._file = file
-        self._aside = file.with_name(f"{durable.TEMPORARY}{file.name}")
+        self._aside = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
         self._rows: list[dict[str, Any]] = []
         self.statuses: Counter[str] = Counter()
         self._schema = pa.schema([*_SCHEMA, *more])
         metadata = {_VERSION_KEY: VERSION.encode(), _END_OF_TURN_KEY: end_of_turn.encode()}
-        kept = read(file) if keep and file.exists() else iter(())
+        kept = read_trajectories(file) if keep and file.exists() else iter(())
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._aside, self._schema.with_metadata(metadata), compression="zstd")
@@ -137,7 +137,7 @@ class TrajectoryWriter:
             self._rows.clear()
 
 
-def head(file: Path) -> Head:
+def read_header(file: Path) -> FileHeader:
     """What the file says of itself.
 
     Raises:
@@ -145,10 +145,10 @@ def head(file: Path) -> Head:
     """
     with _open(file) as parquet:
         metadata = parquet.schema_arrow.metadata
-        return Head(parquet.metadata.num_rows, metadata.get(_END_OF_TURN_KEY, b"").decode())
+        return FileHeader(parquet.metadata.num_rows, metadata.get(_END_OF_TURN_KEY, b"").decode())
 
 
-def ids(file: Path) -> set[str]:
+def read_ids(file: Path) -> set[str]:
     """Ids of the trajectories in the file; of a file that does not exist, none.
 
     Raises:
@@ -160,17 +160,17 @@ def ids(file: Path) -> set[str]:
         return set(parquet.read(columns=["id"])["id"].to_pylist())
 
 
-def read(file: Path) -> Iterator[Trajectory]:
+def read_trajectories(file: Path) -> Iterator[Trajectory]:
     """Every trajectory, in the order of the file, a batch of rows in memory at a time.
 
     Raises:
         DataError: it is missing, no Parquet, not of this form and version, or damaged; names the row.
     """
-    for trajectory, _ in read_with(file, ()):
+    for trajectory, _ in read_with_columns(file, ()):
         yield trajectory
 
 
-def read_with(file: Path, columns: Sequence[str]) -> Iterator[tuple[Trajectory, dict[str, Any]]]:
+def read_with_columns(file: Path, columns: Sequence[str]) -> Iterator[tuple[Trajectory, dict[str, Any]]]:
     """Every trajectory with its values of the columns that its writer has added.
 
     Raises:

@@ -47,7 +47,7 @@ class NothingToProbeError(Exception):
     """A trajectory has no such thought; says why."""
 
 
-def turns_of(trajectory: Trajectory, every: bool) -> list[int]:
+def select_turns(trajectory: Trajectory, every: bool) -> list[int]:
     """The turns to probe, from 1: that which answered, or where none did the last one; or every turn."""
     count = sum(span.role == Role.ROLE_MODEL for span in trajectory.spans)
     if every:
@@ -85,12 +85,12 @@ def find_thought(trajectory: Trajectory, turn: int, texts: TokenTexts, settings:
     )
 
 
-def context(trajectory: Trajectory, thought: Thought, kept: int, connective: Sequence[int]) -> list[int]:
+def build_context(trajectory: Trajectory, thought: Thought, kept: int, connective: Sequence[int]) -> list[int]:
     """Token ids of what preceded the thought, its first `kept` tokens, and the connective."""
     return [*trajectory.token_ids[thought.window : thought.begin + kept], *connective]
 
 
-def seed_of(base: int, trajectory_id: str, turn: int, point: int) -> int:
+def derive_seed(base: int, trajectory_id: str, turn: int, point: int) -> int:
     """The seed of a point's first sample; the others follow it. Below 2^62, so that they fit an engine's 64 bits."""
     name = f"{base}\0{trajectory_id}\0{turn}\0{point}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 2

@@ -101,8 +101,8 @@ class ProbeFolder:
         """Write the table and the summary; returns the summary."""
         table = pa.Table.from_pylist([_row(probed) for probed in probes], _SCHEMA)
         pq.write_table(table, self.path / "probes.parquet", compression="zstd")
-        found = summary(self._plan, probes)
-        durable.replace(self.path / "summary.json", json.dumps(found, indent=2) + "\n")
+        found = summarise_folder(self._plan, probes)
+        durable.write_atomically(self.path / "summary.json", json.dumps(found, indent=2) + "\n")
         return found
 
     def agree(self, **part: Any) -> None:
@@ -122,10 +122,10 @@ class ProbeFolder:
                     f"{self.path} holds probes with {name} {self._plan[name]}, now it is {value}: "
                     "choose another --out, or give --fresh to begin anew"
                 )
-        durable.replace(file, json.dumps(self._plan, indent=2) + "\n")
+        durable.write_atomically(file, json.dumps(self._plan, indent=2) + "\n")
 
 
-def digest(file: Path) -> str:
+def hash_file(file: Path) -> str:
     """SHA-256 of a file.
 
     Raises:
@@ -143,12 +143,12 @@ def is_finished(probed: Probed) -> bool:
     return probed.status in (Status.STATUS_OK, Status.STATUS_INVALID_INPUT)
 
 
-def computed_tokens(probed: Probed) -> int:
+def count_computed_tokens(probed: Probed) -> int:
     """Tokens that the engine computed: of contexts, those that were not cached, and all that were generated."""
     return sum(p.context_tokens * p.samples - p.cached_tokens + p.generated_tokens for p in probed.points)
 
 
-def summary(plan: Mapping[str, Any], probes: Sequence[Probed]) -> dict[str, Any]:
+def summarise_folder(plan: Mapping[str, Any], probes: Sequence[Probed]) -> dict[str, Any]:
     """What summary.json holds."""
     failures = [probed for probed in probes if probed.status != Status.STATUS_OK]
     return {
@@ -157,7 +157,7 @@ def summary(plan: Mapping[str, Any], probes: Sequence[Probed]) -> dict[str, Any]
         "failed": len(failures),
         "failures": sorted({probed.status_detail for probed in failures})[:10],
         "sets": {name: dataclasses.asdict(found) for name, found in metrics.summarise(probes).items()},
-        "computed_tokens": sum(map(computed_tokens, probes)),
+        "computed_tokens": sum(map(count_computed_tokens, probes)),
         "cached_tokens": sum(point.cached_tokens for probed in probes for point in probed.points),
         "generated_tokens": sum(point.generated_tokens for probed in probes for point in probed.points),
         "seconds_per_probe": sum(probed.seconds for probed in probes) / len(probes) if probes else None,
@@ -185,13 +185,13 @@ def _row(probed: Probed) -> dict[str, Any]:
         "confidence": found.confidence,
         "low": [low for low, _ in found.intervals],
         "high": [high for _, high in found.intervals],
-        "answer": [metrics.usual_answer(point) for point in probed.points],
+        "answer": [metrics.most_frequent_answer(point) for point in probed.points],
         "rho": found.rho,
         "premature": found.premature,
         "overconfidence": found.overconfidence,
         "auc_gap": found.auc_gap,
         "norm_aoc": found.norm_aoc,
         "aoc": found.aoc,
-        "computed_tokens": computed_tokens(probed),
+        "computed_tokens": count_computed_tokens(probed),
         "cached_tokens": sum(point.cached_tokens for point in probed.points),
     }

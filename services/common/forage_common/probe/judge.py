@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import grpc
 
 from forage_common.clients.calls import RefusedError
-from forage_common.clients.reward import GrpcReward
+from forage_common.clients.reward import RewardClient
 from forage_common.probe.contexts import Thought
 from forage_common.text.answers import normalize_answer
 from forage_common.text.tags import CLOSE, OPEN, Tag
@@ -25,7 +25,7 @@ class UnjudgedError(Exception):
         self.status = score.status
 
 
-def is_right(score: Score, validation: Score) -> bool:
+def is_correct(score: Score, validation: Score) -> bool:
     """Whether an answer is right: exactly 1.0 by the reward that training uses, or by exact match.
 
     The second is for rewards that judge the form of a trajectory besides its answer, such as `search_r1_format`: a
@@ -40,7 +40,7 @@ def answer_text(continuation: str) -> str:
     return flat if ANSWER_OPEN in flat else ANSWER_OPEN + flat
 
 
-def answer_of(trajectory: Trajectory, continuation: str) -> str | None:
+def parse_answer(trajectory: Trajectory, continuation: str) -> str | None:
     """The answer, in a form in which the same answers are equal texts; None where it is not closed."""
     text, closed, _ = answer_text(continuation).partition(ANSWER_CLOSE)
     if not closed:
@@ -51,8 +51,8 @@ def answer_of(trajectory: Trajectory, continuation: str) -> str | None:
     return normalize_answer(answer)
 
 
-async def right_ones(
-    reward: GrpcReward, trajectory: Trajectory, thought: Thought, continuations: Iterable[str], end_of_turn: str
+async def find_correct(
+    reward: RewardClient, trajectory: Trajectory, thought: Thought, continuations: Iterable[str], end_of_turn: str
 ) -> set[str]:
     """Those of the continuations that are right. Equal ones are judged once.
 
@@ -70,7 +70,7 @@ async def right_ones(
     for item in scored:
         if item.score.status not in (Status.STATUS_OK, Status.STATUS_ABSTAIN):
             raise UnjudgedError(item.score)
-    return {text for text, item in zip(unique, scored, strict=True) if is_right(item.score, item.validation_score)}
+    return {text for text, item in zip(unique, scored, strict=True) if is_correct(item.score, item.validation_score)}
 
 
 def _item(trajectory: Trajectory, thought: Thought, number: int, continuation: str, end_of_turn: str) -> ScoreItem:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from forage_common.statistics import estimate
+from forage_common.statistics import estimate_mean
 from forage_common.v1.probe_pb2 import Probed, ProbePoint
 from forage_common.v1.trajectory_pb2 import Status
 
@@ -84,7 +84,7 @@ def measure(probed: Probed) -> Measures:
     rho = spearman(confidence)
     return Measures(
         confidence=tuple(confidence),
-        intervals=tuple(wilson(point.correct, point.samples) for point in points),
+        intervals=tuple(wilson_interval(point.correct, point.samples) for point in points),
         rho=rho,
         premature=None if rho is None else rho < PREMATURE,
         overconfidence=overconfidence(confidence),
@@ -108,7 +108,7 @@ def summarise(probes: Sequence[Probed]) -> dict[str, SetMeasures]:
     return {name: _summary(chosen) for name, chosen in sets.items() if chosen}
 
 
-def wilson(correct: int, samples: int) -> Interval:
+def wilson_interval(correct: int, samples: int) -> Interval:
     """The 95 % interval of a proportion."""
     interval = stats.binomtest(correct, samples).proportion_ci(method="wilson")
     return float(interval.low), float(interval.high)
@@ -150,7 +150,7 @@ def area_over_curve(points: Sequence[ProbePoint]) -> float | None:
     any. The area is by the trapezoidal rule over the share of the thought that is kept.
     """
     length = points[-1].kept
-    final = usual_answer(points[-1])
+    final = most_frequent_answer(points[-1])
     if not length or final is None:
         return None
     answers = [_answers(point) for point in points]
@@ -158,7 +158,7 @@ def area_over_curve(points: Sequence[ProbePoint]) -> float | None:
     return float(np.trapezoid(differs, [point.kept / length for point in points]))
 
 
-def usual_answer(point: ProbePoint) -> str | None:
+def most_frequent_answer(point: ProbePoint) -> str | None:
     """The most frequent answer; None where no answer is more frequent than any."""
     counts = _answers(point)
     return max(counts, key=lambda answer: (counts[answer], answer is not None))
@@ -198,6 +198,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _band(values: Sequence[float]) -> Interval:
-    found = estimate(values)
+    found = estimate_mean(values)
     assert found is not None
     return found.low, found.high

@@ -10,22 +10,22 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 
-from forage_common.clients.completions import Completions
-from forage_common.clients.in_flight import each
-from forage_common.clients.reward import GrpcReward
+from forage_common.clients.completions import CompletionsClient
+from forage_common.clients.concurrency import map_concurrently
+from forage_common.clients.reward import RewardClient
 from forage_common.errors import SettingsError
-from forage_common.files.model_folder import end_of_turn
+from forage_common.files.model_folder import read_end_of_turn
 from forage_common.probe.contexts import (
     CONNECTIVE,
     NothingToProbeError,
     Thought,
-    context,
+    build_context,
+    derive_seed,
     find_thought,
-    seed_of,
-    turns_of,
+    select_turns,
 )
 from forage_common.probe.cot import kept_lengths
-from forage_common.probe.judge import ANSWER_CLOSE, UnjudgedError, answer_of, is_right, right_ones
+from forage_common.probe.judge import ANSWER_CLOSE, UnjudgedError, find_correct, is_correct, parse_answer
 from forage_common.settings import Settings
 from forage_common.text.token_texts import TokenTexts
 from forage_common.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
@@ -36,7 +36,7 @@ MAX_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProbePlan:
     """How a trajectory is probed.
 
     Attributes:
@@ -58,7 +58,7 @@ class Prober:
             probed = await prober.probe(trajectory)
     """
 
-    def __init__(self, settings: Settings, plan: Plan = Plan()) -> None:
+    def __init__(self, settings: Settings, plan: ProbePlan = ProbePlan()) -> None:
         """Connect when it is entered.
 
         Raises:
@@ -74,9 +74,9 @@ class Prober:
         self._plan = plan
         self._settings = settings.rollout
         self._texts = TokenTexts(settings.model.path)
-        self._end_of_turn = end_of_turn(settings.model.path)
-        self._reward = GrpcReward(settings)
-        self._completions = Completions(settings)
+        self._end_of_turn = read_end_of_turn(settings.model.path)
+        self._reward = RewardClient(settings)
+        self._completions = CompletionsClient(settings)
         self._connective: list[int] = []
         # As many as fill the engine: more would only wait there, and push each other's prefixes out of its cache.
         self._requests = asyncio.Semaphore(math.ceil(settings.rollout.engine.max_num_seqs / plan.samples))
@@ -93,12 +93,12 @@ class Prober:
         """
         began = time.perf_counter()
         if turn is None:
-            turn = next(iter(turns_of(trajectory, every=False)), 1)
+            turn = next(iter(select_turns(trajectory, every=False)), 1)
         probed = Probed(
             trajectory_id=trajectory.id,
             turn=turn,
             status=Status.STATUS_OK,
-            correct=is_right(trajectory.score, trajectory.validation_score),
+            correct=is_correct(trajectory.score, trajectory.validation_score),
             data_source=trajectory.data_source,
         )
         try:
@@ -121,23 +121,23 @@ class Prober:
 
         *shorter, whole = range(len(lengths))
         found = {whole: await probe(whole)}
-        async with aclosing(each(shorter, probe, len(shorter))) as probing:
+        async with aclosing(map_concurrently(shorter, probe, len(shorter))) as probing:
             async for number, point in probing:
                 found[number] = point
         return [found[number] for number in range(len(lengths))]
 
     async def _point(self, trajectory: Trajectory, thought: Thought, number: int, kept: int) -> ProbePoint:
-        ids = context(trajectory, thought, kept, self._connective)
+        ids = build_context(trajectory, thought, kept, self._connective)
         limit = self._completions.max_model_len
         max_tokens = MAX_TOKENS if limit is None else min(MAX_TOKENS, limit - len(ids))
         if max_tokens < 1:
             raise NothingToProbeError(f"{len(ids)} tokens of context leave no room for an answer within {limit}")
         samples = self._plan.samples
-        seed = seed_of(self._plan.seed, trajectory.id, thought.turn, number)
+        seed = derive_seed(self._plan.seed, trajectory.id, thought.turn, number)
         async with self._requests:
             said = await self._completions.sample(ids, samples, seed, max_tokens, ANSWER_CLOSE)
-        right = await right_ones(self._reward, trajectory, thought, said.texts, self._end_of_turn)
-        answers = Counter(answer for text in said.texts if (answer := answer_of(trajectory, text)) is not None)
+        right = await find_correct(self._reward, trajectory, thought, said.texts, self._end_of_turn)
+        answers = Counter(answer for text in said.texts if (answer := parse_answer(trajectory, text)) is not None)
         ordered = sorted(answers.items(), key=lambda answer: (-answer[1], answer[0]))
         return ProbePoint(
             kept=kept,

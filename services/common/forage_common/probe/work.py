@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import aclosing
 
-from forage_common.clients.in_flight import each
-from forage_common.probe.contexts import turns_of
+from forage_common.clients.concurrency import map_concurrently
+from forage_common.probe.contexts import select_turns
 from forage_common.probe.folder import Item
-from forage_common.probe.prober import Plan, Prober
+from forage_common.probe.prober import ProbePlan, Prober
 from forage_common.settings import Settings
 from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Trajectory
@@ -17,13 +17,13 @@ IN_FLIGHT = 4
 """Trajectories. Their requests share the engine's slots; more than one keep it busy while others are being judged."""
 
 
-def items_of(trajectory: Trajectory, every: bool) -> list[Item]:
+def list_probe_items(trajectory: Trajectory, every: bool) -> list[Item]:
     """The probes of a trajectory; one that never spoke has one, which says so."""
-    return [(trajectory.id, turn) for turn in turns_of(trajectory, every) or [1]]
+    return [(trajectory.id, turn) for turn in select_turns(trajectory, every) or [1]]
 
 
-async def probes(
-    trajectories: Iterable[Trajectory], wanted: Collection[Item], settings: Settings, plan: Plan
+async def run_probes(
+    trajectories: Iterable[Trajectory], wanted: Collection[Item], settings: Settings, plan: ProbePlan
 ) -> AsyncGenerator[Probed, None]:
     """A probe of each wanted turn, as they are done; the turns of a trajectory go together, for they begin alike.
 
@@ -33,7 +33,7 @@ async def probes(
     turns = (
         (trajectory, turn)
         for trajectory in trajectories
-        for name, turn in items_of(trajectory, every=True)
+        for name, turn in list_probe_items(trajectory, every=True)
         if (name, turn) in wanted
     )
     async with Prober(settings, plan) as prober:
@@ -41,6 +41,6 @@ async def probes(
         async def run(turn: tuple[Trajectory, int]) -> Probed:
             return await prober.probe(*turn)
 
-        async with aclosing(each(turns, run, IN_FLIGHT)) as done:
+        async with aclosing(map_concurrently(turns, run, IN_FLIGHT)) as done:
             async for _, probed in done:
                 yield probed

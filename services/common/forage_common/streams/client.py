@@ -105,7 +105,7 @@ class StreamClient:
     def ping(self) -> bool:
         return bool(self._call(self._redis.ping))
 
-    def create(self, *streams: str) -> None:
+    def create_groups(self, *streams: str) -> None:
         """Make the consumer group of each stream, from its beginning; what exists is left alone."""
         for stream in streams or (self.prompts, self.trajectories):
             try:
@@ -122,12 +122,12 @@ class StreamClient:
         keys = [self.prompts, self.key("issued")]
         return bool(self._call(self._issue, keys=keys, args=[name, prompt.group_uid, prompt.SerializeToString()]))
 
-    def issued(self) -> dict[str, str]:
+    def read_issued(self) -> dict[str, str]:
         """Everything ever issued: "purpose/batch/position/attempt" → group uid."""
         found = cast(dict[bytes, bytes], self._call(self._redis.hgetall, self.key("issued")))
         return {k.decode(): v.decode() for k, v in found.items()}
 
-    def take_prompts(self, consumer: str, count: int, block_s: float) -> list[Entry[Prompt]]:
+    def claim_prompts(self, consumer: str, count: int, block_s: float) -> list[Entry[Prompt]]:
         """New prompts, waiting up to `block_s` for the first."""
         return self._take(self.prompts, Prompt, consumer, count, block_s)
 
@@ -148,7 +148,7 @@ class StreamClient:
 
     # Groups: the rollout service writes, the trainer takes and acknowledges.
 
-    def take_groups(self, stream: str, consumer: str, count: int, block_s: float) -> list[Entry[TrajectoryGroup]]:
+    def claim_groups(self, stream: str, consumer: str, count: int, block_s: float) -> list[Entry[TrajectoryGroup]]:
         """New groups, waiting up to `block_s` for the first."""
         return self._take(stream, TrajectoryGroup, consumer, count, block_s)
 
@@ -167,23 +167,23 @@ class StreamClient:
             self._call(self._redis.xack, stream, GROUP, *ids)
             self._call(self._redis.xdel, stream, *ids)
 
-    def ledger(self) -> dict[int, LedgerEntry]:
+    def read_ledger(self) -> dict[int, LedgerEntry]:
         """Step → what it ate."""
         found = cast(dict[bytes, bytes], self._call(self._redis.hgetall, self.key("ledger")))
         return {int(k): LedgerEntry.FromString(v) for k, v in sorted(found.items(), key=lambda kv: int(kv[0]))}
 
-    def backlog(self, stream: str) -> int:
+    def count_backlog(self, stream: str) -> int:
         """Entries on a stream that are not acknowledged yet, delivered or not."""
         return int(cast(int, self._call(self._redis.xlen, stream)))
 
-    def drop(self, *names: str) -> None:
+    def delete(self, *names: str) -> None:
         """Delete streams or keys by full name."""
         if names:
             self._call(self._redis.delete, *names)
 
     # The policy: the trainer publishes, replicas follow.
 
-    def next_epoch(self) -> int:
+    def acquire_epoch(self) -> int:
         """A fencing token higher than any before."""
         return int(cast(int, self._call(self._redis.incr, self.key("epoch"))))
 
@@ -202,7 +202,7 @@ class StreamClient:
         if found >= 0:
             raise FencedError(f"epoch {policy.epoch} is over: a trainer with epoch {found} has taken over this run")
 
-    def policy(self) -> Policy | None:
+    def read_policy(self) -> Policy | None:
         """The policy last announced."""
         found = self._call(self._redis.hget, self.key("policy"), "m")
         return None if found is None else Policy.FromString(cast(bytes, found))
@@ -211,7 +211,7 @@ class StreamClient:
         """Record which policy a replica serves."""
         self._call(self._redis.hset, self.key("replicas"), replica, policy.SerializeToString())
 
-    def replicas(self) -> dict[str, Policy]:
+    def read_replicas(self) -> dict[str, Policy]:
         """Replica → the policy it serves."""
         found = cast(dict[bytes, bytes], self._call(self._redis.hgetall, self.key("replicas")))
         return {k.decode(): Policy.FromString(v) for k, v in found.items()}
@@ -272,5 +272,5 @@ class StreamClient:
                 # A server that lost its data (no append-only file) forgets the groups; make them again.
                 if "NOGROUP" not in str(error) or time.monotonic() > deadline:
                     raise
-                self.create()
+                self.create_groups()
                 time.sleep(0.1)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from forage_common.v1.trajectory_pb2 import Prompt, Trajectory, TrajectoryGroup
 
 
-def signed(trajectory: Trajectory, prompt: Prompt, sample: int) -> Trajectory:
+def with_prompt_identity(trajectory: Trajectory, prompt: Prompt, sample: int) -> Trajectory:
     """The trajectory as sample `sample` of a prompt; fields that it sets itself stay."""
     whole = Trajectory(
         id=f"{prompt.run_id}/{prompt.group_uid}/{sample}",
@@ -23,7 +23,7 @@ def signed(trajectory: Trajectory, prompt: Prompt, sample: int) -> Trajectory:
     return whole
 
 
-def group_of(prompt: Prompt, trajectories: Iterable[Trajectory]) -> TrajectoryGroup:
+def build_group(prompt: Prompt, trajectories: Iterable[Trajectory]) -> TrajectoryGroup:
     """The reply to a prompt."""
     return TrajectoryGroup(
         run_id=prompt.run_id,

@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
-from forage_common.addresses import port_in_use, split_address
+from forage_common.addresses import port_in_use_error, split_address
 from forage_common.telemetry.logs import get_logger
 
 WAITING = Gauge("forage_common_waiting", "1 while this keeps the service from being ready", ["what"])
@@ -34,14 +34,14 @@ class Health:
             self._waiting[what] = detail
             WAITING.labels(what).set(1)
 
-    def have(self, what: str) -> None:
+    def mark_ready(self, what: str) -> None:
         with self._lock:
             self._waiting.pop(what, None)
             WAITING.labels(what).set(0)
 
-    def ready(self) -> None:
+    def mark_started(self) -> None:
         """The start is over; other waits, if any, stay."""
-        self.have("start")
+        self.mark_ready("start")
 
     @property
     def waiting(self) -> dict[str, str]:
@@ -98,7 +98,7 @@ def serve_health(address: str, health: Health, metrics: Callable[[], bytes] = ge
     try:
         server = _Server(split_address(address), _Handler)
     except OSError as error:
-        raise port_in_use(address, error) from None
+        raise port_in_use_error(address, error) from None
     server.health = health
     server.metrics = metrics
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()

@@ -27,7 +27,7 @@ from opentelemetry.util.types import Attributes as SdkAttributes
 from forage_common import __version__
 from forage_common.errors import InterruptedWorkError
 from forage_common.settings import TracingProtocol, TracingSettings
-from forage_common.telemetry.tracing import DROPPED, HEADER, Attributes, Kind, Span
+from forage_common.telemetry.tracing import DROPPED, HEADER, Attributes, Span, SpanKind
 
 STOP_S = 2.0
 """For what is left at the end of a process."""
@@ -54,7 +54,7 @@ class Tracer:
         self,
         name: str,
         attributes: Attributes | None = None,
-        kind: Kind = Kind.INTERNAL,
+        kind: SpanKind = SpanKind.INTERNAL,
         parent: str | None = None,
         links: Sequence[str] = (),
         began_ns: int | None = None,
@@ -91,8 +91,8 @@ class Tracer:
         finally:
             span.end()
 
-    def current(self) -> Span:
-        """See `tracing.current`."""
+    def current_span(self) -> Span:
+        """See `tracing.current_span`."""
         return _Recorded(trace.get_current_span())
 
     def close(self) -> None:
@@ -122,10 +122,10 @@ class _Recorded(Span):
         context = self._span.get_span_context()
         return f"{context.trace_id:032x}" if context.is_valid else ""
 
-    def set(self, attributes: Attributes) -> None:
+    def set_attributes(self, attributes: Attributes) -> None:
         self._span.set_attributes(dict(attributes))
 
-    def event(self, name: str, attributes: Attributes | None = None) -> None:
+    def add_event(self, name: str, attributes: Attributes | None = None) -> None:
         self._span.add_event(name, attributes)
 
     def fail(self, detail: str) -> None:

@@ -35,7 +35,7 @@ for _reason in ("queue", "export"):
 Attributes = Mapping[str, str | int | float | bool]
 
 
-class Kind(Enum):
+class SpanKind(Enum):
     """What a span is in a call between processes, or on a stream."""
 
     INTERNAL = "internal"
@@ -51,10 +51,10 @@ class Span:
     traceparent = ""
     trace_id = ""
 
-    def set(self, attributes: Attributes) -> None:
+    def set_attributes(self, attributes: Attributes) -> None:
         """Say more about it."""
 
-    def event(self, name: str, attributes: Attributes | None = None) -> None:
+    def add_event(self, name: str, attributes: Attributes | None = None) -> None:
         """Something that happened within it, now."""
 
     def fail(self, detail: str) -> None:
@@ -94,7 +94,7 @@ def stop() -> None:
         tracer.close()
 
 
-def is_on() -> bool:
+def is_enabled() -> bool:
     """Whether this process traces."""
     return _tracer is not None
 
@@ -103,7 +103,7 @@ def span(
     name: str,
     attributes: Attributes | None = None,
     *,
-    kind: Kind = Kind.INTERNAL,
+    kind: SpanKind = SpanKind.INTERNAL,
     parent: str | None = None,
     links: Sequence[str] = (),
     began_ns: int | None = None,
@@ -123,23 +123,33 @@ def span(
     return _tracer.span(name, attributes, kind, parent, links, began_ns, active)
 
 
-def current() -> Span:
+def current_span() -> Span:
     """The active span."""
-    return _OFF if _tracer is None else _tracer.current()
+    return _OFF if _tracer is None else _tracer.current_span()
 
 
-def headers() -> dict[str, str]:
+def traceparent(span: Span) -> str:
+    """The W3C `traceparent` of a span; empty where nothing is traced."""
+    return span.traceparent
+
+
+def mark_failed(span: Span, detail: str) -> None:
+    """Set a span's status to error, though nothing was raised."""
+    span.fail(detail)
+
+
+def trace_headers() -> dict[str, str]:
     """Of a call that belongs to the active span; none where there is no span."""
-    value = current().traceparent
+    value = traceparent(current_span())
     return {HEADER: value} if value else {}
 
 
-def metadata() -> tuple[tuple[str, str], ...]:
+def trace_metadata() -> tuple[tuple[str, str], ...]:
     """Likewise, for gRPC."""
-    return tuple(headers().items())
+    return tuple(trace_headers().items())
 
 
-def called(context: Any) -> str:
+def read_trace_context(context: Any) -> str:
     """The `traceparent` of a gRPC call's metadata; empty where there is none."""
     if _tracer is None:
         return ""
@@ -147,14 +157,14 @@ def called(context: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def sign(prompt: Prompt, span: Span) -> None:
+def attach_trace_context(prompt: Prompt, span: Span) -> None:
     """Have what becomes of a prompt belong to a span; nothing changes where there is none."""
-    if span.traceparent:
-        prompt.trace_id, prompt.traceparent = span.trace_id, span.traceparent
+    if value := traceparent(span):
+        prompt.trace_id, prompt.traceparent = span.trace_id, value
 
 
 def log_fields(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """A structlog processor: the ids of the active span."""
-    if _tracer is not None and (found := current().traceparent):
+    if _tracer is not None and (found := traceparent(current_span())):
         _, event["trace_id"], event["span_id"], _ = found.split("-")
     return event

@@ -12,7 +12,7 @@ RESERVED_TAGS = ("think", "search", "information", "answer")
 _NAME = re.compile(r"</?([A-Za-z][\w-]*)>")
 
 
-def passages(documents: Sequence[Document]) -> str:
+def format_passages(documents: Sequence[Document]) -> str:
     """ "Doc 1(Title: first line) other lines\\n" for every document.
 
     A document without a newline is all title.
@@ -24,7 +24,7 @@ def passages(documents: Sequence[Document]) -> str:
     return "".join(lines)
 
 
-def escape(text: str, special_tokens: Iterable[str] = (), tags: Iterable[str] = ()) -> str:
+def escape_tags(text: str, special_tokens: Iterable[str] = (), tags: Iterable[str] = ()) -> str:
     """The text without reserved tags and without the tokenizer's control tokens, readable as before.
 
     Nothing is removed, so taking one tag apart cannot put another together; a second pass changes nothing.
@@ -41,7 +41,7 @@ def escape(text: str, special_tokens: Iterable[str] = (), tags: Iterable[str] = 
     return text
 
 
-def tag_names(text: str) -> list[str]:
+def find_tag_names(text: str) -> list[str]:
     """The names of the tags in a text."""
     return _NAME.findall(text)
 

@@ -16,6 +16,6 @@ PROMPT_PREFIX = (
 """The instruction of the reference data format, word for word; the question and a newline follow."""
 
 
-def prompt_text(question: str, prefix: str = PROMPT_PREFIX) -> str:
+def format_search_prompt(question: str, prefix: str = PROMPT_PREFIX) -> str:
     """The user message for a question."""
     return f"{prefix}{question}\n"

@@ -18,7 +18,7 @@ OPEN = {tag: f"<{tag}>" for tag in Tag}
 CLOSE = {tag: f"</{tag}>" for tag in Tag}
 
 
-def blocks(text: str, tag: Tag) -> list[str]:
+def find_blocks(text: str, tag: Tag) -> list[str]:
     """Contents of each `<tag>…</tag>`, left to right; openers pair with the next closer, without overlap."""
     # As the pattern <tag>(.*?)</tag> would, but that one is quadratic on openers without closers.
     found = []
@@ -33,7 +33,7 @@ def blocks(text: str, tag: Tag) -> list[str]:
     return found
 
 
-def last_block(text: str, tag: Tag) -> str | None:
+def find_last_block(text: str, tag: Tag) -> str | None:
     """The last of `blocks(text, tag)`, found from the end; None where there is none."""
     opener = text.rfind(OPEN[tag], 0, max(text.rfind(CLOSE[tag]), 0))
     if opener < 0:

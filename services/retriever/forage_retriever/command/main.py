@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Column, Table
 
 from forage_common.errors import ForageError, SettingsError, UserError
-from forage_common.settings import RetrievalMode, Settings, load
+from forage_common.settings import RetrievalMode, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
 from forage_retriever.corpus.read import digest as corpus_digest
 from forage_retriever.index import build as building
@@ -174,7 +174,7 @@ def evaluate(
     """Measure recall and hits on questions whose passages are known, by mode."""
     import forage_retriever.command.evaluate as evaluating
 
-    evaluating.run(folder, questions, load(config, overrides or []).retriever, out, sweep)
+    evaluating.run(folder, questions, load_settings(config, overrides or []).retriever, out, sweep)
 
 
 @app.command(epilog="[bold]Example[/]: forage index bench wiki --seconds 10 retriever.threads=4")
@@ -188,7 +188,7 @@ def bench(
     """Measure queries a second and their latency, in this process."""
     import forage_retriever.command.bench as benching
 
-    benching.run(folder, load(config, overrides or []).retriever, seconds, questions)
+    benching.run(folder, load_settings(config, overrides or []).retriever, seconds, questions)
 
 
 def main() -> None:
@@ -221,7 +221,7 @@ def _settings(
         given.append(f"retriever.mode={mode}")
     if factory:
         given.append(f"retriever.faiss_factory={factory}")
-    settings = load(config, given)
+    settings = load_settings(config, given)
     if fields:
         settings = settings.model_copy(
             update={"retriever": settings.retriever.model_copy(update={"filter_fields": tuple(fields)})}

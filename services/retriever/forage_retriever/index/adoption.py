@@ -67,7 +67,7 @@ def adopt(folder: Path, file: Path, corpus: Corpus, encoder: Encoder) -> None:
             f"the vectors of {file} are not those of the corpus under encoder {encoder.model} (agreement"
             f" {agreement:.2f}): give the corpus it was built from, in its order, and its encoder"
         )
-    durable.link(file, folder / faiss_build.INDEX_FILE)
+    durable.link_or_copy(file, folder / faiss_build.INDEX_FILE)
 
 
 def reconstructed(folder: Path, factory: str) -> NDArray[Any]:

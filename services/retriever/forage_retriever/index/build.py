@@ -352,7 +352,7 @@ def _link_tree(source: Path, target: Path) -> None:
         if path.is_dir():
             (target / path.relative_to(source)).mkdir()
         elif path.suffix != ".lock":
-            durable.link(path, target / path.relative_to(source))
+            durable.link_or_copy(path, target / path.relative_to(source))
 
 
 def _finish(making: Work, made: Manifest, report: Report) -> None:

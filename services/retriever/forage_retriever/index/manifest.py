@@ -150,7 +150,7 @@ def read(folder: Path) -> Manifest:
 def write(folder: Path, manifest: Manifest) -> None:
     """Put the manifest into place, whole or not at all."""
     text = _Signed(sha256=_digest(manifest), manifest=manifest).model_dump_json(indent=1)
-    durable.replace(folder / MANIFEST_FILE, text + "\n")
+    durable.write_atomically(folder / MANIFEST_FILE, text + "\n")
 
 
 def entries(folder: Path, progress: Callable[[int], None]) -> dict[str, FileEntry]:

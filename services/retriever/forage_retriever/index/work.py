@@ -44,7 +44,7 @@ class Work:
             folder.mkdir(exist_ok=goes_on)
             make(folder)
             durable.sync_tree(folder)
-            durable.replace(self._mark(name), key)
+            durable.write_atomically(self._mark(name), key)
         return folder
 
     def has(self, name: str, key: str) -> bool:

@@ -55,7 +55,7 @@ class VectorsWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.done += len(part)
-        durable.replace(self._progress, json.dumps({"key": self._key, "done": self.done}))
+        durable.write_atomically(self._progress, json.dumps({"key": self._key, "done": self.done}))
 
     def close(self) -> None:
         """Let go of the file."""

@@ -166,7 +166,7 @@ class Front:
     def _changed(self) -> None:
         """A shard has come, gone or another index."""
         if any(shard.is_up for shard in self._shards):
-            self._health.have("shards")
+            self._health.mark_ready("shards")
         else:
             self._health.wait_for("shards", "no shard answers")
         if len(encoders := {shard.provenance.encoder for shard in self._shards if shard.provenance}) > 1:

@@ -15,7 +15,7 @@ from forage_common.errors import UnavailableError
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.tracing import Kind
+from forage_common.telemetry.tracing import SpanKind
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
 from forage_retriever.hits import Hit
 from forage_retriever.serve.batcher import OverloadedError
@@ -55,7 +55,7 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
         self, request: retriever_pb2.RetrieveRequest | None, context: grpc.aio.ServicerContext
     ) -> retriever_pb2.RetrieveResponse:
         try:
-            return await self._traced("Retrieve", request, tracing.called(context))
+            return await self._traced("Retrieve", request, tracing.read_trace_context(context))
         except _RefusedError as error:
             await context.abort(error.code, str(error))
             raise AssertionError("unreachable: abort raises") from None
@@ -66,7 +66,7 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
         context: grpc.aio.ServicerContext,
     ) -> None:
         room, writing = asyncio.Semaphore(MAX_IN_FLIGHT), asyncio.Lock()
-        parent = tracing.called(context)
+        parent = tracing.read_trace_context(context)
 
         async def answer(asked: retriever_pb2.RetrieveStreamRequest | None) -> None:
             reply = retriever_pb2.RetrieveStreamResponse(status=trajectory_pb2.STATUS_OK)
@@ -92,7 +92,7 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
         if request is None or not request.queries:  # as a front asks again and again, to see whether there is a shard
             return await self._answer(request)
         facts = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
-        with tracing.span(f"{SERVICE}/{method}", facts, kind=Kind.SERVER, parent=parent):
+        with tracing.span(f"{SERVICE}/{method}", facts, kind=SpanKind.SERVER, parent=parent):
             return await self._answer(request)
 
     async def _answer(self, request: retriever_pb2.RetrieveRequest | None) -> retriever_pb2.RetrieveResponse:

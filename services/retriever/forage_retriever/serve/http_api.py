@@ -22,7 +22,7 @@ from forage_common.errors import UnavailableError
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.tracing import Kind
+from forage_common.telemetry.tracing import SpanKind
 from forage_retriever.hits import Provenance
 from forage_retriever.serve.adapters import (
     AccessReply,
@@ -134,11 +134,11 @@ def _endpoint(retrieval: Retrieval, health: Health, answer: Answer, path: str) -
     name, facts = f"POST {path}", {"http.request.method": "POST", "http.route": path}
 
     async def endpoint(request: Request) -> Response:
-        with tracing.span(name, facts, kind=Kind.SERVER, parent=request.headers.get(tracing.HEADER, "")) as span:
+        with tracing.span(name, facts, kind=SpanKind.SERVER, parent=request.headers.get(tracing.HEADER, "")) as span:
             response = await _guarded(request, answer, health)
-            span.set({"http.response.status_code": response.status_code})
+            span.set_attributes({"http.response.status_code": response.status_code})
             if response.status_code >= 500:
-                span.fail(bytes(response.body).decode())
+                tracing.mark_failed(span, bytes(response.body).decode())
         if "x-forage-mode" not in response.headers and (source := retrieval.provenance) is not None:
             response.raw_headers += _provenance_headers(source)
         REQUESTS.labels("http", str(response.status_code)).inc()

@@ -82,7 +82,7 @@ async def _serve(settings: Settings) -> None:
         await asyncio.wait([starting, stopping, http], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            ready.ready()
+            ready.mark_started()
             await grpc_server.serving()
             log.info(
                 "serving",

@@ -73,7 +73,7 @@ class Shard:
         request = retriever_pb2.RetrieveRequest(
             queries=queries, topk=asked.topk, filters=filters, mode=asked.mode, rows=True
         )
-        with tracing.span("retriever.shard", {"server.address": self.address}, kind=tracing.Kind.CLIENT):
+        with tracing.span("retriever.shard", {"server.address": self.address}, kind=tracing.SpanKind.CLIENT):
             return await self._call(request, timeout_s)
 
     async def watch(self) -> None:
@@ -90,7 +90,7 @@ class Shard:
         try:
             with self._circuit.attempt():
                 reply: retriever_pb2.RetrieveResponse = await self._stub.Retrieve(
-                    request, timeout=timeout_s, metadata=tracing.metadata()
+                    request, timeout=timeout_s, metadata=tracing.trace_metadata()
                 )
         except CircuitOpenError as error:
             raise ShardAwayError(str(error)) from None

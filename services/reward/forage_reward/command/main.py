@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from forage_common.errors import DataError, ForageError, SettingsError, UserError
-from forage_common.settings import RewardRoute, Settings, load
+from forage_common.settings import RewardRoute, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
 from forage_reward.command.dumps import DumpRow, RowError, parse_row, spans_of_text
 from forage_reward.command.explain import explained
@@ -142,7 +142,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _judge(reward: str, params: list[str], config: Path | None) -> Iterator[tuple[Judge, dict[str, RewardRoute]]]:
-    settings: Settings = load(config)
+    settings: Settings = load_settings(config)
     if params and not reward:
         raise SettingsError("--param belongs to --reward: give both, or set parameters in the settings' routes")
     parsed = {}

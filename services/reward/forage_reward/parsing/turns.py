@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from forage_common.text.tags import Tag, blocks
+from forage_common.text.tags import Tag, find_blocks
 from forage_reward.trajectory import Action, Role, TrajectoryView, Turn
 
 MAX_GENERATION = 1_000_000
@@ -45,7 +45,7 @@ def turns_of(view: TrajectoryView) -> tuple[Turn, ...]:
     for (role, text), (after, following) in zip(runs, [*runs, (None, "")][1:], strict=True):
         if role is Role.MODEL:
             action, content = asked(text)
-            seen = after is Role.ENV and bool(blocks(following, Tag.INFORMATION))
+            seen = after is Role.ENV and bool(find_blocks(following, Tag.INFORMATION))
             turns.append(Turn(action, content, action is Action.SEARCH and seen))
     return tuple(turns)
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from forage_common.text.tags import Tag, last_block
+from forage_common.text.tags import Tag, find_last_block
 from forage_reward.parsing.arithmetic import MAX_LENGTH, ArithmeticFormError, evaluate
 from forage_reward.parsing.raw_text import ASSISTANT_MARKER, PLAIN_MARKER
 from forage_reward.reward import Reward, RewardParams
@@ -54,7 +54,7 @@ def extract_equation(text: str) -> str | None:
         if marker in text:
             text = text.partition(marker)[2]
             break
-    answer = last_block(text.rpartition("\n")[2], Tag.ANSWER)
+    answer = find_last_block(text.rpartition("\n")[2], Tag.ANSWER)
     return answer.strip() if answer is not None else None
 
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from forage_common.text.answers import normalize_answer
-from forage_common.text.tags import CLOSE, OPEN, Tag, blocks
+from forage_common.text.tags import CLOSE, OPEN, Tag, find_blocks
 from forage_reward.trajectory import GroundTruth, Role, TrajectoryView
 
 MAX_WORDS_BEYOND = 16
@@ -41,7 +41,7 @@ def canaries(view: TrajectoryView, truth: GroundTruth) -> tuple[Canary, ...]:
     """All canaries that fire on a trajectory. Linear in its text, never raises."""
     found = []
     model = view.texts(Role.MODEL)
-    answers = [answer for text in model if _ANSWER in text for answer in blocks(text, Tag.ANSWER)]
+    answers = [answer for text in model if _ANSWER in text for answer in find_blocks(text, Tag.ANSWER)]
     if answers:
         if _copies_example(view, truth, answers[-1]):
             found.append(Canary.COPIED_EXAMPLE)
@@ -58,7 +58,7 @@ def canaries(view: TrajectoryView, truth: GroundTruth) -> tuple[Canary, ...]:
 
 def _copies_example(view: TrajectoryView, truth: GroundTruth, answer: str) -> bool:
     for text in view.texts(Role.PROMPT):
-        for example in blocks(text, Tag.ANSWER):
+        for example in find_blocks(text, Tag.ANSWER):
             # Each letter of a normalised text stands in its lower case: a cheap look before the dear one.
             normal = _normal_example(example)
             if normal and normal[-1] in answer.lower() and normalize_answer(answer) == normal:
@@ -94,4 +94,4 @@ def _has_tag(text: str) -> bool:
     # Its own <information> block is what an observation is made of; feedback names tags outside of any.
     if text.count(OPEN[Tag.INFORMATION]) != text.count(CLOSE[Tag.INFORMATION]):
         return OPEN[Tag.INFORMATION] in text
-    return any(_RAW.search(block) for block in blocks(text, Tag.INFORMATION))
+    return any(_RAW.search(block) for block in find_blocks(text, Tag.INFORMATION))

@@ -26,7 +26,7 @@ def serve(settings: Settings) -> None:
     serving = Workers(settings, ready) if settings.reward.workers > 1 else Server(settings)
     health = serve_health(settings.reward.health_address, ready, serving.metrics)
     serving.listen()
-    ready.ready()
+    ready.mark_started()
     log = get_logger()
     log.info(
         "serving",

@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 from forage_common.addresses import bind
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
-from forage_common.telemetry.tracing import Kind
+from forage_common.telemetry.tracing import SpanKind
 from forage_common.v1 import reward_pb2, reward_pb2_grpc
 from forage_reward.deadline import deadline_of
 from forage_reward.isolation.user_rewards import UserRewards
@@ -115,8 +115,8 @@ def _traced(
     method: str, context: grpc.aio.ServicerContext, facts: tracing.Attributes | None = None, active: bool = True
 ) -> AbstractContextManager[tracing.Span]:
     facts = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method, **(facts or {})}
-    parent = tracing.called(context)
-    return tracing.span(f"{SERVICE}/{method}", facts, kind=Kind.SERVER, parent=parent, active=active)
+    parent = tracing.read_trace_context(context)
+    return tracing.span(f"{SERVICE}/{method}", facts, kind=SpanKind.SERVER, parent=parent, active=active)
 
 
 async def _refuse(context: grpc.aio.ServicerContext, method: str, why: str) -> NoReturn:

@@ -15,7 +15,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from forage_common.addresses import port_in_use, split_address
+from forage_common.addresses import port_in_use_error, split_address
 from forage_common.errors import UserError
 from forage_common.settings import Settings
 from forage_common.telemetry.health import WAITING, Health
@@ -130,7 +130,7 @@ class Workers:
             if self._down == len(self._children):
                 self._health.wait_for("workers", "every worker has ended; they are being started again")
             else:
-                self._health.have("workers")
+                self._health.mark_ready("workers")
 
 
 def _reserve(address: str) -> socket.socket:
@@ -145,7 +145,7 @@ def _reserve(address: str) -> socket.socket:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise port_in_use(address, error) from None
+            raise port_in_use_error(address, error) from None
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.bind((host, port))

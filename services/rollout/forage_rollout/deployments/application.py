@@ -23,8 +23,8 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.schema import LoggingConfig
 
 from forage_common.clients.retriever import RetrieverClient
-from forage_common.clients.reward import GrpcReward
-from forage_common.settings import ReplicaSettings, Settings, WeightUpdate, load
+from forage_common.clients.reward import RewardClient
+from forage_common.settings import ReplicaSettings, Settings, WeightUpdate, load_settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs, get_logger
@@ -258,7 +258,7 @@ class AgentDeployment:
                     settings,
                     RemoteEngine(self._handle, settings.rollout.weights.update == WeightUpdate.DRAIN),
                     RetrieverClient(settings.retriever.http_address, settings.rollout.retrieve_timeout_s),
-                    GrpcReward(settings),
+                    RewardClient(settings),
                     FileTokenizer(settings.model.path),
                     await _call(self._handle.describe),
                     self._replica,
@@ -292,7 +292,7 @@ class DispatcherDeployment:
     async def drain(self, timeout_s: float) -> int:
         """Take no more prompts and let running groups end; how many did not within the time."""
         left = await self._dispatcher.drain(timeout_s)
-        if tracing.is_on():
+        if tracing.is_enabled():
             await asyncio.gather(broadcast(self._agents, "stop_tracing"), asyncio.to_thread(tracing.stop))
         return left
 
@@ -369,7 +369,7 @@ def build(arguments: dict[str, str]) -> Application:
     """
     import ray
 
-    settings = load(overrides=[f"{name}={value}" for name, value in arguments.items()])
+    settings = load_settings(overrides=[f"{name}={value}" for name, value in arguments.items()])
     return application(settings, int(ray.cluster_resources().get("GPU", 0)))
 
 

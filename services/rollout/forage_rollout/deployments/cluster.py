@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol
 
 import psutil
 
-from forage_common.ray_environment import own_ray
+from forage_common.ray_environment import ray_environment
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_rollout.deployments import reaper
@@ -103,7 +103,7 @@ class Cluster(Protocol):
 
 def open_cluster(settings: Settings) -> Cluster:
     """The cluster at `rollout.ray_address`, or one of our own where none is given."""
-    if settings.rollout.attach:
+    if settings.rollout.use_existing_app:
         return AttachedCluster(settings)
     return JoinedCluster(settings) if settings.rollout.ray_address else LocalCluster(settings)
 
@@ -223,7 +223,7 @@ class LocalCluster(_Application):
         self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def start(self) -> None:
-        os.environ.update({**own_ray(), **_RAY_ENVIRONMENT, **environment(self._settings.rollout.engine)})
+        os.environ.update({**ray_environment(), **_RAY_ENVIRONMENT, **environment(self._settings.rollout.engine)})
         import ray
         from ray import serve
 

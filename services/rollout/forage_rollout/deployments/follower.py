@@ -36,7 +36,7 @@ async def catch_up(streams: StreamClient, engine: Loader, timeout_s: float = CAT
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            announced = await asyncio.to_thread(streams.policy)
+            announced = await asyncio.to_thread(streams.read_policy)
             if announced is None or not is_newer(announced, engine.serving):
                 return
             await engine.load(announced)
@@ -62,7 +62,7 @@ async def follow_policy(streams: StreamClient, engine: Loader, replica: str) -> 
     refusals = 0
     while True:
         try:
-            announced = await asyncio.to_thread(streams.policy)
+            announced = await asyncio.to_thread(streams.read_policy)
             if announced is not None and is_newer(announced, engine.serving):
                 await engine.load(announced)
             if engine.serving is not None and not same(engine.serving, acknowledged):

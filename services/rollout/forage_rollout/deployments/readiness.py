@@ -29,7 +29,7 @@ async def watch(settings: Settings, health: Health) -> None:
                 if detail:
                     health.wait_for(name, detail)
                 else:
-                    health.have(name)
+                    health.mark_ready(name)
             await asyncio.sleep(1.0 if any(missing) else 5.0)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.errors import SettingsError, UnavailableError
-from forage_common.files.model_folder import end_of_turn
+from forage_common.files.model_folder import read_end_of_turn
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
@@ -66,7 +66,7 @@ class EndpointEngine:
     @property
     def end_of_turn(self) -> str:
         """The tokenizer's end-of-sequence text."""
-        return end_of_turn(self._folder)
+        return read_end_of_turn(self._folder)
 
     @property
     def counts(self) -> EngineCounts:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forage_common.files.model_folder import model_shapes
+from forage_common.files.model_folder import read_model_shapes
 from forage_common.settings import EngineSettings, Settings, WeightTransport, WeightUpdate
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
@@ -80,7 +80,7 @@ class VllmEngine:
             if engine.dtype == "auto":  # a CPU is slower in half precision, and far from the trainer's logprobs
                 arguments["dtype"] = "float32"
         model = Path(settings.model.path).resolve()
-        self._shapes = model_shapes(model)
+        self._shapes = read_model_shapes(model)
         self._transport: Transport = (
             Nccl(self._shapes, replica, engine.tensor_parallel_size, gpu=not cpu)
             if weights.transport == WeightTransport.NCCL

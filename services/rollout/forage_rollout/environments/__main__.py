@@ -6,13 +6,13 @@ import sys
 
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import UserError
-from forage_common.settings import from_arguments
+from forage_common.settings import settings_from_arguments
 from forage_rollout.environments.registry import make
 
 
 def main() -> None:
     try:
-        settings = from_arguments(sys.argv[1:])
+        settings = settings_from_arguments(sys.argv[1:])
         make(settings, RetrieverClient(settings.retriever.http_address))
     except UserError as error:
         sys.stderr.write(f"{error}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forage_common.text.observation import passages
+from forage_common.text.observation import format_passages
 from forage_rollout.environments.environment import ANSWER, Action, Environment, Episode, Observation
 
 
@@ -20,5 +20,5 @@ class Search(Environment):
         found = await self.retriever.search([action.content])
         documents = found.documents[0]
         return Observation(
-            passages(documents).strip(), documents=documents, provenance=found.provenance, partial=found.partial
+            format_passages(documents).strip(), documents=documents, provenance=found.provenance, partial=found.partial
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RolloutSettings
-from forage_common.text.observation import escape, tag_names
+from forage_common.text.observation import escape_tags, find_tag_names
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
     PolicySegment,
@@ -157,8 +157,8 @@ class Loop:
         limit = self.limits.max_obs_length
         body = observation.body[: limit * self.codec.longest]  # more cannot fit; to encode megabytes takes seconds
         self.truncated |= len(body) < len(observation.body)
-        reserved = (*self.environment.tags, *tag_names(opening), *tag_names(closing))
-        text = f"{opening}{escape(body, self.codec.special_tokens, reserved)}{closing}"
+        reserved = (*self.environment.tags, *find_tag_names(opening), *find_tag_names(closing))
+        text = f"{opening}{escape_tags(body, self.codec.special_tokens, reserved)}{closing}"
         ids = self.codec.encode(text)
         if len(ids) > limit:
             tail = self.codec.encode(closing)

@@ -13,7 +13,7 @@ from forage_common.addresses import bind
 from forage_common.clients.auth import HEADER, TokenFile
 from forage_common.errors import UnavailableError
 from forage_common.telemetry import tracing
-from forage_common.telemetry.tracing import Kind, Span
+from forage_common.telemetry.tracing import Span, SpanKind
 from forage_common.v1.rollout_pb2 import (
     DESCRIPTOR,
     GetStatusRequest,
@@ -107,7 +107,7 @@ class RolloutApi(RolloutServicer):
         self._state.demand()
         if not prompt.group_uid:
             prompt.group_uid = f"call/{uuid.uuid4().hex}"
-        tracing.sign(prompt, span)
+        tracing.attach_trace_context(prompt, span)
         return prompt
 
     async def _engines(self, context: Any, change: Callable[[], Awaitable[Any]]) -> Any:
@@ -122,8 +122,8 @@ class RolloutApi(RolloutServicer):
 
 def _traced(method: str, prompt: Prompt, context: Any) -> AbstractContextManager[Span]:
     facts = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
-    parent = tracing.called(context) or prompt.traceparent
-    return tracing.span(f"{SERVICE}/{method}", facts, kind=Kind.SERVER, parent=parent, active=False)
+    parent = tracing.read_trace_context(context) or prompt.traceparent
+    return tracing.span(f"{SERVICE}/{method}", facts, kind=SpanKind.SERVER, parent=parent, active=False)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]

@@ -25,8 +25,8 @@ from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
-from forage_common.telemetry.tracing import Kind
-from forage_common.text.search_prompt import prompt_text
+from forage_common.telemetry.tracing import SpanKind
+from forage_common.text.search_prompt import format_search_prompt
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
@@ -93,7 +93,7 @@ class Ask(_Closed):
 
     def prompt(self, settings: Settings) -> Prompt:
         """The prompt that the loop runs."""
-        chat = self.messages or [Message(role="user", content=prompt_text(self.question or ""))]
+        chat = self.messages or [Message(role="user", content=format_search_prompt(self.question or ""))]
         return Prompt(
             run_id=settings.run.id,
             group_uid=f"ask/{uuid.uuid4().hex}",
@@ -251,8 +251,8 @@ async def _events(backend: Backend, prompt: Prompt, parent: str) -> AsyncIterato
 @contextmanager
 def _traced(prompt: Prompt, parent: str) -> Iterator[None]:
     facts = {"http.request.method": "POST", "http.route": "/v1/ask"}
-    with tracing.span("POST /v1/ask", facts, kind=Kind.SERVER, parent=parent, active=False) as span:
-        tracing.sign(prompt, span)
+    with tracing.span("POST /v1/ask", facts, kind=SpanKind.SERVER, parent=parent, active=False) as span:
+        tracing.attach_trace_context(prompt, span)
         yield
 
 

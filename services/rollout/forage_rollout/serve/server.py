@@ -72,7 +72,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
         "it is starting",
     )
     health.wait_for("policy", "no policy is served yet")
-    health.ready()
+    health.mark_started()
     cluster = open_cluster(settings)
     backend, state = ServeBackend(cluster), State(health)
     REGISTRY.register(state.shown)
@@ -128,8 +128,8 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
 
 def _queues(streams: StreamClient) -> dict[str, int]:
     return {
-        "prompts_on_stream": streams.backlog(streams.prompts),
-        "trajectories_on_stream": streams.backlog(streams.trajectories),
+        "prompts_on_stream": streams.count_backlog(streams.prompts),
+        "trajectories_on_stream": streams.count_backlog(streams.trajectories),
     }
 
 
@@ -141,7 +141,7 @@ async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, sta
     health = state.health
     while True:
         with contextlib.suppress(UnavailableError):  # readiness tells of it
-            state.announced = await asyncio.to_thread(streams.policy)
+            state.announced = await asyncio.to_thread(streams.read_policy)
             state.queues = await asyncio.to_thread(_queues, streams)
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
@@ -150,9 +150,9 @@ async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, sta
             health.wait_for("engine", f"a part of the service does not answer ({type(error).__name__})")
             log.warning("snapshot_failed", detail=str(error))
         else:
-            health.have("engine")
+            health.mark_ready("engine")
             if state.serving is not None:
-                health.have("policy")
+                health.mark_ready("policy")
             else:
                 health.wait_for("policy", "the trainer has published none yet, or it could not be loaded")
         await asyncio.sleep(_LOOK_S)

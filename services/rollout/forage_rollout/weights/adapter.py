@@ -44,7 +44,7 @@ def verify_adapter(policy: Policy, files: list[Path], expected: Shapes, max_rank
     """The folder of an adapter whose digests were checked, after its configuration and shapes were.
 
     Args:
-        expected: `model_shapes` of the model that the engine was started with.
+        expected: `read_model_shapes` of the model that the engine was started with.
 
     Raises:
         PolicyError: a file is missing, or the adapter does not fit the model or `max_rank`.

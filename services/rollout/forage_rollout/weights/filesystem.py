@@ -35,7 +35,7 @@ class Filesystem:
     """Whole policies as safetensors files.
 
     Args:
-        expected: `model_shapes` of the model that the engine was started with.
+        expected: `read_model_shapes` of the model that the engine was started with.
         cache: folder for what is fetched; engines of one machine may share it.
     """
 

@@ -18,7 +18,7 @@ class Nccl:
     """Whole policies by broadcast.
 
     Args:
-        expected: `model_shapes` of the model that the engine was started with.
+        expected: `read_model_shapes` of the model that the engine was started with.
         replica: number of this engine among all, from 0.
         workers: GPUs of one engine.
         gpu: whether this engine runs on GPUs.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forage_common.errors import ForageError
-from forage_common.files.model_folder import WEIGHTS, read_header
+from forage_common.files.model_folder import WEIGHTS, read_safetensors_header
 from forage_common.v1.trajectory_pb2 import Policy
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -102,7 +102,7 @@ def tensor_shapes(policy: Policy, files: list[Path]) -> dict[str, tuple[int, ...
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:
-            header = read_header(file)
+            header = read_safetensors_header(file)
         except ValueError as error:
             raise PolicyError(f"{described(policy)}: {file}: {error}") from None
         if twice := sorted(header.keys() & shapes.keys()):

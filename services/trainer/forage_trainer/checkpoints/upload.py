@@ -153,4 +153,4 @@ def _link_tree(source: Path, target: Path) -> None:
         if path.is_dir():
             to.mkdir()
         else:
-            durable.link(path, to)
+            durable.link_or_copy(path, to)

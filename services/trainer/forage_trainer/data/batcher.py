@@ -156,7 +156,7 @@ class Batcher:
                     arrived = time.monotonic()
             self._drop_stale(number)
         WAITED.inc(time.monotonic() - counted)
-        self._health.have("batch")
+        self._health.mark_ready("batch")
         held = self._held[number]
         return Batch(number, tuple(held[p] for p in sorted(held)), self._stale.get(number, 0), tuple(missing))
 
@@ -190,7 +190,7 @@ class Batcher:
 
     def _take(self, block_s: float = _BLOCK_S) -> int:
         stream = self._streams.trajectories
-        return self._accept(self._insist(lambda: self._streams.take_groups(stream, CONSUMER, _TAKE, block_s)))
+        return self._accept(self._insist(lambda: self._streams.claim_groups(stream, CONSUMER, _TAKE, block_s)))
 
     def _take_until(self, over: threading.Event) -> None:
         with suppress(Stopped):  # the body finds out by itself

@@ -34,7 +34,7 @@ class ChatTokenizer:
         found = self._tokenizer.pad_token_id
         return 0 if found is None else int(found)
 
-    def lengths(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
+    def count_prompt_tokens(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
         """Tokens of each conversation under the chat template, generation prompt included."""
         found: list[int] = []
         for begin in range(0, len(prompts), _CHUNK):

@@ -34,7 +34,7 @@ def selection(groups: Sequence[TrajectoryGroup], settings: AlgorithmSettings) ->
     rewards."""
     rows = [(place, t) for place, group in enumerate(groups) for t in group.trajectories]
     valid = torch.tensor([is_valid(t) for _, t in rows], dtype=torch.bool)
-    found = participation([place for place, _ in rows], valid, settings.adv_estimator.least_samples)
+    found = participation([place for place, _ in rows], valid, settings.adv_estimator.min_samples)
     # A group that came back empty has no rows to be counted by.
     dead = found.dead_groups + sum(not group.trajectories for group in groups)
     filtered = equal_groups(groups, settings.adv_estimator) if settings.filter_groups else ()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from forage_common.telemetry import tracing
-from forage_common.telemetry.tracing import Kind
+from forage_common.telemetry.tracing import SpanKind
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
 
 
@@ -14,19 +14,19 @@ from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
 def issuing(prompt: Prompt) -> Iterator[None]:
     """The root of a trace: all that becomes of the prompt belongs to it."""
     facts = _facts(prompt) | {"forage.purpose": Purpose.Name(prompt.purpose).removeprefix("PURPOSE_").lower()}
-    with tracing.span("trainer.issue", facts, kind=Kind.PRODUCER, parent="") as span:
-        tracing.sign(prompt, span)
+    with tracing.span("trainer.issue", facts, kind=SpanKind.PRODUCER, parent="") as span:
+        tracing.attach_trace_context(prompt, span)
         yield
 
 
 def taken(group: TrajectoryGroup) -> None:
     """The group has come from its stream."""
-    _moment("trainer.take", group, Kind.CONSUMER)
+    _moment("trainer.take", group, SpanKind.CONSUMER)
 
 
 def dropped(group: TrajectoryGroup, reason: str) -> None:
     """The group is not trained on."""
-    _moment("trainer.drop", group, Kind.INTERNAL, {"forage.reason": reason})
+    _moment("trainer.drop", group, SpanKind.INTERNAL, {"forage.reason": reason})
 
 
 @contextmanager
@@ -47,14 +47,14 @@ def step(number: int, groups: Sequence[TrajectoryGroup], began_ns: int) -> Itera
                 "trainer.train",
                 _facts(group) | {"forage.step": number},
                 parent=group.traceparent,
-                links=[own.traceparent],
+                links=[tracing.traceparent(own)],
                 active=False,
             )
             eaten.enter_context(part)
         yield
 
 
-def _moment(name: str, group: TrajectoryGroup, kind: Kind, facts: tracing.Attributes | None = None) -> None:
+def _moment(name: str, group: TrajectoryGroup, kind: SpanKind, facts: tracing.Attributes | None = None) -> None:
     if group.traceparent:
         with tracing.span(name, {**_facts(group), **(facts or {})}, kind=kind, parent=group.traceparent):
             pass

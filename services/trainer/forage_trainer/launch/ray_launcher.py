@@ -21,7 +21,7 @@ import psutil
 
 from forage_common.addresses import split_address
 from forage_common.errors import UserError
-from forage_common.ray_environment import own_ray
+from forage_common.ray_environment import ray_environment
 from forage_common.settings import Settings, TrainerSettings
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.run import EXIT_FAILED, EXIT_STOPPED
@@ -229,7 +229,7 @@ def _start(processes: int, folder: str) -> None:
     Args:
         folder: for Ray's sockets, whose paths must stay below 108 bytes.
     """
-    os.environ.update(own_ray())
+    os.environ.update(ray_environment())
     import ray
 
     where = {"address": "local", "num_cpus": processes, "object_store_memory": _OBJECT_STORE_BYTES}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from forage_common.files.model_folder import end_of_turn
-from forage_common.files.step_file import StepRow, kept_steps, step_file, write_step
+from forage_common.files.model_folder import read_end_of_turn
+from forage_common.files.step_file import StepRow, list_saved_steps, step_file_path, write_step
 from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_trainer.data.tensors import StepTensors
@@ -47,7 +47,7 @@ class StepFiles:
         self._folder = settings.run.folder
         self._every = settings.trainer.rollout_data_freq
         self._keep = settings.trainer.rollout_data_to_keep
-        self._end_of_turn = end_of_turn(settings.model.path)
+        self._end_of_turn = read_end_of_turn(settings.model.path)
 
     def keeps(self, step: int) -> bool:
         """Whether this step's trajectories are kept."""
@@ -55,12 +55,12 @@ class StepFiles:
 
     def write(self, step: int, record: StepRecord) -> Path:
         """Write a step's file, and delete the oldest; one that is there from an earlier life of the run is replaced."""
-        file = step_file(self._folder, step)
+        file = step_file_path(self._folder, step)
         write_step(file, self._end_of_turn, rows(step, record))
         # Files of later steps are those of an earlier life, which this one is going to replace.
-        upto = [kept for kept in kept_steps(self._folder) if kept <= step]
+        upto = [kept for kept in list_saved_steps(self._folder) if kept <= step]
         for old in upto[: -self._keep] if self._keep else ():
-            step_file(self._folder, old).unlink()
+            step_file_path(self._folder, old).unlink()
         return file
 
 

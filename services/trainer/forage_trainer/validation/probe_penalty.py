@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from forage_common.probe import metrics
-from forage_common.probe.prober import Plan
+from forage_common.probe.prober import ProbePlan
 from forage_common.settings import Settings
 from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
@@ -46,7 +46,7 @@ class ProbePenalty:
         penalty = settings.trainer.algorithm.probe_penalty
         self._coefficient = penalty.coef
         self._each = penalty.trajectories_per_group
-        plan = Plan(penalty.points, penalty.samples, settings.run.seed)
+        plan = ProbePlan(penalty.points, penalty.samples, settings.run.seed)
         self._prober = TrainingProber(settings, plan, Purpose.PENALTY, penalty.timeout_s, every_turn=False)
 
     def overconfidence(

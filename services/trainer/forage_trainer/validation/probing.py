@@ -10,14 +10,14 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from forage_common.clients.auth import presented
+from forage_common.clients.auth import authorization_metadata
 from forage_common.clients.calls import RefusedError
-from forage_common.clients.in_flight import each
+from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import SettingsError
 from forage_common.probe.folder import Item, is_finished
-from forage_common.probe.prober import Plan, Prober
-from forage_common.probe.work import IN_FLIGHT, items_of
+from forage_common.probe.prober import ProbePlan, Prober
+from forage_common.probe.work import IN_FLIGHT, list_probe_items
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.probe_pb2 import Probed
@@ -44,7 +44,9 @@ class TrainingProber:
     What fails is tried again, and given up after `timeout_s`: it is logged and counted, and training goes on.
     """
 
-    def __init__(self, settings: Settings, plan: Plan, purpose: Purpose, timeout_s: float, every_turn: bool) -> None:
+    def __init__(
+        self, settings: Settings, plan: ProbePlan, purpose: Purpose, timeout_s: float, every_turn: bool
+    ) -> None:
         """
         Args:
             timeout_s: of all probes of a call together.
@@ -60,7 +62,7 @@ class TrainingProber:
                 "without the adapter; set it to 0, so that whole policies are published, or leave out trainer.probe "
                 "and trainer.algorithm.probe_penalty"
             )
-        presented(settings.rollout.auth_token_file)
+        authorization_metadata(settings.rollout.auth_token_file)
         self._settings = settings
         self._plan = plan
         self._purpose = purpose
@@ -134,7 +136,7 @@ class TrainingProber:
         turns: dict[Item, Trajectory] = {}
         for trajectory in trajectories:
             unknown = found.pop((trajectory.id, 0), None)
-            for item in items_of(trajectory, self._every_turn):
+            for item in list_probe_items(trajectory, self._every_turn):
                 turns[item] = trajectory
                 if unknown is not None:
                     found[item] = _failed(item, unknown.status, unknown.status_detail)
@@ -149,7 +151,7 @@ class TrainingProber:
                 except Exception as error:  # noqa: BLE001 - nor must a trajectory that no probe can read
                     return _failed(item, Status.STATUS_INTERNAL, str(error) or repr(error))
 
-            async with aclosing(each(left, probe, IN_FLIGHT)) as probing:
+            async with aclosing(map_concurrently(left, probe, IN_FLIGHT)) as probing:
                 async for item, probed in probing:
                     found[item] = probed
                     tell(sum(map(is_finished, found.values())))

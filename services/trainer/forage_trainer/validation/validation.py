@@ -137,9 +137,9 @@ class Validation:
         """Put every question on the stream, unless this evaluation has its result; one may be open at a time."""
         stream = self._streams.key(f"validation-{label}")
         if self.done(label, policy.version):
-            self._insist(lambda: self._streams.drop(stream))
+            self._insist(lambda: self._streams.delete(stream))
             return
-        self._insist(lambda: self._streams.create(stream))
+        self._insist(lambda: self._streams.create_groups(stream))
         self._open = _Open(label, policy, stream, time.monotonic())
         for position in range(len(self._questions)):
             self._issue(self._open, position, 0)
@@ -214,7 +214,7 @@ class Validation:
         while True:
             self._state.set(Phase.VALIDATING, asked.label, len(asked.answers), total)
             if len(asked.answers) == total:
-                self._health.have("validation")
+                self._health.mark_ready("validation")
                 return
             missing = f"validation '{asked.label}': {total - len(asked.answers)} of {total} answers missing"
             self._health.wait_for("validation", missing)
@@ -230,7 +230,7 @@ class Validation:
                 arrived = time.monotonic()
 
     def _take(self, asked: _Open, block_s: float) -> int:
-        entries = self._insist(lambda: self._streams.take_groups(asked.stream, CONSUMER, _TAKE, block_s))
+        entries = self._insist(lambda: self._streams.claim_groups(asked.stream, CONSUMER, _TAKE, block_s))
         return self._accept(asked, entries)
 
     def _reclaim(self, asked: _Open) -> int:
@@ -262,7 +262,7 @@ class Validation:
         write_text(self._folder / f"{label}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
         write_json(self._folder / f"{label}.json", result)
         self._open = None
-        self._insist(lambda: self._streams.drop(asked.stream))
+        self._insist(lambda: self._streams.delete(asked.stream))
         if result["em"] is not None:
             EM.labels(label).set(result["em"])
         for source in self._sources():

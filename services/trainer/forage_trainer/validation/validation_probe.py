@@ -16,7 +16,7 @@ from prometheus_client import Gauge
 from forage_common.clients import sampling
 from forage_common.files.questions import Question
 from forage_common.probe import folder, metrics
-from forage_common.probe.prober import Plan
+from forage_common.probe.prober import ProbePlan
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.probe_pb2 import Probed
@@ -49,8 +49,8 @@ class ValidationProbe:
         self._probe = probe = settings.trainer.probe
         seed = settings.run.seed
         chosen = random.Random(seed).sample(list(questions), min(probe.trajectories, len(questions)))
-        self._prompts = sampling.prompts(chosen, settings, 1, greedy=True, seed=seed)
-        self._plan = Plan(probe.points, probe.samples, seed)
+        self._prompts = sampling.build_prompts(chosen, settings, 1, greedy=True, seed=seed)
+        self._plan = ProbePlan(probe.points, probe.samples, seed)
         self._prober = TrainingProber(
             settings, self._plan, Purpose.VALIDATION, probe.timeout_s, every_turn=probe.turn == "any"
         )
@@ -79,7 +79,7 @@ class ValidationProbe:
 
         async def sample() -> list[Trajectory]:
             left = [prompt for prompt in self._prompts if not sampling.trajectory_ids(prompt) <= sampled.keys()]
-            async with aclosing(sampling.groups(left, self._settings)) as answered:
+            async with aclosing(sampling.sample_groups(left, self._settings)) as answered:
                 async for group in answered:
                     sampled.update({trajectory.id: trajectory for trajectory in group})
             return list(sampled.values())
@@ -93,7 +93,7 @@ class ValidationProbe:
         if found[PREFIX + "count"]:
             plan = {"turn": self._probe.turn, **asdict(self._plan)}
             known = {"version": policy.version, "epoch": policy.epoch, "figures": found}
-            write_json(self._file(policy), known | folder.summary(plan, probes))
+            write_json(self._file(policy), known | folder.summarise_folder(plan, probes))
         get_logger().info("probed", version=policy.version, **found)
         return found
 

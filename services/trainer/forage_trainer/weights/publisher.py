@@ -101,7 +101,7 @@ class Publisher:
 
     def _retire(self, current: Path) -> None:
         # Served folders are read after the announcement: a replica may move to the new one, never back.
-        serving = self._insist(self._streams.replicas)
+        serving = self._insist(self._streams.read_replicas)
         served = {Path(policy.uri) for policy in serving.values()} | {current.resolve()}
         newest_first = sorted(self._folder.glob("v*-e*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for old in newest_first[KEPT:]:

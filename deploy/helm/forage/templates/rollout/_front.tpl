@@ -3,7 +3,7 @@
 - name: front
   {{- include "forage.container" (dict "root" .root "image" .root.Values.rollout.image) | nindent 2 }}
   command: [python, -m, forage_rollout, --config, /etc/forage/settings/settings.yaml]
-  args: [rollout.ray_address=auto, rollout.attach=true]
+  args: [rollout.ray_address=auto, rollout.use_existing_app=true]
   env:
     {{- include "forage.env" . | nindent 4 }}
     - {name: RAY_AUTH_MODE, value: token}

@@ -10,7 +10,7 @@ from forage_cli.datasets.manifest import digests_of, write_manifest
 from forage_cli.datasets.world.corpus import Passage, passages
 from forage_cli.datasets.world.facts import SOURCE_PACKAGES, load_facts
 from forage_cli.datasets.world.questions import Question, questions
-from forage_common.text.search_prompt import PROMPT_PREFIX, prompt_text
+from forage_common.text.search_prompt import PROMPT_PREFIX, format_search_prompt
 
 DATA_SOURCE = "world_facts"
 
@@ -85,7 +85,7 @@ def write_questions(path: Path, found: list[Question], data_source: str, prefix:
 def _row(question: Question, index: int, data_source: str, prefix: str) -> dict[str, object]:
     return {
         "data_source": data_source,
-        "prompt": [{"role": "user", "content": prompt_text(question.text, prefix)}],
+        "prompt": [{"role": "user", "content": format_search_prompt(question.text, prefix)}],
         "ability": "fact-reasoning",
         "reward_model": {"style": "rule", "ground_truth": {"target": list(question.targets)}},
         "extra_info": {

@@ -27,7 +27,7 @@ def participation(uids: Sequence[Hashable], valid: torch.Tensor, least: int) -> 
     Args:
         uids: group of each row.
         valid: (rows,) bool; status OK throughout, and at least one state token.
-        least: see `AdvantageEstimator.least_samples`.
+        least: see `AdvantageEstimator.min_samples`.
     """
     group, sizes = numbered(uids)
     alive = torch.zeros(len(sizes), dtype=torch.long).index_add(0, group, valid.long()) >= least

@@ -10,7 +10,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-async def each(items: Iterable[T], work: Callable[[T], Awaitable[R]], limit: int) -> AsyncGenerator[tuple[T, R], None]:
+async def map_concurrently(
+    items: Iterable[T], work: Callable[[T], Awaitable[R]], limit: int
+) -> AsyncGenerator[tuple[T, R], None]:
     """(item, result) in the order in which they are done, at most `limit` at a time; items are read as they are needed.
 
     The first failure, and closing it early, ends the work that goes on.

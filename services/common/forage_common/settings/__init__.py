@@ -1,0 +1,103 @@
+"""The one typed tree of settings.
+
+Read from a YAML file, then the environment (`FORAGE__TRAINER__TOTAL_TRAINING_STEPS=10`), then the command line
+(`trainer.total_training_steps=10`); later sources win. Unknown keys are errors that name the nearest known key.
+Names follow verl's where verl has one.
+"""
+
+from forage_common.settings.actor import (
+    ActorSettings,
+    CriticSettings,
+    LoraSettings,
+    OptimSettings,
+    TrainingEngineSettings,
+)
+from forage_common.settings.algorithm import (
+    AdvantageEstimator,
+    AlgorithmSettings,
+    CorrectionSettings,
+    KlControl,
+    KlControlSettings,
+    OffPolicyCorrection,
+    RewardPlacement,
+)
+from forage_common.settings.data import DataSettings, TrainFile
+from forage_common.settings.guards import (
+    GuardAction,
+    GuardSettings,
+)
+from forage_common.settings.loading import ENV_PREFIX, load_settings, settings_from_arguments
+from forage_common.settings.retriever import (
+    EncoderPrecision,
+    EncoderSettings,
+    RerankSettings,
+    RetrievalMode,
+    RetrieverSettings,
+)
+from forage_common.settings.reward import RewardComponent, RewardRoute, RewardSettings, UserReward
+from forage_common.settings.rollout import (
+    EngineSettings,
+    EnvironmentRoute,
+    ReplicaSettings,
+    RolloutSettings,
+    WeightTransport,
+    WeightUpdate,
+)
+from forage_common.settings.run import ModelSettings, RedisSettings, RunSettings
+from forage_common.settings.tracing import TracingProtocol, TracingSettings
+from forage_common.settings.trainer import (
+    LoggerBackend,
+    PartialGroups,
+    PublishSettings,
+    TrainerSettings,
+    ValidationMode,
+)
+from forage_common.settings.tree import Settings
+
+__all__ = [
+    "ENV_PREFIX",
+    "ActorSettings",
+    "AdvantageEstimator",
+    "AlgorithmSettings",
+    "CorrectionSettings",
+    "CriticSettings",
+    "DataSettings",
+    "EncoderPrecision",
+    "EncoderSettings",
+    "EngineSettings",
+    "EnvironmentRoute",
+    "GuardAction",
+    "GuardSettings",
+    "KlControl",
+    "KlControlSettings",
+    "LoggerBackend",
+    "LoraSettings",
+    "ModelSettings",
+    "OffPolicyCorrection",
+    "OptimSettings",
+    "PartialGroups",
+    "PublishSettings",
+    "RedisSettings",
+    "ReplicaSettings",
+    "RerankSettings",
+    "RetrievalMode",
+    "RetrieverSettings",
+    "RewardComponent",
+    "RewardPlacement",
+    "RewardRoute",
+    "RewardSettings",
+    "RolloutSettings",
+    "RunSettings",
+    "Settings",
+    "TracingProtocol",
+    "TracingSettings",
+    "TrainFile",
+    "TrainerSettings",
+    "TrainingEngineSettings",
+    "UserReward",
+    "ValidationMode",
+    "WeightTransport",
+    "WeightUpdate",
+    "load_settings",
+    "settings_from_arguments",
+]

@@ -1,0 +1,15 @@
+"""The base of every section of the settings, and the types that sections share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$", description="host:port")]
+
+
+class Section(BaseModel):
+    """A node of the tree: immutable, and closed to unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())

@@ -1,0 +1,121 @@
+"""Settings from a YAML file, the environment and the command line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from forage_common.errors import SettingsError
+from forage_common.settings.tree import Settings
+
+ENV_PREFIX = "FORAGE__"
+
+RENAMED = {
+    "rollout.attach": "rollout.use_existing_app",
+}
+"""Old name → new name, both from the root of the tree. An old name is an error that names the new one."""
+
+
+def load_settings(
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Resolve settings from a YAML file, the environment and `a.b=c` overrides, in this order.
+
+    Raises:
+        SettingsError: a key is unknown or a value does not fit; the message names both and the remedy.
+    """
+    tree: dict[str, Any] = {}
+    if file is not None:
+        tree = _read(file)
+    for name, value in sorted((os.environ if environ is None else environ).items()):
+        if name.startswith(ENV_PREFIX):
+            _put(tree, name.removeprefix(ENV_PREFIX).lower().split("__"), _scalar(value), name)
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise SettingsError(f"'{override}' is not a setting: write key.key=value, for instance run.seed=1")
+        _put(tree, key.split("."), _scalar(value), override)
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise SettingsError(_sentence(error)) from None
+
+
+def settings_from_arguments(arguments: Sequence[str]) -> Settings:
+    """Settings of a service process: `[--config FILE] [key.key=value …]`."""
+    rest = list(arguments)
+    file = None
+    if rest[:1] == ["--config"]:
+        if len(rest) < 2:
+            raise SettingsError("--config needs a file: write --config configs/demo.yaml")
+        file = Path(rest[1])
+        rest = rest[2:]
+    return load_settings(file, rest)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text()) or {}
+    except OSError as error:
+        raise SettingsError(
+            f"settings file {file} cannot be read ({error.strerror}): give an existing YAML file"
+        ) from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"settings file {file} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise SettingsError(f"settings file {file} must hold a mapping of sections, not a {type(tree).__name__}")
+    return tree
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any, source: str) -> None:
+    node = tree
+    for key in path[:-1]:
+        child = node.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise SettingsError(f"{source}: '{key}' is a value, not a section")
+        node = child
+    node[path[-1]] = value
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    name = ".".join(path)
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        if name in RENAMED:
+            return f"setting '{name}' is now '{RENAMED[name]}': use the new name{more}"
+        known = _keys(path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
+        return f"unknown setting '{name}': {hint}{more}"
+    return f"setting '{name}' is {first['input']!r}: {first['msg']}{more}"
+
+
+def _keys(path: Sequence[str]) -> list[str]:
+    model: type[BaseModel] = Settings
+    for key in path:
+        field = model.model_fields.get(key)
+        if field is None:
+            return []
+        candidates = [field.annotation, *get_args(field.annotation)]
+        sections = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not sections:
+            return []
+        model = sections[0]
+    return sorted(model.model_fields)
