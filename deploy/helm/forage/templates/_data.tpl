@@ -1,4 +1,4 @@
-{{/* What is on the volumes, and how it gets there. */}}
+{{/* The volumes and the init containers that fill them. */}}
 
 {{- define "forage.shared.claim" -}}
 {{- default (printf "%s-shared" (include "forage.fullname" .)) .Values.storage.shared.existingClaim -}}
@@ -27,7 +27,7 @@
   {{- end }}
 {{- end }}
 
-{{/* The entries of `fetch` for a part, as YAML; empty where there are none. */}}
+{{/* The entries of `fetch` for a part, as YAML; empty if there are none. */}}
 {{- define "forage.fetches" -}}
 {{- $found := list -}}
 {{- range .root.Values.fetch }}
@@ -36,7 +36,7 @@
 {{- with $found }}{{ toJson . }}{{ end }}
 {{- end }}
 
-{{/* Both are idempotent, and leave what is complete alone. */}}
+{{/* Both are idempotent and do not touch complete copies. */}}
 {{- define "forage.initContainers" -}}
 {{- $root := .root -}}
 {{- $world := and $root.Values.world.enabled (has .component (list "retriever" "trainer")) -}}
@@ -46,7 +46,7 @@ initContainers:
   {{- if $world }}
   - name: world
     {{- include "forage.container" (dict "root" $root "image" $root.Values.cli.image) | nindent 4 }}
-    # Made aside and renamed: pods that share the volume may do so at the same time, with the same bytes.
+    # Written to a temporary name and renamed: pods that share the volume may do so concurrently, with the same content.
     command: [sh, -ec]
     args:
       - |

@@ -1,6 +1,6 @@
 {{/* Names, labels, images, ports. A `part` is (dict "root" $ "component" "retriever"). */}}
 
-{{/* Short enough that KubeRay's suffixes still fit 63 characters. */}}
+{{/* Short, so that names with KubeRay's suffixes fit into 63 characters. */}}
 {{- define "forage.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
@@ -11,7 +11,7 @@
 {{- printf "%s-%s" (include "forage.fullname" .root) .component -}}
 {{- end }}
 
-{{/* What a Service, a policy or a spread selects by. Not app.kubernetes.io/name, which KubeRay sets on its pods. */}}
+{{/* Labels for selectors. Not app.kubernetes.io/name, which KubeRay sets on its pods. */}}
 {{- define "forage.selector" -}}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
@@ -33,7 +33,7 @@ labels:
   {{- include "forage.labels" . | nindent 2 }}
 {{- end }}
 
-{{/* (dict "root" $ "image" .Values.retriever.image): a digest wins over a tag. */}}
+{{/* (dict "root" $ "image" .Values.retriever.image): a digest overrides a tag. */}}
 {{- define "forage.image" -}}
 {{- $registry := default .root.Values.image.registry .image.registry -}}
 {{- $tag := default .root.Chart.AppVersion (default .root.Values.image.tag .image.tag) -}}
@@ -41,7 +41,7 @@ labels:
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ $tag }}{{ end -}}
 {{- end }}
 
-{{/* Ports that each component listens on; "<name>_address" is the setting that says so. */}}
+{{/* Ports of each component; "<name>_address" is the corresponding setting. */}}
 {{- define "forage.ports" -}}
 retriever: {http: 18610, grpc: 18611}
 reward: {grpc: 18620, health: 18621}
@@ -50,7 +50,7 @@ trainer: {health: 18641}
 redis: {redis: 6379}
 {{- end }}
 
-{{/* Who calls whom, on which ports: docs/explanation/architecture.md. The network policies are made of this alone. */}}
+{{/* Who calls whom, on which ports: docs/explanation/architecture.md. The network policies derive from this. */}}
 {{- define "forage.arrows" -}}
 - {from: rollout, to: retriever, ports: [http, grpc]}
 - {from: rollout, to: reward, ports: [grpc]}
@@ -79,12 +79,12 @@ redis: {redis: 6379}
 {{- end }}
 {{- end }}
 
-{{/* "true" where the release has a Ray cluster of KubeRay's. */}}
+{{/* "true" if the release has a Ray cluster of KubeRay. */}}
 {{- define "forage.usesRay" -}}
 {{- if or (eq .Values.rollout.mode "rayservice") (eq .Values.trainer.mode "rayjob") }}true{{ end }}
 {{- end }}
 
-{{/* "true" where the rollout answers gRPC and HTTP. */}}
+{{/* "true" if the rollout serves gRPC and HTTP. */}}
 {{- define "forage.answers" -}}
 {{- if or (eq .Values.rollout.mode "deployment") (and (eq .Values.rollout.mode "rayservice") .Values.rollout.rayservice.front.enabled) }}true{{ end }}
 {{- end }}

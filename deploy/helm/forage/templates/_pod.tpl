@@ -1,6 +1,6 @@
-{{/* What pods and containers have in common. A `part` is (dict "root" $ "component" "retriever"). */}}
+{{/* Common fields of pods and containers. A `part` is (dict "root" $ "component" "retriever"). */}}
 
-{{/* The `restricted` profile's pod fields, and where the pod may run. (… "place" .Values.… to take nodes from elsewhere) */}}
+{{/* Pod fields of the `restricted` profile, and scheduling. (… "place" .Values.… takes scheduling from another part) */}}
 {{- define "forage.pod" -}}
 {{- $place := default (index .root.Values .component) .place -}}
 serviceAccountName: {{ include "forage.part" . }}
@@ -39,7 +39,7 @@ securityContext:
   runAsUser: {{ .Values.security.runAsUser }}
   runAsGroup: {{ .Values.security.runAsGroup }}
   fsGroup: {{ .Values.security.fsGroup }}
-  fsGroupChangePolicy: OnRootMismatch   # else every start walks through all of a large volume
+  fsGroupChangePolicy: OnRootMismatch   # otherwise every start walks a large volume
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
@@ -60,7 +60,7 @@ imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 {{ include "forage.container.security" . }}
 {{- end }}
 
-{{/* Requests and limits of a part's main container, with its GPUs, which Kubernetes wants in the limits. */}}
+{{/* Requests and limits of a part's main container, with its GPUs, which Kubernetes requires in the limits. */}}
 {{- define "forage.resources" -}}
 {{- $values := index .root.Values .component -}}
 {{- $resources := deepCopy $values.resources -}}
@@ -71,7 +71,7 @@ resources:
   {{- toYaml $resources | nindent 2 }}
 {{- end }}
 
-{{/* Two replicas of a part rather not on one node, nor in one zone. */}}
+{{/* Spreads the replicas of a part over nodes and zones. */}}
 {{- define "forage.spread" -}}
 {{- $values := index .root.Values .component -}}
 {{- if $values.topologySpread.enabled -}}
@@ -83,12 +83,12 @@ topologySpreadConstraints:
     labelSelector:
       matchLabels:
         {{- include "forage.selector" $ | nindent 8 }}
-    matchLabelKeys: [pod-template-hash]   # a rolling update's old pods do not count
+    matchLabelKeys: [pod-template-hash]   # ignores old pods of a rolling update
   {{- end }}
 {{- end }}
 {{- end }}
 
-{{/* Pod template's metadata: labels to select by, and what a change of must restart the pod. */}}
+{{/* Metadata of a pod template: labels, and checksums whose change restarts the pod. */}}
 {{- define "forage.pod.metadata" -}}
 {{- $annotations := deepCopy (index .root.Values .component).podAnnotations -}}
 {{- if ne .component "redis" }}{{ $_ := set $annotations "checksum/settings" (include "forage.settings.checksum" .) }}{{ end -}}
@@ -100,15 +100,15 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Environment of a service. It listens on every address; the settings file has the names by which others find it. */}}
+{{/* Environment of a service. It listens on every address; the settings file has its DNS names for clients. */}}
 {{- define "forage.env" -}}
 {{- $threads := default dict (index .root.Values.settings .component) -}}
 - {name: HOME, value: /tmp}
-- {name: USER, value: forage}   # no image knows the user's number by name, and torch asks for one
+- {name: USER, value: forage}   # torch needs a user name, and the images have none for this uid
 - {name: PYTHONUNBUFFERED, value: "1"}
 - {name: TOKENIZERS_PARALLELISM, value: "false"}
 - {name: HF_HUB_OFFLINE, value: "1"}
-- {name: OMP_WAIT_POLICY, value: PASSIVE}   # idle threads that spin make an update ten times slower
+- {name: OMP_WAIT_POLICY, value: PASSIVE}   # spinning idle threads make an update ten times slower
 - {name: OMP_NUM_THREADS, value: {{ default (ternary 2 1 (eq .component "trainer")) $threads.threads | quote }}}
 {{- range $port, $number := index (include "forage.ports" .root | fromYaml) .component }}
 - {name: FORAGE__{{ upper $.component }}__{{ upper $port }}_ADDRESS, value: "0.0.0.0:{{ $number }}"}
@@ -126,7 +126,7 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* The whole URL of Redis, by way of a Secret. $(…) is put in by the kubelet. */}}
+{{/* The complete URL of Redis, from a Secret. The kubelet expands $(…). */}}
 {{- define "forage.redis.env" -}}
 {{- if .Values.redis.enabled -}}
 - name: REDIS_PASSWORD
@@ -148,7 +148,7 @@ envFrom:
 {{- end }}
 {{- end }}
 
-{{/* Where a part reads and writes. The root file system cannot be written: /tmp and /cache are its own. */}}
+{{/* Volume mounts of a part. The root file system is read-only; /tmp and /cache are the pod's own. */}}
 {{- define "forage.mounts" -}}
 - {name: settings, mountPath: /etc/forage/settings, readOnly: true}
 - {name: tmp, mountPath: /tmp}
@@ -191,7 +191,7 @@ envFrom:
 {{- end }}
 {{- end }}
 
-{{/* HTTP probes of a part that has /healthz and /readyz: (… "port" "health" "startup" 60) seconds that a start may take. */}}
+{{/* HTTP probes of a part that has /healthz and /readyz: (… "port" "health" "startup" 60) seconds for the start. */}}
 {{- define "forage.probes" -}}
 startupProbe:
   httpGet: {path: /healthz, port: {{ .port }}}
@@ -201,7 +201,7 @@ startupProbe:
 {{ include "forage.probes.running" . }}
 {{- end }}
 
-{{/* Alive is a process that answers, patiently: a busy one is no dead one. Ready is one that says so (or … "ready" path). */}}
+{{/* Liveness is patient, because a busy process is not dead. Readiness is /readyz (or … "ready" path). */}}
 {{- define "forage.probes.running" -}}
 livenessProbe:
   httpGet: {path: /healthz, port: {{ .port }}}
@@ -215,7 +215,7 @@ readinessProbe:
   failureThreshold: 2
 {{- end }}
 
-{{/* The endpoints need a moment to forget a pod that is about to drain. */}}
+{{/* Endpoints need a moment to remove a pod before it drains. */}}
 {{- define "forage.preStop" -}}
 lifecycle:
   preStop: {sleep: {seconds: 5}}
@@ -229,7 +229,7 @@ ports:
   {{- end }}
 {{- end }}
 
-{{/* Restarts of a part's pods one at a time when nodes are drained. */}}
+{{/* Limits the evictions of a part's pods while nodes are drained. */}}
 {{- define "forage.pdb" -}}
 {{- $values := index .root.Values .component -}}
 {{- if $values.pdb.enabled }}
@@ -239,7 +239,7 @@ metadata:
   {{- include "forage.metadata" . | nindent 2 }}
 spec:
   maxUnavailable: {{ $values.pdb.maxUnavailable }}
-  unhealthyPodEvictionPolicy: AlwaysAllow   # a pod that waits for something must not hold up a node's drain
+  unhealthyPodEvictionPolicy: AlwaysAllow   # a pod that is not ready must not block a node drain
   selector:
     matchLabels:
       {{- include "forage.selector" . | nindent 6 }}
@@ -261,7 +261,7 @@ spec:
     - type: Resource
       resource: {name: cpu, target: {type: Utilization, averageUtilization: {{ $scaling.targetCPUUtilization }}}}
   behavior:
-    scaleDown: {stabilizationWindowSeconds: 300}   # the load comes in waves, one a training step
+    scaleDown: {stabilizationWindowSeconds: 300}   # the load comes in waves, one per training step
 {{- end }}
 {{- end }}
 
@@ -288,7 +288,7 @@ spec:
   clusterIP: None
   {{- end }}
   {{- if .notReady }}
-  publishNotReadyAddresses: true   # metrics are wanted of one that waits, too
+  publishNotReadyAddresses: true   # also scrape pods that are not ready
   {{- end }}
   selector:
     {{- include "forage.selector" . | nindent 4 }}

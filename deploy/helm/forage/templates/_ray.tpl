@@ -1,6 +1,6 @@
 {{/*
-A Ray cluster as KubeRay's rayClusterConfig (or rayClusterSpec): a head that keeps the books, and one group of nodes that
-work, each with the resources of the part.
+A Ray cluster as KubeRay's rayClusterConfig (or rayClusterSpec): a head for Ray's control processes, and one group of
+worker nodes, each with the resources of the part.
   (dict "root" $ "component" "rollout" "head" (values) "workers" (replicas, minReplicas, maxReplicas) "sidecars" "…")
 */}}
 {{- define "forage.ray.cluster" -}}
@@ -19,8 +19,8 @@ autoscalerOptions:
 {{- end }}
 headGroupSpec:
   rayStartParams:
-    dashboard-host: 0.0.0.0   # where the operator submits to
-    num-cpus: "0"             # nothing but the books
+    dashboard-host: 0.0.0.0   # for submissions by the operator
+    num-cpus: "0"             # the head runs no tasks
     disable-usage-stats: "true"
   template:
     metadata:
@@ -29,7 +29,7 @@ headGroupSpec:
       {{- include "forage.pod" (merge (dict "place" .head "apiAccess" $autoscales) .) | nindent 6 }}
       terminationGracePeriodSeconds: {{ .graceSeconds }}
       {{- if .sidecars }}
-      shareProcessNamespace: true   # Ray knows a driver by its process id
+      shareProcessNamespace: true   # Ray identifies a driver by its process id
       {{- end }}
       {{- include "forage.initContainers" . | nindent 6 }}
       containers:
@@ -70,7 +70,7 @@ workerGroupSpecs:
             ports:
               - {name: ray-metrics, containerPort: 8080}
               {{- if eq .component "trainer" }}
-              - {name: health, containerPort: {{ (include "forage.ports" .root | fromYaml).trainer.health }}}   # rank 0's, wherever it is
+              - {name: health, containerPort: {{ (include "forage.ports" .root | fromYaml).trainer.health }}}   # only rank 0 serves it
               {{- end }}
             lifecycle:
               preStop: {exec: {command: [ray, stop]}}
@@ -96,12 +96,12 @@ volumeMounts:
   {{- include "forage.ray.mount" . | nindent 2 }}
 {{- end }}
 
-{{/* Sockets and logs, under the name by which the operator would add it for its autoscaler. */}}
+{{/* Sockets and logs, under the name that the operator uses for its autoscaler. */}}
 {{- define "forage.ray.mount" -}}
 - {name: ray-logs, mountPath: /tmp/ray}
 {{- end }}
 
-{{/* As services/rollout/forage_rollout/deployments/cluster.py and engine.py set it for a Ray of their own: read in the replicas. */}}
+{{/* As services/rollout/forage_rollout/deployments/cluster.py and engine.py set it for their own Ray; the replicas read it. */}}
 {{- define "forage.ray.env" -}}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 {{- if eq .component "rollout" }}
@@ -118,7 +118,7 @@ volumeMounts:
 {{- end }}
 {{- end }}
 
-{{/* The operator's own probes of a worker ask Serve's HTTP proxy, which this application does not need. */}}
+{{/* Replaces the operator's worker probes, which call Serve's HTTP proxy: there is none. */}}
 {{- define "forage.ray.probes" -}}
 startupProbe:
   httpGet: {path: {{ .path }}, port: {{ .port }}}

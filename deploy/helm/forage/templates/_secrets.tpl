@@ -1,4 +1,4 @@
-{{/* Secrets: one that exists, or one made up at the first install and found again (`lookup`) at every upgrade. */}}
+{{/* Secrets: an existing one, or one generated at the first install and reused (`lookup`) by upgrades. */}}
 
 {{- define "forage.redis.secret" -}}
 {{- default (printf "%s-redis" (include "forage.fullname" .)) .Values.redis.auth.existingSecret -}}
@@ -24,7 +24,7 @@ metadata:
   labels:
     {{- include "forage.labels" . | nindent 4 }}
   annotations:
-    helm.sh/resource-policy: keep   # an uninstall and a new install find the same one
+    helm.sh/resource-policy: keep   # a new install after an uninstall finds it
 type: Opaque
 data:
   {{ .key }}: {{ default (randAlphaNum 40 | b64enc) $kept }}

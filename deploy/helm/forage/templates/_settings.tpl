@@ -1,4 +1,4 @@
-{{/* The settings tree: the user's, paths of this chart where the user says nothing, addresses that are the chart's. */}}
+{{/* The settings: the user's, default paths of this chart, and the chart's addresses. */}}
 
 {{- define "forage.settings.defaults" -}}
 run: {dir: /data/runs}
@@ -33,7 +33,7 @@ data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.pa
 {{- toYaml $own }}
 {{- end }}
 
-{{/* Without a password: the pods' environment has the whole one. */}}
+{{/* Without a password: the pods' environment has the complete URL. */}}
 {{- define "forage.redis.url" -}}
 {{- if .Values.redis.enabled -}}
 redis://{{ include "forage.part" (dict "root" . "component" "redis") }}:6379/0
@@ -43,8 +43,8 @@ redis://{{ include "forage.part" (dict "root" . "component" "redis") }}:6379/0
 {{- end }}
 
 {{/*
-`merge` keeps what is there, false and 0 as well; what it is given last only fills gaps. Helm reads YAML 1.1, in which the
-key `n` of `rollout.n` means false: it is given its name back.
+`merge` keeps existing values, including false and 0; its last argument only fills gaps. Helm reads YAML 1.1, in which the
+key `n` of `rollout.n` means false: this restores the name.
 */}}
 {{- define "forage.settings" -}}
 {{- $settings := merge (deepCopy .Values.settings) (include "forage.settings.defaults" . | fromYaml) -}}
@@ -55,7 +55,7 @@ key `n` of `rollout.n` means false: it is given its name back.
 {{- mergeOverwrite $settings (include "forage.settings.own" . | fromYaml) | toYaml -}}
 {{- end }}
 
-{{/* A part is restarted when what it reads has changed, and only then. The trainer reads everything. */}}
+{{/* A part restarts only when the settings that it reads have changed. The trainer reads all. */}}
 {{- define "forage.settings.checksum" -}}
 {{- $settings := include "forage.settings" .root | fromYaml -}}
 {{- if eq .component "retriever" }}

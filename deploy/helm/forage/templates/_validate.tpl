@@ -1,4 +1,4 @@
-{{/* What the schema cannot say. Each is one sentence: what is wrong, and what to do. */}}
+{{/* Checks that the schema cannot express. Each message states the error and the remedy. */}}
 {{- define "forage.validate" -}}
 {{- $values := .Values -}}
 {{- $settings := $values.settings -}}

@@ -1,4 +1,4 @@
-{{/* A driver must be on a node of the cluster: the head's, whose sockets (/tmp/ray) and object store (/dev/shm) it shares. */}}
+{{/* A driver must run on a cluster node: the head. It shares its sockets (/tmp/ray) and object store (/dev/shm). */}}
 {{- define "forage.rollout.front" -}}
 - name: front
   {{- include "forage.container" (dict "root" .root "image" .root.Values.rollout.image) | nindent 2 }}
@@ -12,7 +12,7 @@
   resources:
     {{- toYaml .root.Values.rollout.rayservice.front.resources | nindent 4 }}
   {{- include "forage.containerPorts" . | nindent 2 }}
-  # Its pod is the head, which the operator wants ready before it starts what this one waits for.
+  # It runs in the head's pod, which the operator requires to be ready before it starts the workers that this waits for.
   {{- include "forage.probes" (dict "port" "health" "startup" 300 "ready" "/healthz") | nindent 2 }}
   volumeMounts:
     {{- include "forage.mounts" . | nindent 4 }}

@@ -1,4 +1,4 @@
-{{/* Settings of the trainer by which its Job's name is told apart: a Job cannot be changed, only replaced. */}}
+{{/* The name of the trainer's Job, with a digest of its specification: a Job is immutable and must be replaced. */}}
 {{- define "forage.trainer.name" -}}
 {{- printf "%s-%s" (include "forage.part" .part) (.spec | sha256sum | trunc 8) -}}
 {{- end }}
