@@ -19,42 +19,48 @@ from types import ModuleType
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENT = REPOSITORY / "docs/reference/metrics.md"
 SERVICES = {
-    "trainer": "At `trainer.health_address`. Gauges are of the last optimizer step, and 0 before there is one.",
-    "rollout": "At `rollout.health_address`, the sums over all replicas of engine, agent and dispatcher,\n"
-    "looked at each second. What only grows goes on growing when a replica starts again.",
+    "trainer": "At `trainer.health_address`. Gauges describe the last optimizer step, and are 0 before the first.",
+    "rollout": "At `rollout.health_address`, summed over all replicas of engine, agent and dispatcher every second.\n"
+    "A counter does not fall when a replica restarts.",
     "retriever": "At `retriever.http_address`.",
-    "reward": "At `reward.health_address`, the sums over all workers.",
-    "common": "Of every service that calls others or has a health endpoint, beside its own.",
+    "reward": "At `reward.health_address`, summed over all workers.",
+    "common": "Of every service that calls others or has a health endpoint, besides its own.",
 }
 _SUFFIX = {"counter": "_total", "info": "_info"}
 _INTRODUCTION = """# Metrics
 
-Every service shows its metrics for Prometheus under `/metrics`, by names that say what, and in which unit. Scraped
-under the job of its service (`job="trainer"`, …), as compose and the chart do, they are what the dashboards
-(`deploy/grafana`) and the alerts (`deploy/prometheus/rules`, [runbooks](../runbooks/README.md)) read.
+Every metric of every service, with type, labels and meaning. Each service exposes its own for Prometheus:
 
-A histogram `x` is the series `x_bucket`, `x_sum` and `x_count`. Every counter and histogram also has an `x_created`,
-the time of its first count. Python's own `python_*` and `process_*` come along, but not from a reward with several
-workers. Counters of events that have not happened yet are there as 0, unless their label is only known with the event.
+```
+curl localhost:18641/metrics      # the trainer; retriever 18610, reward 18621, rollout 18631
+```
 
-This page is made from the code by `make metrics-doc`, and a test says when it is not current.
+Scrape each service under a job of its name (`job="trainer"`, …), as compose and the chart do: the dashboards
+(`deploy/grafana`) and the alerts (`deploy/prometheus/rules`, [runbooks](../runbooks/README.md)) expect that.
+
+- A histogram `x` is the series `x_bucket`, `x_sum` and `x_count`.
+- Every counter and histogram also has `x_created`, the time of its first count.
+- A counter of events that have not happened yet is 0, unless its label is only known with the event.
+- Python's own `python_*` and `process_*` are included, except from a reward with several workers.
+
+`make metrics-doc` generates this page from the code; a test checks that it is current.
 
 ## Dashboards
 
-Compose provisions them; the chart installs them for Grafana's sidecar (`monitoring.dashboards`); elsewhere import
-`deploy/grafana/dashboards/*.json`. Open **Pipeline** first. They know Prometheus by a variable, can be narrowed to a
-namespace and, those of one service, to its instances, and link to each other.
+Compose provisions the dashboards, and the chart installs them for Grafana's sidecar (`monitoring.dashboards`).
+Elsewhere import `deploy/grafana/dashboards/*.json`. Open **Pipeline** first. Each dashboard has a variable for
+Prometheus and one for the namespace; those of one service also have one for its instances. They link to each other.
 
-| dashboard | answers |
+| dashboard | shows |
 |---|---|
-| Pipeline | who waits for whom, queues, throughput, staleness, versions of engines, what is lost or repaired |
-| Training | reward and exact match, KL, entropy, clipping, gradient, trainer against engine, lengths, time of a step |
-| Rollout | tokens, requests, prefix cache, where a trajectory's time goes, weights, repairs |
+| Pipeline | who waits for whom, queues, throughput, staleness, engine versions, what is lost or recovered |
+| Training | reward, exact match, KL, entropy, clipping, gradient, trainer against engine, lengths, step time |
+| Rollout | tokens, requests, prefix cache, where a trajectory's time goes, weights, recovery |
 | Retriever | latency, errors, queue, batches, cache, which index |
-| Reward | scores by component, failures of ours, latency, canaries |
-| Redis | whether the books are on disk, memory, slow commands; needs redis_exporter |
+| Reward | scores by component, infrastructure failures, latency, canaries |
+| Redis | persistence, memory, slow commands; needs redis_exporter |
 
-`make dashboards` writes them from the code in `deploy/grafana/forage_dashboards`.
+`make dashboards` generates them from the code in `deploy/grafana/forage_dashboards`.
 """
 EXPORTED = {
     "redis_up": ("gauge", "1 where the exporter reaches Redis"),
@@ -150,10 +156,10 @@ def others() -> str:
     metrics = (Described(name, kind, tuple(labels), text) for name, (kind, text, *labels) in EXPORTED.items())
     rows = "\n".join(map(str, metrics))
     return (
-        "## Redis\n\nOf redis_exporter, where it is deployed: what the dashboards and alerts read of it.\n\n"
+        "## Redis\n\nMetrics of redis_exporter that the dashboards and alerts read, where it is deployed.\n\n"
         f"| name | type | labels | meaning |\n|---|---|---|---|\n{rows}\n\n"
         "## Ray\n\nRay's own metrics (`ray_*`) are at port 8080 of every node where the chart runs a Ray cluster (its\n"
-        "PodMonitor scrapes them). vLLM's are not shown: what matters of the engine is in the rollout's table.\n"
+        "PodMonitor scrapes them). vLLM's are not exposed: the rollout's table has what matters of the engine.\n"
     )
 
 
