@@ -7,15 +7,16 @@ import sys
 from progress import building
 
 from forage_common.settings import settings_from_arguments
-from forage_retriever.index import build
+from forage_retriever.index.cache import build_cached
+from forage_retriever.index.recipe import load_encoder
 
 
 def main() -> None:
     corpus, *overrides = sys.argv[1:]
     settings = settings_from_arguments([f"data.corpus={corpus}", "retriever.mode=hybrid", *overrides])
     with building() as report:
-        encoder = build.load_encoder(settings.retriever, building=True)
-        folder = build.cached(settings.data.corpus, settings.retriever, encoder, report)
+        encoder = load_encoder(settings.retriever, building=True)
+        folder = build_cached(settings.data.corpus, settings.retriever, encoder, report)
     print(folder)
 
 

@@ -28,9 +28,9 @@ from rich.table import Table
 
 from forage_common.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
 from forage_retriever.corpus.read import passages
-from forage_retriever.encoders import encoder as encoders
 from forage_retriever.encoders import model_folder, onnx_model
 from forage_retriever.encoders.encoder import Encoder, Vectors
+from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.encoders.onnx_model import MODEL_FILE, OnnxModel
 from forage_retriever.encoders.torch_encoder import TorchEncoder
 
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _encoder(precision: EncoderPrecision) -> Encoder:
-    return encoders.load(RetrieverSettings(cache_dir=ARTIFACTS, encoder=EncoderSettings(precision=precision)))
+    return create_encoder(RetrieverSettings(cache_dir=ARTIFACTS, encoder=EncoderSettings(precision=precision)))
 
 
 def _alternatives(fp32: Encoder) -> dict[str, Path]:

@@ -32,7 +32,7 @@ from forage_common.settings import RetrieverSettings
 from forage_retriever.command.bench import timed
 from forage_retriever.command.evaluate import overlap
 from forage_retriever.corpus import read
-from forage_retriever.encoders import encoder
+from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.search import faiss_build, memory
 from forage_retriever.search.vector_index import Effort, VectorIndex
 from forage_retriever.search.vectors import VECTORS_FILE, blocks, save
@@ -116,7 +116,7 @@ def real_vectors(data: Data) -> tuple[Vectors, Vectors]:
     files = [CACHE / f"vectors-{_file_name(data)}-{part}.npy" for part in ("passages", "questions")]
     if not all(file.exists() for file in files):
         CACHE.mkdir(parents=True, exist_ok=True)
-        model = encoder.load(RetrieverSettings(threads=os.cpu_count() or 1), building=True)
+        model = create_encoder(RetrieverSettings(threads=os.cpu_count() or 1), building=True)
         texts = [passage.contents for passage in read.passages(data.corpus)]
         np.save(files[0], model.passages(texts, lambda done: None))
         np.save(files[1], model.queries([question.text for question in data.questions]))

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_retriever.encoders import encoder as encoders
 from forage_retriever.encoders.encoder import Encoder
-from forage_retriever.index import build
+from forage_retriever.encoders.factory import create_encoder
+from forage_retriever.index.cache import build_cached
 from forage_retriever.index.progress import Report
 
 WORDS = 30
@@ -77,8 +77,8 @@ def corpus(folder: Path, passages: int, report: Report) -> Path:
 
 def index(file: Path, mode: RetrievalMode, cache: Path, encoder_cache: Path, report: Report) -> Path:
     """The folder of the index of a made corpus in `cache`, built if it is not there."""
-    real = encoders.load(RetrieverSettings(cache_dir=encoder_cache))
-    return build.cached(file, RetrieverSettings(cache_dir=cache, mode=mode), MadeVectors(real), report)
+    real = create_encoder(RetrieverSettings(cache_dir=encoder_cache))
+    return build_cached(file, RetrieverSettings(cache_dir=cache, mode=mode), MadeVectors(real), report)
 
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

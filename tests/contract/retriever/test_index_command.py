@@ -24,18 +24,19 @@ KILLED = """
 import os, signal, sys
 from forage_retriever.corpus import store
 from forage_common.files import durable
-from forage_retriever.index import build, command, vectors, work
+from forage_retriever.command.main import main
+from forage_retriever.index import stages, workspace
 from forage_retriever.search import bm25, faiss_build
 
-build.PART = 16
+stages.PART = 16
 owner, name, count = {
     "reading": (store.CorpusWriter, "add", 30),
     "indexing words": (bm25, "title_and_text", 30),
-    "second part": (vectors.VectorsWriter, "append", 2),
-    "checkpoint": (durable, "replace", 1),
+    "second part": (stages.VectorsWriter, "append", 2),
+    "checkpoint": (durable, "write_atomically", 1),
     "trained": (faiss_build, "add", 1),
     "writing": (faiss_build, "write", 1),
-    "in place": (work.Work, "discard", 1),
+    "in place": (workspace.Workspace, "discard", 1),
 }[sys.argv[1]]
 inner, calls = getattr(owner, name), []
 
@@ -47,7 +48,7 @@ def counting(*arguments, **named):
 
 setattr(owner, name, counting)
 sys.argv = ["forage index", *sys.argv[2:]]
-command.main()
+main()
 """
 """Kills itself at a place: before the n-th call of a function."""
 
@@ -206,10 +207,10 @@ def test_another_index_is_not_written_over_and_the_same_is_not_built_again(index
 
 MEASURED = """
 import pathlib, re, sys
-from forage_retriever.index import command
+from forage_retriever.command.main import main
 sys.argv = ["forage index", *sys.argv[1:]]
 try:
-    command.main()
+    main()
 finally:
     # Not getrusage, whose peak is also that of the process that started this one.
     print("peak", re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])

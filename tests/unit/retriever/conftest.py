@@ -11,8 +11,8 @@ import pytest
 from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.corpus import read, store
 from forage_retriever.corpus.store import Corpus
-from forage_retriever.encoders import encoder as encoders
 from forage_retriever.encoders.encoder import Encoder
+from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.index import load as index
 from forage_retriever.index.load import Index
 
@@ -52,4 +52,4 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 @pytest.fixture(scope="session")
 def encoder(repository: Path) -> Encoder:
-    return encoders.load(RetrieverSettings(cache_dir=repository / ".cache/retriever"))
+    return create_encoder(RetrieverSettings(cache_dir=repository / ".cache/retriever"))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from forage_common.errors import DataError, UserError
 from forage_common.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
-from forage_retriever.encoders import encoder as encoders
 from forage_retriever.encoders import model_folder
 from forage_retriever.encoders.conventions import CONVENTIONS, Convention, Pooling
 from forage_retriever.encoders.encoder import Encoder
+from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.encoders.onnx_encoder import OnnxEncoder
 from forage_retriever.encoders.onnx_model import LENGTH_STEP, TOKEN_BUDGET, ExportError, grouped
 from forage_retriever.encoders.torch_encoder import TorchEncoder
@@ -28,7 +28,7 @@ some_texts = st.lists(st.text(max_size=40) | st.sampled_from([*TEXTS, "half a pa
 @pytest.fixture(scope="module")
 def exact(repository: Path) -> Encoder:
     chosen = EncoderSettings(precision=EncoderPrecision.FP32)
-    return encoders.load(RetrieverSettings(cache_dir=repository / ".cache/retriever", encoder=chosen))
+    return create_encoder(RetrieverSettings(cache_dir=repository / ".cache/retriever", encoder=chosen))
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +115,11 @@ def test_the_digest_covers_precision_convention_and_model(tiny: Path, repository
 def test_a_folder_that_is_no_encoder_is_named(tmp_path: Path) -> None:
     asked = RetrieverSettings(cache_dir=tmp_path / "cache", encoder=EncoderSettings(model=str(tmp_path)))
     with pytest.raises(DataError, match=r"lacks config.json .*give a folder in Hugging Face's layout"):
-        encoders.load(asked)
+        create_encoder(asked)
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(ExportError, match=r"cannot be exported to ONNX .*set its url instead"):
-        encoders.load(asked)
+        create_encoder(asked)
     assert not list((tmp_path / "cache").glob("encoder-*"))
 
 

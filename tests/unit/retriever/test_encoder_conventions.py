@@ -10,8 +10,9 @@ import pytest
 
 from forage_common.errors import DataError, SettingsError
 from forage_common.settings import EncoderSettings, RetrieverSettings
-from forage_retriever.encoders import conventions, encoder, model_folder
+from forage_retriever.encoders import conventions, model_folder
 from forage_retriever.encoders.conventions import Pooling
+from forage_retriever.encoders.factory import create_encoder
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_what_is_not_done_here_is_said(tmp_path: Path, module: str, config: dict
 
 def test_a_convention_that_does_not_exist_is_told_from_those_that_do() -> None:
     with pytest.raises(SettingsError, match=r"'E5': give one of auto, bge, contriever, e5, gte, minilm, plain"):
-        encoder.load(RetrieverSettings(encoder=EncoderSettings(convention="E5")))
+        create_encoder(RetrieverSettings(encoder=EncoderSettings(convention="E5")))
 
 
 def test_the_digest_of_a_convention_says_what_it_does_not_what_it_is_called() -> None:

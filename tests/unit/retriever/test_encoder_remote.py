@@ -12,8 +12,8 @@ from tei_server import MAX_BATCH, Server, serving
 from forage_common.clients.calls import GIVEN_UP, MalformedReplyError
 from forage_common.errors import UnavailableError, UserError
 from forage_common.settings import EncoderSettings, RetrieverSettings
-from forage_retriever.encoders import encoder as encoders
 from forage_retriever.encoders.encoder import Encoder
+from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.encoders.remote_encoder import RemoteEncoder
 
 TEXTS = [f"{'word ' * number}{number}" for number in range(2 * MAX_BATCH + 1)]
@@ -26,7 +26,7 @@ def server(encoder: Encoder) -> Iterator[Server]:
 
 
 def test_a_remote_encoder_gives_the_vectors_of_its_endpoint_in_order(server: Server, encoder: Encoder) -> None:
-    remote = encoders.load(RetrieverSettings(encoder=EncoderSettings(url=server.url + "/")))
+    remote = create_encoder(RetrieverSettings(encoder=EncoderSettings(url=server.url + "/")))
     assert (remote.model, remote.convention.name) == ("sentence-transformers/all-MiniLM-L6-v2", "minilm")
     assert (remote.dimension, remote.precision, remote.family) == (encoder.dimension, "remote", "")
     done: list[int] = []

@@ -16,7 +16,7 @@ from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.command import bench, chart, evaluate
 from forage_retriever.command.evaluate import Question
 from forage_retriever.encoders.encoder import Encoder
-from forage_retriever.index import build
+from forage_retriever.index.build import build_index
 from forage_retriever.index.recipe import Recipe
 
 SWEPT = ("SQ4", "IVF2,SQ4", "HNSW4")
@@ -98,9 +98,11 @@ def index(tmp_path: Path, corpus_file: Path, encoder: Encoder, request: pytest.F
     settings = RetrieverSettings(faiss_factory=factory if factory != "bm25" else "Flat")
     if factory == "bm25":
         settings = settings.model_copy(update={"mode": RetrievalMode.BM25})
-    recipe = Recipe.of(settings, None if factory == "bm25" else encoder, "float16" if factory != "bm25" else "")
+    recipe = Recipe.from_settings(
+        settings, None if factory == "bm25" else encoder, "float16" if factory != "bm25" else ""
+    )
     out = tmp_path / "index"
-    build.build(out, tmp_path / ".building", corpus_file, recipe, lambda *_: None)
+    build_index(out, tmp_path / ".building", corpus_file, recipe, lambda *_: None)
     return out
 
 

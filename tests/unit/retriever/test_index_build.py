@@ -18,10 +18,14 @@ import pytest
 from forage_common.errors import DataError, SettingsError, UserError
 from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.encoders.encoder import Encoder, Vectors
-from forage_retriever.index import build, load, manifest, space
+from forage_retriever.index import load, manifest, space
+from forage_retriever.index.adopt import adopt_index
+from forage_retriever.index.build import build_index
+from forage_retriever.index.cache import build_cached
+from forage_retriever.index.convert import convert_index
 from forage_retriever.index.manifest import DamagedError
 from forage_retriever.index.recipe import Recipe
-from forage_retriever.index.work import Work
+from forage_retriever.index.workspace import Workspace
 from forage_retriever.search import faiss_build
 
 PLACES = ["Oslo", "Kandy", "Cotonou", "Bergen", "Colombo", "Parakou", "Graz", "Turin", "Quito", "Perth"]
@@ -67,7 +71,7 @@ def loading(encoder: Encoder, corpus_file: Path, monkeypatch: pytest.MonkeyPatch
 
     def begin(settings: RetrieverSettings, other: Encoder | Recorder | None = None) -> load.Index:
         dense = settings.mode is not RetrievalMode.BM25
-        monkeypatch.setattr(build, "load_encoder", lambda *_, **__: (other or encoder) if dense else None)
+        monkeypatch.setattr(load.recipe, "load_encoder", lambda *_, **__: (other or encoder) if dense else None)
         return load.load(corpus_file, settings, lambda what: None)
 
     return begin
@@ -78,10 +82,10 @@ def built(encoder: Encoder, corpus_file: Path, tmp_path: Path) -> Callable[..., 
     """Builds an index folder: `built("name", faiss_factory="HNSW8", vectors="float16")`."""
 
     def begin(name: str, vectors: manifest.Vectors | None = None, shards: int = 1, **changed: Any) -> Path:
-        recipe = Recipe.of(RetrieverSettings(**changed), encoder, vectors)
+        recipe = Recipe.from_settings(RetrieverSettings(**changed), encoder, vectors)
         if recipe.mode is RetrievalMode.BM25:
             recipe = replace(recipe, encoder=None)
-        build.build(tmp_path / name, tmp_path / f".{name}", corpus_file, recipe, lambda *told: None, shards)
+        build_index(tmp_path / name, tmp_path / f".{name}", corpus_file, recipe, lambda *_: None, shards)
         return tmp_path / name
 
     return begin
@@ -229,7 +233,7 @@ def test_two_builds_at_once_both_end_well(encoder: Encoder, corpus_file: Path, s
     found: list[Path] = []
 
     def begin() -> None:
-        found.append(build.cached(corpus_file, settings, recorder, lambda *told: None))  # type: ignore[arg-type]
+        found.append(build_cached(corpus_file, settings, recorder, lambda *_: None))  # type: ignore[arg-type]
 
     threads = [threading.Thread(target=begin) for _ in range(3)]
     for thread in threads:
@@ -247,8 +251,8 @@ def test_a_factory_that_does_not_fit_costs_no_second_encoding(
     with pytest.raises(SettingsError, match="'IVF256,Flat' does not fit"):
         built("index", faiss_factory="IVF256,Flat")
     recorder = Recorder(encoder)
-    recipe = replace(Recipe.of(RetrieverSettings(), encoder), encoder=recorder)  # type: ignore[arg-type]
-    build.build(tmp_path / "index", tmp_path / ".index", corpus_file, recipe, lambda *told: None)
+    recipe = replace(Recipe.from_settings(RetrieverSettings(), encoder), encoder=recorder)  # type: ignore[arg-type]
+    build_index(tmp_path / "index", tmp_path / ".index", corpus_file, recipe, lambda *_: None)
     assert recorder.encoded == []
     assert manifest.read(tmp_path / "index").dense.factory == "Flat"  # type: ignore[union-attr]
     assert not (tmp_path / ".index").exists()
@@ -259,8 +263,8 @@ def test_an_index_is_converted_without_encoding_again(
     built: Callable[..., Path], encoder: Encoder, tmp_path: Path, old: str, kept: manifest.Vectors | None
 ) -> None:
     folder = built("old", faiss_factory=old, vectors=kept)
-    recipe = Recipe.of(RetrieverSettings(faiss_factory="Flat"), None, "float32")
-    build.convert(folder, tmp_path / "new", tmp_path / ".new", recipe, lambda *told: None)
+    recipe = Recipe.from_settings(RetrieverSettings(faiss_factory="Flat"), None, "float32")
+    convert_index(folder, tmp_path / "new", tmp_path / ".new", recipe, lambda *_: None)
     new, before = manifest.read(tmp_path / "new"), manifest.read(folder)
     assert manifest.check(tmp_path / "new", new) == []
     assert (new.dense.factory, new.dense.vectors) == ("Flat", "float32")  # type: ignore[union-attr]
@@ -274,18 +278,16 @@ def test_an_index_is_converted_without_encoding_again(
 
 
 def test_what_cannot_be_converted_says_so(built: Callable[..., Path], tmp_path: Path) -> None:
-    recipe = Recipe.of(RetrieverSettings(), None)
+    recipe = Recipe.from_settings(RetrieverSettings(), None)
     with pytest.raises(UserError, match="words has no dense part"):
-        build.convert(
-            built("words", mode=RetrievalMode.BM25), tmp_path / "n", tmp_path / ".n", recipe, lambda *told: None
-        )
+        convert_index(built("words", mode=RetrievalMode.BM25), tmp_path / "n", tmp_path / ".n", recipe, lambda *_: None)
     with pytest.raises(UserError, match=r"small keeps no vectors and IVF4,SQ8 does not give them back"):
-        build.convert(
+        convert_index(
             built("small", faiss_factory="IVF4,SQ8", vectors=""),
             tmp_path / "n",
             tmp_path / ".n",
             recipe,
-            lambda *told: None,
+            lambda *_: None,
         )
 
 
@@ -303,8 +305,8 @@ def test_a_faiss_file_of_others_is_adopted_with_its_corpus(
         index = faiss.index_factory(vectors.shape[1], "Flat", metric)
         index.add(vectors)
         faiss.write_index(index, str(tmp_path / "theirs.index"))
-        arguments = (tmp_path / "theirs.index", corpus_file, Recipe.of(settings, encoder), lambda *told: None)
-        build.adopt(tmp_path / name, tmp_path / f".{name}", *arguments)
+        arguments = (tmp_path / "theirs.index", corpus_file, Recipe.from_settings(settings, encoder), lambda *_: None)
+        adopt_index(tmp_path / name, tmp_path / f".{name}", *arguments)
         return tmp_path / name
 
     index = loading(settings.model_copy(update={"index": adopted("good", vectors)}))
@@ -346,7 +348,7 @@ def test_shards_are_whole_indexes_of_consecutive_passages(
 def test_a_killed_finish_leaves_a_whole_index(
     built: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Work, "discard", lambda self: None)  # killed after the index was put into its place
+    monkeypatch.setattr(Workspace, "discard", lambda self: None)  # killed after the index was put into its place
     folder = built("index", mode=RetrievalMode.BM25)
     assert (tmp_path / ".index").exists()
     monkeypatch.undo()

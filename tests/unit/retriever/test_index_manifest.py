@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from forage_common.errors import UserError
 from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_retriever.index import build, manifest
+from forage_retriever.index import manifest
+from forage_retriever.index.build import build_index
 from forage_retriever.index.manifest import DamagedError
 from forage_retriever.index.recipe import Recipe
 
 
 @pytest.fixture
 def folder(corpus_file: Path, tmp_path: Path) -> Path:
-    recipe = Recipe.of(RetrieverSettings(mode=RetrievalMode.BM25, filter_fields=("lang",)), None)
-    build.build(tmp_path / "index", tmp_path / "aside", corpus_file, recipe, lambda *told: None)
+    recipe = Recipe.from_settings(RetrieverSettings(mode=RetrievalMode.BM25, filter_fields=("lang",)), None)
+    build_index(tmp_path / "index", tmp_path / "staging", corpus_file, recipe, lambda *_: None)
     return tmp_path / "index"
 
 

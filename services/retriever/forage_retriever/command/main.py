@@ -17,11 +17,11 @@ from forage_common.errors import ForageError, SettingsError, UserError
 from forage_common.settings import RetrievalMode, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
 from forage_retriever.corpus.read import digest as corpus_digest
-from forage_retriever.index import build as building
 from forage_retriever.index import manifest
+from forage_retriever.index.build import build_index
 from forage_retriever.index.manifest import DamagedError, Manifest, Vectors
 from forage_retriever.index.progress import reporting
-from forage_retriever.index.recipe import Recipe
+from forage_retriever.index.recipe import Recipe, load_encoder
 
 _EVERYTHING = sys.maxsize
 
@@ -80,11 +80,11 @@ def build(
 ) -> None:
     """Build an index folder. If it is killed, the same command goes on where it was."""
     settings = _settings(config, overrides, corpus=corpus, mode=mode, factory=faiss_factory, fields=filter_field)
-    encoder = building.load_encoder(settings.retriever, building=True)
-    recipe = Recipe.of(settings.retriever, encoder, _vectors(vectors))
-    _refuse_other(out, recipe.digest(corpus_digest(settings.data.corpus), shards))
+    encoder = load_encoder(settings.retriever, building=True)
+    recipe = Recipe.from_settings(settings.retriever, encoder, _vectors(vectors))
+    _refuse_other(out, recipe.compute_digest(corpus_digest(settings.data.corpus), shards))
     with reporting() as report:
-        building.build(out, _aside(out), settings.data.corpus, recipe, report, shards)
+        build_index(out, _staging_dir(out), settings.data.corpus, recipe, report, shards)
     _show(out)
 
 
@@ -120,13 +120,17 @@ def convert(
         raise SettingsError(f"{new} is there already: give a new folder")
     with reporting() as report:
         if faiss is None:
-            recipe = Recipe.of(settings.retriever, None, _vectors(vectors))
-            building.convert(named[0], new, _aside(new), recipe, report)
+            from forage_retriever.index.convert import convert_index
+
+            recipe = Recipe.from_settings(settings.retriever, None, _vectors(vectors))
+            convert_index(named[0], new, _staging_dir(new), recipe, report)
         else:
+            from forage_retriever.index.adopt import adopt_index
+
             if settings.retriever.mode is RetrievalMode.BM25:
                 raise SettingsError("--mode bm25 has no use for --faiss: use `forage index build`")
-            recipe = Recipe.of(settings.retriever, building.load_encoder(settings.retriever, building=False))
-            building.adopt(new, _aside(new), faiss, settings.data.corpus, recipe, report)
+            recipe = Recipe.from_settings(settings.retriever, load_encoder(settings.retriever, building=False))
+            adopt_index(new, _staging_dir(new), faiss, settings.data.corpus, recipe, report)
     _show(new)
 
 
@@ -236,7 +240,7 @@ def _vectors(asked: str) -> Vectors | None:
     return named[asked]
 
 
-def _aside(out: Path) -> Path:
+def _staging_dir(out: Path) -> Path:
     return out.absolute().parent / f".{out.name}.building"
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from forage_common.settings import EncoderPrecision
 from forage_retriever import artifacts
 from forage_retriever.encoders import model_folder, onnx_model
 from forage_retriever.encoders.conventions import Convention
-from forage_retriever.encoders.encoder import Vectors
+from forage_retriever.encoders.encoder import Vectors, encode_in_batches
 from forage_retriever.encoders.onnx_model import OnnxModel
 
 _WINDOW = 1024
@@ -51,11 +49,5 @@ class OnnxEncoder:
         return self._model.run([self.convention.query_prefix + text for text in texts])
 
     def passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
-        vectors: Vectors = np.empty((len(texts), self.dimension), np.float32)
-        for begin in range(0, len(texts), _WINDOW):
-            window = texts[begin : begin + _WINDOW]
-            vectors[begin : begin + len(window)] = self._model.run(
-                [self.convention.passage_prefix + text for text in window]
-            )
-            progress(begin + len(window))
-        return vectors
+        prefix = self.convention.passage_prefix
+        return encode_in_batches(self._model.run, texts, prefix, self.dimension, _WINDOW, progress)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import httpx
-import numpy as np
 
 from forage_common.clients.calls import MalformedReplyError
 from forage_common.errors import UnavailableError, UserError
 from forage_retriever import artifacts
 from forage_retriever.encoders import conventions
-from forage_retriever.encoders.encoder import Vectors
+from forage_retriever.encoders.encoder import Vectors, encode_in_batches
 from forage_retriever.encoders.tei import TeiClient
 
 RECIPE = "tei/1"
@@ -53,21 +52,19 @@ class RemoteEncoder:
             UnavailableError: no answer within the deadline.
             MalformedReplyError: the answer is not what the protocol says, or of another dimension.
         """
-        return self._encode(self.convention.query_prefix, texts, lambda done: None)
+        return self._encode_texts(texts, self.convention.query_prefix, lambda done: None)
 
     def passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
-        return self._encode(self.convention.passage_prefix, texts, progress)
+        return self._encode_texts(texts, self.convention.passage_prefix, progress)
 
-    def _encode(self, prefix: str, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
-        vectors: Vectors = np.empty((len(texts), self.dimension), np.float32)
-        for begin in range(0, len(texts), self._batch):
-            batch = texts[begin : begin + self._batch]
-            given = self._tei.embed([prefix + text for text in batch], self.convention.normalize)
-            if given.shape[1] != self.dimension:
-                raise MalformedReplyError(
-                    f"the encoder {self.model} gave vectors of {given.shape[1]} numbers, no longer {self.dimension}:"
-                    " restart the retriever if the endpoint's model was changed"
-                )
-            vectors[begin : begin + len(batch)] = given
-            progress(begin + len(batch))
+    def _encode_texts(self, texts: Sequence[str], prefix: str, progress: Callable[[int], None]) -> Vectors:
+        return encode_in_batches(self._embed, texts, prefix, self.dimension, self._batch, progress)
+
+    def _embed(self, batch: Sequence[str]) -> Vectors:
+        vectors = self._tei.embed(batch, self.convention.normalize)
+        if vectors.shape[1] != self.dimension:
+            raise MalformedReplyError(
+                f"the encoder {self.model} gave vectors of {vectors.shape[1]} numbers, no longer {self.dimension}:"
+                " restart the retriever if the endpoint's model was changed"
+            )
         return vectors

@@ -11,7 +11,7 @@ from forage_common.errors import DataError
 from forage_retriever import artifacts
 from forage_retriever.encoders import model_folder
 from forage_retriever.encoders.conventions import Convention
-from forage_retriever.encoders.encoder import Vectors
+from forage_retriever.encoders.encoder import Vectors, encode_in_batches
 
 RECIPE = "torch/1"
 BATCH = 64
@@ -48,14 +48,8 @@ class TorchEncoder:
         return self._encode([self.convention.query_prefix + text for text in texts])
 
     def passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
-        vectors: Vectors = np.empty((len(texts), self.dimension), np.float32)
-        for begin in range(0, len(texts), _WINDOW):
-            window = texts[begin : begin + _WINDOW]
-            vectors[begin : begin + len(window)] = self._encode(
-                [self.convention.passage_prefix + text for text in window]
-            )
-            progress(begin + len(window))
-        return vectors
+        prefix = self.convention.passage_prefix
+        return encode_in_batches(self._encode, texts, prefix, self.dimension, _WINDOW, progress)
 
     def _encode(self, texts: Sequence[str]) -> Vectors:
         if not texts:

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_common.telemetry.logs import get_logger
 from forage_retriever.artifacts import digest_of
 from forage_retriever.corpus.store import Corpus
+from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.hits import Provenance, Searcher
-from forage_retriever.index import build, manifest, space
+from forage_retriever.index import cache, manifest, recipe, space
 from forage_retriever.index.manifest import BM25_FOLDER, CORPUS_FOLDER, DENSE_FOLDER, Manifest
 from forage_retriever.index.progress import LogReport
-
-if TYPE_CHECKING:
-    from forage_retriever.encoders.encoder import Encoder
 
 TITLE = "title"
 """Names the searcher of passages whose title is the query, which hybrid search fuses with others."""
@@ -52,12 +49,12 @@ def load(corpus_file: Path, settings: RetrieverSettings, waits_for: Callable[[st
     encoder = None
     if settings.mode is not RetrievalMode.BM25:
         waits_for("loading the encoder (exported to ONNX on its first start)")
-        encoder = build.load_encoder(settings, building=False)
+        encoder = recipe.load_encoder(settings, building=False)
     if given is None:
         waits_for(f"reading the corpus {corpus_file}")
         what = "the BM25 index" if encoder is None else "the dense index"
         report = LogReport(lambda doing: waits_for(f"loading {what} (built on its first start): {doing}"))
-        folder = build.cached(corpus_file, settings, encoder, report)
+        folder = cache.build_cached(corpus_file, settings, encoder, report)
         kept = _checked(folder, settings, waits_for)
     waits_for(f"loading an index of {kept.passages} passages")
     return _opened(folder, kept, settings, encoder)

@@ -1,10 +1,13 @@
-"""What an index folder holds and was made from: `manifest.json`, written last, and the check of every file it names."""
+"""The manifest of an index folder: `manifest.json`, written last, and the check of every file that it names."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import platform
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -14,16 +17,18 @@ from forage_common.errors import DataError, UserError
 from forage_common.files import durable
 from forage_common.settings import RetrievalMode
 from forage_retriever.artifacts import digest_of
+from forage_retriever.encoders.encoder import Encoder
 
 FORMAT = 1
-"""Changes whenever a folder made by older code cannot be read."""
+"""Changes whenever a folder written by older code cannot be read."""
 
 MANIFEST_FILE = "manifest.json"
 CORPUS_FOLDER, BM25_FOLDER, DENSE_FOLDER = "corpus", "bm25", "dense"
 CHECKED_BYTES = 4 * 2**30
-"""What a start reads in full to check it (a few seconds); of files beyond it only the size is checked."""
+"""Bytes whose digests are checked at start (a few seconds); beyond it only sizes are checked."""
 
 _BLOCK = 2**20
+_LIBRARIES = ("forage-retriever", "numpy", "faiss-cpu", "faiss-gpu", "tantivy", "onnxruntime", "tokenizers", "torch")
 
 Vectors = Literal["", "float16", "float32"]
 
@@ -40,7 +45,7 @@ class FileEntry(_Part):
 
 
 class EncoderEntry(_Part):
-    """The encoder of the passages; `family` is that of encoders whose vectors may be mixed with these."""
+    """The encoder of the passages; `family` names the encoders whose vectors may be mixed with these."""
 
     digest: str
     family: str
@@ -49,16 +54,27 @@ class EncoderEntry(_Part):
     precision: str
     dimension: int
 
+    @classmethod
+    def from_encoder(cls, encoder: Encoder) -> EncoderEntry:
+        return cls(
+            digest=encoder.digest,
+            family=encoder.family,
+            model=encoder.model,
+            convention=encoder.convention.name,
+            precision=encoder.precision,
+            dimension=encoder.dimension,
+        )
+
 
 class Bm25Entry(_Part):
-    """The word index, if there is one."""
+    """The BM25 index, if there is one."""
 
     digest: str
     recipe: str
 
 
 class DenseEntry(_Part):
-    """The vector index, if there is one; `vectors` says how vectors are kept beside it, "" = not at all."""
+    """The vector index, if there is one; `vectors` is the precision of the vectors stored beside it, "" = none."""
 
     digest: str
     recipe: str
@@ -67,7 +83,7 @@ class DenseEntry(_Part):
 
 
 class ShardEntry(_Part):
-    """Which part of a corpus this is: `number` of `of`, from 0; its first passage is row `first` of the whole."""
+    """The part of a corpus: `number` of `of`, from 0; its first passage is row `first` of the whole."""
 
     number: int
     of: int
@@ -75,11 +91,11 @@ class ShardEntry(_Part):
 
 
 class Manifest(_Part):
-    """All that is known of an index.
+    """The content and origin of an index.
 
     Attributes:
-        recipe: digest of what was asked for, and of the file that it was asked of.
-        corpus_digest: of the passages.
+        recipe: digest of the recipe and of the corpus file.
+        corpus_digest: SHA-256 of the passages.
         files: by path in the folder.
         made_with: versions by library.
     """
@@ -99,13 +115,13 @@ class Manifest(_Part):
 
     @property
     def modes(self) -> tuple[RetrievalMode, ...]:
-        """What the folder can be searched by."""
-        both = self.bm25 is not None and self.dense is not None
-        held = {RetrievalMode.BM25: self.bm25, RetrievalMode.DENSE: self.dense, RetrievalMode.HYBRID: both or None}
-        return tuple(mode for mode in RetrievalMode if held[mode] is not None)
+        """The modes that the folder can be searched in."""
+        has = {RetrievalMode.BM25: self.bm25 is not None, RetrievalMode.DENSE: self.dense is not None}
+        has[RetrievalMode.HYBRID] = all(has.values())
+        return tuple(mode for mode in RetrievalMode if has[mode])
 
     def digest(self, mode: RetrievalMode) -> str:
-        """What names this index when it is searched in a mode that it has."""
+        """The SHA-256 that names this index when it is searched in a mode that it has."""
         digests = {
             RetrievalMode.BM25: self.bm25.digest if self.bm25 else "",
             RetrievalMode.DENSE: self.dense.digest if self.dense else "",
@@ -122,14 +138,14 @@ def read(folder: Path) -> Manifest:
     """The manifest of an index folder.
 
     Raises:
-        UserError: there is none, it is damaged, or it was made for other code.
+        UserError: there is none, it is damaged, or its format is another.
     """
     file = folder / MANIFEST_FILE
     try:
         content = file.read_bytes()
         if (format := _format(content)) != FORMAT:
             raise UserError(f"index {folder} is of format {format}, not {FORMAT}: build it again")
-        kept = _Signed.model_validate_json(content)
+        kept = _DigestedManifest.model_validate_json(content)
     except OSError as error:
         reason = f"{folder} is no index ({MANIFEST_FILE}: {error.strerror})"
         shards = len(shard_folders(folder))
@@ -148,13 +164,13 @@ def read(folder: Path) -> Manifest:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Put the manifest into place, whole or not at all."""
-    text = _Signed(sha256=_digest(manifest), manifest=manifest).model_dump_json(indent=1)
+    """Write the manifest atomically."""
+    text = _DigestedManifest(sha256=_digest(manifest), manifest=manifest).model_dump_json(indent=1)
     durable.write_atomically(folder / MANIFEST_FILE, text + "\n")
 
 
 def entries(folder: Path, progress: Callable[[int], None]) -> dict[str, FileEntry]:
-    """Every file of a folder by its path there, but for the manifest and locks; `progress` is told bytes read."""
+    """Every file of a folder by its path there, except the manifest and locks; `progress` gets the bytes read."""
     return {
         path.relative_to(folder).as_posix(): FileEntry(bytes=path.stat().st_size, sha256=_sha256(path, progress))
         for path in sorted(folder.rglob("*"))
@@ -166,13 +182,13 @@ def check(
     folder: Path, manifest: Manifest, progress: Callable[[int], None] = lambda read: None, limit: int = CHECKED_BYTES
 ) -> list[str]:
     """Check the files of an index against its manifest: the size of each, and the digests of the smallest that are
-    `limit` bytes together. `progress` is told how many bytes were read since the last call.
+    `limit` bytes together. `progress` gets the bytes read since its last call.
 
     Returns:
         The files whose digests were not checked.
 
     Raises:
-        DamagedError: names the file, the digest or size it has, and the one it should have.
+        DamagedError: a file is missing or differs; names it and both digests or sizes.
     """
     for name, entry in manifest.files.items():
         path = folder / name
@@ -192,21 +208,35 @@ def check(
     return unchecked
 
 
+def total_bytes(files: Mapping[str, FileEntry]) -> int:
+    """The size of all files together."""
+    return sum(entry.bytes for entry in files.values())
+
+
+def list_versions() -> dict[str, str]:
+    """The versions of Python and of the libraries that decide an index."""
+    versions = {"python": platform.python_version()}
+    for library in _LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[library] = metadata.version(library)
+    return versions
+
+
 def shard_folders(folder: Path) -> list[Path]:
-    """The shards in a folder that `forage index build --shards` made, in order."""
+    """The shards in a folder that `forage index build --shards` built, in order."""
     numbers = (path.parent.name.removeprefix("shard-") for path in folder.glob(f"shard-*/{MANIFEST_FILE}"))
     return [folder / f"shard-{number}" for number in sorted(int(number) for number in numbers if number.isdigit())]
 
 
-class _Signed(_Part):
-    """The file: the manifest and its own digest."""
+class _DigestedManifest(_Part):
+    """The content of the file: the manifest and its own digest."""
 
     sha256: str
     manifest: Manifest
 
 
 def _format(content: bytes) -> int:
-    """The format of a manifest of whatever format; this one's own where it cannot be told."""
+    """The format of a manifest of any format; `FORMAT` where it cannot be read."""
     try:
         return int(json.loads(content)["manifest"]["format"])
     except (ValueError, TypeError, KeyError):
@@ -224,8 +254,3 @@ def _sha256(path: Path, progress: Callable[[int], None]) -> str:
             digest.update(block)
             progress(len(block))
     return digest.hexdigest()
-
-
-def total_bytes(files: Mapping[str, FileEntry]) -> int:
-    """Of all files."""
-    return sum(entry.bytes for entry in files.values())

@@ -1,27 +1,25 @@
-"""What kind of index is wanted, and the digest that names what comes out of it."""
+"""The recipe of an index: the settings that decide its content, the encoder it needs and its digest."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_retriever.artifacts import digest_of
+from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index.manifest import Vectors
 
-if TYPE_CHECKING:
-    from forage_retriever.encoders.encoder import Encoder
-
 CORPUS_RECIPE = "corpus/1"
-"""Changes whenever a store made by older code would not do."""
+"""Changes whenever a corpus store written by older code cannot be used."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What kind of index is wanted.
+    """The settings that decide the content of an index.
 
     Attributes:
-        vectors: how vectors are kept beside a dense index; None = where its type gains by exact scores from them.
+        vectors: precision of the vectors stored beside a dense index; None = stored where exact scores improve the
+            ranking of this index type.
     """
 
     mode: RetrievalMode
@@ -32,29 +30,39 @@ class Recipe:
     vectors: Vectors | None = None
 
     @classmethod
-    def of(cls, settings: RetrieverSettings, encoder: Encoder | None, vectors: Vectors | None = None) -> Recipe:
-        """The recipe of settings; modes other than BM25 need an encoder."""
+    def from_settings(
+        cls, settings: RetrieverSettings, encoder: Encoder | None, vectors: Vectors | None = None
+    ) -> Recipe:
+        """The recipe of the settings; modes other than BM25 need an encoder."""
         return cls(settings.mode, settings.filter_fields, settings.faiss_factory, settings.threads, encoder, vectors)
 
-    def digest(self, source: str, shards: int = 1) -> str:
-        """Names what comes out: of this recipe and of the digest of a corpus file."""
+    def compute_digest(self, source: str, shards: int = 1) -> str:
+        """SHA-256 of this recipe and of the digest of a corpus file."""
+        # Imported here: an index of one kind needs no library of the other.
         parts = [CORPUS_RECIPE, source, self.mode, str(shards), str(len(self.filter_fields)), *self.filter_fields]
         if self.mode is not RetrievalMode.DENSE:
-            parts.append(_bm25_recipe())
+            from forage_retriever.search import bm25
+
+            parts.append(bm25.RECIPE)
         if self.encoder is not None:
-            parts += [dense_recipe(), self.encoder.digest, self.factory, str(self.vectors)]
+            from forage_retriever.search import faiss_build
+
+            parts += [faiss_build.RECIPE, self.encoder.digest, self.factory, str(self.vectors)]
         return digest_of(*parts)
 
 
-def dense_recipe() -> str:
-    """Of the vector index."""
-    # Imported here, as in `_bm25_recipe`: an index of one kind needs no library of the other.
+def load_encoder(settings: RetrieverSettings, building: bool) -> Encoder | None:
+    """The encoder that the mode of these settings needs; None for BM25. `building` allows an encoder on torch.
+
+    Raises:
+        UserError: the encoder cannot be loaded, or FAISS does not know the index type.
+    """
+    if settings.mode is RetrievalMode.BM25:
+        return None
+    # Imported here: BM25 alone starts in a second and needs neither FAISS nor an encoder.
+    from forage_retriever.encoders.factory import create_encoder
     from forage_retriever.search import faiss_build
 
-    return faiss_build.RECIPE
-
-
-def _bm25_recipe() -> str:
-    from forage_retriever.search import bm25
-
-    return bm25.RECIPE
+    encoder = create_encoder(settings, building=building)
+    faiss_build.empty_index(settings.faiss_factory, encoder.dimension)  # fail at start, not after hours of encoding
+    return encoder

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage_common.errors import UserError
-from forage_retriever.index import work
-from forage_retriever.index.work import held
+from forage_retriever.index.workspace import hold_workspace, remove_abandoned
 from forage_retriever.search import vectors
 from forage_retriever.search.vectors import VECTORS_FILE, VectorsWriter, blocks, mapped, sample, save
 
@@ -28,11 +27,11 @@ def fill(folder: Path) -> None:
 
 def build(folder: Path, final: Path, make: Callable[[Path], None] = fill) -> bool:
     """Make an index of one stage; whether it was made here."""
-    with held(folder, final, lambda: None) as making:
-        if making is None:
+    with hold_workspace(folder, final, lambda: None) as workspace:
+        if workspace is None:
             return False
-        making.stage("part", "key", make)
-        making.finish(final)
+        workspace.stage("part", "key", make)
+        workspace.finish(final)
     return True
 
 
@@ -45,11 +44,11 @@ def test_a_finished_stage_is_not_made_again_and_another_key_makes_it_anew(tmp_pa
         fill(folder)
 
     for key in ("a", "a", "b"):
-        with held(tmp_path / "work", tmp_path / "final", lambda: None) as making:
-            assert making is not None
-            making.stage("part", key, make)
-            making.stage("aside", "same", make, aside=True)
-    assert calls == ["part", "aside", "part"]
+        with hold_workspace(tmp_path / "work", tmp_path / "final", lambda: None) as workspace:
+            assert workspace is not None
+            workspace.stage("part", key, make)
+            workspace.stage("scratch", "same", make, temporary=True)
+    assert calls == ["part", "scratch", "part"]
 
 
 def test_a_stage_that_fails_is_made_from_nothing_next_time(tmp_path: Path) -> None:
@@ -70,16 +69,16 @@ def test_a_second_process_waits_for_the_first_and_takes_what_it_made(tmp_path: P
     made: list[bool] = []
 
     def second() -> None:
-        with held(tmp_path / "work", tmp_path / "final", waiting.set) as making:
-            made.append(making is not None)
+        with hold_workspace(tmp_path / "work", tmp_path / "final", waiting.set) as workspace:
+            made.append(workspace is not None)
 
     thread = threading.Thread(target=second)
-    with held(tmp_path / "work", tmp_path / "final", lambda: None) as making:
-        assert making is not None
+    with hold_workspace(tmp_path / "work", tmp_path / "final", lambda: None) as workspace:
+        assert workspace is not None
         thread.start()
         assert waiting.wait(10)
-        making.stage("part", "key", fill)
-        making.finish(tmp_path / "final")
+        workspace.stage("part", "key", fill)
+        workspace.finish(tmp_path / "final")
     thread.join(10)
     assert made == [False]
     assert (tmp_path / "final/part/file").read_text() == "whole"
@@ -90,24 +89,25 @@ def test_when_the_first_gives_up_the_second_does_the_work(tmp_path: Path) -> Non
     made: list[bool] = []
 
     def second() -> None:
-        with held(tmp_path / "work", tmp_path / "final", waiting.set) as making:
-            made.append(making is not None and (making.folder / "lock").exists())
+        with hold_workspace(tmp_path / "work", tmp_path / "final", waiting.set) as workspace:
+            made.append(workspace is not None and (workspace.folder / "lock").exists())
 
     thread = threading.Thread(target=second)
-    with held(tmp_path / "work", tmp_path / "final", lambda: None) as making:
-        assert making is not None
+    with hold_workspace(tmp_path / "work", tmp_path / "final", lambda: None) as workspace:
+        assert workspace is not None
         thread.start()
         assert waiting.wait(10)
-        making.discard()
+        workspace.discard()
     thread.join(10)
     assert made == [True]
 
 
 def test_work_that_a_killed_process_held_is_free(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys; from pathlib import Path; from forage_retriever.index.work import held\n"
-        "with held(Path(sys.argv[1]), Path(sys.argv[2]), lambda: None) as making:\n"
-        "    making.stage('part', 'key', lambda folder: (folder / 'file').write_text('whole'))\n"
+        "import os, signal, sys; from pathlib import Path\n"
+        "from forage_retriever.index.workspace import hold_workspace\n"
+        "with hold_workspace(Path(sys.argv[1]), Path(sys.argv[2]), lambda: None) as workspace:\n"
+        "    workspace.stage('part', 'key', lambda folder: (folder / 'file').write_text('whole'))\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     killed = subprocess.run([sys.executable, "-c", script, tmp_path / "work", tmp_path / "final"])
@@ -119,16 +119,16 @@ def test_work_that_a_killed_process_held_is_free(tmp_path: Path) -> None:
 
 def test_only_old_work_that_nobody_holds_is_swept(tmp_path: Path) -> None:
     for name in ("old", "held", "new"):
-        with held(tmp_path / f".index-{name}", tmp_path / "final", lambda: None) as making:
-            assert making is not None
-            making.stage("part", "key", fill)
+        with hold_workspace(tmp_path / f".index-{name}", tmp_path / "final", lambda: None) as workspace:
+            assert workspace is not None
+            workspace.stage("part", "key", fill)
     for name in ("old", "held"):
         for path in (tmp_path / f".index-{name}").iterdir():
             os.utime(path, (0, time.time() - 30 * 24 * 3600))
-    with held(tmp_path / ".index-held", tmp_path / "final", lambda: None):
+    with hold_workspace(tmp_path / ".index-held", tmp_path / "final", lambda: None):
         for path in (tmp_path / ".index-held").iterdir():
             os.utime(path, (0, 0))
-        work.sweep(tmp_path, ".index-")
+        remove_abandoned(tmp_path, ".index-")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".index-held", ".index-new"]
 
 

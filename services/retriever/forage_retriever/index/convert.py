@@ -1,0 +1,88 @@
+"""Converts an index to another type from the vectors that it stores, without encoding its passages again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from forage_common.errors import UserError
+from forage_common.files import durable
+from forage_retriever.artifacts import digest_of
+from forage_retriever.index import manifest, space, stages
+from forage_retriever.index.manifest import BM25_FOLDER, CORPUS_FOLDER, DENSE_FOLDER, Manifest
+from forage_retriever.index.progress import Report
+from forage_retriever.index.recipe import Recipe
+from forage_retriever.index.workspace import open_workspace
+from forage_retriever.search import faiss_build, memory
+from forage_retriever.search.vectors import VECTORS_FILE, mapped
+
+
+def convert_index(old: Path, final: Path, staging_dir: Path, recipe: Recipe, report: Report) -> None:
+    """Build the index folder `final` of the recipe's type from the vectors of the index `old`.
+
+    Raises:
+        UserError: the old index stores no vectors, or the recipe or the machine are at fault.
+    """
+    kept = manifest.read(old)
+    manifest.check(old, kept)
+    if kept.dense is None or kept.encoder is None:
+        raise UserError(f"index {old} has no dense part to convert: build one with `forage index build`")
+    precision, vectors = _map_vectors(old, kept)
+    name = digest_of("convert/1", kept.recipe, recipe.factory, str(recipe.vectors), precision)
+    dimension, passages = kept.encoder.dimension, kept.passages
+    with open_workspace(staging_dir, final, report) as workspace:
+        if workspace is None:
+            return
+        for part in (CORPUS_FOLDER, BM25_FOLDER):
+            if (old / part).is_dir():
+                workspace.stage(part, kept.recipe, lambda folder, part=part: _link_tree(old / part, folder))  # type: ignore[misc]
+        space.check_disk(staging_dir, memory.needs(recipe.factory, dimension, passages).disk_bytes, "the index")
+        space.check_build_memory(recipe.factory, dimension, passages)
+        key = digest_of(kept.corpus_digest, kept.encoder.digest, precision)
+        dense = stages.build_dense(workspace, recipe, key, dimension, lambda: vectors, report)
+        changed = {"recipe": name, "dense": dense, "made_with": manifest.list_versions()}
+        stages.write_manifest(workspace, kept.model_copy(update=changed), report)
+        workspace.finish(final)
+
+
+def _map_vectors(folder: Path, kept: Manifest) -> tuple[str, NDArray[Any]]:
+    """The precision of an index's vectors, and the vectors [n, d] mapped into memory."""
+    assert kept.dense is not None
+    if kept.dense.vectors:
+        return kept.dense.vectors, mapped(folder / DENSE_FOLDER / VECTORS_FILE)
+    return "float32", _map_flat_index(folder / DENSE_FOLDER, kept.dense.factory)
+
+
+def _map_flat_index(folder: Path, factory: str) -> NDArray[Any]:
+    """The vectors [n, d] inside a FAISS index that keeps them exactly.
+
+    Raises:
+        UserError: it does not keep them.
+    """
+    file = folder / faiss_build.INDEX_FILE
+    owner = faiss_build.read(file)
+    index = faiss.downcast_index(owner)
+    kept = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
+    if not isinstance(kept, faiss.IndexFlat):
+        raise UserError(
+            f"index {folder.parent} keeps no vectors and {factory} does not give them back: build it with --vectors"
+        )
+    shape = (index.ntotal, index.d)
+    # FAISS writes a flat index, by itself or under a graph, as a header and the vectors.
+    vectors: NDArray[Any] = np.memmap(file, "<f4", "r", file.stat().st_size - 4 * shape[0] * shape[1], shape)
+    ends = [0, shape[0] - 1]
+    if not np.array_equal(vectors[ends], [index.reconstruct(row) for row in ends]):
+        raise UserError(f"{file} is laid out as FAISS did not use to: build this index anew from its corpus")
+    return vectors
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    for path in sorted(source.rglob("*")):
+        if path.is_dir():
+            (target / path.relative_to(source)).mkdir()
+        elif path.suffix != ".lock":
+            durable.link_or_copy(path, target / path.relative_to(source))

@@ -1,0 +1,206 @@
+"""The stages of a build: corpus store, BM25 index, vectors, vector index, manifest.
+
+Each stage ends in a checkpoint, and encoding writes one every `PART` passages, so a killed build resumes and its result
+is the same. Only the FAISS index itself is held in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from forage_common.errors import DataError
+from forage_common.settings import RetrievalMode
+from forage_retriever.artifacts import digest_of
+from forage_retriever.corpus import read
+from forage_retriever.corpus.store import Corpus, CorpusWriter, DuplicateIdError
+from forage_retriever.encoders.encoder import Encoder
+from forage_retriever.index import manifest
+from forage_retriever.index.manifest import (
+    BM25_FOLDER,
+    CORPUS_FOLDER,
+    DENSE_FOLDER,
+    Bm25Entry,
+    DenseEntry,
+    EncoderEntry,
+    Manifest,
+    ShardEntry,
+    Vectors,
+)
+from forage_retriever.index.progress import Report
+from forage_retriever.index.recipe import CORPUS_RECIPE, Recipe
+from forage_retriever.index.workspace import Workspace
+from forage_retriever.search.vectors import VECTORS_FILE, VectorsWriter, blocks, mapped, sample, save
+
+PART = 4096
+"""Passages that are encoded between two checkpoints."""
+
+_VECTORS, _TRAINED = "vectors", "trained"
+_REPORTED = 1000
+
+
+def store_corpus(
+    workspace: Workspace, corpus_file: Path, source: str, filter_fields: Sequence[str], report: Report, whole: str = ""
+) -> Corpus:
+    """Store a corpus file with the digest `source` as the corpus of the index, or as the temporary stage `whole`.
+
+    Raises:
+        DataError: a passage is malformed, two have the same id, or there is none.
+    """
+
+    def write(folder: Path) -> None:
+        _write_corpus(folder, corpus_file, filter_fields, report)
+
+    key = digest_of(CORPUS_RECIPE, source, *filter_fields)
+    return Corpus(workspace.stage(whole or CORPUS_FOLDER, key, write, temporary=bool(whole)))
+
+
+def build_bm25(workspace: Workspace, recipe: Recipe, corpus: Corpus, report: Report) -> Bm25Entry | None:
+    """Build the BM25 index; None where the recipe asks for dense search alone."""
+    if recipe.mode is RetrievalMode.DENSE:
+        workspace.drop(BM25_FOLDER)  # of a killed build of another mode
+        return None
+    from forage_retriever.search import bm25
+
+    digest = digest_of(bm25.RECIPE, corpus.digest, *recipe.filter_fields)
+
+    def write(folder: Path) -> None:
+        bm25.build(folder, corpus, lambda done: report("indexing words", done, len(corpus)))
+
+    workspace.stage(BM25_FOLDER, digest, write)
+    return Bm25Entry(digest=digest, recipe=bm25.RECIPE)
+
+
+def encode_passages(workspace: Workspace, key: str, corpus: Corpus, encoder: Encoder, report: Report) -> NDArray[Any]:
+    """The vectors [passages, dimension] of a corpus, encoded from the last checkpoint on and mapped into memory."""
+
+    def write(folder: Path) -> None:
+        stage = "encoding passages"
+        with contextlib.closing(VectorsWriter(folder, key, len(corpus), encoder.dimension)) as writer:
+            while (begin := writer.done) < len(corpus):
+                report(stage, begin, len(corpus))
+                writer.append(
+                    encoder.passages(
+                        corpus.contents[begin : begin + PART],
+                        lambda done, begin=begin: report(stage, begin + done, len(corpus)),  # type: ignore[misc]
+                    )
+                )
+            report(stage, len(corpus), len(corpus))
+
+    return mapped(workspace.stage(_VECTORS, key, write, temporary=True, resumable=True) / VECTORS_FILE)
+
+
+def build_dense(
+    workspace: Workspace,
+    recipe: Recipe,
+    key: str,
+    dimension: int,
+    load_vectors: Callable[[], NDArray[Any]],
+    report: Report,
+) -> DenseEntry:
+    """Build the FAISS index over the vectors that `key` names; `load_vectors` is called only if it is not there yet."""
+    from forage_retriever.search import faiss_build
+
+    precision: Vectors | None = recipe.vectors
+    if precision is None:
+        precision = "float16" if faiss_build.wants_vectors(recipe.factory, dimension) else ""
+    digest = digest_of(faiss_build.RECIPE, key, recipe.factory, precision)
+
+    def write(folder: Path) -> None:
+        vectors = load_vectors()
+        index = _fill_index(workspace, recipe, digest, vectors, report)
+        faiss_build.write(index, folder / faiss_build.INDEX_FILE)
+        if precision:
+            save(vectors, folder / VECTORS_FILE, precision)
+
+    workspace.stage(DENSE_FOLDER, digest, write)
+    for name in (_VECTORS, _TRAINED):
+        workspace.drop(name)
+    return DenseEntry(digest=digest, recipe=faiss_build.RECIPE, factory=recipe.factory, vectors=precision)
+
+
+def describe_index(
+    name: str,
+    corpus: Corpus,
+    bm25: Bm25Entry | None,
+    encoder: Encoder | None,
+    dense: DenseEntry | None,
+    shard: ShardEntry | None = None,
+) -> Manifest:
+    """The manifest of an index, without its files."""
+    return Manifest(
+        format=manifest.FORMAT,
+        recipe=name,
+        passages=len(corpus),
+        corpus_digest=corpus.digest,
+        corpus_bytes=corpus.bytes,
+        filter_fields=corpus.columns.fields,
+        bm25=bm25,
+        encoder=EncoderEntry.from_encoder(encoder) if encoder is not None else None,
+        dense=dense,
+        shard=shard,
+        made_with=manifest.list_versions(),
+        files={},
+    )
+
+
+def write_manifest(workspace: Workspace, description: Manifest, report: Report) -> None:
+    """Hash every file of the index and write the manifest."""
+    done = 0
+
+    def progress(read: int) -> None:
+        nonlocal done
+        done += read
+        report("digesting bytes", done, None)
+
+    files = manifest.entries(workspace.index, progress)
+    manifest.write(workspace.index, description.model_copy(update={"files": files}))
+
+
+def _write_corpus(folder: Path, corpus_file: Path, filter_fields: Sequence[str], report: Report) -> None:
+    report("reading passages", 0, None)
+    writer = CorpusWriter(folder, filter_fields)
+    count = 0
+    for count, (where, passage) in enumerate(read.numbered(corpus_file), 1):
+        writer.add(passage, where)
+        if count % _REPORTED == 0:
+            report("reading passages", count, None)
+    if not count:
+        raise DataError(f"corpus {corpus_file} has no passages: write one JSON object with id and contents a line")
+    report("reading passages", count, count)
+    try:
+        writer.finish()
+    except DuplicateIdError as error:
+        # Read again only now: remembering where each id stands would cost memory in every build.
+        places = [where for where, passage in read.numbered(corpus_file) if passage.id == error.id]
+        raise DataError(f"{places[1]}: id {error.id!r} is already that of {places[0]}: make ids unique") from None
+
+
+def _fill_index(workspace: Workspace, recipe: Recipe, key: str, vectors: NDArray[Any], report: Report) -> Any:
+    import faiss
+
+    from forage_retriever.search import faiss_build
+
+    faiss.omp_set_num_threads(recipe.threads)
+    count, dimension = vectors.shape
+    index = faiss_build.empty_index(recipe.factory, dimension)
+    if rows := faiss_build.training_rows(index, count):
+
+        def train(folder: Path) -> None:
+            report("training", 0, None)
+            faiss_build.train(index, recipe.factory, sample(vectors, rows))
+            faiss_build.write(index, folder / faiss_build.INDEX_FILE)
+
+        trained = workspace.stage(_TRAINED, key, train, temporary=True)
+        index = faiss.read_index(str(trained / faiss_build.INDEX_FILE))
+    done = 0
+    for block in blocks(vectors):
+        faiss_build.add(index, recipe.factory, block)
+        done += len(block)
+        report("indexing vectors", done, count)
+    faiss_build.checked(index, recipe.factory, sample(vectors, 1))
+    return index

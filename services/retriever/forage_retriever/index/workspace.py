@@ -1,0 +1,173 @@
+"""The workspace of a build: a staging directory beside the final one, with a checkpoint after each stage, from which
+another process resumes if this one is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from forage_common.errors import DataError
+from forage_common.files import durable
+from forage_retriever.artifacts import unwritable
+from forage_retriever.index.progress import Report
+
+_LOCK = "lock"
+_POLL_S = 0.2
+_KEPT_S = 7 * 24 * 3600.0
+"""How long an unfinished build that nobody resumes is kept."""
+
+
+class Workspace:
+    """A locked staging directory.
+
+    Attributes:
+        folder: the staging directory, with the temporary stages.
+        index: the folder in it that becomes the index.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.index = folder / "index"
+        self.index.mkdir(exist_ok=True)
+
+    def stage(
+        self, name: str, key: str, write: Callable[[Path], None], temporary: bool = False, resumable: bool = False
+    ) -> Path:
+        """A folder that `write` filled, now or, from the same key, before a kill.
+
+        Args:
+            temporary: it is no part of the index.
+            resumable: `write` itself resumes from what a killed process left in the folder; else the folder is empty.
+        """
+        folder = (self.folder if temporary else self.index) / name
+        if not self.is_finished(name, key):
+            if not resumable:
+                self.drop(name)
+            folder.mkdir(exist_ok=resumable)
+            write(folder)
+            # The marker must never be on disk before the files whose completeness it states.
+            durable.sync_tree(folder)
+            durable.write_atomically(self._marker(name), key)
+        return folder
+
+    def is_finished(self, name: str, key: str) -> bool:
+        """Whether a stage was finished from this key."""
+        marker = self._marker(name)
+        return marker.is_file() and marker.read_text() == key
+
+    def drop(self, name: str) -> None:
+        """Remove a stage and its marker; the marker first, so that no kill leaves one for a removed stage."""
+        self._marker(name).unlink(missing_ok=True)
+        for parent in (self.folder, self.index):
+            shutil.rmtree(parent / name, ignore_errors=True)
+
+    def finish(self, final: Path) -> None:
+        """Rename the index to its final place and remove the rest."""
+        durable.sync(self.index)
+        self.index.chmod(0o755)
+        self.index.rename(final)
+        durable.sync(final.parent)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove everything."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _marker(self, name: str) -> Path:
+        return self.folder / f"{name}.done"
+
+
+@contextlib.contextmanager
+def open_workspace(staging_dir: Path, final: Path, report: Report) -> Iterator[Workspace | None]:
+    """`hold_workspace`, with its errors as the user's; a bad corpus discards the workspace, other errors keep it.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+
+    def report_waiting() -> None:
+        report("waiting for another process that builds it", 0, None)
+
+    try:
+        with hold_workspace(staging_dir, final, report_waiting) as workspace:
+            try:
+                yield workspace
+            except DataError:
+                if workspace is not None:
+                    workspace.discard()
+                raise
+    except OSError as error:
+        raise unwritable(final.parent, error) from None
+
+
+@contextlib.contextmanager
+def hold_workspace(folder: Path, final: Path, report_waiting: Callable[[], None]) -> Iterator[Workspace | None]:
+    """The workspace of `final`, locked by this process; None if `final` exists, perhaps because the process that
+    held the lock has built it. `report_waiting` is called once if another process holds the lock.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    lock = _acquire_lock(folder, final, report_waiting)
+    if lock is None:
+        _remove_leftover(folder)
+        yield None
+        return
+    with lock:
+        yield Workspace(folder)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove staging directories that nobody holds and nobody has resumed for a week."""
+    for folder in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - max(path.stat().st_mtime for path in folder.iterdir()) > _KEPT_S:
+                _remove_leftover(folder)
+
+
+def _acquire_lock(folder: Path, final: Path, report_waiting: Callable[[], None]) -> IO[str] | None:
+    reported = False
+    while not final.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            contextlib.ExitStack() as closing,
+            contextlib.suppress(FileNotFoundError),
+        ):  # the holder has just removed it
+            lock = closing.enter_context((folder / _LOCK).open("a"))
+            if not _try_lock(lock):
+                if not reported:
+                    report_waiting()
+                    reported = True
+                time.sleep(_POLL_S)
+            elif _is_at(lock, folder / _LOCK) and not final.exists():
+                closing.pop_all()
+                return lock
+    return None
+
+
+def _remove_leftover(folder: Path) -> None:
+    with contextlib.suppress(OSError), (folder / _LOCK).open("r+") as lock:
+        if _try_lock(lock) and _is_at(lock, folder / _LOCK):
+            shutil.rmtree(folder)
+
+
+def _try_lock(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(lock: IO[str], path: Path) -> bool:
+    """Whether the locked file is still the one of this name: its folder may have been removed meanwhile."""
+    try:
+        return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
