@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$", description="host:port")]
+Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$"), "host:port"]
+"""The string names the type in descriptions."""
 
 
 class Section(BaseModel):
