@@ -2,32 +2,32 @@
 # Builds the images that the chart and docker-compose.yml name: forage/<service>:<version>, of the chart's version.
 # usage: [SERVICES="reward cli"] [GPU=1] [PYTHON_IMAGE=…] [GPU_IMAGE=…] [REGISTRY=…] images.sh [option of docker build …]
 #   GPU=1         retriever, rollout and trainer on their GPU bases, as forage/<service>:<version>-gpu
-#   PYTHON_IMAGE, GPU_IMAGE   other bases than the Dockerfiles'
+#   PYTHON_IMAGE, GPU_IMAGE   other bases than those in services/Dockerfile
 #   REGISTRY      put before the names: registry.example/team
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=$(sed -nE 's/^appVersion: "(.*)"$/\1/p' deploy/helm/forage/Chart.yaml)
-suffix='' options=() services=(cli reward retriever rollout trainer)
-if [ -n "${GPU:-}" ]; then
-  services=(retriever rollout trainer) suffix=-gpu options+=(--build-arg DEVICE=gpu)
-fi
+known=(cli reward retriever rollout trainer) on_gpus=(retriever rollout trainer)
+device=cpu suffix='' options=() services=("${known[@]}")
+if [ -n "${GPU:-}" ]; then device=gpu suffix=-gpu services=("${on_gpus[@]}"); fi
 [ -z "${SERVICES:-}" ] || read -ra services <<< "$SERVICES"
 [ -z "${PYTHON_IMAGE:-}" ] || options+=(--build-arg "PYTHON_IMAGE=$PYTHON_IMAGE")
-[ -z "${GPU_IMAGE:-}" ] || options+=(--build-arg "GPU_IMAGE=$GPU_IMAGE")
+[ -z "${GPU_IMAGE:-}" ] || options+=(--build-arg "TORCH_IMAGE=$GPU_IMAGE" --build-arg "VLLM_IMAGE=$GPU_IMAGE")
 
 for service in "${services[@]}"; do
-  folder=services/$service
-  [ -f "$folder/Dockerfile" ] || { echo "images: SERVICES names $service, expected some of: cli reward retriever rollout trainer" >&2; exit 2; }
-  [ -z "${GPU:-}" ] || grep -q '^ARG GPU_IMAGE' "$folder/Dockerfile" || { echo "images: $service has no GPU build, expected some of: retriever rollout trainer" >&2; exit 2; }
+  [[ " ${known[*]} " == *" $service "* ]] || { echo "images: SERVICES names $service, expected some of: ${known[*]}" >&2; exit 2; }
+  [ -z "${GPU:-}" ] || [[ " ${on_gpus[*]} " == *" $service "* ]] ||
+    { echo "images: $service has no GPU build, expected some of: ${on_gpus[*]}" >&2; exit 2; }
 done
 command -v docker >/dev/null || { echo "images: docker is missing: install Docker 20.10 or later" >&2; exit 2; }
 docker info >/dev/null 2>&1 || { echo "images: no Docker engine answers ($(docker info 2>&1 | tail -n 1)): start it, or set DOCKER_HOST" >&2; exit 2; }
 
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 for service in "${services[@]}"; do
-  DOCKER_BUILDKIT=1 docker build --file "services/$service/Dockerfile" \
-    --tag "${REGISTRY:+$REGISTRY/}forage/$service:$version$suffix" \
+  base=$device; [ "$service" != rollout ] || base+=-rollout
+  DOCKER_BUILDKIT=1 docker build --file services/Dockerfile --target "$service" \
+    --tag "${REGISTRY:+$REGISTRY/}forage/$service:$version$suffix" --build-arg "SERVICE=$service" --build-arg "BASE=$base" \
     --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "CREATED=$(date -u +%Y-%m-%dT%H:%M:%SZ)" \
     "${options[@]}" "$@" .
 done

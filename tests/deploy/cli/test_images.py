@@ -1,4 +1,4 @@
-"""The images: what each Dockerfile must and must not have, and with FORAGE_DOCKER_TESTS=1 two of them built and run."""
+"""The images: what the Dockerfile must and must not have, and with FORAGE_DOCKER_TESTS=1 two of them built and run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from helm_chart import CHART, containers, pods, rendered
 from forage_common.settings import Settings
 
 SERVICES = ("cli", "reward", "retriever", "rollout", "trainer")
-"""Image → its folder below services/."""
+"""Images, each named like its folder below services/."""
 ON_GPUS = ("retriever", "rollout", "trainer")
 OWNER = "10001:10001"
 SCRIPT = REPOSITORY / "scripts/images.sh"
+DOCKERFILE = REPOSITORY / "services/Dockerfile"
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 
 
@@ -34,19 +35,28 @@ class Instruction(NamedTuple):
     value: str
 
 
-def dockerfile(image: str) -> Path:
-    return REPOSITORY / "services" / image / "Dockerfile"
-
-
-def instructions(image: str) -> list[Instruction]:
-    lines = [line for line in dockerfile(image).read_text().splitlines() if not line.lstrip().startswith("#")]
+def instructions() -> list[Instruction]:
+    """Of the whole Dockerfile."""
+    lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.lstrip().startswith("#")]
     joined = "\n".join(lines).replace("\\\n", "")
     return [Instruction(*re.split(r"\s+", line, maxsplit=1)) for line in joined.splitlines() if line.strip()]
 
 
+def stages() -> dict[str, list[Instruction]]:
+    """Stage → its instructions, FROM first."""
+    found: dict[str, list[Instruction]] = {}
+    stage = ""
+    for one in instructions():
+        if one.name == "FROM":
+            stage = one.value.partition(" AS ")[2]
+        found.setdefault(stage, []).append(one)
+    return found
+
+
 def final_stage(image: str) -> list[Instruction]:
-    found = instructions(image)
-    return found[max(place for place, one in enumerate(found) if one.name == "FROM") :]
+    """What is added to the base: the stage that all images share, then the image's own."""
+    assert stages()[image][0].value == f"runtime AS {image}"
+    return [*stages()["runtime"], *stages()[image]]
 
 
 def values(found: list[Instruction], name: str) -> list[str]:
@@ -54,32 +64,30 @@ def values(found: list[Instruction], name: str) -> list[str]:
 
 
 def environment(image: str) -> dict[str, str]:
-    [text] = values(final_stage(image), "ENV")
-    return dict(entry.split("=", 1) for entry in text.split())
+    return dict(entry.split("=", 1) for text in values(final_stage(image), "ENV") for entry in text.split())
 
 
 every_image = pytest.mark.parametrize("image", SERVICES)
 
 
 def test_hadolint_finds_nothing() -> None:
-    done = subprocess.run(
-        [hadolint(), "--no-color", *(str(dockerfile(image)) for image in SERVICES)], capture_output=True, text=True
-    )
+    done = subprocess.run([hadolint(), "--no-color", str(DOCKERFILE)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@every_image
-def test_bases_are_arguments_of_a_pinned_version(image: str) -> None:
-    found = instructions(image)
+def test_bases_are_arguments_of_a_pinned_version() -> None:
+    found = instructions()
     arguments = dict(value.split("=", 1) for value in values(found, "ARG") if "=" in value)
-    stages: set[str] = set()
+    known: set[str] = set()
     for source in values(found, "FROM"):
         base, _, stage = source.partition(" AS ")
-        argument = re.fullmatch(r"\$\{(\w+)\}", base)
-        assert argument, f"FROM {base} is no ARG"
-        default = arguments[argument[1]]
-        assert default in stages or re.fullmatch(r"[a-z/-]+:v?\d+\.\d+[\w.-]*", default), default
-        stages.add(stage)
+        if base not in known:
+            argument = re.fullmatch(r"\$\{(\w+)\}", base)
+            assert argument, f"FROM {base} is neither a stage nor an ARG"
+            default = arguments[argument[1]]
+            assert default in known or re.fullmatch(r"[a-z/-]+:v?\d+\.\d+[\w.-]*", default), default
+        known.add(stage)
+    assert set(SERVICES) < known
 
 
 @every_image
@@ -87,13 +95,11 @@ def test_it_is_built_in_one_stage_and_runs_in_another(image: str) -> None:
     final = final_stage(image)
     assert not values(final, "RUN"), "the last layers are copied, nothing is installed in them"
     assert all("build" not in value or value.startswith("--from=build") for value in values(final, "COPY"))
-    assert len(values(instructions(image), "FROM")) >= 2
 
 
-@every_image
-def test_it_needs_neither_a_registry_nor_a_new_builder(image: str) -> None:
-    text = dockerfile(image).read_text()
-    names = [one.name for one in instructions(image)]
+def test_it_needs_neither_a_registry_nor_a_new_builder() -> None:
+    text = DOCKERFILE.read_text()
+    names = [one.name for one in instructions()]
     assert "ADD" not in names, "ADD fetches and unpacks: COPY says what it does"
     for refused in ("# syntax", "<<", "--link", ":latest", "https://"):
         assert refused not in text, refused
@@ -106,13 +112,12 @@ def test_it_is_nobody_in_particular(image: str) -> None:
     assert names.index("USER") < names.index("ENTRYPOINT")
 
 
-@every_image
-def test_what_was_locked_is_installed_and_nothing_else(image: str) -> None:
-    found = instructions(image)
+def test_what_was_locked_is_installed_and_nothing_else() -> None:
+    found = stages()["build"]
     [run] = [value for value in values(found, "RUN") if "setup.sh" in value]
     assert "--production" in run
-    assert run.split()[-1] == image
-    assert any(f"services/{image}/requirements.lock" in value for value in values(found, "COPY"))
+    assert run.split()[-1] == '"$SERVICE"'
+    assert any("services/${SERVICE}/requirements.lock" in value for value in values(found, "COPY"))
     installs = re.findall(r"pip install.*", (REPOSITORY / "scripts/setup.sh").read_text())
     assert all("--no-deps" in line or "uv==" in line for line in installs), installs
 
@@ -121,10 +126,10 @@ def test_what_was_locked_is_installed_and_nothing_else(image: str) -> None:
 def test_what_it_copies_is_there_and_goes_to_the_builder(image: str) -> None:
     lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
     sent = [line[1:] for line in lines if line.startswith("!")]
-    for value in values(instructions(image), "COPY"):
+    for value in values([*stages()["build"], *final_stage(image)], "COPY"):
         if value.startswith("--from="):
             continue
-        for source in value.split()[:-1]:
+        for source in value.replace("${SERVICE}", image).split()[:-1]:
             assert (REPOSITORY / source).exists(), source
             below = (
                 [REPOSITORY / source] if (REPOSITORY / source).is_file() else sorted((REPOSITORY / source).iterdir())
@@ -144,9 +149,10 @@ def test_processes_are_signalled_themselves(image: str) -> None:
 
 @every_image
 def test_labels_say_what_it_is(image: str) -> None:
-    [text] = values(final_stage(image), "LABEL")
+    text = " ".join(values(final_stage(image), "LABEL"))
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', text))
-    assert labels["title"] == f"forage/{image}"
+    assert labels["title"] == "forage/${SERVICE}"
+    assert labels["description"]
     assert labels["licenses"] == "Apache-2.0"
     for label in ("version", "revision", "created"):
         assert labels[label] == f"${{{label.upper()}}}"
@@ -180,16 +186,18 @@ def test_a_service_listens_on_every_address_at_its_own_ports(image: str) -> None
 
 @pytest.mark.parametrize("image", ON_GPUS)
 def test_a_gpu_build_is_the_same_file_on_another_base(image: str) -> None:
-    found = instructions(image)
-    assert "DEVICE=cpu" in values(found, "ARG")
-    assert "${DEVICE}" in final_stage(image)[0].value
-    assert '--device "$DEVICE"' in " ".join(values(found, "RUN"))
-    lock = dict(
-        re.findall(r"(?m)^(torch|vllm)[\w-]*==([\d.]+)", dockerfile(image).with_name("requirements.lock").read_text())
-    )
-    [base] = [value.partition("=")[2] for value in values(found, "ARG") if value.startswith("GPU_IMAGE=")]
-    package = "vllm" if "vllm" in base else "torch"
-    assert re.search(r":v?([\d.]+)", base)[1] == lock[package], f"{base} is not the lock's {package}"
+    found = instructions()
+    assert "BASE=cpu" in values(found, "ARG")
+    assert stages()["build"][0].value == "${BASE} AS build"
+    assert stages()["runtime"][0].value == "${BASE} AS runtime"
+    assert '--device "${BASE%%-*}"' in " ".join(values(found, "RUN"))
+    lock = (REPOSITORY / "services" / image / "requirements.lock").read_text()
+    locked = dict(re.findall(r"(?m)^(torch|vllm)[\w-]*==([\d.]+)", lock))
+    package = "vllm" if image == "rollout" else "torch"
+    [base] = [
+        value.partition("=")[2] for value in values(found, "ARG") if value.startswith(f"{package.upper()}_IMAGE=")
+    ]
+    assert re.search(r":v?([\d.]+)", base)[1] == locked[package], f"{base} is not the lock's {package}"
 
 
 @pytest.mark.parametrize("name", ["defaults", "gpu-small", "gpu-large"])

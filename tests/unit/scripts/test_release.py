@@ -65,7 +65,7 @@ def test_a_version_without_a_changelog_section_is_refused(tree: Path) -> None:
         check(tree)
 
 
-def test_every_service_with_a_dockerfile_has_an_image_and_those_with_a_gpu_base_two() -> None:
+def test_every_service_has_an_image_and_those_that_use_gpus_have_two() -> None:
     listed = images("1.2.3")
     assert {f"forage/{name}:1.2.3" for name in ("cli", "retriever", "reward", "rollout", "trainer")} <= set(listed)
     assert "forage/rollout:1.2.3-gpu" in listed
