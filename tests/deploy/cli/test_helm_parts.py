@@ -239,7 +239,8 @@ def test_rules_and_dashboards_of_the_chart_are_installed(tmp_path: Path) -> None
 
 def test_nodes_of_ray_have_the_environment_that_a_ray_of_ones_own_gets() -> None:
     source = "".join(
-        (REPOSITORY / f"services/rollout/forage_rollout/{name}.py").read_text() for name in ("cluster", "engine")
+        (REPOSITORY / f"services/rollout/forage_rollout/{name}.py").read_text()
+        for name in ("deployments/cluster", "engine/vllm_engine")
     )
     wanted = set(re.findall(r'^ +"((?:RAY_SERVE|VLLM|HF|TQDM|OMP)_[A-Z_]+)": ', source, re.MULTILINE))
     wanted.discard("RAY_SERVE_CONTROL_LOOP_INTERVAL_S")  # of small machines
