@@ -5,7 +5,7 @@ FORAGE := .venvs/cli/bin/forage
 UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.txt mkdocs
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-long test-compose lint format docs docs-serve reference metrics-doc dashboards \
+.PHONY: help setup demo test test-all test-long test-compose lint format docs docs-serve reference dashboards \
   chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start soak-reward version release clean
 
 help: ## list the targets
@@ -44,7 +44,9 @@ docs-serve: ## serve the documentation site while you write (DOCS_ADDRESS=127.0.
 	@scripts/setup.sh cli
 	@$(MKDOCS) serve --livereload --dev-addr $(or $(DOCS_ADDRESS),127.0.0.1:8000)
 
-metrics-doc: setup ## generate docs/reference/metrics.md from the code
+reference: setup ## generate the pages of docs/reference that come from the code
+	@$(PYTHON) scripts/cli_doc.py
+	@$(PYTHON) scripts/api_doc.py
 	@$(PYTHON) scripts/metrics_doc.py
 
 dashboards: setup ## generate deploy/grafana/dashboards from the code beside it

@@ -43,7 +43,7 @@ Scrape each service under a job of its name (`job="trainer"`, …), as compose a
 - A counter of events that have not happened yet is 0, unless its label is only known with the event.
 - Python's own `python_*` and `process_*` are included, except from a reward with several workers.
 
-`make metrics-doc` generates this page from the code; a test checks that it is current.
+`make reference` generates this page from the code; a test checks that it is current.
 
 ## Dashboards
 

@@ -1,0 +1,9 @@
+"""docs/reference: the forage reward command of the reward service."""
+
+from __future__ import annotations
+
+from reference_pages import assert_commands_current
+
+
+def test_the_page_of_commands_is_current() -> None:
+    assert_commands_current("reward")
