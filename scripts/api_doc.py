@@ -22,9 +22,8 @@ SERVICES = {"retriever": "retriever.http_address", "rollout": "rollout.http_addr
 """Service with an HTTP API → setting of its address."""
 _INTRODUCTION = """# API
 
-This page lists the HTTP routes and the gRPC services of Forage. The contracts are in
-[proto/forage/v1](../../proto/forage/v1): each message on a stream or a wire is one of them. `make reference` generates
-this page.
+This page lists the HTTP routes and the gRPC services of Forage. The contracts are the files of `proto/forage/v1`: each
+message on a stream or a wire is one of them. `make reference` generates this page.
 
 Every service answers `GET /healthz`, `GET /readyz` and `GET /metrics` at its `health_address` (the retriever at its
 `http_address`), and every gRPC service offers health checks and reflection. With `*.auth_token_file` set, calls carry
