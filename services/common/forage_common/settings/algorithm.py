@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from forage_common.settings.base import Section
 
-KL_KINDS = "^(kl|abs|mse|low_var_kl)$"
-"""Estimates of a token's KL to the reference."""
+KlKind = Literal["kl", "abs", "mse", "low_var_kl"]
+"""Estimator of a token's KL to the reference policy, as in verl."""
 
 
 class AdvantageEstimator(StrEnum):
-    """Which advantage the actor is trained on."""
+    """How advantages are computed from rewards."""
 
     GRPO = "grpo"
     GRPO_MULTITURN = "grpo_multiturn"
@@ -23,12 +24,12 @@ class AdvantageEstimator(StrEnum):
 
     @property
     def min_samples(self) -> int:
-        """Valid samples that a prompt needs to teach something: two where they are compared with each other."""
+        """Valid samples that a group needs: two for estimators that compare samples of a group, else one."""
         return 1 if self in (AdvantageEstimator.GAE, AdvantageEstimator.REINFORCE_PLUS_PLUS) else 2
 
 
 class RewardPlacement(StrEnum):
-    """Where a score with rewards of single turns lands; any other score is on the last state token."""
+    """Tokens that get a score with rewards of turns; a score without them is always on the last token."""
 
     AUTO = "auto"
     TURN_PROPORTIONAL = "turn_proportional"
@@ -36,14 +37,14 @@ class RewardPlacement(StrEnum):
 
 
 class KlControl(StrEnum):
-    """What becomes of the coefficient of a KL in the reward."""
+    """How the coefficient of a KL in the reward evolves."""
 
     FIXED = "fixed"
     ADAPTIVE = "adaptive"
 
 
 class OffPolicyCorrection(StrEnum):
-    """What is done about tokens that the engine sampled under slightly other probabilities than the trainer's."""
+    """Weights for tokens that the engine sampled under slightly other probabilities than the trainer's."""
 
     NONE = "none"
     TIS = "tis"
@@ -52,62 +53,76 @@ class OffPolicyCorrection(StrEnum):
 
 
 class KlControlSettings(Section):
-    type: KlControl = KlControl.FIXED
-    kl_coef: float = Field(0.001, ge=0, allow_inf_nan=False, description="beta, or what it starts from")
-    target_kl: float = Field(0.1, gt=0, description="adaptive: mean KL of a trajectory that beta is steered to")
-    horizon: int = Field(10000, ge=1, description="adaptive: trajectories over which beta moves by up to a fifth")
+    """Coefficient of the KL in the reward."""
+
+    type: KlControl = Field(KlControl.FIXED, description="fixed: always kl_coef; adaptive: steered to target_kl")
+    kl_coef: float = Field(0.001, ge=0, allow_inf_nan=False, description="Coefficient; adaptive: its initial value")
+    target_kl: float = Field(0.1, gt=0, description="adaptive: mean KL per trajectory to aim at")
+    horizon: int = Field(
+        10000, ge=1, description="adaptive: trajectories over which the coefficient changes by at most a fifth"
+    )
 
 
 class CorrectionSettings(Section):
+    """Importance weights by the ratio of trainer to engine probability of each token."""
+
     mode: OffPolicyCorrection = Field(
         OffPolicyCorrection.TIS,
-        description="weight of a token by its trainer-to-engine ratio: none; tis: cut off at rollout_is_threshold; "
-        "decoupled: the ratio itself; icepop: 0 outside icepop_low to icepop_high",
+        description="Weight of a token: none: 1; tis: the ratio, at most rollout_is_threshold; decoupled: the ratio; "
+        "icepop: the ratio, 0 outside icepop_low to icepop_high",
     )
-    rollout_is_threshold: float = Field(2.0, gt=1)
-    icepop_low: float = Field(0.5, gt=0, le=1)
-    icepop_high: float = Field(5.0, ge=1, allow_inf_nan=False)
+    rollout_is_threshold: float = Field(2.0, gt=1, description="tis: highest weight")
+    icepop_low: float = Field(0.5, gt=0, le=1, description="icepop: lowest ratio with a weight above 0")
+    icepop_high: float = Field(
+        5.0, ge=1, allow_inf_nan=False, description="icepop: highest ratio with a weight above 0"
+    )
 
 
 class ProbePenaltySettings(Section):
-    """What a probe of training's own trajectories takes from their advantages; it costs a probe each, every step."""
+    """A penalty on advantages for overconfidence, measured by probing training trajectories at every step."""
 
-    coef: float = Field(0.0, ge=0, allow_inf_nan=False, description="times the overconfidence; 0 = no probes")
-    trajectories_per_group: int = Field(1, ge=1, description="the first ones of each group are probed")
-    points: int = Field(10, ge=1, description="truncations beside the empty thought")
-    samples: int = Field(10, ge=1, description="answers at each")
-    timeout_s: float = Field(120.0, gt=0, description="of all probes of a step; those that are missing then are left")
+    coef: float = Field(0.0, ge=0, allow_inf_nan=False, description="Factor of the overconfidence; 0: no probes")
+    trajectories_per_group: int = Field(1, ge=1, description="Trajectories of each group that are probed")
+    points: int = Field(10, ge=1, description="Truncations of a chain of thought, besides the empty one")
+    samples: int = Field(10, ge=1, description="Answers that are sampled per truncation")
+    timeout_s: float = Field(120.0, gt=0, description="Limit of all probes of a step; unfinished ones are skipped")
 
 
 class AlgorithmSettings(Section):
-    adv_estimator: AdvantageEstimator = AdvantageEstimator.GRPO
-    norm_adv_by_std_in_grpo: bool = Field(True, description="false = Dr. GRPO's advantage; multi-turn GRPO too")
-    turn_weight: float = Field(0.5, ge=0, allow_inf_nan=False, description="multi-turn GRPO: of the turns' part")
-    gamma: float = Field(1.0, ge=0, le=1, description="discount of a token: gae, reinforce_plus_plus")
-    lam: float = Field(1.0, ge=0, le=1, description="gae")
-    state_masking: bool = Field(True, description="train on the model's own tokens only; false = observations too")
+    """Advantages, rewards per token and the KL in the reward; names as verl's."""
+
+    adv_estimator: AdvantageEstimator = Field(AdvantageEstimator.GRPO, description="Advantage estimator")
+    norm_adv_by_std_in_grpo: bool = Field(
+        True, description="grpo, grpo_multiturn: divide by the group's standard deviation; false: Dr. GRPO"
+    )
+    turn_weight: float = Field(
+        0.5, ge=0, allow_inf_nan=False, description="grpo_multiturn: weight of the turn advantage"
+    )
+    gamma: float = Field(1.0, ge=0, le=1, description="gae, reinforce_plus_plus: discount per token")
+    lam: float = Field(1.0, ge=0, le=1, description="gae: lambda, the trade-off of bias and variance")
+    state_masking: bool = Field(True, description="Train on the model's tokens only; false: on observations too")
     reward_placement: RewardPlacement = Field(
         RewardPlacement.AUTO,
-        description="of scores with turns; auto: turn_proportional where the KL is in the reward but for gae, "
-        "else final_token_only",
+        description="Tokens that get a score with rewards of turns; auto: turn_proportional if use_kl_in_reward, "
+        "except with gae, else final_token_only",
     )
-    filter_groups: bool = Field(False, description="leave out groups whose rewards are all equal")
-    use_kl_in_reward: bool = False
-    kl_penalty: str = Field("kl", pattern=KL_KINDS, description="kind of the KL in the reward")
+    filter_groups: bool = Field(False, description="Drop groups whose rewards are all equal")
+    use_kl_in_reward: bool = Field(False, description="Subtract the KL to the reference policy from token rewards")
+    kl_penalty: KlKind = Field("kl", description="KL estimator of the KL in the reward")
     kl_ctrl: KlControlSettings = KlControlSettings()
     rollout_correction: CorrectionSettings = CorrectionSettings()
     probe_penalty: ProbePenaltySettings = ProbePenaltySettings()
 
     @property
     def placement(self) -> RewardPlacement:
-        """Where scores with turns land, `auto` resolved."""
+        """`reward_placement` with `auto` resolved."""
         if self.reward_placement is not RewardPlacement.AUTO:
             return self.reward_placement
         spread = self.use_kl_in_reward and self.adv_estimator is not AdvantageEstimator.GAE
         return RewardPlacement.TURN_PROPORTIONAL if spread else RewardPlacement.FINAL_TOKEN_ONLY
 
     @model_validator(mode="after")
-    def _consistent(self) -> AlgorithmSettings:
+    def _check_estimator(self) -> AlgorithmSettings:
         estimator = self.adv_estimator
         if self.filter_groups and estimator.min_samples == 1:
             raise ValueError(

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# A string in the annotation names the type in descriptions.
 Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$"), "host:port"]
-"""The string names the type in descriptions."""
+Params = Annotated[dict[str, float | int | str | bool], "map of values"]
 
 
 class Section(BaseModel):

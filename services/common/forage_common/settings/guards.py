@@ -1,4 +1,4 @@
-"""Settings of the guards: when a metric of training trips one, and what follows."""
+"""Settings of the guards: which values of a training metric are refused, and what follows."""
 
 from __future__ import annotations
 
@@ -19,53 +19,71 @@ class GuardAction(StrEnum):
 
 
 class Guard(Section):
-    """A check of one metric after every step; it trips where the metric passes the guard's threshold."""
+    """A check of one metric after every optimizer step."""
 
     action: GuardAction = Field(
-        GuardAction.WARN, description="when the guard trips: ignore, warn, stop the run, or rollback to a checkpoint"
+        GuardAction.WARN,
+        description="Reaction when the guard trips: ignore, log a warning, stop the run, or rollback to a checkpoint",
     )
 
 
 class NonFiniteGuard(Guard):
-    """Trips on a loss or a gradient norm that is NaN or infinite."""
+    """Trips when the loss or the gradient norm is NaN or infinite."""
 
     action: GuardAction = Field(
-        GuardAction.ROLLBACK,
-        description="when loss or gradient norm is NaN or infinite: ignore, warn, stop, or rollback",
+        GuardAction.ROLLBACK, description="Reaction when the loss or the gradient norm is NaN or infinite"
     )
 
 
 class GradNormGuard(Guard):
-    threshold: float = Field(10.0, gt=1, description="gradient norm, times the median of the last window steps")
+    """Trips on a spike of the gradient norm."""
+
+    threshold: float = Field(10.0, gt=1, description="Highest gradient norm, as a multiple of the window's median")
 
 
 class KlGuard(Guard):
-    threshold: float = Field(1.0, gt=0, description="mean KL to the reference, nats a token")
+    """Trips when the policy drifts from the reference policy."""
+
+    threshold: float = Field(1.0, gt=0, description="Highest mean KL to the reference policy, nats per token")
 
 
 class RewardGuard(Guard):
+    """Trips when the mean reward collapses."""
+
     threshold: float = Field(
-        0.5, gt=0, le=1, description="share of its highest value that the mean reward of window steps may lose"
+        0.5, gt=0, le=1, description="Largest drop of the window's mean reward, as a share of its highest value so far"
     )
 
 
 class EntropyGuard(Guard):
-    threshold: float = Field(0.01, ge=0, description="lowest mean entropy, nats a token")
+    """Trips when the policy's entropy collapses."""
+
+    threshold: float = Field(0.01, ge=0, description="Lowest mean entropy, nats per token")
 
 
 class DeadGroupsGuard(Guard):
-    threshold: float = Field(0.9, ge=0, lt=1, description="highest share of a batch's groups that teach nothing")
+    """Trips when too few groups carry a learning signal."""
+
+    threshold: float = Field(
+        0.9, ge=0, lt=1, description="Highest share of a batch's groups without a gradient: failed or filtered out"
+    )
 
 
 class LogProbGuard(Guard):
+    """Trips when trainer and engine disagree on the probabilities of sampled tokens."""
+
     threshold: float = Field(
-        0.2, gt=0, description="highest mean difference of trainer's and engine's log-probabilities, nats"
+        0.2, gt=0, description="Highest mean difference between log-probabilities of trainer and engine, nats per token"
     )
 
 
 class GuardSettings(Section):
-    window: int = Field(20, ge=2, description="steps that a guard compares with; it is silent until it has seen half")
-    max_rollbacks: int = Field(3, ge=0, description="of a run; one more trip stops it")
+    """Guards on the metrics of every optimizer step."""
+
+    window: int = Field(
+        20, ge=2, description="Steps of history for grad_norm and reward, which need at least half of them to trip"
+    )
+    max_rollbacks: int = Field(3, ge=0, description="Rollbacks of a run; the next one stops the run instead")
     non_finite: NonFiniteGuard = NonFiniteGuard()
     grad_norm: GradNormGuard = GradNormGuard()
     kl: KlGuard = KlGuard()

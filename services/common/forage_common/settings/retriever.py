@@ -16,7 +16,7 @@ class EncoderPrecision(StrEnum):
 
 
 class RetrievalMode(StrEnum):
-    """How passages are found."""
+    """How passages are ranked."""
 
     BM25 = "bm25"
     DENSE = "dense"
@@ -24,51 +24,58 @@ class RetrievalMode(StrEnum):
 
 
 class EncoderSettings(Section):
-    model: str = Field("minilm", description="minilm (bundled), or a folder in Hugging Face's layout")
+    """The model that turns queries and passages into vectors."""
+
+    model: str = Field("minilm", description="minilm (bundled), or a model folder in Hugging Face layout")
     convention: str = Field(
-        "auto", description="prefixes, pooling and length: minilm, e5, bge, …; auto = by the model's name"
+        "auto",
+        description="Prefixes, pooling and length of a model family: minilm, e5, bge, …; auto: by the model's name",
     )
-    precision: EncoderPrecision = EncoderPrecision.INT8
-    url: str = Field("", description="a text-embeddings-inference endpoint that encodes queries instead")
-    timeout_s: float = Field(10.0, gt=0, description="of one call to url")
+    precision: EncoderPrecision = Field(EncoderPrecision.INT8, description="Precision of the ONNX model on CPU")
+    url: str = Field("", description="text-embeddings-inference endpoint that encodes queries instead; empty: none")
+    timeout_s: float = Field(10.0, gt=0, description="Limit of one call to url")
 
 
 class RerankSettings(Section):
-    model: str = Field("", description="folder of a cross-encoder in Hugging Face's layout; empty = none")
-    url: str = Field("", description="a text-embeddings-inference endpoint with /rerank; empty = none")
-    depth: int = Field(20, ge=1, description="passages a query that are judged again")
-    timeout_s: float = Field(10.0, gt=0, description="of one call to url")
+    """The cross-encoder that reorders the best passages."""
+
+    model: str = Field("", description="Folder of a cross-encoder in Hugging Face layout; empty: none")
+    url: str = Field("", description="text-embeddings-inference endpoint with /rerank; empty: none")
+    depth: int = Field(20, ge=1, description="Passages per query that are reranked")
+    timeout_s: float = Field(10.0, gt=0, description="Limit of one call to url")
 
 
 class RetrieverSettings(Section):
-    http_address: Address = "127.0.0.1:18610"
-    grpc_address: Address = "127.0.0.1:18611"
+    """The retriever service."""
+
+    http_address: Address = Field("127.0.0.1:18610", description="Address of POST /retrieve, health and metrics")
+    grpc_address: Address = Field("127.0.0.1:18611", description="Address of the gRPC API")
     index: Path | None = Field(
-        None, description="an index folder made by `forage index build`; unset = built from data.corpus"
+        None, description="Index folder made by `forage index build`; null: built from data.corpus at start"
     )
-    mode: RetrievalMode = RetrievalMode.HYBRID
-    topk: int = Field(3, ge=1, description="passages a query, where the request does not say")
+    mode: RetrievalMode = Field(RetrievalMode.HYBRID, description="Ranking of requests that do not name a mode")
+    topk: int = Field(3, ge=1, description="Passages per query of requests that do not say how many")
     faiss_factory: str = Field("Flat", description="FAISS index factory string of the dense index")
-    filter_fields: tuple[str, ...] = Field((), description="corpus fields that requests may filter by")
-    ef_search: int = Field(128, ge=1, description="candidates that an HNSW graph keeps")
-    nprobe: int = Field(32, ge=1, description="cells that an IVF index visits")
+    filter_fields: tuple[str, ...] = Field((), description="Corpus fields by which requests may filter")
+    ef_search: int = Field(128, ge=1, description="HNSW: candidates kept during a search (efSearch)")
+    nprobe: int = Field(32, ge=1, description="IVF: cells searched per query")
     refine: int = Field(
-        0,
-        ge=0,
-        description="exact scores for the best refine x topk, where vectors are stored; 0 = by itself",
+        0, ge=0, description="Rescore the best refine × topk passages with their stored vectors; 0: automatic, 1: off"
     )
-    rrf_k: int = Field(60, ge=1, description="damping of reciprocal rank fusion")
-    bm25_weight: float = Field(2.0, ge=0, description="of the BM25 ranking in hybrid mode")
-    dense_weight: float = Field(1.0, ge=0, description="of the dense ranking in hybrid mode")
-    title_weight: float = Field(4.0, ge=0, description="of passages whose title is the query, in hybrid mode")
+    rrf_k: int = Field(60, ge=1, description="Constant k of reciprocal rank fusion in hybrid mode")
+    bm25_weight: float = Field(2.0, ge=0, description="Weight of the BM25 ranking in hybrid mode")
+    dense_weight: float = Field(1.0, ge=0, description="Weight of the dense ranking in hybrid mode")
+    title_weight: float = Field(4.0, ge=0, description="Weight of passages whose title is the query, in hybrid mode")
     encoder: EncoderSettings = EncoderSettings()
     rerank: RerankSettings = RerankSettings()
     shards: tuple[Address, ...] = Field(
-        (), description="gRPC addresses of retrievers, each with a part of the corpus; this one merges their answers"
+        (), description="gRPC addresses of retrievers that each hold a part of the corpus, whose results are merged"
     )
-    max_waiting: int = Field(8192, ge=1, description="queries in the queue; beyond it 503 with Retry-After")
-    queue_timeout_s: float = Field(30.0, gt=0, description="a query that waited longer is given up")
+    max_waiting: int = Field(
+        8192, ge=1, description="Most queries in the queue; further requests get 503 with Retry-After"
+    )
+    queue_timeout_s: float = Field(30.0, gt=0, description="Longest wait of a query in the queue before it fails")
     cache_dir: Path = Field(
-        Path(".cache/retriever"), description="built indexes, by digest of what they were built from"
+        Path(".cache/retriever"), description="Folder of built indexes and converted encoders, named by their digest"
     )
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, description="CPU threads of the encoder, the reranker and FAISS")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from forage_common.settings.base import Address, Section
+from forage_common.settings.base import Address, Params, Section
 
 
 class WeightUpdate(StrEnum):
-    """What a new policy does to trajectories that run."""
+    """When running trajectories get a new policy."""
 
     IN_FLIGHT = "in_flight"
     DRAIN = "drain"
@@ -25,94 +25,108 @@ class WeightTransport(StrEnum):
 
 
 class EngineSettings(Section):
-    dtype: str = Field("auto", description="auto: float32 on CPU, the model's own on GPUs")
-    enforce_eager: bool = True
-    max_num_seqs: int = Field(128, ge=1)
-    max_model_len: int = Field(768, ge=16)
-    block_size: int = Field(32, ge=1)
-    kv_cache_gib: float = Field(1.0, gt=0, description="CPU only")
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    tensor_parallel_size: int = Field(1, ge=1)
-    max_lora_rank: int = Field(0, ge=0, description="largest rank of a published LoRA adapter; 0 = whole policies only")
+    """The inference engine (vLLM, names as vLLM's), or an endpoint in its place."""
+
+    dtype: str = Field("auto", description="Type of weights and activations; auto: float32 on CPU, the model's on GPU")
+    enforce_eager: bool = Field(True, description="Run PyTorch eagerly, without CUDA graphs and compilation")
+    max_num_seqs: int = Field(128, ge=1, description="Most sequences that are sampled at once")
+    max_model_len: int = Field(768, ge=16, description="Longest context, prompt and generation together")
+    block_size: int = Field(32, ge=1, description="Tokens per block of the KV cache")
+    kv_cache_gib: float = Field(1.0, gt=0, description="CPU: size of the KV cache")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="GPU: share of its memory for the engine")
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share one replica by tensor parallelism")
+    max_lora_rank: int = Field(
+        0, ge=0, description="Highest rank of published LoRA adapters; 0: only whole policies are loaded"
+    )
     hang_timeout_s: float = Field(
-        60.0,
-        gt=0,
-        description="an engine that samples nothing for so long is replaced; an endpoint has so long for a generation",
+        60.0, gt=0, description="Time without a sampled token until an engine is replaced; limit of an endpoint's call"
     )
     endpoint: str = Field(
         "",
         pattern=r"^$|^https?://[^\s?#]+/v1$",
-        description="URL, up to /v1, of an OpenAI-compatible server that samples in vLLM's place; it is not trained",
+        description="URL, up to /v1, of an OpenAI-compatible server that samples instead of vLLM and is not trained",
     )
-    endpoint_model: str = Field("", description="its name there; empty = the only one that is served")
-    endpoint_token_file: Path | None = Field(None, description="file with the bearer token that it asks for")
+    endpoint_model: str = Field("", description="Model name at the endpoint; empty: the only one that it serves")
+    endpoint_token_file: Path | None = Field(None, description="File with the bearer token of the endpoint")
 
 
 class ReplicaSettings(Section):
-    min: int = Field(1, ge=1)
-    max: int = Field(1, ge=1, description="above min: replicas are added as the queue grows")
-    target_ongoing: float = Field(64.0, gt=0, description="requests a replica that autoscaling aims at")
-    upscale_delay_s: float = Field(10.0, ge=0)
-    downscale_delay_s: float = Field(300.0, ge=0)
+    """Replicas of a Ray Serve deployment."""
+
+    min: int = Field(1, ge=1, description="Fewest replicas")
+    max: int = Field(1, ge=1, description="Most replicas; above min, Ray Serve adds replicas as requests queue up")
+    target_ongoing: float = Field(64.0, gt=0, description="Autoscaling: requests in progress per replica to aim at")
+    upscale_delay_s: float = Field(10.0, ge=0, description="Autoscaling: wait before a replica is added")
+    downscale_delay_s: float = Field(300.0, ge=0, description="Autoscaling: wait before a replica is removed")
 
     @model_validator(mode="after")
-    def _ordered(self) -> ReplicaSettings:
+    def _check_order(self) -> ReplicaSettings:
         if self.max < self.min:
             raise ValueError(f"max {self.max} is below min {self.min}")
         return self
 
 
 class EnvironmentRoute(Section):
-    name: str = Field("", description="a built-in environment: search or single_turn; or give path or entry_point")
-    path: Path | None = Field(None, description="a Python file with an environment of your own")
-    entry_point: str = Field("", description="module:class of an environment of your own")
-    params: dict[str, float | int | str | bool] = Field(default_factory=dict)
+    """The environment of a data source: a built-in one or your own."""
+
+    name: str = Field("", description="Built-in environment: search or single_turn")
+    path: Path | None = Field(None, description="Python file with an environment; exclusive with name and entry_point")
+    entry_point: str = Field("", description="module:class of an environment; exclusive with name and path")
+    params: Params = Field(default_factory=dict, description="Parameters of the environment")
 
     @model_validator(mode="after")
-    def _one_source(self) -> EnvironmentRoute:
+    def _check_source(self) -> EnvironmentRoute:
         if bool(self.name) + bool(self.path) + bool(self.entry_point) != 1:
             raise ValueError("give exactly one of name, path and entry_point")
         return self
 
 
 class WeightSettings(Section):
+    """How engines get new policies."""
+
     update: WeightUpdate = Field(
         WeightUpdate.IN_FLIGHT,
-        description="in_flight: trajectories go on under the new policy; drain: they end under the old one first",
+        description="in_flight: running trajectories continue under the new policy; drain: they finish first",
     )
-    transport: WeightTransport = WeightTransport.FILESYSTEM
-    cache_dir: Path = Field(Path(".cache/policies"), description="policies fetched from other than local folders")
+    transport: WeightTransport = Field(
+        WeightTransport.FILESYSTEM, description="filesystem: policies are folders; nccl: sent between GPUs"
+    )
+    cache_dir: Path = Field(Path(".cache/policies"), description="Folder of policies fetched from remote storage")
 
 
 class RolloutSettings(Section):
-    grpc_address: Address = "127.0.0.1:18630"
-    health_address: Address = "127.0.0.1:18631"
-    http_address: Address = Field("127.0.0.1:18632", description="/v1/ask and the OpenAI-compatible endpoints")
+    """The rollout service."""
+
+    grpc_address: Address = Field("127.0.0.1:18630", description="Address of the gRPC API")
+    health_address: Address = Field("127.0.0.1:18631", description="Address of health and metrics over HTTP")
+    http_address: Address = Field("127.0.0.1:18632", description="Address of /v1/ask and the OpenAI-compatible API")
     auth_token_file: Path | None = Field(
-        None, description="file with the bearer token that HTTP and gRPC callers must present; unset = none"
+        None, description="File with the bearer token that HTTP and gRPC clients must send; null: no token"
     )
     environments: dict[str, EnvironmentRoute] = Field(
-        default_factory=dict, description="data_source → environment; search where none is given"
+        default_factory=dict, description="Environment of each data source; search for those not listed"
     )
-    n: int = Field(8, ge=1, description="samples a prompt")
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, description="-1 = all")
-    max_turns: int = Field(3, ge=0, description="turns with search; one last generation without may follow")
-    max_start_length: int = Field(256, ge=1, description="tokens of the first prompt that are kept")
-    max_prompt_length: int = Field(640, ge=1, description="tokens of context that a turn sees")
-    max_response_length: int = Field(64, ge=1, description="tokens of one generation")
-    max_obs_length: int = Field(192, ge=1, description="tokens of one observation")
-    max_groups_in_flight: int = Field(32, ge=1)
-    max_trajectories_in_flight: int = Field(0, ge=0, description="0 = four times engine.max_num_seqs for each replica")
-    trajectory_timeout_s: float = Field(120.0, gt=0)
-    retrieve_timeout_s: float = Field(30.0, gt=0, description="with all retries")
-    score_timeout_s: float = Field(60.0, gt=0, description="with all retries")
-    drain_timeout_s: float = Field(5.0, ge=0, description="on SIGTERM: running trajectories may end within")
-    ray_address: str = Field("", description="of a Ray cluster to join; empty = a small one of its own")
+    n: int = Field(8, ge=1, description="Samples per prompt (group size)")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0: greedy")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling: cumulative probability of candidate tokens")
+    top_k: int = Field(-1, description="Candidate tokens per sampled token; -1: all")
+    max_turns: int = Field(3, ge=0, description="Most turns with an action; one final generation without may follow")
+    max_start_length: int = Field(256, ge=1, description="Length of the initial prompt; the last tokens are kept")
+    max_prompt_length: int = Field(640, ge=1, description="Length of the context of a turn; the last tokens are kept")
+    max_response_length: int = Field(64, ge=1, description="Length of the generation of one turn")
+    max_obs_length: int = Field(192, ge=1, description="Length of one observation; longer ones are truncated")
+    max_groups_in_flight: int = Field(32, ge=1, description="Most groups in progress per dispatcher")
+    max_trajectories_in_flight: int = Field(
+        0, ge=0, description="Most trajectories in progress; 0: four times engine.max_num_seqs per replica"
+    )
+    trajectory_timeout_s: float = Field(120.0, gt=0, description="Limit of one trajectory")
+    retrieve_timeout_s: float = Field(30.0, gt=0, description="Limit of one search with all its retries")
+    score_timeout_s: float = Field(60.0, gt=0, description="Limit of scoring a group with all retries")
+    drain_timeout_s: float = Field(5.0, ge=0, description="Time for running trajectories to finish after SIGTERM")
+    ray_address: str = Field("", description="Address of a Ray cluster to join; empty: a local one is started")
     use_existing_app: bool = Field(
         False,
-        description="serve the endpoints of a Ray Serve application that runs already, as KubeRay's RayService",
+        description="Serve the endpoints of a Ray Serve application that runs already, as in a RayService",
     )
     engine: EngineSettings = EngineSettings()
     engine_replicas: ReplicaSettings = ReplicaSettings()
@@ -120,9 +134,7 @@ class RolloutSettings(Section):
     weights: WeightSettings = WeightSettings()
 
     @model_validator(mode="after")
-    def _existing_app_has_cluster(self) -> RolloutSettings:
+    def _check_existing_app(self) -> RolloutSettings:
         if self.use_existing_app and not self.ray_address:
-            raise ValueError(
-                "use_existing_app needs the address of the Ray cluster that runs the application: set ray_address"
-            )
+            raise ValueError("use_existing_app needs the Ray cluster that runs the application: set ray_address")
         return self

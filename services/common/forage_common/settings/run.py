@@ -10,9 +10,13 @@ from forage_common.settings.base import Section
 
 
 class RunSettings(Section):
-    id: str = Field("local", pattern=r"^[A-Za-z0-9._-]+$", description="names the run's folder and its keys in Redis")
-    dir: Path = Field(Path("runs"), description="folder of run folders")
-    seed: int = Field(0, ge=0)
+    """The run: its name, its folder, its seed."""
+
+    id: str = Field(
+        "local", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run, of its folder and of its keys in Redis"
+    )
+    dir: Path = Field(Path("runs"), description="Folder that holds the folders of all runs")
+    seed: int = Field(0, ge=0, description="Seed of data order, sampling and model initialisation")
 
     @property
     def folder(self) -> Path:
@@ -20,11 +24,19 @@ class RunSettings(Section):
 
 
 class RedisSettings(Section):
-    url: str = "redis://127.0.0.1:18600/0"
-    password_file: Path | None = Field(None, description="file with the server's password, where the URL has none")
-    timeout_s: float = Field(10.0, gt=0, description="of one command")
-    reclaim_idle_s: float = Field(10.0, gt=0, description="a worker silent for so long loses its entries to another")
+    """The Redis server whose streams carry prompts and trajectory groups."""
+
+    url: str = Field("redis://127.0.0.1:18600/0", description="URL of the server; rediss:// for TLS")
+    password_file: Path | None = Field(None, description="File with the server's password, if the URL has none")
+    timeout_s: float = Field(10.0, gt=0, description="Limit of one command")
+    reclaim_idle_s: float = Field(
+        10.0,
+        gt=0,
+        description="Time without a keep-alive after which another worker reclaims a prompt",
+    )
 
 
 class ModelSettings(Section):
-    path: Path = Field(Path("models/tiny-policy"), description="a Hugging Face folder: the initial policy")
+    """The model that is trained."""
+
+    path: Path = Field(Path("models/tiny-policy"), description="Hugging Face model folder of the initial policy")

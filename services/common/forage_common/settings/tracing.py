@@ -10,21 +10,21 @@ from forage_common.settings.base import Section
 
 
 class TracingProtocol(StrEnum):
-    """How spans travel: OTLP over gRPC or over HTTP."""
+    """How spans are sent: OTLP over gRPC or over HTTP."""
 
     GRPC = "grpc"
     HTTP = "http"
 
 
 class TracingSettings(Section):
-    """Where every service sends its spans."""
+    """OpenTelemetry spans of every service, and where they are sent."""
 
-    enabled: bool = False
+    enabled: bool = Field(False, description="Record spans and send them to the collector")
     endpoint: str = Field(
         "",
         pattern=r"^$|^https?://[^\s?#]+$",
         description="URL of an OpenTelemetry collector, such as http://collector:4317; "
-        "empty = that of OTEL_EXPORTER_OTLP_ENDPOINT, or this machine's",
+        "empty: OTEL_EXPORTER_OTLP_ENDPOINT, or else this machine",
     )
-    protocol: TracingProtocol = TracingProtocol.GRPC
-    sample_ratio: float = Field(1.0, ge=0, le=1, description="share of the prompts whose spans are sent")
+    protocol: TracingProtocol = Field(TracingProtocol.GRPC, description="OTLP over gRPC or over HTTP")
+    sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of prompts whose spans are recorded")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -12,123 +13,127 @@ from forage_common.settings.base import Address, Section
 from forage_common.settings.guards import GuardSettings
 
 
-class PublishSettings(Section):
-    dtype: str = Field(
-        "auto", pattern="^(auto|float32|bfloat16|float16)$", description="of published weights; auto = the engine's"
-    )
-    shard_bytes: int = Field(
-        5 * 2**30, ge=1, description="largest weights file of a policy or an export; a larger tensor has its own"
-    )
-
-
 class LoggerBackend(StrEnum):
-    """Who else is told a step's figures."""
+    """Experiment trackers."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
     MLFLOW = "mlflow"
 
 
-class ProbeSettings(Section):
-    """Of faithfulness probes on held-out questions while a policy is trained."""
-
-    freq: int = Field(0, ge=0, description="steps a probe; 0 = never")
-    trajectories: int = Field(16, ge=1, description="of the validation's questions, the same ones every time")
-    points: int = Field(10, ge=1, description="truncations beside the empty thought")
-    samples: int = Field(50, ge=1, description="answers at each")
-    turn: str = Field("answer", pattern="^(answer|any)$", description="the turn that answered, or every turn")
-    timeout_s: float = Field(600.0, gt=0, description="training waits no longer; what is missing then is left")
-
-
 class PartialGroups(StrEnum):
-    """What becomes of a batch that lacks groups."""
+    """Reaction to a batch with missing groups."""
 
     WAIT = "wait"
     DROP = "drop"
 
 
 class ValidationMode(StrEnum):
-    """What the trainer does during a validation that falls between two steps."""
+    """Whether training continues during a validation between two steps."""
 
     PAUSED = "paused"
     OVERLAPPED = "overlapped"
 
 
 class Launcher(StrEnum):
-    """Who starts the trainer's processes."""
+    """How the trainer's processes are started."""
 
     AUTO = "auto"
     PROCESS = "process"
     RAY = "ray"
 
 
+class PublishSettings(Section):
+    """Published policies."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Type of published weights; auto: the engine's"
+    )
+    shard_bytes: int = Field(
+        5 * 2**30, ge=1, description="Largest weights file of a policy or an export; a larger tensor gets its own file"
+    )
+
+
+class ProbeSettings(Section):
+    """Faithfulness probes on validation questions during training."""
+
+    freq: int = Field(0, ge=0, description="Interval of probes; 0: never")
+    trajectories: int = Field(16, ge=1, description="Validation questions that are probed, the same ones every time")
+    points: int = Field(10, ge=1, description="Truncations of a chain of thought, besides the empty one")
+    samples: int = Field(50, ge=1, description="Answers that are sampled per truncation")
+    turn: Literal["answer", "any"] = Field("answer", description="Turns that are probed: the one that answers, or all")
+    timeout_s: float = Field(600.0, gt=0, description="Longest wait of the training; unfinished probes are skipped")
+
+
 class RaySettings(Section):
-    """Of the Ray whose actors are the trainer's processes."""
+    """The Ray cluster whose actors are the trainer's processes."""
 
     address: str = Field(
-        "", pattern=r"^(auto|[^:/\s]+:\d{1,5})?$", description="host:port of a cluster, or auto; empty = one of its own"
+        "", pattern=r"^(auto|[^:/\s]+:\d{1,5})?$", description="host:port, or auto; empty: a local cluster is started"
     )
-    wait_s: float = Field(300.0, gt=0, description="for nodes with room for all processes")
+    wait_s: float = Field(300.0, gt=0, description="Longest wait for nodes with room for all processes")
 
 
 class TrainerSettings(Section):
+    """The training loop; names as verl's where verl has the setting."""
+
     launcher: Launcher = Field(
         Launcher.AUTO,
-        description="process: this one, or those of torchrun; ray: actors of Ray; "
-        "auto: ray where ray.address, nnodes or n_gpus_per_node say so",
+        description="process: this process or those of torchrun; ray: actors of Ray; "
+        "auto: ray if ray.address is set or nnodes or n_gpus_per_node is above 1",
     )
-    nnodes: int = Field(1, ge=1, description="of the Ray cluster, to train on")
-    n_gpus_per_node: int = Field(
-        1, ge=1, description="processes a node, each with a GPU (or CPU, where there are none)"
-    )
+    nnodes: int = Field(1, ge=1, description="Nodes of the Ray cluster to train on")
+    n_gpus_per_node: int = Field(1, ge=1, description="Processes per node, each with one GPU, or on CPU without GPUs")
     ray: RaySettings = RaySettings()
-    health_address: Address = "127.0.0.1:18641"
+    health_address: Address = Field("127.0.0.1:18641", description="Address of health and metrics over HTTP")
     algorithm: AlgorithmSettings = AlgorithmSettings()
     actor: ActorSettings = ActorSettings()
     critic: CriticSettings = CriticSettings()
     engine: TrainingEngineSettings = TrainingEngineSettings()
     lora: LoraSettings = LoraSettings()
-    critic_warmup: int = Field(0, ge=0, description="first steps in which only the critic learns")
-    total_training_steps: int = Field(100, ge=1)
-    max_staleness: int = Field(1, ge=0, description="batches that may be outstanding beyond the one being trained on")
-    save_freq: int = Field(5, ge=1, description="steps a checkpoint; groups are acknowledged with it")
-    max_ckpt_to_keep: int = Field(2, ge=1, description="newest checkpoints that stay; the best one stays besides")
-    upload_url: str = Field("", description="where checkpoints are copied to, any address of fsspec; empty = nowhere")
-    upload_wait_s: float = Field(600.0, ge=0, description="at the end of a run, for a copy under way")
+    critic_warmup: int = Field(0, ge=0, description="Initial steps that train only the critic")
+    total_training_steps: int = Field(100, ge=1, description="Optimizer steps of the run")
+    max_staleness: int = Field(1, ge=0, description="Batches that may be issued ahead of the one being trained on")
+    save_freq: int = Field(5, ge=1, description="Interval of checkpoints; groups are acknowledged with a checkpoint")
+    max_ckpt_to_keep: int = Field(2, ge=1, description="Newest checkpoints that are kept, besides the best one")
+    upload_url: str = Field("", description="Where checkpoints are copied to, as an fsspec URL; empty: nowhere")
+    upload_wait_s: float = Field(600.0, ge=0, description="Longest wait for a running upload at the end of a run")
     publish: PublishSettings = PublishSettings()
     guards: GuardSettings = GuardSettings()
-    test_freq: int = Field(-1, description="steps a validation; -1 = only before and after")
+    test_freq: int = Field(-1, description="Interval of validations; -1: only before and after training")
     validation_mode: ValidationMode = Field(
         ValidationMode.PAUSED,
-        description="between two steps: paused, or overlapped: training goes on and answers are collected meanwhile",
+        description="Validation between two steps: paused: training waits for it; overlapped: training continues",
     )
-    val_before_train: bool = True
+    val_before_train: bool = Field(True, description="Validate the initial policy")
     probe: ProbeSettings = ProbeSettings()
-    logger: tuple[LoggerBackend, ...] = Field((), description="where figures go besides metrics.jsonl and Prometheus")
-    project_name: str = Field("forage", min_length=1, description="of W&B, or an experiment of MLflow; runs are run.id")
-    rollout_data_freq: int = Field(10, ge=0, description="steps a file of a step's trajectories; 0 = never")
-    rollout_data_to_keep: int = Field(0, ge=0, description="newest of these files that stay; 0 = all")
-    resume: bool = True
-    batch_timeout_s: float = Field(600.0, gt=0, description="wait for a batch before giving up with an error")
+    logger: tuple[LoggerBackend, ...] = Field(
+        (), description="Experiment trackers that get the metrics, besides metrics.jsonl and Prometheus"
+    )
+    project_name: str = Field("forage", min_length=1, description="Project in W&B, experiment in MLflow")
+    rollout_data_freq: int = Field(10, ge=0, description="Interval of files with a step's trajectories; 0: never")
+    rollout_data_to_keep: int = Field(0, ge=0, description="Newest trajectory files that are kept; 0: all")
+    resume: bool = Field(True, description="Continue from the newest checkpoint in the run's folder")
+    batch_timeout_s: float = Field(600.0, gt=0, description="Longest wait for a batch until the run fails")
     straggler_timeout_s: float = Field(
-        0.0, ge=0, description="wait for the groups that a batch lacks once one is there; 0 = no limit of their own"
+        0.0, ge=0, description="Longest wait for missing groups after the first of a batch arrived; 0: no limit"
     )
     partial_groups: PartialGroups = Field(
-        PartialGroups.WAIT, description="what then: wait (and say so), or drop those that are missing"
+        PartialGroups.WAIT, description="After straggler_timeout_s: wait on, with a warning, or drop the missing groups"
     )
     max_refills: int = Field(
-        0, ge=0, description="other questions tried in place of one that algorithm.filter_groups would leave out"
+        0, ge=0, description="Other questions tried in place of a group that algorithm.filter_groups would drop"
     )
-    threads: int = Field(2, ge=1, description="of torch, on CPU")
+    threads: int = Field(2, ge=1, description="CPU threads of PyTorch")
 
     @property
     def uses_ray(self) -> bool:
         """Whether the trainer's processes are actors of Ray."""
-        asked = bool(self.ray.address) or self.nnodes > 1 or self.n_gpus_per_node > 1
-        return self.launcher is Launcher.RAY or (self.launcher is Launcher.AUTO and asked)
+        needs_ray = bool(self.ray.address) or self.nnodes > 1 or self.n_gpus_per_node > 1
+        return self.launcher is Launcher.RAY or (self.launcher is Launcher.AUTO and needs_ray)
 
     @model_validator(mode="after")
-    def _launched(self) -> TrainerSettings:
+    def _check_launcher(self) -> TrainerSettings:
         if self.launcher is Launcher.PROCESS and self.nnodes * self.n_gpus_per_node > 1:
             raise ValueError(
                 f"launcher=process takes the processes that torchrun starts, not nnodes={self.nnodes} times "
@@ -141,7 +146,7 @@ class TrainerSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _data_flow(self) -> TrainerSettings:
+    def _check_data_flow(self) -> TrainerSettings:
         if self.partial_groups is PartialGroups.DROP and not self.straggler_timeout_s:
             raise ValueError("partial_groups=drop needs a time after which groups are dropped: set straggler_timeout_s")
         if self.max_refills and not self.algorithm.filter_groups:
@@ -152,7 +157,7 @@ class TrainerSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_kl(self) -> TrainerSettings:
+    def _check_kl(self) -> TrainerSettings:
         if self.algorithm.use_kl_in_reward and self.actor.use_kl_loss:
             raise ValueError(
                 "the KL belongs in the reward or in the loss, never in both: "

@@ -15,7 +15,7 @@ from forage_common.settings.trainer import TrainerSettings
 
 
 class Settings(Section):
-    """Everything a run can be told."""
+    """All settings of a run."""
 
     run: RunSettings = RunSettings()
     redis: RedisSettings = RedisSettings()
@@ -28,5 +28,5 @@ class Settings(Section):
     tracing: TracingSettings = TracingSettings()
 
     def to_yaml(self) -> str:
-        """The resolved tree, as a file that `load` reads back to an equal tree."""
+        """The tree as YAML, which `load_settings` reads back to an equal tree."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
