@@ -45,6 +45,7 @@ docs-serve: ## serve the documentation site while you write (DOCS_ADDRESS=127.0.
 	@$(MKDOCS) serve --livereload --dev-addr $(or $(DOCS_ADDRESS),127.0.0.1:8000)
 
 reference: setup ## generate the pages of docs/reference that come from the code
+	@$(PYTHON) scripts/settings_doc.py
 	@$(PYTHON) scripts/cli_doc.py
 	@$(PYTHON) scripts/api_doc.py
 	@$(PYTHON) scripts/metrics_doc.py
