@@ -24,7 +24,7 @@ from plain_loop import reward as plain_reward
 from rich.console import Console
 from rich.table import Table
 from service import Running, reward_service
-from trajectories import Example, examples, item_of
+from trajectories import Example, build_item, examples
 
 from forage_common.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
 from forage_reward import registry
@@ -47,7 +47,7 @@ class Measured:
 
 def in_process(rows: list[Example], seconds: float) -> Measured:
     """(a) one thread."""
-    train, validate = registry.scorer("search_r1_format", {}, "bench"), registry.scorer("em", {}, "bench")
+    train, validate = registry.bind_reward("search_r1_format", {}, "bench"), registry.bind_reward("em", {}, "bench")
 
     def score(row: Example) -> None:
         spans = tuple(Span(Role(role), text) for role, text in row.spans)
@@ -129,7 +129,7 @@ def main() -> None:
     runs = Path(__file__).resolve().parents[2] / "runs"
     runs.mkdir(exist_ok=True)
     rows = examples(CORPUS)
-    items = [item_of(number, row) for number, row in enumerate(rows)]
+    items = [build_item(number, row) for number, row in enumerate(rows)]
     requests = [reward_pb2.ScoreRequest(items=[item]).SerializeToString() for item in items]
     results: dict[str, list[Measured]] = {}
     with contextlib.ExitStack() as stack:

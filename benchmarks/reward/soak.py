@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc
 import psutil
 from service import Running, reward_service
-from trajectories import examples, item_of
+from trajectories import build_item, examples
 
 from forage_common.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
 
@@ -39,8 +39,8 @@ class Load:
         self.calls: Counter[str] = Counter()
         self.statuses: Counter[str] = Counter()
         rows = examples(512)
-        self.items = [item_of(number, row) for number, row in enumerate(rows)]
-        self.user_items = [item_of(number, row) for number, row in enumerate(rows)]
+        self.items = [build_item(number, row) for number, row in enumerate(rows)]
+        self.user_items = [build_item(number, row) for number, row in enumerate(rows)]
         for item in self.user_items:
             item.data_source = "user"
 

@@ -61,7 +61,7 @@ def examples(count: int, seed: int = 0) -> list[Example]:
     return found
 
 
-def item_of(number: int, example: Example) -> reward_pb2.ScoreItem:
+def build_item(number: int, example: Example) -> reward_pb2.ScoreItem:
     """As the rollout service sends it."""
     return reward_pb2.ScoreItem(
         trajectory_id=f"bench/nq/train/{number}/0",

@@ -1,10 +1,10 @@
-"""Rewards that add up: each keeps its own components, scaled by its weight.
+"""Weighted sums of rewards. Each part keeps its own components, scaled by its weight.
 
-| what a part said   | what it means for the whole                                  |
-|--------------------|--------------------------------------------------------------|
-| OK                 | its components, weighted                                     |
-| ABSTAIN            | adds nothing and is listed; all abstain: the whole abstains  |
-| anything else      | the whole has that status and no number: never a 0           |
+| status of a part | effect on the sum                                                        |
+|------------------|--------------------------------------------------------------------------|
+| OK               | its weighted components are added                                        |
+| ABSTAIN          | adds nothing and is listed; when all parts abstain, so does the sum      |
+| any other        | the sum has that status and no value, so a failure never counts as a 0   |
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forage_reward.reward import Scorer
-from forage_reward.score import Component, Score, Status, refused, scored
+from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 
 
@@ -26,11 +26,11 @@ class Part:
     scorer: Scorer
 
 
-def composed(name: str, parts: Sequence[Part]) -> Scorer:
-    """The weighted sum of several rewards.
+def compose_scorers(name: str, parts: Sequence[Part]) -> Scorer:
+    """Combine several rewards into their weighted sum.
 
-    Its components are `<label>.<component>` of every part, which add up to the total, and for logs
-    `_<label>`, the part's own total, or `_<label>.abstained`.
+    Its components are `<label>.<component>` of every part, which add up to the total, and for logs `_<label>`, the
+    part's unweighted total, or `_<label>.abstained`.
     """
 
     def score(view: TrajectoryView, truth: GroundTruth) -> Score:
@@ -38,23 +38,23 @@ def composed(name: str, parts: Sequence[Part]) -> Scorer:
         details = []
         abstained = 0
         for part in parts:
-            found = part.scorer(view, truth)
-            details.append(f"{part.label}: {found.detail}")
-            if found.status is Status.ABSTAIN:
+            result = part.scorer(view, truth)
+            details.append(f"{part.label}: {result.detail}")
+            if result.status is Status.ABSTAIN:
                 abstained += 1
                 components.append(Component(f"_{part.label}.abstained", 1.0, 0.0))
-            elif found.status is not Status.OK:
-                return refused(found.status, name, details[-1])
+            elif result.status is not Status.OK:
+                return withhold_score(result.status, name, details[-1])
             else:
-                components += [_of(part, component) for component in found.components]
-                components.append(Component(f"_{part.label}", found.total, 0.0))
-        verdict = scored(name, tuple(components), "; ".join(details))
-        return verdict._replace(status=Status.ABSTAIN) if abstained == len(parts) else verdict
+                components += [_scale_component(part, component) for component in result.components]
+                components.append(Component(f"_{part.label}", result.total, 0.0))
+        total = sum_components(name, tuple(components), "; ".join(details))
+        return total._replace(status=Status.ABSTAIN) if abstained == len(parts) else total
 
     return score
 
 
-def _of(part: Part, component: Component) -> Component:
+def _scale_component(part: Part, component: Component) -> Component:
     if component.name.startswith("_"):
         return Component(f"_{part.label}.{component.name[1:]}", component.raw, 0.0)
     return Component(f"{part.label}.{component.name}", component.raw, part.weight * component.weighted)

@@ -25,17 +25,17 @@ REWARDS: Mapping[str, AnyReward] = {
 }
 
 
-def scorer(
+def bind_reward(
     name: str, params: Mapping[str, object], where: str, rewards: Mapping[str, AnyReward] | None = None
 ) -> Scorer:
-    """The reward `name` with its parameters checked and filled in.
+    """Validate the parameters of the reward `name` and bind them.
 
     Args:
-        where: the setting that asks for it, for messages.
-        rewards: what may be asked for, if not only `REWARDS`.
+        where: the setting that names the reward, for error messages.
+        rewards: the known rewards, `REWARDS` by default.
 
     Raises:
-        SettingsError: no such reward, no such parameter, or a value that does not fit.
+        SettingsError: an unknown reward or parameter, or an invalid value.
     """
     rewards = REWARDS if rewards is None else rewards
     reward = rewards.get(name)

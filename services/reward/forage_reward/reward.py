@@ -1,4 +1,4 @@
-"""What a reward is: a name, typed parameters and a pure function."""
+"""The definition of a reward: a name, typed parameters and a pure function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Scorer = Callable[[TrajectoryView, GroundTruth], Score]
 
 
 class RewardParams(BaseModel):
-    """Base of all parameters: immutable, closed to unknown names, finite numbers, no conversion of types."""
+    """Base of all parameters: immutable, no unknown names, finite numbers, no type conversion."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -28,25 +28,25 @@ class Reward(Generic[P]):
     """A registered reward.
 
     Attributes:
-        judge: pure, linear in its input, and without input or output, unless the reward is blocking.
-        blocking: asks another process or service, so it may take up to a time limit of its own.
+        compute_score: a pure function, linear in the size of its input, without I/O unless the reward is blocking.
+        blocking: calls another process or service, and may take up to its own time limit.
     """
 
     name: str
     summary: str
     params: type[P]
-    judge: Callable[[TrajectoryView, GroundTruth, P], Score]
+    compute_score: Callable[[TrajectoryView, GroundTruth, P], Score]
     blocking: bool = False
 
     def bind(self, params: Mapping[str, object]) -> Scorer:
-        """The reward with its parameters fixed.
+        """Fix the parameters of the reward.
 
         Raises:
-            pydantic.ValidationError: a parameter is unknown or does not fit.
+            pydantic.ValidationError: a parameter is unknown or has a wrong value.
         """
         fixed = self.params.model_validate(dict(params))
-        judge = self.judge
-        return lambda view, truth: judge(view, truth, fixed)
+        compute_score = self.compute_score
+        return lambda view, truth: compute_score(view, truth, fixed)
 
 
 AnyReward = Reward[Any]

@@ -1,4 +1,4 @@
-"""What a reward gives: a status, a total and the components that add up to it."""
+"""The result of a reward: a status, a total and the components that add up to it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 NO_TARGETS = "ground_truth.targets is empty: give at least one accepted answer"
-"""The detail of an item that a reward of accepted answers cannot judge."""
+"""Detail of an item without accepted answers, for a reward that compares with them."""
 
 
 class Status(StrEnum):
-    """Whether `Score.total` means anything. All but OK and ABSTAIN leave loss and baseline: never a 0."""
+    """Whether `Score.total` is a value. Trajectories that are neither OK nor ABSTAIN leave loss and baseline."""
 
     OK = "ok"
     ABSTAIN = "abstain"
@@ -20,7 +20,7 @@ class Status(StrEnum):
 
 
 class Component(NamedTuple):
-    """One rule's part: what it gave (`raw`) and what that adds to the total (`weighted`).
+    """One rule's contribution: its value (`raw`) and what that adds to the total (`weighted`).
 
     A name that starts with "_" is for logs: it adds nothing, and nothing is ever trained on it.
     """
@@ -31,7 +31,7 @@ class Component(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The verdict of one reward; `detail` says which rule fired, or what went wrong."""
+    """The result of one reward for one trajectory; `detail` says which rule applied, or why there is no value."""
 
     status: Status
     total: float
@@ -40,11 +40,11 @@ class Score(NamedTuple):
     detail: str
 
 
-def scored(reward: str, components: tuple[Component, ...], detail: str) -> Score:
-    """A verdict whose total is the sum of its components."""
+def sum_components(reward: str, components: tuple[Component, ...], detail: str) -> Score:
+    """Build an OK score whose total is the sum of its weighted components."""
     return Score(Status.OK, sum(component.weighted for component in components), components, reward, detail)
 
 
-def refused(status: Status, reward: str, detail: str) -> Score:
-    """No verdict, and why."""
+def withhold_score(status: Status, reward: str, detail: str) -> Score:
+    """Build a score without a value; `status` says why. Its total of 0 is a placeholder, never a reward."""
     return Score(status, 0.0, (), reward, detail)

@@ -1,4 +1,4 @@
-"""What a reward sees: a finished trajectory as spans with one author each, and the truth to judge against."""
+"""The input of a reward: a finished trajectory as spans with one author each, and its ground truth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 CHAT_END_OF_TURN = "<|im_end|>"
-"""Stripped besides the tokenizer's own end-of-turn text."""
+"""Stripped in addition to the tokenizer's own end-of-turn text."""
 
 _PLAIN_ASSISTANT = "Assistant:"
 
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 class Action(StrEnum):
-    """What a generation asked for."""
+    """The kind of action that a generation contains."""
 
     INVALID = "invalid"
     SEARCH = "search"
@@ -38,8 +38,8 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Turn:
-    """One generation's action. `content` is the query or the answer; `answered` says that a search was executed
-    and its retrieval succeeded."""
+    """One generation's action. `content` is the query or the answer; `answered` is true for a search that was
+    executed and whose retrieval succeeded."""
 
     action: Action
     content: str = ""
@@ -61,7 +61,7 @@ class TrajectoryView:
 
     Attributes:
         end_of_turn: the tokenizer's end-of-turn text, if known.
-        turns: what each generation asked for, if the sender knows; `turns.turns_of` reads it from the spans else.
+        turns: the action of each generation, if the sender knows it; otherwise `turns.read_turns` parses the spans.
     """
 
     spans: tuple[Span, ...]
@@ -69,30 +69,30 @@ class TrajectoryView:
     turns: tuple[Turn, ...] = ()
 
     def texts(self, role: Role) -> list[str]:
-        """The texts of one author. Neighbouring spans are one text; a span of somebody else separates."""
+        """The texts of one author, in order. Adjacent spans of the same author are one text."""
         return list(self._texts.get(role, ()))
 
     @cached_property
     def _texts(self) -> dict[Role, list[str]]:
-        """By author; several rewards and the canaries look at one view."""
-        found: dict[Role, list[str]] = {}
+        """Texts by author, cached because several rewards and the canaries read the same view."""
+        texts: dict[Role, list[str]] = {}
         last = None
         for role, text in self.spans:
             if role is last:
-                found[role][-1] += text
+                texts[role][-1] += text
             else:
-                found.setdefault(role, []).append(text)
+                texts.setdefault(role, []).append(text)
             last = role
-        return found
+        return texts
 
     @property
     def assistant_part(self) -> str:
-        """All that follows the prompt, without one end-of-turn marker at its very end."""
-        return self.without_end_of_turn("".join(span.text for span in self.spans if span.role is not Role.PROMPT))
+        """All text after the prompt, without one end-of-turn marker at its very end."""
+        return self.strip_end_of_turn("".join(span.text for span in self.spans if span.role is not Role.PROMPT))
 
-    def without_end_of_turn(self, text: str) -> str:
-        """The text without one end-of-turn marker at its very end."""
-        # Blank text after the marker means nothing to the format, so it does not hide the marker either.
+    def strip_end_of_turn(self, text: str) -> str:
+        """Remove one end-of-turn marker from the very end of a text."""
+        # White space after the marker is irrelevant to the format, so it must not hide the marker.
         body = text.rstrip()
         for marker in (self.end_of_turn, CHAT_END_OF_TURN):
             if marker and body.endswith(marker):
@@ -101,8 +101,8 @@ class TrajectoryView:
 
     @property
     def has_role_marker(self) -> bool:
-        """False where the prompt ends in a plain "Assistant:", as prompts without chat template do.
+        """Whether the prompt opens an assistant turn; one that ends in a plain "Assistant:" does not.
 
-        Such a prompt opens no assistant turn, so there is nothing whose format could be valid.
+        Prompts without a chat template end that way, and no format can be valid after them.
         """
         return not "".join(self.texts(Role.PROMPT)).rstrip().endswith(_PLAIN_ASSISTANT)

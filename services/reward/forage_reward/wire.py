@@ -1,4 +1,4 @@
-"""Between protobuf messages and what rewards see and give."""
+"""Conversions between protobuf messages and the inputs and results of rewards."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ _STATUSES = {
 
 
 class InvalidItemError(ValueError):
-    """An item that no reward could judge; the message says why."""
+    """An item that no reward can score; the message says why."""
 
 
-def view_of(item: reward_pb2.ScoreItem) -> TrajectoryView:
-    """The trajectory of an item.
+def read_view(item: reward_pb2.ScoreItem) -> TrajectoryView:
+    """Read the trajectory of an item.
 
     Raises:
         InvalidItemError: a span without an author, no span of the model, or a turn without an action.
     """
     spans = []
-    by_model = False
+    has_model_span = False
     for index, span in enumerate(item.spans):
         role = _ROLES.get(span.role)
         if role is None:
             raise InvalidItemError(f"span {index} has no known role ({span.role}): set prompt, model or env")
-        by_model = by_model or role is Role.MODEL
+        has_model_span = has_model_span or role is Role.MODEL
         spans.append(Span(role, span.text))
-    if not by_model:
+    if not has_model_span:
         raise InvalidItemError("no span was written by the model, so there is nothing to score")
-    return TrajectoryView(tuple(spans), item.end_of_turn, tuple(map(_turn_of, item.turns)))
+    return TrajectoryView(tuple(spans), item.end_of_turn, tuple(map(_read_turn, item.turns)))
 
 
-def _turn_of(turn: trajectory_pb2.Turn) -> Turn:
+def _read_turn(turn: trajectory_pb2.Turn) -> Turn:
     action = _ACTIONS.get(turn.action)
     if action is None:
         raise InvalidItemError(f"turn {turn.index} has no known action ({turn.action}): set invalid, search or answer")
     return Turn(action, turn.content, turn.executed and turn.retrieval_status == trajectory_pb2.STATUS_OK)
 
 
-def truth_of(item: reward_pb2.ScoreItem) -> GroundTruth:
-    """The ground truth of an item."""
+def read_truth(item: reward_pb2.ScoreItem) -> GroundTruth:
+    """Read the ground truth of an item."""
     truth = item.ground_truth
     countdown = truth.countdown_target if truth.HasField("countdown_target") else None
     return GroundTruth(tuple(truth.targets), countdown, tuple(truth.countdown_numbers))
@@ -67,7 +67,7 @@ def truth_of(item: reward_pb2.ScoreItem) -> GroundTruth:
 
 @lru_cache(maxsize=4096)
 def to_proto(score: Score) -> trajectory_pb2.Score:
-    """A score as a message, which callers share and must not change: most of a batch gets one of few verdicts."""
+    """Convert a score. Callers share the message and must not change it: a batch has few distinct scores."""
     return trajectory_pb2.Score(
         status=_STATUSES[score.status],
         total=score.total,
@@ -79,22 +79,27 @@ def to_proto(score: Score) -> trajectory_pb2.Score:
     )
 
 
-_FROM_ROLE = {role: number for number, role in _ROLES.items()}
-_FROM_ACTION = {action: number for number, action in _ACTIONS.items()}
-_FROM_STATUS = {number: status for status, number in _STATUSES.items()}
+_ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
+_ACTION_NUMBERS = {action: number for number, action in _ACTIONS.items()}
+_STATUS_NAMES = {number: status for status, number in _STATUSES.items()}
+
+
+def format_status(status: trajectory_pb2.Status.ValueType) -> str:
+    """Return the lower-case name of a status, as metrics, logs and score files show it."""
+    return trajectory_pb2.Status.Name(status).removeprefix("STATUS_").lower()
 
 
 def from_proto(score: trajectory_pb2.Score) -> Score:
-    """A message as a score; a status that no reward gives is INTERNAL."""
+    """Convert a message; a status that no reward returns becomes INTERNAL."""
     components = tuple(Component(part.name, part.raw, part.weighted) for part in score.components)
-    status = _FROM_STATUS.get(score.status, Status.INTERNAL)
+    status = _STATUS_NAMES.get(score.status, Status.INTERNAL)
     return Score(status, score.total, components, score.reward, score.detail)
 
 
-def item_of(view: TrajectoryView, truth: GroundTruth) -> reward_pb2.ScoreItem:
-    """The item that `view_of` and `truth_of` would read back to an equal view and truth."""
+def build_item(view: TrajectoryView, truth: GroundTruth) -> reward_pb2.ScoreItem:
+    """Build the item from which `read_view` and `read_truth` read an equal view and truth."""
     item = reward_pb2.ScoreItem(
-        spans=[trajectory_pb2.Span(role=_FROM_ROLE[span.role], text=span.text) for span in view.spans],
+        spans=[trajectory_pb2.Span(role=_ROLE_NUMBERS[span.role], text=span.text) for span in view.spans],
         ground_truth=trajectory_pb2.GroundTruth(
             targets=truth.targets,
             countdown_target=truth.countdown_target,
@@ -106,7 +111,7 @@ def item_of(view: TrajectoryView, truth: GroundTruth) -> reward_pb2.ScoreItem:
         status = trajectory_pb2.STATUS_OK if turn.answered else trajectory_pb2.STATUS_UNSPECIFIED
         item.turns.add(
             index=index,
-            action=_FROM_ACTION[turn.action],
+            action=_ACTION_NUMBERS[turn.action],
             content=turn.content,
             executed=turn.answered,
             retrieval_status=status,
@@ -114,8 +119,8 @@ def item_of(view: TrajectoryView, truth: GroundTruth) -> reward_pb2.ScoreItem:
     return item
 
 
-def set_params(field: MutableMapping[str, reward_pb2.ParameterValue], params: Mapping[str, object]) -> None:
-    """Write parameters into a message's map; what is no number, text or flag goes as its text."""
+def write_params(field: MutableMapping[str, reward_pb2.ParameterValue], params: Mapping[str, object]) -> None:
+    """Write parameters into a message's map; values of other types than number, text and bool are sent as text."""
     for name, value in params.items():
         if isinstance(value, bool):
             field[name].flag = value
@@ -127,7 +132,7 @@ def set_params(field: MutableMapping[str, reward_pb2.ParameterValue], params: Ma
             field[name].text = str(value)
 
 
-def params_of(field: Mapping[str, reward_pb2.ParameterValue]) -> dict[str, object]:
-    """The parameters that `set_params` wrote."""
+def read_params(field: Mapping[str, reward_pb2.ParameterValue]) -> dict[str, object]:
+    """Read the parameters that `write_params` wrote."""
     kinds = {name: value.WhichOneof("value") for name, value in field.items()}
     return {name: getattr(field[name], kind) for name, kind in kinds.items() if kind}

@@ -156,7 +156,7 @@ def test_a_full_queue_refuses_with_resource_exhausted_and_recovers(start: Callab
     with pytest.raises(grpc.RpcError) as caught:
         stub.Score(batch(1), timeout=20)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "4 trajectories are in hand, allowed are 4" in caught.value.details()
+    assert "4 trajectories are queued, the limit is 4" in caught.value.details()
     slow.cancel()
     eventually(lambda: service.metric("forage_reward_queue_items") == 0.0, "the queue stays full")
     assert len(stub.Score(batch(100), timeout=20).items) == 100  # an empty queue takes a batch of any size

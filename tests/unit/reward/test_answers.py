@@ -22,8 +22,8 @@ from forage_common.text.answers import (
     subem_check,
 )
 from forage_common.text.tags import Tag, find_blocks, find_last_block
-from forage_reward.parsing.answers import extract_solution, observations
-from forage_reward.parsing.raw_text import spans_from_text
+from forage_reward.parsing.answers import extract_observations, extract_solution
+from forage_reward.parsing.raw_text import split_spans
 from forage_reward.trajectory import Role, Span, TrajectoryView
 
 DATA = Path(__file__).parents[2] / "data/reward"
@@ -56,7 +56,7 @@ def test_an_answer_matches_any_gold(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("row", rows("extract_solution"))
 def test_the_last_answer_of_the_model_is_extracted(row: dict[str, Any]) -> None:
-    assert extract_solution(TrajectoryView(spans_from_text(row["dump"]))) == row["want"]
+    assert extract_solution(TrajectoryView(split_spans(row["dump"]))) == row["want"]
 
 
 @pytest.mark.parametrize("row", rows("retrieval"))
@@ -91,7 +91,7 @@ def test_only_the_environment_gives_evidence() -> None:
         (Role.ENV, "<information>Rome"),
         (Role.ENV, "</information><information>Bern</information>"),
     )
-    assert observations(trajectory) == ["Rome", "Bern"]
+    assert extract_observations(trajectory) == ["Rome", "Bern"]
 
 
 @given(st.text())

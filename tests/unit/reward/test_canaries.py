@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_reward.serve.canaries import MAX_WORDS_BEYOND, Canary, canaries
+from forage_reward.serve.canaries import MAX_WORDS_BEYOND, Canary, find_canaries
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
 PROMPT = "For example, <answer> Beijing </answer>. Question: where?\n<|im_start|>assistant\n"
@@ -18,7 +18,7 @@ def fired(*texts: str, prompt: str = PROMPT, targets: tuple[str, ...] = ("Oslo",
     """Model and environment take turns."""
     roles = (Role.MODEL, Role.ENV)
     spans = (Span(Role.PROMPT, prompt), *(Span(roles[index % 2], text) for index, text in enumerate(texts)))
-    return set(canaries(TrajectoryView(spans), GroundTruth(targets)))
+    return set(find_canaries(TrajectoryView(spans), GroundTruth(targets)))
 
 
 def test_an_honest_trajectory_fires_nothing() -> None:

@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
-from forage_common.settings import RewardComponent, RewardRoute, load_settings
+from forage_common.settings import RewardComponent, RewardRoute, RewardSettings, load_settings
 from forage_common.structured_to_tokens import structured_reward
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
-from forage_reward.composition import Part, composed
+from forage_reward.composition import Part, compose_scorers
 from forage_reward.reward import Reward, RewardParams
-from forage_reward.router import Judge
-from forage_reward.score import Component, Score, Status, refused, scored
+from forage_reward.router import RewardRouter
+from forage_reward.score import Component, Score, Status, sum_components, withhold_score
+from forage_reward.serve.describe import describe_rewards
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 
 EMPTY, TRUTH = TrajectoryView(()), GroundTruth(("Oslo",))
@@ -28,11 +29,11 @@ def constant(score: Score) -> Part:
 
 
 def ok(name: str, *components: Component) -> Part:
-    return constant(scored(name, components, "fine"))
+    return constant(sum_components(name, components, "fine"))
 
 
 def abstains(name: str) -> Part:
-    return constant(refused(Status.ABSTAIN, name, "nothing to say"))
+    return constant(withhold_score(Status.ABSTAIN, name, "nothing to say"))
 
 
 def test_components_keep_their_raw_value_and_are_weighted() -> None:
@@ -40,7 +41,7 @@ def test_components_keep_their_raw_value_and_are_weighted() -> None:
         Part("a", 0.5, ok("a", Component("x", 1.0, 3.0), Component("_log", 7.0, 0.0)).scorer),
         Part("b", -1.0, ok("b", Component("y", 0.5, 0.5)).scorer),
     ]
-    score = composed("a+b", parts)(EMPTY, TRUTH)
+    score = compose_scorers("a+b", parts)(EMPTY, TRUTH)
     assert score.components == (
         Component("a.x", 1.0, 1.5),
         Component("_a.log", 7.0, 0.0),
@@ -52,14 +53,14 @@ def test_components_keep_their_raw_value_and_are_weighted() -> None:
 
 
 def test_who_abstains_adds_nothing_and_is_listed() -> None:
-    score = composed("whole", [ok("a", Component("x", 1.0, 1.0)), abstains("b")])(EMPTY, TRUTH)
+    score = compose_scorers("whole", [ok("a", Component("x", 1.0, 1.0)), abstains("b")])(EMPTY, TRUTH)
     assert (score.status, score.total) == (Status.OK, 2.0)
     assert score.components[-1] == Component("_b.abstained", 1.0, 0.0)
     assert "b: nothing to say" in score.detail
 
 
 def test_when_all_abstain_the_whole_abstains() -> None:
-    score = composed("whole", [abstains("a"), abstains("b")])(EMPTY, TRUTH)
+    score = compose_scorers("whole", [abstains("a"), abstains("b")])(EMPTY, TRUTH)
     assert (score.status, score.total) == (Status.ABSTAIN, 0.0)
 
 
@@ -67,8 +68,8 @@ def test_when_all_abstain_the_whole_abstains() -> None:
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_part_without_a_number_leaves_the_whole_without_one(status: Status, place: int) -> None:
     parts = [ok("a", Component("x", 1.0, 1.0)), abstains("b")]
-    parts.insert(place, constant(refused(status, "c", "broken")))
-    score = composed("whole", parts)(EMPTY, TRUTH)
+    parts.insert(place, constant(withhold_score(status, "c", "broken")))
+    score = compose_scorers("whole", parts)(EMPTY, TRUTH)
     assert (score.status, score.total, score.components) == (status, 0.0, ())
     assert score.detail == "c: broken"
 
@@ -81,10 +82,10 @@ values = st.lists(st.tuples(weights, weights), max_size=4)
 def test_the_total_is_the_weighted_sum_of_the_parts(parts: list[tuple[float, list[tuple[float, float]]]]) -> None:
     built, want = [], 0.0
     for index, (weight, components) in enumerate(parts):
-        found = scored("r", tuple(Component("c", raw, weighted) for raw, weighted in components), "")
+        found = sum_components("r", tuple(Component("c", raw, weighted) for raw, weighted in components), "")
         built.append(Part(f"p{index}", weight, lambda view, truth, found=found: found))  # type: ignore[misc]
         want += weight * found.total
-    score = composed("whole", built)(EMPTY, TRUTH)
+    score = compose_scorers("whole", built)(EMPTY, TRUTH)
     assert score.total == pytest.approx(want, abs=1e-6)
     kept = [component.weighted for component in score.components if not component.name.startswith("_")]
     assert score.total == pytest.approx(sum(kept), abs=1e-6)
@@ -98,12 +99,13 @@ def item(text: str, truth: trajectory_pb2.GroundTruth | None = None) -> reward_p
     )
 
 
-def judge(*components: RewardComponent) -> Judge:
-    return Judge({"nq": RewardRoute(components=components)})
+def judge(*components: RewardComponent) -> RewardRouter:
+    return RewardRouter({"nq": RewardRoute(components=components)})
 
 
 def test_a_route_of_components_scores_each_and_validates_by_em_alone() -> None:
-    both = judge(RewardComponent(name="em", weight=0.5), RewardComponent(name="f1", weight=2.0))
+    components = RewardComponent(name="em", weight=0.5), RewardComponent(name="f1", weight=2.0)
+    both = judge(*components)
     found = both.score(item("<answer>Oslo city</answer>"))
     assert found.score.reward == "em+f1"
     assert found.score.total == pytest.approx(2 * 2 / 3)
@@ -114,7 +116,9 @@ def test_a_route_of_components_scores_each_and_validates_by_em_alone() -> None:
         "_f1": (pytest.approx(2 / 3), 0.0),
     }
     assert (found.validation_score.reward, found.validation_score.total) == ("em", 0.0)
-    assert [both.data_sources("em"), both.data_sources("f1"), both.data_sources("subem")] == [["nq"], ["nq"], []]
+    description = describe_rewards(both.rewards, RewardSettings(routes={"nq": RewardRoute(components=components)}))
+    uses = {reward.name: [use.data_source for use in reward.uses] for reward in description.rewards}
+    assert [uses["em"], uses["f1"], uses["subem"]] == [["nq"], ["nq"], []]
 
 
 def test_the_same_reward_may_come_twice_under_two_labels() -> None:
@@ -179,7 +183,7 @@ def test_a_wrong_composition_ends_the_start_with_a_sentence(tmp_path: Path, rout
     file = tmp_path / "s.yaml"
     file.write_text(f"reward: {{routes: {{nq: {route}}}}}")
     with pytest.raises(SettingsError, match=sentence):
-        Judge(load_settings(file, environ={}).reward.routes)
+        RewardRouter(load_settings(file, environ={}).reward.routes)
 
 
 def test_the_present_form_of_a_route_stays_valid_and_both_survive_a_round_trip(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from forage_reward.parsing import arithmetic
 from forage_reward.parsing.arithmetic import MAX_DEPTH, MAX_LENGTH, ArithmeticFormError, evaluate, parse
-from forage_reward.registry import scorer
+from forage_reward.registry import bind_reward
 from forage_reward.score import Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
@@ -33,23 +33,23 @@ def expanded(text: str | list[Any]) -> str:
 def test_an_equation_earns_what_the_rules_say(row: dict[str, Any]) -> None:
     view = TrajectoryView((Span(Role.MODEL, expanded(row["text"])),))
     truth = GroundTruth((), row["target"], tuple(row["numbers"]))
-    score = scorer("countdown", row["params"], "here")(view, truth)
+    score = bind_reward("countdown", row["params"], "here")(view, truth)
     assert (score.status, score.total) == (Status.OK, pytest.approx(row["want"]))
     assert len(score.detail) < 1000
 
 
 def test_without_a_target_there_is_no_verdict() -> None:
     view = TrajectoryView((Span(Role.MODEL, "<answer>3</answer>"),))
-    score = scorer("countdown", {}, "here")(view, GroundTruth((), None, (3,)))
+    score = bind_reward("countdown", {}, "here")(view, GroundTruth((), None, (3,)))
     assert (score.status, score.components) == (Status.INVALID_INPUT, ())
 
 
 def test_only_what_the_model_wrote_is_scored_and_its_end_of_turn_is_no_part_of_the_line() -> None:
     spans = (Span(Role.PROMPT, "e.g. <answer>3</answer>\nAssistant:"), Span(Role.MODEL, "hm\n<answer>3</answer></s>\n"))
     truth = GroundTruth((), 3, (3,))
-    assert scorer("countdown", {}, "here")(TrajectoryView(spans, "</s>"), truth).total == 1.0
+    assert bind_reward("countdown", {}, "here")(TrajectoryView(spans, "</s>"), truth).total == 1.0
     silent = TrajectoryView((spans[0], Span(Role.MODEL, "3")))
-    assert scorer("countdown", {}, "here")(silent, truth).total == 0.0
+    assert bind_reward("countdown", {}, "here")(silent, truth).total == 0.0
 
 
 _APPLY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}

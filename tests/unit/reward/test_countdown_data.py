@@ -18,7 +18,7 @@ from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
 def earned(answer: str, truth: GroundTruth, prompt: str = "") -> float:
     spans = (Span(Role.PROMPT, prompt), Span(Role.MODEL, f"<think>t</think>\n<answer> {answer} </answer><|im_end|>"))
-    return REWARD.judge(TrajectoryView(spans), truth, Params()).total
+    return REWARD.compute_score(TrajectoryView(spans), truth, Params()).total
 
 
 @given(st.integers(), st.sampled_from(SIZES))

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_common.settings import RewardRoute
-from forage_reward.command.dumps import RowError, parse_row, row_of, spans_of_text
+from forage_reward.command.dumps import RowError, parse_row, read_row, split_raw_text
 from forage_reward.command.score_file import ANY, score_lines
-from forage_reward.router import Judge
+from forage_reward.router import RewardRouter
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, Turn
 
 SPANS = [{"role": "prompt", "text": "q"}, {"role": "model", "text": "<answer>Oslo</answer>"}]
@@ -33,12 +33,12 @@ SPANS = [{"role": "prompt", "text": "q"}, {"role": "model", "text": "<answer>Osl
     ],
 )
 def test_the_truth_comes_in_several_forms(row: dict[str, Any], truth: GroundTruth) -> None:
-    assert row_of({"text": "x", **row}).truth == truth
+    assert read_row({"text": "x", **row}).truth == truth
 
 
 def test_a_trajectory_keeps_its_spans_turns_and_source() -> None:
     turn = {"action": "answer", "content": "Oslo", "answered": False}
-    row = row_of({"spans": SPANS, "turns": [turn], "targets": "a", "data_source": "nq", "end_of_turn": "</s>"})
+    row = read_row({"spans": SPANS, "turns": [turn], "targets": "a", "data_source": "nq", "end_of_turn": "</s>"})
     assert row.view.spans == (Span(Role.PROMPT, "q"), Span(Role.MODEL, "<answer>Oslo</answer>"))
     assert row.view.turns == (Turn(Action.ANSWER, "Oslo", False),)
     assert (row.view.end_of_turn, row.data_source) == ("</s>", "nq")
@@ -61,11 +61,11 @@ def test_a_trajectory_keeps_its_spans_turns_and_source() -> None:
     ],
 )
 def test_a_raw_text_is_split_at_its_role_marker_if_it_has_one(text: str, want: list[tuple[Role, str]]) -> None:
-    assert [(span.role, span.text) for span in spans_of_text(text)] == want
+    assert [(span.role, span.text) for span in split_raw_text(text)] == want
 
 
 def test_a_prompt_beside_a_response_is_prompt() -> None:
-    row = row_of({"prompt": "<answer>no</answer>", "response": "yes", "targets": "yes"})
+    row = read_row({"prompt": "<answer>no</answer>", "response": "yes", "targets": "yes"})
     assert row.view.spans == (Span(Role.PROMPT, "<answer>no</answer>"), Span(Role.MODEL, "yes"))
 
 
@@ -103,7 +103,7 @@ json_values = st.recursive(
     max_leaves=6,
 )
 NAMES = ["spans", "text", "response", "prompt", "turns", "targets", "ground_truth", "reward_model", "data_source"]
-JUDGE = Judge({ANY: RewardRoute(name="em"), "nq": RewardRoute(name="f1")})
+JUDGE = RewardRouter({ANY: RewardRoute(name="em"), "nq": RewardRoute(name="f1")})
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES), json_values, max_size=5) | json_values, max_size=5))
@@ -127,7 +127,7 @@ def test_a_summary_counts_by_data_source_and_means_only_what_has_a_number() -> N
     ]
     lines = [*map(json.dumps, rows), "", "{"]
     summary = score_lines(lines, JUDGE, lambda named: named, io.StringIO(), lambda done: None)
-    nq, other = summary.groups["nq"], summary.groups["else"]
+    nq, other = summary.sources["nq"], summary.sources["else"]
     assert nq.statuses == {"ok": 2, "invalid_input": 1}
     assert nq.scores == pytest.approx([2 / 3, 1.0])
     assert nq.validations == [0.0, 1.0]

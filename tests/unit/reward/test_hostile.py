@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from forage_reward.parsing.sequence import MAX_STEPS, is_valid_sequence
-from forage_reward.registry import REWARDS, scorer
+from forage_reward.registry import REWARDS, bind_reward
 from forage_reward.score import Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
@@ -27,7 +27,7 @@ def test_ten_megabytes_get_a_score_in_memory_of_their_own_order(name: str, piece
     size = len(view.spans[0].text.encode("utf-8", "surrogatepass"))
     tracemalloc.start()
     try:
-        score = scorer(name, {}, "here")(view, TRUTH)
+        score = bind_reward(name, {}, "here")(view, TRUTH)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -42,7 +42,7 @@ def test_ten_megabytes_get_a_score_in_memory_of_their_own_order(name: str, piece
 )
 @pytest.mark.parametrize("name", PURE)
 def test_a_hostile_answer_is_a_wrong_answer(name: str, answer: str) -> None:
-    score = scorer(name, {}, "here")(TrajectoryView((Span(Role.MODEL, f"<answer>{answer}</answer>"),)), TRUTH)
+    score = bind_reward(name, {}, "here")(TrajectoryView((Span(Role.MODEL, f"<answer>{answer}</answer>"),)), TRUTH)
     assert score.status is Status.OK
     assert score.total <= 0.1
 

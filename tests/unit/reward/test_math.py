@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from forage_reward.parsing.math_answer import MAX_LENGTH, is_balanced, math_answer
-from forage_reward.registry import scorer
+from forage_reward.parsing.math_answer import MAX_LENGTH, extract_math_answer, is_balanced
+from forage_reward.registry import bind_reward
 from forage_reward.rewards import math
 from forage_reward.score import Score, Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
@@ -19,7 +19,7 @@ ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/reward/m
 
 
 def judged(text: str, *targets: str, **params: float) -> Score:
-    return scorer("math", params, "here")(TrajectoryView((Span(Role.MODEL, text),)), GroundTruth(targets))
+    return bind_reward("math", params, "here")(TrajectoryView((Span(Role.MODEL, text),)), GroundTruth(targets))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: ascii(row["answer"]))
@@ -38,7 +38,7 @@ def test_what_cannot_be_checked_has_no_score_and_the_next_answer_has_one(answer:
 
 def test_a_process_that_was_killed_while_idle_costs_no_answer() -> None:
     assert judged("<answer>4/8</answer>", "1/2", timeout_s=60.0).total == 1.0
-    for child in math._POOL._free:
+    for child in math._POOL._idle:
         child.process.kill()
         child.process.wait()
     assert judged("<answer>5/10</answer>", "1/2", timeout_s=60.0).total == 1.0
@@ -49,7 +49,7 @@ def test_many_threads_share_few_processes() -> None:
     with ThreadPoolExecutor(8) as pool:
         scores = list(pool.map(lambda text: judged(text, "0.5", timeout_s=60.0), answers))
     assert [score.total for score in scores] == [1.0] * len(answers)
-    assert len(math._POOL._free) <= math.PROCESSES
+    assert len(math._POOL._idle) <= math.PROCESSES
 
 
 def test_a_target_that_is_no_mathematics_is_invalid_input() -> None:
@@ -81,12 +81,12 @@ def test_the_weights_are_those_of_the_route() -> None:
     ids=range(9),
 )
 def test_the_answer_is_the_last_answer_block_or_the_last_box(text: str, want: str | None) -> None:
-    assert math_answer(TrajectoryView((Span(Role.MODEL, text),))) == want
+    assert extract_math_answer(TrajectoryView((Span(Role.MODEL, text),))) == want
 
 
 def test_only_boxes_of_the_model_count() -> None:
     spans = (Span(Role.PROMPT, "\\boxed{1}"), Span(Role.MODEL, "hm"), Span(Role.ENV, "\\boxed{2}"))
-    assert math_answer(TrajectoryView(spans)) is None
+    assert extract_math_answer(TrajectoryView(spans)) is None
 
 
 @pytest.mark.parametrize(

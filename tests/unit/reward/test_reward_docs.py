@@ -11,8 +11,8 @@ from forage_common.settings import load_settings
 from forage_reward.parsing.answers import extract_solution
 from forage_reward.registry import REWARDS
 from forage_reward.reward import Reward, RewardParams
-from forage_reward.router import Judge
-from forage_reward.score import Component, Score, scored
+from forage_reward.router import RewardRouter
+from forage_reward.score import Component, Score, sum_components
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -29,14 +29,14 @@ def test_every_example_of_settings_is_accepted(tmp_path: Path, text: str) -> Non
     (tmp_path / "s.yaml").write_text(text)
     routes = load_settings(tmp_path / "s.yaml", environ={}).reward.routes
     assert routes
-    Judge(routes)
+    RewardRouter(routes)
 
 
 def test_the_example_reward_scores() -> None:
     (text,) = (block for block in blocks(GUIDE, "python") if "REWARD" in block)
     names = {kind.__name__: kind for kind in (RewardParams, TrajectoryView, GroundTruth, Score, Component, Reward)} | {
         "extract_solution": extract_solution,
-        "scored": scored,
+        "sum_components": sum_components,
     }
     exec(text, names)
     bound = names["REWARD"].bind({"score": 2.0})  # type: ignore[attr-defined]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_reward.parsing.raw_text import spans_from_text
-from forage_reward.registry import REWARDS, scorer
+from forage_reward.parsing.raw_text import split_spans
+from forage_reward.registry import REWARDS, bind_reward
 from forage_reward.score import Score, Status
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
@@ -34,16 +34,15 @@ def searched(passage: str, ending: str, end_of_turn: str = "") -> TrajectoryView
 
 
 def judged(view: TrajectoryView, name: str = "search_r1_format", **params: float) -> Score:
-    return scorer(name, params, "here")(view, TRUTH)
+    return bind_reward(name, params, "here")(view, TRUTH)
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_trajectory_earns_what_the_rules_say(row: dict[str, Any]) -> None:
-    if "dump" in row:
-        spans = spans_from_text(row["dump"])
-    else:
-        spans = tuple(Span(Role(role), text) for role, text in row["spans"])
-    score = scorer(row["reward"], row["params"], "here")(TrajectoryView(spans), GroundTruth(tuple(row["targets"])))
+    view = TrajectoryView(
+        split_spans(row["dump"]) if "dump" in row else tuple(Span(Role(role), text) for role, text in row["spans"])
+    )
+    score = bind_reward(row["reward"], row["params"], "here")(view, GroundTruth(tuple(row["targets"])))
     assert score.status is Status.OK
     assert score.total == pytest.approx(row["want"])
 
@@ -104,7 +103,7 @@ def test_a_blank_answer_is_an_answer() -> None:
 
 @pytest.mark.parametrize("name", OF_TARGETS)
 def test_without_accepted_answers_there_is_no_verdict(name: str) -> None:
-    score = scorer(name, {}, "here")(searched("d", RIGHT), GroundTruth(countdown_target=3))
+    score = bind_reward(name, {}, "here")(searched("d", RIGHT), GroundTruth(countdown_target=3))
     assert score.status is Status.INVALID_INPUT
     assert "targets" in score.detail
 
@@ -127,14 +126,14 @@ def test_whatever_a_model_writes_gets_a_bounded_score(
 ) -> None:
     for name in PURE:
         truth = GroundTruth(targets, 7, (3, 4))
-        score = scorer(name, {}, "here")(TrajectoryView(spans, end_of_turn), truth)
+        score = bind_reward(name, {}, "here")(TrajectoryView(spans, end_of_turn), truth)
         assert score.status is (Status.OK if targets or name == "countdown" else Status.INVALID_INPUT)
         assert 0.0 <= score.total <= 1.0
 
 
 @given(texts)
 def test_the_spans_of_a_dump_join_to_the_dump(text: str) -> None:
-    assert "".join(span.text for span in spans_from_text(text)) == text
+    assert "".join(span.text for span in split_spans(text)) == text
 
 
 @given(any_spans, texts)
@@ -151,4 +150,4 @@ def test_megabytes_from_a_model_do_not_stall_a_worker(piece: str) -> None:
     huge = piece * (4_000_000 // len(piece))
     view = TrajectoryView((Span(Role.MODEL, huge), Span(Role.ENV, f"<information>{huge}</information>")))
     for name in PURE:
-        assert scorer(name, {}, "here")(view, TRUTH).status is Status.OK
+        assert bind_reward(name, {}, "here")(view, TRUTH).status is Status.OK

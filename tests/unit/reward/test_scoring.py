@@ -11,17 +11,17 @@ from prometheus_client import REGISTRY
 
 from forage_common.settings import RewardRoute, RewardSettings, Settings
 from forage_common.v1 import reward_pb2, trajectory_pb2
-from forage_reward.router import Judge
-from forage_reward.serve.metrics import Tally
-from forage_reward.serve.scoring import SLICE, Admission, QueueFullError, Scoring
-from forage_reward.serve.shadow import Shadow
+from forage_reward.router import RewardRouter
+from forage_reward.serve.metrics import ScoreTally
+from forage_reward.serve.scoring import ITEMS_PER_SLICE, Admission, QueueFullError, ScoringQueue
+from forage_reward.serve.shadow import ShadowScorer
 
 SOURCE = "scoring-test"
 
 
 @pytest.fixture
-def scoring() -> Iterator[Scoring]:
-    made = Scoring(Judge({SOURCE: RewardRoute(name="em")}), Shadow(Settings()), RewardSettings())
+def scoring() -> Iterator[ScoringQueue]:
+    made = ScoringQueue(RewardRouter({SOURCE: RewardRoute(name="em")}), ShadowScorer(Settings()), RewardSettings())
     yield made
     made.close()
 
@@ -42,57 +42,57 @@ def value(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-async def test_a_single_trajectory_does_not_wait_for_a_long_batch(scoring: Scoring) -> None:
+async def test_a_single_trajectory_does_not_wait_for_a_long_batch(scoring: ScoringQueue) -> None:
     ended: list[str] = []
 
     async def score(name: str, count: int) -> None:
-        assert len(await scoring.batch(items(count), float("inf"))) == count
+        assert len(await scoring.score_batch(items(count), float("inf"))) == count
         ended.append(name)
 
     await asyncio.gather(score("first long", 3000), score("second long", 3000), score("single", 1))
     assert ended == ["single", "first long", "second long"]
 
 
-async def test_a_caller_that_goes_ends_its_batch_and_frees_the_turn(scoring: Scoring) -> None:
-    long = asyncio.create_task(scoring.batch(items(100_000), float("inf")))
-    while not scoring.busy:
+async def test_a_caller_that_goes_ends_its_batch_and_frees_the_turn(scoring: ScoringQueue) -> None:
+    long = asyncio.create_task(scoring.score_batch(items(100_000), float("inf")))
+    while not scoring.is_busy:
         await asyncio.sleep(0)
     long.cancel()
     with pytest.raises(asyncio.CancelledError):
         await long
-    assert not scoring.busy
-    assert len(await scoring.batch(items(2 * SLICE), float("inf"))) == 2 * SLICE
+    assert not scoring.is_busy
+    assert len(await scoring.score_batch(items(2 * ITEMS_PER_SLICE), float("inf"))) == 2 * ITEMS_PER_SLICE
 
 
-async def test_what_a_batch_does_not_reach_in_its_turn_is_timeout(scoring: Scoring) -> None:
-    first = asyncio.create_task(scoring.batch(items(20_000), float("inf")))
+async def test_what_a_batch_does_not_reach_in_its_turn_is_timeout(scoring: ScoringQueue) -> None:
+    first = asyncio.create_task(scoring.score_batch(items(20_000), float("inf")))
     await asyncio.sleep(0)
-    late = await scoring.batch(items(2 * SLICE), time.monotonic() + 0.01)
+    late = await scoring.score_batch(items(2 * ITEMS_PER_SLICE), time.monotonic() + 0.01)
     assert {scored.score.status for scored in late} == {trajectory_pb2.STATUS_TIMEOUT}
     first.cancel()
 
 
 async def test_room_is_waited_for_or_refused() -> None:
     admission = Admission(2)
-    with admission.of(2):
-        with pytest.raises(QueueFullError, match="2 trajectories are in hand, allowed are 2"), admission.of(1):
+    with admission.hold(2):
+        with pytest.raises(QueueFullError, match="2 trajectories are queued, the limit is 2"), admission.hold(1):
             pass
-        waiting = asyncio.create_task(admission.wait(1))
+        waiting = asyncio.create_task(admission.enter(1))
         await asyncio.sleep(0)
         assert not waiting.done()
     await waiting
     admission.leave(1)
-    with admission.of(100):  # an empty queue takes a batch of any size
+    with admission.hold(100):  # an empty queue takes a batch of any size
         pass
 
 
-async def test_metrics_count_every_item_of_a_batch(scoring: Scoring) -> None:
+async def test_metrics_count_every_item_of_a_batch(scoring: ScoringQueue) -> None:
     labels = {"reward": "em", "data_source": SOURCE}
     before = value("forage_reward_items_total", status="ok", **labels)
     buckets = {
         le: value("forage_reward_score_bucket", component="total", le=le, **labels) for le in ("0.0", "0.9", "1.0")
     }
-    await scoring.batch(items(101), float("inf"))
+    await scoring.score_batch(items(101), float("inf"))
     assert value("forage_reward_items_total", status="ok", **labels) - before == 101
     # 51 wrong answers and 50 right ones, cumulative.
     grown = {
@@ -102,11 +102,11 @@ async def test_metrics_count_every_item_of_a_batch(scoring: Scoring) -> None:
 
 
 def test_a_tally_tells_once_and_keeps_its_messages_apart() -> None:
-    tally = Tally()
+    tally = ScoreTally()
     for total in (0.0, 1.0, 1.0):
-        tally.add(SOURCE, trajectory_pb2.Score(status=trajectory_pb2.STATUS_OK, total=total, reward="tally"))
-    tally.tell()
-    tally.tell()
+        tally.add_score(SOURCE, trajectory_pb2.Score(status=trajectory_pb2.STATUS_OK, total=total, reward="tally"))
+    tally.flush()
+    tally.flush()
     labels = {"reward": "tally", "data_source": SOURCE, "component": "total"}
     assert value("forage_reward_score_count", **labels) == 3
     assert value("forage_reward_score_sum", **labels) == 2.0

@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from forage_common.v1 import trajectory_pb2
-from forage_reward.serve.sampling import Sampler
-from forage_reward.serve.shadow import compare
+from forage_reward.serve.sampling import LogSampler
+from forage_reward.serve.shadow import record_comparison
 
 OK, ABSTAIN, INTERNAL = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_ABSTAIN, trajectory_pb2.STATUS_INTERNAL
 
@@ -35,7 +35,7 @@ def test_a_difference_is_observed_only_between_values(
 ) -> None:
     source = request.node.name
     scores = [trajectory_pb2.Score(status=status, total=total) for status, total in (live, shadow)]
-    compare(source, "t", scores[0], scores[1], Sampler(per_minute=1))
+    record_comparison(source, "t", scores[0], scores[1], LogSampler(per_minute=1))
     for bound in (-0.5, -0.1, 1e-9, 1.0):
         within = difference is not None and difference <= bound
         assert metric("difference_bucket", data_source=source, le=str(bound)) == float(within)
@@ -45,10 +45,10 @@ def test_a_difference_is_observed_only_between_values(
 
 def test_a_sampler_takes_the_first_of_every_minute_and_of_each_kind() -> None:
     now = 0.0
-    sampler = Sampler(per_minute=2, clock=lambda: now)
-    assert [sampler.take("a") for _ in range(4)] == [True, True, False, False]
-    assert sampler.take("b")
+    sampler = LogSampler(per_minute=2, clock=lambda: now)
+    assert [sampler.admit("a") for _ in range(4)] == [True, True, False, False]
+    assert sampler.admit("b")
     now = 59.0
-    assert not sampler.take("a")
+    assert not sampler.admit("a")
     now = 60.0
-    assert [sampler.take("a") for _ in range(3)] == [True, True, False]
+    assert [sampler.admit("a") for _ in range(3)] == [True, True, False]

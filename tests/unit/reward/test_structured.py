@@ -17,9 +17,9 @@ from forage_common.structured_to_tokens import (
     structured_reward,
     structured_to_tokens,
 )
-from forage_reward.parsing.turns import MAX_GENERATION, asked, formatted_action, turns_of
-from forage_reward.registry import scorer
-from forage_reward.rewards.structured import otc_factor, valid_queries
+from forage_reward.parsing.turns import MAX_GENERATION, parse_action, parse_strict_action, read_turns
+from forage_reward.registry import bind_reward
+from forage_reward.rewards.structured import compute_otc_factor, flag_valid_queries
 from forage_reward.score import Component, Score, Status
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
 
@@ -31,7 +31,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 def judged(view: TrajectoryView, targets: tuple[str, ...] = ("Oslo",), **params: object) -> Score:
-    return scorer("structured", params, "here")(view, GroundTruth(targets))
+    return bind_reward("structured", params, "here")(view, GroundTruth(targets))
 
 
 def parts(score: Score) -> dict[str, Component]:
@@ -57,14 +57,14 @@ def test_turns_and_the_whole_earn_what_the_rules_say(row: dict[str, Any], told: 
 
 @pytest.mark.parametrize("row", rows("turn_format.jsonl"))
 def test_a_generation_has_a_format_or_none(row: dict[str, Any]) -> None:
-    assert formatted_action(row["text"]) == row["want"]
+    assert parse_strict_action(row["text"]) == row["want"]
 
 
 def test_a_generation_beyond_the_limit_has_no_format() -> None:
     text = "<think>{}</think><answer>a</answer>"
     room = MAX_GENERATION - len(text.format(""))
-    assert formatted_action(text.format("t" * room)) is Action.ANSWER
-    assert formatted_action(text.format("t" * (room + 1))) is Action.INVALID
+    assert parse_strict_action(text.format("t" * room)) is Action.ANSWER
+    assert parse_strict_action(text.format("t" * (room + 1))) is Action.INVALID
 
 
 QUERY, ANSWER = "<think>t</think><search>q</search>", "<think>t</think><answer>Oslo</answer>"
@@ -103,11 +103,11 @@ def test_every_kind_of_turn_earns_its_own_parts(turn: Turn, text: str, want: flo
     ],
 )
 def test_a_query_is_valid_once(turns: list[tuple[str, bool]], want: list[bool]) -> None:
-    assert valid_queries([Turn(Action.SEARCH, content, answered) for content, answered in turns]) == want
+    assert flag_valid_queries([Turn(Action.SEARCH, content, answered) for content, answered in turns]) == want
 
 
 def test_an_answer_never_makes_a_query_a_repeat() -> None:
-    assert valid_queries([Turn(Action.ANSWER, "a"), Turn(Action.SEARCH, "a", True)]) == [False, True]
+    assert flag_valid_queries([Turn(Action.ANSWER, "a"), Turn(Action.SEARCH, "a", True)]) == [False, True]
 
 
 def test_without_turns_the_mean_is_zero() -> None:
@@ -130,7 +130,7 @@ def test_a_search_counts_as_answered_only_where_an_observation_follows() -> None
         Span(Role.ENV, "That was no valid action."),
         Span(Role.MODEL, "none"),
     )
-    assert turns_of(TrajectoryView(spans)) == (
+    assert read_turns(TrajectoryView(spans)) == (
         Turn(Action.SEARCH, "one", True),
         Turn(Action.SEARCH, "two", False),
         Turn(Action.INVALID, "", False),
@@ -150,11 +150,11 @@ def test_a_search_counts_as_answered_only_where_an_observation_follows() -> None
     ],
 )
 def test_the_first_complete_action_block_counts(text: str, action: Action, content: str) -> None:
-    assert asked(text) == (action, content)
+    assert parse_action(text) == (action, content)
 
 
 def test_otc_pays_less_for_the_same_answer_after_more_searches() -> None:
-    factors = [otc_factor(searches, 4.0) for searches in range(50)]
+    factors = [compute_otc_factor(searches, 4.0) for searches in range(50)]
     assert factors[0] == 1.0
     assert all(later < earlier for earlier, later in pairwise(factors))
     assert factors[-1] > 0
@@ -162,7 +162,7 @@ def test_otc_pays_less_for_the_same_answer_after_more_searches() -> None:
     view = TrajectoryView((*search, Span(Role.MODEL, ANSWER)))
     plain, scaled = parts(judged(view)), parts(judged(view, otc=True))
     for name in ("exact_match", "retrieval_quality"):
-        assert scaled[name].weighted == pytest.approx(plain[name].weighted * otc_factor(1, 4.0))
+        assert scaled[name].weighted == pytest.approx(plain[name].weighted * compute_otc_factor(1, 4.0))
     assert scaled["turn_1"] == plain["turn_1"]
     assert (scaled["_searches"].raw, scaled["_searches"].weighted) == (1.0, 0.0)
 

@@ -15,9 +15,9 @@ from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.deadline import DEADLINE
 from forage_reward.isolation.user_rewards import UserPool, UserRewards
 from forage_reward.registry import REWARDS
-from forage_reward.router import Judge
+from forage_reward.router import RewardRouter
 from forage_reward.trajectory import Action, GroundTruth, Role, Span, TrajectoryView, Turn
-from forage_reward.wire import item_of, truth_of, view_of
+from forage_reward.wire import build_item, read_truth, read_view
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CODE = REPOSITORY / "tests/data/reward/user_reward.py"
@@ -25,15 +25,15 @@ OK, INTERNAL, TIMEOUT = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_INTERNAL
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
+def judge() -> Iterator[RewardRouter]:
     user = UserRewards({"mine": UserReward(path=CODE, timeout_s=2.0, memory_mib=256)}, REWARDS)
     parts = (RewardComponent(name="em"), RewardComponent(name="mine", weight=2.0))
     routes = {"a": RewardRoute(name="mine", params={"extra": 0.25}), "both": RewardRoute(components=parts)}
-    yield Judge(routes, user.rewards)
+    yield RewardRouter(routes, user.rewards)
     user.close()
 
 
-def ordered(judge: Judge, order: str, source: str = "a") -> trajectory_pb2.Score:
+def ordered(judge: RewardRouter, order: str, source: str = "a") -> trajectory_pb2.Score:
     item = reward_pb2.ScoreItem(
         trajectory_id="t",
         data_source=source,
@@ -43,7 +43,7 @@ def ordered(judge: Judge, order: str, source: str = "a") -> trajectory_pb2.Score
     return judge.score(item).score
 
 
-def test_a_dict_gives_components_and_their_sum_without_those_for_logs(judge: Judge) -> None:
+def test_a_dict_gives_components_and_their_sum_without_those_for_logs(judge: RewardRouter) -> None:
     score = ordered(judge, "value")
     assert (score.status, score.total, score.reward) == (OK, 1.75, "mine")
     assert [(part.name, part.raw, part.weighted) for part in score.components] == [
@@ -54,7 +54,7 @@ def test_a_dict_gives_components_and_their_sum_without_those_for_logs(judge: Jud
     ]
 
 
-def test_a_user_reward_may_be_part_of_a_composition(judge: Judge) -> None:
+def test_a_user_reward_may_be_part_of_a_composition(judge: RewardRouter) -> None:
     assert ordered(judge, "number", "both").total == 1.0 + 2.0 * 3.0
     assert ordered(judge, "none", "both").status == INTERNAL
 
@@ -78,7 +78,7 @@ def test_a_user_reward_may_be_part_of_a_composition(judge: Judge) -> None:
     ],
 )
 def test_what_goes_wrong_is_a_status_and_the_next_call_is_answered(
-    judge: Judge, order: str, status: int, sentence: str
+    judge: RewardRouter, order: str, status: int, sentence: str
 ) -> None:
     score = ordered(judge, order)
     assert (score.status, score.total, len(score.components)) == (status, 0.0, 0)
@@ -87,20 +87,20 @@ def test_what_goes_wrong_is_a_status_and_the_next_call_is_answered(
     assert (after.status, after.total) == (OK, 3.0)
 
 
-def test_what_the_function_prints_does_not_disturb_the_protocol(judge: Judge) -> None:
+def test_what_the_function_prints_does_not_disturb_the_protocol(judge: RewardRouter) -> None:
     assert ordered(judge, "print").total == 1.0
 
 
 def test_the_function_runs_in_another_process_which_ends_with_the_pool() -> None:
     user = UserRewards({"mine": UserReward(path=CODE)}, REWARDS)
-    pid = int(ordered(Judge({"a": RewardRoute(name="mine")}, user.rewards), "pid").total)
+    pid = int(ordered(RewardRouter({"a": RewardRoute(name="mine")}, user.rewards), "pid").total)
     assert pid != os.getpid()
     user.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-def test_a_call_waits_no_longer_than_the_deadline_of_its_request(judge: Judge) -> None:
+def test_a_call_waits_no_longer_than_the_deadline_of_its_request(judge: RewardRouter) -> None:
     token = DEADLINE.set(time.monotonic() - 1.0)
     try:
         assert ordered(judge, "number").status == TIMEOUT
@@ -116,7 +116,7 @@ def test_a_call_waits_no_longer_than_the_deadline_of_its_request(judge: Judge) -
         (UserReward(path=CODE, function="other"), "has no function 'other'"),
         (UserReward(entry_point="no_such_package:score"), "ModuleNotFoundError"),
         (UserReward(entry_point="unknown"), "no installed package has 'unknown' in forage.rewards"),
-        (UserReward(entry_point="os:name"), "which is no function"),
+        (UserReward(entry_point="os:name"), "which is not a function"),
     ],
 )
 def test_a_function_that_cannot_be_loaded_ends_the_start_with_a_sentence(settings: UserReward, sentence: str) -> None:
@@ -132,7 +132,7 @@ def test_the_name_of_a_built_in_reward_is_taken() -> None:
 
 def test_the_example_of_the_documentation_scores() -> None:
     user = UserRewards({"short": UserReward(path=REPOSITORY / "examples/rewards/short_answer.py")}, REWARDS)
-    judge = Judge({"a": RewardRoute(name="short", params={"penalty": 0.5})}, user.rewards)
+    judge = RewardRouter({"a": RewardRoute(name="short", params={"penalty": 0.5})}, user.rewards)
     scores = {answer: ordered(judge, answer).total for answer in ("Oslo", "The Hague")}
     assert scores == {"Oslo": 1.0, "The Hague": 1.0}
     item = reward_pb2.ScoreItem(
@@ -151,5 +151,5 @@ def test_a_view_survives_the_way_to_another_process(truth: GroundTruth) -> None:
     spans = (Span(Role.PROMPT, "p"), Span(Role.MODEL, "m\0"), Span(Role.ENV, ""), Span(Role.MODEL, "é\U0001f642"))
     turns = (Turn(Action.SEARCH, "q", True), Turn(Action.SEARCH, "q", False), Turn(Action.ANSWER, "a"))
     view = TrajectoryView(spans, "</s>", turns)
-    item = item_of(view, truth)
-    assert (view_of(item), truth_of(item)) == (view, truth)
+    item = build_item(view, truth)
+    assert (read_view(item), read_truth(item)) == (view, truth)

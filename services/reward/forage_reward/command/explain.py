@@ -1,4 +1,4 @@
-"""How a reward came to its score, for people: the format's path token by token, answer, evidence, components."""
+"""The explanation of one score for people: the format's path token by token, answer, evidence, components."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from forage_common.text.answers import em_check, is_retrieval_correct
 from forage_reward.command.dumps import DumpRow
-from forage_reward.parsing.answers import extract_solution, observations
+from forage_reward.parsing.answers import extract_observations, extract_solution
 from forage_reward.parsing.sequence import is_valid_sequence, walk
 from forage_reward.score import Score, Status
 
@@ -19,39 +19,41 @@ MAX_SHOWN = 200
 _EXCERPT = 60
 
 
-def explained(row: DumpRow, score: Score) -> Iterator[RenderableType]:
-    """What to print, in order."""
-    part = row.view.assistant_part
-    yield _path(part)
-    verdict = is_valid_sequence(part)
-    yield _fact("format", "valid" if verdict.valid else f"invalid: {verdict.reason}", verdict.valid)
+def render_explanation(row: DumpRow, score: Score) -> Iterator[RenderableType]:
+    """Yield the parts of the explanation, in order."""
+    text = row.view.assistant_part
+    yield _render_path(text)
+    result = is_valid_sequence(text)
+    yield _render_fact("format", "valid" if result.valid else f"invalid: {result.reason}", result.valid)
     answer = extract_solution(row.view)
     if row.truth.targets:
-        found = is_retrieval_correct(observations(row.view), row.truth.targets)
-        right = answer is not None and em_check(answer, row.truth.targets)
-        yield _fact("answer", "none" if answer is None else repr(answer[:_EXCERPT]), right)
-        yield _fact("accepted", ", ".join(map(repr, row.truth.targets))[:200], True)
-        yield _fact("evidence", "holds an accepted answer" if found else "holds no accepted answer", found)
-    yield _components(score)
-    yield _fact("rule", score.detail, score.status is Status.OK)
+        is_evidence = is_retrieval_correct(extract_observations(row.view), row.truth.targets)
+        is_right = answer is not None and em_check(answer, row.truth.targets)
+        yield _render_fact("answer", "none" if answer is None else repr(answer[:_EXCERPT]), is_right)
+        yield _render_fact("accepted", ", ".join(map(repr, row.truth.targets))[:200], True)
+        yield _render_fact(
+            "evidence", "contains an accepted answer" if is_evidence else "contains no accepted answer", is_evidence
+        )
+    yield _render_components(score)
+    yield _render_fact("rule", score.detail, score.status is Status.OK)
 
 
-def _path(part: str) -> Table:
+def _render_path(text: str) -> Table:
     table = Table("state", "reads", "goes to", title="format, token by token", title_justify="left")
-    steps = walk(part)
+    steps = walk(text)
     for step in islice(steps, MAX_SHOWN):
         token = " ".join(step.token.split())
-        shown = token if len(token) <= _EXCERPT else token[:_EXCERPT] + "…"
+        excerpt = token if len(token) <= _EXCERPT else token[:_EXCERPT] + "…"
         if step.after is None:
-            table.add_row(step.before, Text(shown, style="red"), Text("not allowed here", style="bold red"))
+            table.add_row(step.before, Text(excerpt, style="red"), Text("not allowed here", style="bold red"))
         else:
-            table.add_row(step.before, Text(shown), Text(step.after if step.after != step.before else "stays"))
+            table.add_row(step.before, Text(excerpt), Text(step.after if step.after != step.before else "stays"))
     if next(steps, None) is not None:
         table.add_row("…", f"more than {MAX_SHOWN} tokens", "…")
     return table
 
 
-def _components(score: Score) -> Table:
+def _render_components(score: Score) -> Table:
     table = Table("component", "raw", "adds", title=f"score of {score.reward}", title_justify="left", show_footer=True)
     for component in score.components:
         adds = "for logs" if component.name.startswith("_") else f"{component.weighted:+.4g}"
@@ -61,5 +63,5 @@ def _components(score: Score) -> Table:
     return table
 
 
-def _fact(name: str, value: str, good: bool) -> Text:
-    return Text.assemble((f"{name:9}", "dim"), (value, "green" if good else "red"))
+def _render_fact(name: str, value: str, is_good: bool) -> Text:
+    return Text.assemble((f"{name:9}", "dim"), (value, "green" if is_good else "red"))

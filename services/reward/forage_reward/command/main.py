@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, TextIO
 
 import typer
@@ -20,29 +21,29 @@ from rich.table import Table
 from forage_common.errors import DataError, ForageError, SettingsError, UserError
 from forage_common.settings import RewardRoute, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
-from forage_reward.command.dumps import DumpRow, RowError, parse_row, spans_of_text
-from forage_reward.command.explain import explained
+from forage_reward.command.dumps import DumpRow, RowError, parse_row, split_raw_text
+from forage_reward.command.explain import render_explanation
 from forage_reward.command.score_file import ANY, MALFORMED, Summary, score_lines
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
-from forage_reward.router import Judge
+from forage_reward.router import RewardRouter
 from forage_reward.trajectory import GroundTruth, TrajectoryView
-from forage_reward.wire import from_proto, item_of
+from forage_reward.wire import build_item, from_proto
 
 PARQUET_READER = "FORAGE_PARQUET_PYTHON"
 """Names the interpreter that can read Parquet; the `forage` command sets it to its own."""
 
-_SHOWN = 5
+_MAX_SHOWN = 5
 
 Reward = Annotated[
     str, typer.Option("--reward", "-r", help="One reward for every row, instead of the settings' routes.")
 ]
-Params = Annotated[list[str] | None, typer.Option("--param", "-p", help="Of --reward, e.g. -p score=2.")]
+Params = Annotated[list[str] | None, typer.Option("--param", "-p", help="Parameter of --reward, e.g. -p score=2.")]
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file of settings.", show_default=False)]
-Source = Annotated[str, typer.Option("--data-source", help="Of rows that name none.")]
+Source = Annotated[str, typer.Option("--data-source", help="Data source of rows that name none.")]
 
 app = typer.Typer(
-    help="Rewards: what there is, how a score comes about, and scores of whole dumps.",
+    help="List the rewards, explain one score, or score a whole dump.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -51,8 +52,8 @@ app = typer.Typer(
 
 @app.command("list")
 def list_rewards() -> None:
-    """Every built-in reward with its parameters and their defaults."""
-    table = Table("reward", "what it scores", "parameters")
+    """List every built-in reward with its parameters and their defaults."""
+    table = Table("reward", "scores", "parameters")
     for name, reward in REWARDS.items():
         defaults = []
         for parameter, field in reward.params.model_fields.items():
@@ -71,19 +72,19 @@ def explain(
     config: Config = None,
     data_source: Source = "",
 ) -> None:
-    """Print the format's path through one text, which rule fired, and what every component adds."""
-    with _source_text(file) as lines:
+    """Print the format's path through one text, the rule that applied, and the contribution of every component."""
+    with _open_lines(file) as lines:
         text = "".join(lines)
-    row = _one_row(text, target or [])
+    row = _parse_one_row(text, target or [])
     source = row.data_source or data_source
     if not reward and not config and not source:
         reward = "search_r1_format"
-    with _judge(reward, param or [], config) as (judge, _):
-        item = item_of(row.view, row.truth)
+    with _open_router(reward, param or [], config) as (router, _):
+        item = build_item(row.view, row.truth)
         item.data_source = ANY if reward else source
-        score = from_proto(judge.score(item).score)
+        score = from_proto(router.score(item).score)
     console = Console()
-    for part in explained(row, score):
+    for part in render_explanation(row, score):
         console.print(part, markup=False, highlight=False)
 
 
@@ -95,7 +96,8 @@ def score(
     config: Config = None,
     data_source: Source = "",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Default: beside the file, .scores.jsonl.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", help="Default: next to the file, .scores.jsonl.", show_default=False),
     ] = None,
 ) -> None:
     """Score every row of a dump: spans or raw text, with targets or ground_truth. Exit code 1: some are malformed."""
@@ -103,30 +105,30 @@ def score(
     partial = out.with_name(out.name + ".part")
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with (
-        _judge(reward, param or [], config) as (judge, routes),
-        _source_text(file) as lines,
-        _written(partial) as stream,
+        _open_router(reward, param or [], config) as (router, routes),
+        _open_lines(file) as lines,
+        _open_output(partial) as stream,
         Progress(*columns, console=Console(stderr=True)) as progress,
     ):
         if not reward and data_source and data_source not in routes:
             raise SettingsError(f"data source '{data_source}' has no route: known are {', '.join(sorted(routes))}")
-        sized = file != "-" and not file.endswith(".parquet")
-        task = progress.add_task("scoring", total=Path(file).stat().st_size if sized else None)
+        has_size = file != "-" and not file.endswith(".parquet")
+        task = progress.add_task("scoring", total=Path(file).stat().st_size if has_size else None)
         summary = score_lines(
             lines,
-            judge,
-            lambda named: ANY if reward else named or data_source,
+            router,
+            lambda source: ANY if reward else source or data_source,
             stream,
-            lambda done: progress.advance(task, done),
+            lambda size: progress.advance(task, size),
         )
     partial.replace(out)
-    _report(summary, out)
+    _print_summary(summary, out)
     if summary.malformed:
         raise typer.Exit(1)
 
 
 def main() -> None:
-    """Entry point of `python -m forage_reward.command`: a user's error is one sentence and exit code 2."""
+    """Run `python -m forage_reward.command`; a user's error is one sentence and exit code 2."""
     configure_logs("reward", "WARNING")
     try:
         app(prog_name="forage reward")
@@ -141,33 +143,35 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _judge(reward: str, params: list[str], config: Path | None) -> Iterator[tuple[Judge, dict[str, RewardRoute]]]:
+def _open_router(
+    reward: str, params: list[str], config: Path | None
+) -> Iterator[tuple[RewardRouter, dict[str, RewardRoute]]]:
     settings: Settings = load_settings(config)
     if params and not reward:
         raise SettingsError("--param belongs to --reward: give both, or set parameters in the settings' routes")
-    parsed = {}
+    parameters = {}
     for param in params:
         name, equals, value = param.partition("=")
         if not equals:
             raise SettingsError(f"--param {param} is not name=value")
-        parsed[name] = yaml.safe_load(value)
+        parameters[name] = yaml.safe_load(value)
     user = UserRewards(settings.reward.user, REWARDS)
     try:
         known = {**REWARDS, **user.rewards}
         if reward and reward not in known:
             raise SettingsError(f"there is no reward '{reward}': --reward takes {', '.join(known)}")
         if reward:
-            routes = {ANY: RewardRoute(name=reward, params=parsed)}
-            yield Judge(routes, user.rewards, "--reward"), routes
+            routes = {ANY: RewardRoute(name=reward, params=parameters)}
+            yield RewardRouter(routes, user.rewards, "--reward"), routes
         else:
-            yield Judge(settings.reward.routes, user.rewards), dict(settings.reward.routes)
+            yield RewardRouter(settings.reward.routes, user.rewards), dict(settings.reward.routes)
     finally:
         user.close()
 
 
 @contextlib.contextmanager
-def _source_text(file: str) -> Iterator[Iterator[str]]:
-    """The lines of a file. Bytes that are no UTF-8 become U+FFFD."""
+def _open_lines(file: str) -> Iterator[Iterator[str]]:
+    """Open the lines of a file. Bytes that are not UTF-8 become U+FFFD."""
     if file == "-":
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
         yield iter(sys.stdin)
@@ -202,7 +206,7 @@ def _parquet_lines(file: str) -> Iterator[Iterator[str]]:
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[TextIO]:
+def _open_output(path: Path) -> Iterator[TextIO]:
     try:
         stream = open(path, "w", encoding="utf-8")  # noqa: SIM115 - so that only opening it is the user's error
     except OSError as error:
@@ -215,7 +219,7 @@ def _written(path: Path) -> Iterator[TextIO]:
         raise
 
 
-def _one_row(text: str, targets: list[str]) -> DumpRow:
+def _parse_one_row(text: str, targets: list[str]) -> DumpRow:
     try:
         return parse_row(text)
     except RowError as error:
@@ -223,21 +227,21 @@ def _one_row(text: str, targets: list[str]) -> DumpRow:
             raise DataError(f"this row cannot be scored: {error}") from None
     if not targets:
         raise DataError("a raw text needs accepted answers: give --target, or a row of JSON with targets")
-    return DumpRow(TrajectoryView(spans_of_text(text)), GroundTruth(tuple(targets)), "")
+    return DumpRow(TrajectoryView(split_raw_text(text)), GroundTruth(tuple(targets)), "")
 
 
-def _report(summary: Summary, out: Path) -> None:
+def _print_summary(summary: Summary, out: Path) -> None:
     console = Console()
     table = Table("data source", "rows", "mean score", "mean validation", "statuses", title="scores")
-    for source, group in sorted(summary.groups.items()):
-        statuses = ", ".join(f"{status} {count}" for status, count in sorted(group.statuses.items()))
-        means = [f"{sum(found) / len(found):.4f}" if found else "–" for found in (group.scores, group.validations)]
-        table.add_row(source or "–", str(group.rows), *means, statuses)
+    for name, source in sorted(summary.sources.items()):
+        statuses = ", ".join(f"{status} {count}" for status, count in sorted(source.statuses.items()))
+        means = [f"{fmean(values):.4f}" if values else "–" for values in (source.scores, source.validations)]
+        table.add_row(name or "–", str(source.rows), *means, statuses)
     if summary.malformed:
         table.add_row("–", str(len(summary.malformed)), "–", "–", MALFORMED)
     console.print(table, markup=False)
-    for line, reason in summary.malformed[:_SHOWN]:
+    for line, reason in summary.malformed[:_MAX_SHOWN]:
         console.print(f"line {line}: {reason}", markup=False, highlight=False, soft_wrap=True)
-    if len(summary.malformed) > _SHOWN:
-        console.print(f"… and {len(summary.malformed) - _SHOWN} more; every one is named in the output", markup=False)
+    if len(summary.malformed) > _MAX_SHOWN:
+        console.print(f"… and {len(summary.malformed) - _MAX_SHOWN} more; each is listed in the output", markup=False)
     console.print(f"{summary.rows} rows in, {summary.rows} out: {out}", markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Scores every row of a dump: a line out for every line in, malformed ones included, and a summary."""
+"""Scores every row of a dump: one line out for every line in, including malformed ones, and a summary."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, TextIO
 
 from forage_common.v1 import trajectory_pb2
 from forage_reward.command.dumps import RowError, parse_row
-from forage_reward.router import Judge
-from forage_reward.wire import item_of
+from forage_reward.router import RewardRouter
+from forage_reward.wire import build_item, format_status
 
 _CHUNK = 64
 _THREADS = 8
 MALFORMED = "malformed"
 ANY = "any"
-"""The judge's only data source, where one reward scores every row."""
+"""The only data source of a router whose one reward scores every row."""
 
 
 @dataclass
-class Group:
+class SourceSummary:
     """The rows of one data source."""
 
     statuses: Counter[str] = field(default_factory=Counter)
@@ -37,56 +37,70 @@ class Group:
 
 @dataclass
 class Summary:
-    """What became of a dump's rows; `malformed` holds line numbers and reasons."""
+    """The results of a dump by data source; `malformed` holds line numbers and reasons."""
 
-    groups: dict[str, Group] = field(default_factory=lambda: defaultdict(Group))
+    sources: dict[str, SourceSummary] = field(default_factory=lambda: defaultdict(SourceSummary))
     malformed: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
-        return sum(group.rows for group in self.groups.values()) + len(self.malformed)
+        return sum(source.rows for source in self.sources.values()) + len(self.malformed)
+
+    def add_record(self, record: dict[str, Any]) -> None:
+        if record["status"] == MALFORMED:
+            self.malformed.append((record["line"], record["detail"]))
+            return
+        source = self.sources[record["data_source"]]
+        source.statuses[record["status"]] += 1
+        if record["total"] is not None:
+            source.scores.append(record["total"])
+        if record["validation"]["total"] is not None:
+            source.validations.append(record["validation"]["total"])
 
 
 def score_lines(
-    lines: Iterable[str], judge: Judge, source_of: Callable[[str], str], out: TextIO, advance: Callable[[int], None]
+    lines: Iterable[str],
+    router: RewardRouter,
+    map_source: Callable[[str], str],
+    out: TextIO,
+    advance: Callable[[int], None],
 ) -> Summary:
     """Score lines of JSON and write one line of JSON for each, in order. Blank lines are skipped.
 
     Args:
-        source_of: the judge's data source for that of a row ("" where the row has none).
-        advance: told the length of every line when it is done.
+        map_source: returns the router's data source for that of a row ("" where the row has none).
+        advance: called with the number of bytes of every chunk when it is done.
     """
     summary = Summary()
-    with ThreadPoolExecutor(_THREADS) as pool:  # rewards that wait for something wait at the same time
-        for chunk in _chunks(enumerate(lines, 1)):
-            work = [(number, line) for number, line in chunk if line.strip()]
-            for record in pool.map(lambda pair: _scored(pair[0], pair[1], judge, source_of), work):
-                _count(summary, record)
+    with ThreadPoolExecutor(_THREADS) as pool:  # so that blocking rewards wait at the same time
+        for chunk in _split_chunks(enumerate(lines, 1)):
+            rows = [(number, line) for number, line in chunk if line.strip()]
+            for record in pool.map(lambda row: _score_line(row[0], row[1], router, map_source), rows):
+                summary.add_record(record)
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
             advance(sum(len(line.encode("utf-8", "replace")) for _, line in chunk))
     return summary
 
 
-def _scored(number: int, line: str, judge: Judge, source_of: Callable[[str], str]) -> dict[str, Any]:
+def _score_line(number: int, line: str, router: RewardRouter, map_source: Callable[[str], str]) -> dict[str, Any]:
     try:
         row = parse_row(line)
     except RowError as error:
         return {"line": number, "status": MALFORMED, "detail": str(error)}
-    item = item_of(row.view, row.truth)
-    item.trajectory_id, item.data_source = f"line {number}", source_of(row.data_source)
-    found = judge.score(item)
+    item = build_item(row.view, row.truth)
+    item.trajectory_id, item.data_source = f"line {number}", map_source(row.data_source)
+    reply = router.score(item)
     return {
         "line": number,
         "data_source": row.data_source or ("" if item.data_source == ANY else item.data_source),
-        **_record(found.score),
-        "validation": _record(found.validation_score),
+        **_build_record(reply.score),
+        "validation": _build_record(reply.validation_score),
     }
 
 
-def _record(score: trajectory_pb2.Score) -> dict[str, Any]:
-    status = trajectory_pb2.Status.Name(score.status).removeprefix("STATUS_").lower()
+def _build_record(score: trajectory_pb2.Score) -> dict[str, Any]:
     return {
-        "status": status,
+        "status": format_status(score.status),
         "total": score.total if score.status == trajectory_pb2.STATUS_OK else None,
         "components": {part.name: {"raw": part.raw, "weighted": part.weighted} for part in score.components},
         "reward": score.reward,
@@ -94,18 +108,6 @@ def _record(score: trajectory_pb2.Score) -> dict[str, Any]:
     }
 
 
-def _count(summary: Summary, record: dict[str, Any]) -> None:
-    if record["status"] == MALFORMED:
-        summary.malformed.append((record["line"], record["detail"]))
-        return
-    group = summary.groups[record["data_source"]]
-    group.statuses[record["status"]] += 1
-    if record["total"] is not None:
-        group.scores.append(record["total"])
-    if record["validation"]["total"] is not None:
-        group.validations.append(record["validation"]["total"])
-
-
-def _chunks(lines: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+def _split_chunks(lines: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
     while chunk := list(islice(lines, _CHUNK)):
         yield chunk

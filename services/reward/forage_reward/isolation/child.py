@@ -1,4 +1,4 @@
-"""A child process that answers frames of bytes, one at a time: the wall around code that may hang, crash or swell.
+"""A child process that answers frames of bytes, one at a time: it isolates code that may hang, crash or exhaust memory.
 
 A frame is a length (4 bytes, little endian) and as many bytes; they are serialised protobuf messages, never pickles.
 """
@@ -16,43 +16,74 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from forage_common.errors import ForageError
+from forage_common.errors import ForageError, UserError
 
 _LENGTH = struct.Struct("<I")
 _ORPHAN_CHECK_S = 1.0
 START_TIMEOUT_S = 60.0
 
 
-class ChildTimeoutError(ForageError):
+class ChildError(ForageError):
+    """The child gave no answer."""
+
+
+class ChildTimeoutError(ChildError):
     """No answer in time. The child is in an unknown state: kill it."""
 
 
-class ChildDiedError(ForageError):
+class ChildDiedError(ChildError):
     """The child has ended; the message says how."""
 
 
 class Child:
-    """`python -m <module> <descriptor> <arguments…>` in a session of its own, at the other end of a socket.
+    """`python -m <module> <descriptor> <arguments…>` in its own session, connected by a socket pair.
 
-    Not thread-safe: one call at a time.
+    Not thread-safe: one call at a time. `first_frame` is sent at the start where it is not empty.
+
+    Raises:
+        ChildError: the child did not take the first frame.
     """
 
     def __init__(
-        self, module: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        first_frame: bytes = b"",
     ) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
-            # Its own session: an interrupt on the terminal is for the service, which then drains its children.
+            # In its own session, so that an interrupt on the terminal reaches only the service, which then drains it.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )
+        if first_frame:
+            try:
+                self.send(first_frame, START_TIMEOUT_S)
+            except ChildError:
+                self.kill()
+                raise
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.process.poll() is None
+
+    def wait_until_ready(self) -> None:
+        """Wait for the first frame: empty when the child is ready, otherwise the reason why it cannot work.
+
+        Raises:
+            ChildError, UserError: the child did not start; it is killed.
+        """
+        try:
+            # Not limited by a caller's deadline: with short deadlines no child would ever become ready.
+            if problem := self.receive(START_TIMEOUT_S).decode():
+                raise UserError(problem)
+        except (ChildError, UserError):
+            self.kill()
+            raise
 
     def call(self, request: bytes, timeout_s: float) -> bytes:
         """Send a frame and wait for the answer.
@@ -65,38 +96,38 @@ class Child:
         return self.receive(timeout_s)
 
     def send(self, frame: bytes, timeout_s: float) -> None:
-        """Raises: as `call`."""
+        """Send a frame. Raises as `call` does."""
         self._socket.settimeout(timeout_s)
         try:
             self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
         except TimeoutError:
             raise ChildTimeoutError(f"took no request within {timeout_s:g} s") from None
         except OSError:
-            raise ChildDiedError(self._ending()) from None
+            raise ChildDiedError(self._describe_end()) from None
 
     def receive(self, timeout_s: float) -> bytes:
-        """Raises: as `call`."""
+        """Wait for a frame. Raises as `call` does."""
         deadline = time.monotonic() + timeout_s
         try:
-            (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline))
-            return self._exactly(length, deadline)
+            (length,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size, deadline))
+            return self._receive_exactly(length, deadline)
         except TimeoutError:
             raise ChildTimeoutError(f"no answer within {timeout_s:g} s") from None
         except OSError:
-            raise ChildDiedError(self._ending()) from None
+            raise ChildDiedError(self._describe_end()) from None
 
     def kill(self) -> None:
-        """End it and all that it started, at once."""
+        """Kill the child and all processes that it started."""
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself, and so has its group
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._socket.close()
 
     def hang_up(self) -> None:
-        """Close the connection, at which a well-behaved child ends."""
+        """Close the connection; a child that works then ends by itself."""
         self._socket.close()
 
-    def _exactly(self, length: int, deadline: float) -> bytes:
+    def _receive_exactly(self, length: int, deadline: float) -> bytes:
         parts: list[bytes] = []
         while length:
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
@@ -107,7 +138,7 @@ class Child:
             length -= len(part)
         return b"".join(parts)
 
-    def _ending(self) -> str:
+    def _describe_end(self) -> str:
         try:
             code = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -115,15 +146,15 @@ class Child:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-class Parent:
-    """The child's end of the connection."""
+class ParentConnection:
+    """The child's end of the connection. Ends the process when the parent has died."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = socket.socket(fileno=descriptor).makefile("rwb")
-        threading.Thread(target=_end_with, args=(os.getppid(),), name="orphan", daemon=True).start()
+        threading.Thread(target=_exit_with_parent, args=(os.getppid(),), name="orphan", daemon=True).start()
 
     def receive(self) -> bytes | None:
-        """The next frame; None when the parent has hung up."""
+        """Wait for the next frame; None when the parent has closed the connection."""
         head = self._file.read(_LENGTH.size)
         return self._file.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else None
 
@@ -131,9 +162,13 @@ class Parent:
         self._file.write(_LENGTH.pack(len(frame)) + frame)
         self._file.flush()
 
+    def report_ready(self, problem: str = "") -> None:
+        """Answer `Child.wait_until_ready`."""
+        self.send(problem.encode(errors="replace"))
 
-def _end_with(parent: int) -> None:
-    """A parent that was killed hangs up, but code that hangs would never read that."""
+
+def _exit_with_parent(parent: int) -> None:
+    # A killed parent closes the connection, but code that hangs never reads from it.
     while os.getppid() == parent:
         time.sleep(_ORPHAN_CHECK_S)
     os._exit(1)

@@ -1,8 +1,7 @@
-"""`python -m forage_reward.isolation.math_process FD`: compares mathematical answers with math-verify in a process
-that may be killed.
+"""`python -m forage_reward.isolation.math_process FD`: compares mathematical answers with math-verify.
 
-math-verify's own time limit is an alarm signal, which works in a main thread only and not while one long
-multiplication runs. Here it is off, and who asks kills this process at the end of its patience.
+math-verify's own time limit is an alarm signal, which works only in a main thread and not during one long
+multiplication. Here it is off, and the caller kills this process at its time limit.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import signal
 import sys
 
 from forage_common.v1 import reward_pb2
-from forage_reward.isolation.child import Parent
+from forage_reward.isolation.child import ParentConnection
 from forage_reward.isolation.user_process import OUT_OF_MEMORY, limit_memory
-from forage_reward.score import Component, Score, Status, refused, scored
+from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.wire import to_proto
 
 MEMORY_MIB = 1024
@@ -22,35 +21,35 @@ MEMORY_MIB = 1024
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.disable(logging.WARNING)  # it warns that its time limit is off
-    parent = Parent(int(sys.argv[1]))
-    compare("1", ["1"])  # imports and first use take seconds: before anybody waits
+    logging.disable(logging.WARNING)  # math-verify warns that its time limit is off
+    parent = ParentConnection(int(sys.argv[1]))
+    compare_answers("1", ["1"])  # import and first use take seconds, so they come before the first request
     limit_memory(MEMORY_MIB * 2**20)
-    parent.send(b"")
+    parent.report_ready()
     while (frame := parent.receive()) is not None:
         item = reward_pb2.ScoreItem.FromString(frame)
         try:
-            score = compare(item.spans[0].text, list(item.ground_truth.targets))
+            score = compare_answers(item.spans[0].text, list(item.ground_truth.targets))
         except MemoryError:
             sys.exit(OUT_OF_MEMORY)
         parent.send(to_proto(score).SerializeToString())
 
 
-def compare(answer: str, targets: list[str]) -> Score:
-    """One component `equal`, raw 1 where the answer equals a target, both read as LaTeX."""
+def compare_answers(answer: str, targets: list[str]) -> Score:
+    """Return one component `equal`, raw 1 where the answer equals a target; both are parsed as LaTeX."""
     from math_verify import LatexExtractionConfig, parse, verify
 
     def read(text: str) -> list[object]:
         reading = [LatexExtractionConfig(boxed_match_priority=0)]
-        found: list[object] = parse(f"\\boxed{{{text}}}", reading, parsing_timeout=None)
-        return found
+        expressions: list[object] = parse(f"\\boxed{{{text}}}", reading, parsing_timeout=None)
+        return expressions
 
     golds = [gold for target in targets if (gold := read(target))]
     if not golds:
-        return refused(Status.INVALID_INPUT, "math", "no target can be read as a mathematical expression")
-    found = read(answer)
-    equal = bool(found) and any(verify(gold, found, timeout_seconds=None) for gold in golds)
-    return scored("math", (Component("equal", float(equal), float(equal)),), "")
+        return withhold_score(Status.INVALID_INPUT, "math", "no target can be read as a mathematical expression")
+    expressions = read(answer)
+    equal = bool(expressions) and any(verify(gold, expressions, timeout_seconds=None) for gold in golds)
+    return sum_components("math", (Component("equal", float(equal), float(equal)),), "")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Finds the operator's function, calls it, and holds it to its contract.
+"""Loads a user's reward function, calls it, and checks what it returns.
 
     score(view: TrajectoryView, truth: GroundTruth, params: dict) -> float | dict[str, float]
 
-A number is the total. A dict holds components: the total is their sum, without those whose name starts with "_".
+A number is the total. A dict holds components, and the total is the sum of those whose name does not start with "_".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.errors import UserError
-from forage_reward.score import Component, Score, Status, refused, scored
+from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 
 GROUP = "forage.rewards"
@@ -26,28 +26,28 @@ UserFunction = Callable[[TrajectoryView, GroundTruth, Mapping[str, object]], obj
 
 
 class ContractError(TypeError):
-    """The function gave something that is no score; the message says what."""
+    """The function returned something that is not a score; the message says what."""
 
 
 def load_function(path: str, entry_point: str, function: str) -> UserFunction:
-    """The function of a file, of `module:function`, or of a name in the entry point group `forage.rewards`.
+    """Load the function of a file, of `module:function`, or of a name in the entry point group `forage.rewards`.
 
     Raises:
-        UserError: nothing is there, it cannot be imported, or it is no function.
+        UserError: it does not exist, cannot be imported, or is not a function.
     """
     source = path or entry_point
     try:
-        found = _from_file(Path(path), function) if path else _from_entry_point(entry_point)
+        function_object = _load_from_file(Path(path), function) if path else _load_from_entry_point(entry_point)
     except UserError:
         raise
     except BaseException as error:  # noqa: BLE001 - foreign code at import may raise anything, SystemExit included
         raise UserError(f"{source} cannot be loaded ({type(error).__name__}: {error}): correct it") from None
-    if not callable(found):
-        raise UserError(f"{source} gives {found!r}, which is no function")
-    return found  # type: ignore[no-any-return]
+    if not callable(function_object):
+        raise UserError(f"{source} gives {function_object!r}, which is not a function")
+    return function_object  # type: ignore[no-any-return]
 
 
-def _from_file(path: Path, function: str) -> Any:
+def _load_from_file(path: Path, function: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"forage_user_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise UserError(f"{path} is not a Python file: give an existing .py file")
@@ -58,7 +58,7 @@ def _from_file(path: Path, function: str) -> Any:
     return getattr(module, function)
 
 
-def _from_entry_point(name: str) -> Any:
+def _load_from_entry_point(name: str) -> Any:
     if ":" in name:
         module, _, attribute = name.partition(":")
         return getattr(importlib.import_module(module), attribute)
@@ -68,50 +68,50 @@ def _from_entry_point(name: str) -> Any:
     return known[name].load()
 
 
-def judged(
+def call_user_function(
     name: str, function: UserFunction, view: TrajectoryView, truth: GroundTruth, params: Mapping[str, object]
 ) -> Score:
-    """Call the function. What it raises and what breaks the contract becomes INTERNAL; never a 0.
+    """Call the function. An exception or an invalid result becomes INTERNAL, never a 0.
 
     Raises:
-        MemoryError: the function needs more than it may have.
+        MemoryError: the function exceeds its memory limit.
     """
     try:
-        components = components_of(function(view, truth, params))
+        components = read_components(function(view, truth, params))
     except MemoryError:
         raise
     except ContractError as error:
-        return refused(Status.INTERNAL, name, str(error))
+        return withhold_score(Status.INTERNAL, name, str(error))
     except BaseException as error:  # noqa: BLE001 - foreign code may raise anything; it is reported as a status
-        return refused(Status.INTERNAL, name, f"raised {type(error).__name__}: {error}"[:500])
-    score = scored(name, components, "scored by user code")
+        return withhold_score(Status.INTERNAL, name, f"raised {type(error).__name__}: {error}"[:500])
+    score = sum_components(name, components, "scored by user code")
     if not math.isfinite(score.total):
-        return refused(Status.INTERNAL, name, f"its components add up to {score.total}")
+        return withhold_score(Status.INTERNAL, name, f"its components add up to {score.total}")
     return score
 
 
-def components_of(found: object) -> tuple[Component, ...]:
-    """The components of what a function returned.
+def read_components(result: object) -> tuple[Component, ...]:
+    """Read the components from what a function returned.
 
     Raises:
-        ContractError: it is neither a finite number nor a dict of such.
+        ContractError: it is neither a finite number nor a dict of finite numbers.
     """
-    if isinstance(found, Mapping):
-        if len(found) > MAX_COMPONENTS:
-            raise ContractError(f"returned {len(found)} components, allowed are {MAX_COMPONENTS}")
-        pairs = [(key, _number(value, f"component {key!r}")) for key, value in found.items()]
+    if isinstance(result, Mapping):
+        if len(result) > MAX_COMPONENTS:
+            raise ContractError(f"returned {len(result)} components, allowed are {MAX_COMPONENTS}")
+        pairs = [(key, _check_number(value, f"component {key!r}")) for key, value in result.items()]
     else:
-        pairs = [("score", _number(found, "value"))]
+        pairs = [("score", _check_number(result, "value"))]
     for key, _ in pairs:
         if not isinstance(key, str) or not 0 < len(key) <= 100:
-            raise ContractError(f"returned a component called {key!r:.100}: names are texts of 1 to 100 characters")
+            raise ContractError(f"returned a component called {key!r:.100}: names are strings of 1 to 100 characters")
     return tuple(Component(key, value, 0.0 if key.startswith("_") else value) for key, value in pairs)
 
 
-def _number(value: object, what: str) -> float:
+def _check_number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ContractError(f"returned a {type(value).__name__} as {what}: return a number or a dict of numbers")
+        raise ContractError(f"returned a {type(value).__name__} as {name}: return a number or a dict of numbers")
     number = float(value)
     if not math.isfinite(number):
-        raise ContractError(f"returned {number} as {what}: return finite numbers")
+        raise ContractError(f"returned {number} as {name}: return finite numbers")
     return number

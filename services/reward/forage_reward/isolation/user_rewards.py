@@ -1,6 +1,6 @@
-"""User rewards: functions of the operator, each in processes of its own with a time and a memory limit.
+"""User rewards: functions of the operator, each in its own processes with a time and a memory limit.
 
-A crash, a hang or a wrong value becomes a status of that one trajectory; the process is started again.
+A crash, a hang or an invalid value becomes a status of that one trajectory, and the process is restarted.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from collections.abc import Mapping
 from prometheus_client import Counter
 from pydantic import ConfigDict
 
-from forage_common.errors import SettingsError
+from forage_common.errors import SettingsError, UserError
 from forage_common.settings import UserReward
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1 import reward_pb2, trajectory_pb2
-from forage_reward.deadline import within
-from forage_reward.isolation.child import START_TIMEOUT_S, Child, ChildDiedError, ChildTimeoutError
+from forage_reward.deadline import limit_to_deadline
+from forage_reward.isolation.child import Child, ChildDiedError, ChildError, ChildTimeoutError
 from forage_reward.isolation.user_process import OUT_OF_MEMORY
 from forage_reward.reward import AnyReward, Reward, RewardParams
-from forage_reward.score import Score, Status, refused
+from forage_reward.score import Score, Status, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
-from forage_reward.wire import from_proto, item_of, set_params
+from forage_reward.wire import build_item, from_proto, write_params
 
-RESTARTS = Counter("forage_reward_user_restarts_total", "User reward processes started again", ["reward", "reason"])
+RESTARTS = Counter("forage_reward_user_restarts_total", "Restarts of user reward processes", ["reward", "reason"])
+_MAX_RETRY_S = 30.0
 
 
 class UserParams(RewardParams):
-    """Whatever the function takes: passed on as they are."""
+    """Parameters of the function, which are passed on unchecked."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class UserPool:
-    """The processes of one user reward. Any number of threads may share one.
+    """The processes of one user reward. Thread-safe.
 
     Raises:
         SettingsError: the function cannot be loaded.
@@ -43,42 +44,44 @@ class UserPool:
     def __init__(self, name: str, settings: UserReward) -> None:
         self._name = name
         self._settings = settings
-        self._free: queue.LifoQueue[Child] = queue.LifoQueue()
-        self._all: list[Child] = []
+        self._idle: queue.LifoQueue[Child] = queue.LifoQueue()
+        self._children: list[Child] = []
         self._closed = False
         self._lock = threading.Lock()
         for _ in range(settings.processes):
             try:
-                self._free.put(self._start())
-            except (ChildDiedError, ChildTimeoutError, SettingsError) as error:
+                self._idle.put(self._start())
+            except (ChildError, UserError) as error:
                 self.close()
                 raise SettingsError(f"reward.user.{name}: {error}") from None
 
-    def judge(self, view: TrajectoryView, truth: GroundTruth, params: UserParams) -> Score:
-        """What the function says, TIMEOUT when it hangs, INTERNAL when it dies or breaks its contract."""
-        limit = within(self._settings.timeout_s)
-        child = self._take(limit)
+    def compute_score(self, view: TrajectoryView, truth: GroundTruth, params: UserParams) -> Score:
+        """Call the function: TIMEOUT when it hangs, INTERNAL when it crashes or returns an invalid value."""
+        limit_s = limit_to_deadline(self._settings.timeout_s)
+        child = self._take_idle(limit_s)
         if child is None:
-            return refused(Status.TIMEOUT, self._name, f"no process of it was free within {limit:g} s")
-        call = reward_pb2.UserRewardCall(item=item_of(view, truth))
-        set_params(call.params, params.model_dump())
-        # With all its time: a caller in more of a hurry has left by then, and need not cost the process its life.
+            return withhold_score(Status.TIMEOUT, self._name, f"no process of it was free within {limit_s:g} s")
+        call = reward_pb2.UserRewardCall(item=build_item(view, truth))
+        write_params(call.params, params.model_dump())
+        # The function gets its full time limit: a caller with an earlier deadline has its reply by then, and a shorter
+        # limit would only kill the process more often.
         try:
             answer = child.call(call.SerializeToString(), self._settings.timeout_s)
         except ChildTimeoutError as error:
             self._replace(child, "hang")
-            return refused(Status.TIMEOUT, self._name, f"{error}: its process is killed and started again")
+            return withhold_score(Status.TIMEOUT, self._name, f"{error}: its process is killed and started again")
         except ChildDiedError as error:
-            memory = child.process.returncode == OUT_OF_MEMORY
-            self._replace(child, "memory" if memory else "crash")
-            detail = f"it needs more memory than memory_mib={self._settings.memory_mib}" if memory else str(error)
-            return refused(Status.INTERNAL, self._name, f"{detail}: its process is started again")
-        self._free.put(child)
+            out_of_memory = child.process.returncode == OUT_OF_MEMORY
+            self._replace(child, "memory" if out_of_memory else "crash")
+            needs_more = f"it needs more memory than memory_mib={self._settings.memory_mib}"
+            detail = needs_more if out_of_memory else str(error)
+            return withhold_score(Status.INTERNAL, self._name, f"{detail}: its process is started again")
+        self._idle.put(child)
         return from_proto(trajectory_pb2.Score.FromString(answer))
 
-    def _take(self, limit_s: float) -> Child | None:
+    def _take_idle(self, limit_s: float) -> Child | None:
         try:
-            return self._free.get(timeout=limit_s) if limit_s > 0 else None
+            return self._idle.get(timeout=limit_s) if limit_s > 0 else None
         except queue.Empty:
             return None
 
@@ -86,7 +89,7 @@ class UserPool:
         """Kill its processes."""
         with self._lock:
             self._closed = True
-            for child in self._all:
+            for child in self._children:
                 child.kill()
 
     def _start(self) -> Child:
@@ -96,55 +99,53 @@ class UserPool:
             "forage_reward.isolation.user_process", [self._name, path, s.entry_point, s.function, str(s.memory_mib)]
         )
         with self._lock:
-            self._all.append(child)
-            if self._closed:  # closed while a process was being started again
+            self._children.append(child)
+            if self._closed:  # `close` came while a process was being restarted
                 child.kill()
         try:
-            sentence = child.receive(START_TIMEOUT_S).decode()
-            if sentence:
-                raise SettingsError(sentence)
-        except (ChildDiedError, ChildTimeoutError, SettingsError):
-            self._forget(child)
+            child.wait_until_ready()
+        except (ChildError, UserError):
+            self._remove(child)
             raise
         return child
 
-    def _forget(self, child: Child) -> None:
+    def _remove(self, child: Child) -> None:
         with self._lock:
             child.kill()
-            if child in self._all:
-                self._all.remove(child)
+            if child in self._children:
+                self._children.remove(child)
 
     def _replace(self, child: Child, reason: str) -> None:
         RESTARTS.labels(self._name, reason).inc()
         get_logger().warning("user_reward_restarted", reward=self._name, reason=reason)
-        # Beside the call that failed, which need not wait for an interpreter to start.
+        # On its own thread: the call that failed need not wait for an interpreter to start.
         threading.Thread(target=self._restart, args=(child,), name="restart", daemon=True).start()
 
     def _restart(self, child: Child) -> None:
-        self._forget(child)
+        self._remove(child)
         wait = threading.Event()
-        delay = 0.1
+        delay_s = 0.1
         while not self._closed:
             try:
-                return self._free.put(self._start())
-            except (ChildDiedError, ChildTimeoutError, SettingsError) as error:
-                get_logger().error("user_reward_cannot_start", reward=self._name, error=str(error), retry_s=delay)
-            wait.wait(delay)
-            delay = min(30.0, 2 * delay)
+                return self._idle.put(self._start())
+            except (ChildError, UserError) as error:
+                get_logger().error("user_reward_cannot_start", reward=self._name, error=str(error), retry_s=delay_s)
+            wait.wait(delay_s)
+            delay_s = min(_MAX_RETRY_S, 2 * delay_s)
 
 
 class UserRewards:
     """All user rewards of a configuration; their processes live until `close`.
 
     Raises:
-        SettingsError: a name is taken, or a function cannot be loaded.
+        SettingsError: a name is that of a built-in reward, or a function cannot be loaded.
     """
 
-    def __init__(self, settings: Mapping[str, UserReward], taken: Mapping[str, AnyReward]) -> None:
+    def __init__(self, settings: Mapping[str, UserReward], built_in: Mapping[str, AnyReward]) -> None:
         self._pools: list[UserPool] = []
         self.rewards: dict[str, AnyReward] = {}
         for name, user in settings.items():
-            if name in taken:
+            if name in built_in:
                 self.close()
                 raise SettingsError(f"reward.user.{name} has the name of a built-in reward: give it another")
             try:
@@ -154,7 +155,7 @@ class UserRewards:
                 raise
             self._pools.append(pool)
             summary = f"user code: {user.path or user.entry_point}"
-            self.rewards[name] = Reward(name, summary, UserParams, pool.judge, blocking=True)
+            self.rewards[name] = Reward(name, summary, UserParams, pool.compute_score, blocking=True)
 
     def close(self) -> None:
         for pool in self._pools:

@@ -1,4 +1,4 @@
-"""What of a trajectory is judged: its answer, and the evidence that it was shown."""
+"""The answer of a trajectory, and the evidence that the environment returned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from forage_reward.trajectory import Role, TrajectoryView
 
 
 def extract_solution(view: TrajectoryView) -> str | None:
-    """The last answer that the model itself wrote, stripped; None where there is none. "" is an answer."""
+    """Extract the last answer of the model, stripped; None where there is none. An empty answer is "", not None."""
     for text in reversed(view.texts(Role.MODEL)):
         answer = find_last_block(text, Tag.ANSWER)
         if answer is not None:
@@ -15,6 +15,6 @@ def extract_solution(view: TrajectoryView) -> str | None:
     return None
 
 
-def observations(view: TrajectoryView) -> list[str]:
-    """The contents of every `<information>` block that the environment wrote; feedback is none."""
+def extract_observations(view: TrajectoryView) -> list[str]:
+    """Extract the contents of every `<information>` block of the environment; feedback texts have none."""
     return [block for text in view.texts(Role.ENV) for block in find_blocks(text, Tag.INFORMATION)]

@@ -1,10 +1,10 @@
-"""Arithmetic that a model wrote: lexer, parser to a tree, exact evaluation. Nothing in it can hang or grow large.
+"""Arithmetic written by a model: lexer, parser to a tree, exact evaluation, all of bounded time and memory.
 
     sum     = product { ("+" | "-") product }
     product = factor { ("*" | "/") factor }
     factor  = "-" factor | "(" sum ")" | integer
 
-Blank is space or tab. There are no powers, no integer division, no decimals, no unary plus, and no leading zeros.
+White space is space or tab. Powers, integer division, decimals, unary plus and leading zeros are errors.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_LENGTH = 500
-"""Characters of an expression. It bounds the digits of every number that can come up."""
+"""Characters of an expression. The limit also bounds the digits of every intermediate value."""
 
 MAX_DEPTH = 64
-"""Parentheses and minus signs within each other."""
+"""Nesting of parentheses and minus signs."""
 
 LIMIT = 10**308
-"""Values beyond it are an overflow, as they are for floating point."""
+"""Larger absolute values are an overflow, as they are for floating point."""
 
 _TOKEN = re.compile(r"[ \t]*(?:([0-9]+)|([-+*/()]))")
 _LEADING_ZERO = re.compile(r"0+[1-9]")
 
 
 class ArithmeticFormError(ValueError):
-    """The text is no expression, or one without a value; the message says why."""
+    """The text is not an expression, or has no value; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -39,61 +39,61 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Negated:
+class Negation:
     """A unary minus."""
 
-    of: Node
+    operand: Node
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Operators of one rank, left to right: `first`, then ("+", node), ("-", node) or ("*", node), ("/", node)."""
+    """Operators of one precedence, left to right: `first`, then ("+" or "-", node), or ("*" or "/", node)."""
 
     first: Node
     rest: tuple[tuple[str, Node], ...]
 
 
-Node = Number | Negated | Chain
+Node = Number | Negation | Chain
 
 
 def evaluate(text: str) -> Fraction:
-    """The exact value of an expression.
+    """Evaluate an expression exactly.
 
     Raises:
         ArithmeticFormError: not an expression, longer or deeper than allowed, a division by zero, or an overflow.
     """
-    return value_of(parse(text))
+    return evaluate_tree(parse(text))
 
 
 def parse(text: str) -> Node:
-    """The tree of an expression.
+    """Parse an expression into a tree.
 
     Raises:
         ArithmeticFormError: not an expression, or longer or deeper than allowed.
     """
     if len(text) > MAX_LENGTH:
         raise ArithmeticFormError(f"the expression has {len(text)} characters, allowed are {MAX_LENGTH}")
-    parser = _Parser(_tokens(text))
-    node = parser.sum(0)
+    parser = _Parser(_tokenize(text))
+    node = parser.parse_sum(0)
     if parser.next:
         raise ArithmeticFormError(f"{parser.next!r} after a complete expression")
     return node
 
 
-def value_of(node: Node) -> Fraction:
-    """The exact value of a tree.
+def evaluate_tree(node: Node) -> Fraction:
+    """Evaluate a tree exactly.
 
     Raises:
         ArithmeticFormError: a division by zero, or an overflow.
     """
     if isinstance(node, Number):
         value = Fraction(node.value)
-    elif isinstance(node, Negated):
-        value = -value_of(node.of)
+    elif isinstance(node, Negation):
+        value = -evaluate_tree(node.operand)
     else:
-        value = value_of(node.first)
+        value = evaluate_tree(node.first)
         for operator, operand in node.rest:
-            value = _apply(operator, value, value_of(operand))
+            value = _apply(operator, value, evaluate_tree(operand))
     if abs(value) > LIMIT:
         raise ArithmeticFormError("a value beyond 1e308")
     return value
@@ -112,49 +112,49 @@ def _apply(operator: str, left: Fraction, right: Fraction) -> Fraction:
     return left / right
 
 
-def _tokens(text: str) -> list[str]:
+def _tokenize(text: str) -> list[str]:
     tokens = []
     text = text.rstrip(" \t")
     position = 0
     while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None:
+        match = _TOKEN.match(text, position)
+        if match is None:
             raise ArithmeticFormError(f"{text[position:].lstrip()[:1]!r} is not part of arithmetic")
-        tokens.append(found[1] or found[2])
-        position = found.end()
+        tokens.append(match[1] or match[2])
+        position = match.end()
     return tokens
 
 
 class _Parser:
-    """Recursive descent over tokens; `next` is the token to come, "" at the end."""
+    """A recursive-descent parser over tokens; `next` is the next token, "" at the end."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = iter(tokens)
         self.next = next(self._tokens, "")
 
-    def sum(self, depth: int) -> Node:
-        return self._chain("+-", self._product, depth)
+    def parse_sum(self, depth: int) -> Node:
+        return self._parse_chain("+-", self._parse_product, depth)
 
-    def _product(self, depth: int) -> Node:
-        return self._chain("*/", self._factor, depth)
+    def _parse_product(self, depth: int) -> Node:
+        return self._parse_chain("*/", self._parse_factor, depth)
 
-    def _chain(self, operators: str, operand: Callable[[int], Node], depth: int) -> Node:
+    def _parse_chain(self, operators: str, operand: Callable[[int], Node], depth: int) -> Node:
         first = operand(depth)
         rest = []
         while self.next and self.next in operators:
-            operator = self._take()
+            operator = self._advance()
             rest.append((operator, operand(depth)))
         return Chain(first, tuple(rest)) if rest else first
 
-    def _factor(self, depth: int) -> Node:
+    def _parse_factor(self, depth: int) -> Node:
         if depth > MAX_DEPTH:
             raise ArithmeticFormError(f"nested deeper than {MAX_DEPTH}")
-        token = self._take()
+        token = self._advance()
         if token == "-":
-            return Negated(self._factor(depth + 1))
+            return Negation(self._parse_factor(depth + 1))
         if token == "(":
-            node = self.sum(depth + 1)
-            if self._take() != ")":
+            node = self.parse_sum(depth + 1)
+            if self._advance() != ")":
                 raise ArithmeticFormError("a parenthesis is not closed")
             return node
         if not token.isdigit():
@@ -163,6 +163,6 @@ class _Parser:
             raise ArithmeticFormError(f"the number {token[:20]} has leading zeros")
         return Number(int(token))
 
-    def _take(self) -> str:
+    def _advance(self) -> str:
         token, self.next = self.next, next(self._tokens, "")
         return token

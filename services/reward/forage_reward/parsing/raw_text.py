@@ -1,6 +1,6 @@
-"""Spans of a dump: one text that holds prompt, generations and observations, as other tools write it.
+"""Spans of a raw dump: one text of prompt, generations and observations, as other tools write it.
 
-Only for comparing with them. Where a model has written `<information>` itself, a dump cannot tell.
+For comparison with such tools only: a dump cannot show whether the model wrote an `<information>` block itself.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from forage_reward.trajectory import Role, Span
 
 ASSISTANT_MARKER = "<|im_start|>assistant"
 PLAIN_MARKER = "Assistant:"
-"""Ends prompts that have no chat template."""
+"""The end of prompts without a chat template."""
 
 
-def spans_from_text(text: str, assistant_marker: str = ASSISTANT_MARKER) -> tuple[Span, ...]:
+def split_spans(text: str, assistant_marker: str = ASSISTANT_MARKER) -> tuple[Span, ...]:
     """Split a dump at the first assistant marker, then at complete `<information>` blocks.
 
     Args:
         text: the whole dump.
-        assistant_marker: the tokenizer's text that opens an assistant turn; it belongs to the prompt.
+        assistant_marker: the text that opens an assistant turn; it is part of the prompt.
 
     Returns:
-        prompt, model and env spans that join to `text`. Without a marker all of it is prompt.
+        prompt, model and env spans whose concatenation is `text`. Without a marker all of it is prompt.
     """
     head, marker, rest = text.partition(assistant_marker)
     spans = [Span(Role.PROMPT, head + marker)]

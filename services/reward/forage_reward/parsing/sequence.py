@@ -1,6 +1,6 @@
 """The format of a search trajectory: thoughts, searches with their observations, one answer, in this order.
 
-A table-driven machine over the eight tags. Source: the state machine of Search-R1's format reward.
+A table-driven state machine over the eight tags. Source: the state machine of Search-R1's format reward.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple
 from forage_common.text.tags import CLOSE, OPEN, Tag
 
 MAX_STEPS = 10_000
-"""Tags and texts; a longer sequence is invalid, whatever it holds."""
+"""Tags and texts of a sequence; a longer one is invalid."""
 
 _EXCERPT = 80
 
 
 class State(StrEnum):
-    """Where in the sequence a reader is."""
+    """The states of the format."""
 
     START = "start"
     IN_THINK = "in_think"
@@ -44,17 +44,17 @@ TRANSITIONS: dict[tuple[State, str], State] = {
     (State.INFORMATION, OPEN[Tag.THINK]): State.IN_THINK,
     (State.IN_ANSWER, CLOSE[Tag.ANSWER]): State.END,
 }
-"""Every allowed step; any other tag in any state is an offence."""
+"""Every allowed transition; any other tag in a state violates the format."""
 
 TEXT_ALLOWED = frozenset({State.IN_THINK, State.IN_SEARCH, State.IN_INFORMATION, State.IN_ANSWER})
-"""States inside a pair of tags. Between pairs only blank text may stand."""
+"""States inside a pair of tags. Between pairs only white space is allowed."""
 
 _TAG = re.compile("</?(?:" + "|".join(Tag) + ")>")
 
 
 @dataclass(frozen=True)
 class SequenceResult:
-    """Verdict on a format: the state it ended in and, where it broke, the tag or text that broke it."""
+    """Whether a format is valid, its last state and, where it is not valid, the tag or text that violates it."""
 
     valid: bool
     state: State
@@ -63,7 +63,7 @@ class SequenceResult:
 
 
 class Step(NamedTuple):
-    """One tag or stretch of text that the machine has read; `after` is None where that broke the format."""
+    """One tag or text and the states around it; `after` is None where it violates the format."""
 
     token: str
     before: State
@@ -71,7 +71,7 @@ class Step(NamedTuple):
 
 
 def is_valid_sequence(text: str) -> SequenceResult:
-    """Judge the assistant part of a trajectory, end-of-turn marker already stripped."""
+    """Check the assistant part of a trajectory, without its end-of-turn marker."""
     for tag in Tag:
         opened, closed = text.count(OPEN[tag]), text.count(CLOSE[tag])
         if opened != closed:
@@ -81,8 +81,8 @@ def is_valid_sequence(text: str) -> SequenceResult:
     for count, step in enumerate(walk(text)):
         if step.after is None:
             token = step.token.strip()[:_EXCERPT]
-            what = token if _TAG.fullmatch(token) else f"text {token!r}"
-            return SequenceResult(False, state, token, f"{what} may not come in state {state}")
+            quoted = token if _TAG.fullmatch(token) else f"text {token!r}"
+            return SequenceResult(False, state, token, f"{quoted} may not come in state {state}")
         if count > MAX_STEPS:
             return SequenceResult(False, state, "", f"the sequence has more than {MAX_STEPS} tags and texts")
         state = step.after
@@ -92,22 +92,22 @@ def is_valid_sequence(text: str) -> SequenceResult:
 
 
 def walk(text: str) -> Iterator[Step]:
-    """The machine's path: every tag and every text that is not blank, up to the first that breaks the format."""
+    """Yield every tag and every text that is not white space, up to the first that violates the format."""
     state = State.START
     position = 0
     while True:
-        found = _TAG.search(text, position)
-        end = found.start() if found else len(text)
+        tag = _TAG.search(text, position)
+        end = tag.start() if tag else len(text)
         between = text[position:end]
         if between and not between.isspace():
             step = Step(between, state, state if state in TEXT_ALLOWED else None)
             yield step
             if step.after is None:
                 return
-        if found is None:
+        if tag is None:
             return
-        step = Step(found[0], state, TRANSITIONS.get((state, found[0])))
+        step = Step(tag[0], state, TRANSITIONS.get((state, tag[0])))
         yield step
         if step.after is None:
             return
-        state, position = step.after, found.end()
+        state, position = step.after, tag.end()

@@ -1,1 +1,1 @@
-"""The rewards, one a file."""
+"""The rewards, one module each."""

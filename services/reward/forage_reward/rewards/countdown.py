@@ -1,13 +1,13 @@
 """`countdown`: an equation that uses each given number once and equals the target.
 
-| last line of the model's text                | total        |
+| answer on the last line of the model's text   | total        |
 |----------------------------------------------|--------------|
-| has no `<answer>…</answer>`, or is empty     | 0            |
-| the answer uses other numbers, or is no sum  | format_score |
-| it equals something else than the target     | format_score |
-| it equals the target                         | score        |
+| none                                         | 0            |
+| uses other numbers, or is not arithmetic     | format_score |
+| does not equal the target                    | format_score |
+| equals the target                            | score        |
 
-Source: TinyZero's countdown task, with a parser of our own in the place of its evaluation as code.
+Source: TinyZero's countdown task, with a parser instead of its evaluation of the answer as code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forage_common.text.tags import Tag, find_last_block
 from forage_reward.parsing.arithmetic import MAX_LENGTH, ArithmeticFormError, evaluate
 from forage_reward.parsing.raw_text import ASSISTANT_MARKER, PLAIN_MARKER
 from forage_reward.reward import Reward, RewardParams
-from forage_reward.score import Component, Score, Status, refused, scored
+from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, Role, TrajectoryView
 
 NAME = "countdown"
@@ -29,27 +29,29 @@ _INTEGER = re.compile(r"\d+")
 
 
 class Params(RewardParams):
-    """What a right equation and any other answer earn; no answer earns 0."""
+    """Values of a right equation and of any other answer; no answer earns 0."""
 
     score: float = 1.0
     format_score: float = 0.1
 
 
-def judge(view: TrajectoryView, truth: GroundTruth, params: Params) -> Score:
-    """1 component: `equation`, raw 1 where it uses the numbers and equals the target."""
+def compute_score(view: TrajectoryView, truth: GroundTruth, params: Params) -> Score:
+    """Return 1 component: `equation`, raw 1 where it uses the numbers and equals the target."""
     if truth.countdown_target is None:
-        return refused(Status.INVALID_INPUT, NAME, "ground_truth.countdown_target is missing: give target and numbers")
-    answer = extract_equation(view.without_end_of_turn("".join(view.texts(Role.MODEL))))
+        return withhold_score(
+            Status.INVALID_INPUT, NAME, "ground_truth.countdown_target is missing: give target and numbers"
+        )
+    answer = extract_equation(view.strip_end_of_turn("".join(view.texts(Role.MODEL))))
     if answer is None:
-        return scored(NAME, (Component("equation", 0.0, 0.0),), "no answer on the last line")
-    offence = find_offence(answer, truth.countdown_target, truth.countdown_numbers)
-    if offence:
-        return scored(NAME, (Component("equation", 0.0, params.format_score),), f"wrong equation: {offence}")
-    return scored(NAME, (Component("equation", 1.0, params.score),), "right equation")
+        return sum_components(NAME, (Component("equation", 0.0, 0.0),), "no answer on the last line")
+    violation = find_violation(answer, truth.countdown_target, truth.countdown_numbers)
+    if violation:
+        return sum_components(NAME, (Component("equation", 0.0, params.format_score),), f"wrong equation: {violation}")
+    return sum_components(NAME, (Component("equation", 1.0, params.score),), "right equation")
 
 
 def extract_equation(text: str) -> str | None:
-    """The last answer on the last line of what follows the first role marker, stripped; None where there is none."""
+    """Extract the last answer on the last line after the first role marker, stripped; None where there is none."""
     for marker in (PLAIN_MARKER, ASSISTANT_MARKER):
         if marker in text:
             text = text.partition(marker)[2]
@@ -58,8 +60,8 @@ def extract_equation(text: str) -> str | None:
     return answer.strip() if answer is not None else None
 
 
-def find_offence(equation: str, target: float, numbers: Sequence[float]) -> str:
-    """What is wrong with an equation; "" where it uses the numbers and is within 1e-5 of the target."""
+def find_violation(equation: str, target: float, numbers: Sequence[float]) -> str:
+    """Say which rule an equation violates; "" where it uses the numbers and is within 1e-5 of the target."""
     if len(equation) > MAX_LENGTH:
         return f"it has {len(equation)} characters, allowed are {MAX_LENGTH}"
     if sorted(int(digits) for digits in _INTEGER.findall(equation)) != sorted(numbers):
@@ -73,4 +75,4 @@ def find_offence(equation: str, target: float, numbers: Sequence[float]) -> str:
     return ""
 
 
-REWARD = Reward(NAME, "an equation of the given numbers that equals the target", Params, judge)
+REWARD = Reward(NAME, "an equation of the given numbers that equals the target", Params, compute_score)

@@ -1,33 +1,23 @@
-"""`em`: exact match of the last answer with any accepted one. Also what validation is measured by."""
+"""`em`: exact match of the last answer with any accepted one. Validation uses it too."""
 
 from __future__ import annotations
 
 from forage_common.text.answers import em_check
 from forage_reward.parsing.answers import extract_solution
-from forage_reward.reward import Reward, RewardParams
-from forage_reward.score import NO_TARGETS, Component, Score, Status, refused, scored
+from forage_reward.reward import Reward
+from forage_reward.rewards.matching import MatchParams, score_match
+from forage_reward.score import NO_TARGETS, Score, Status, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 
 NAME = "em"
 
 
-class Params(RewardParams):
-    """What a right and a wrong answer earn; no answer earns 0."""
-
-    score: float = 1.0
-    format_score: float = 0.0
-
-
-def judge(view: TrajectoryView, truth: GroundTruth, params: Params) -> Score:
-    """1 component: `exact_match`, raw 1 where the answer is right."""
+def compute_score(view: TrajectoryView, truth: GroundTruth, params: MatchParams) -> Score:
+    """Return 1 component: `exact_match`, raw 1 where the answer is right."""
     if not truth.targets:
-        return refused(Status.INVALID_INPUT, NAME, NO_TARGETS)
+        return withhold_score(Status.INVALID_INPUT, NAME, NO_TARGETS)
     answer = extract_solution(view)
-    if answer is None:
-        return scored(NAME, (Component("exact_match", 0.0, 0.0),), "no answer")
-    if em_check(answer, truth.targets):
-        return scored(NAME, (Component("exact_match", 1.0, params.score),), "right answer")
-    return scored(NAME, (Component("exact_match", 0.0, params.format_score),), "wrong answer")
+    return score_match(NAME, "exact_match", None if answer is None else em_check(answer, truth.targets), params)
 
 
-REWARD = Reward(NAME, "exact match of the last <answer> with any accepted answer", Params, judge)
+REWARD = Reward(NAME, "exact match of the last <answer> with any accepted answer", MatchParams, compute_score)

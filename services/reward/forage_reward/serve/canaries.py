@@ -1,10 +1,10 @@
-"""Patterns that a policy shows when it games its reward. They change no score: they are counted and sampled.
+"""Patterns that suggest reward hacking. They change no score: they are counted, and a sample is logged.
 
 | canary             | fires when                                                                            |
 |--------------------|---------------------------------------------------------------------------------------|
 | `copied_example`   | the answer is that of the example in the prompt                                         |
-| `tags_in_passage`  | a reserved tag stands inside a passage: escaped, as the rollout does it, or (worse) not |
-| `unusual_length`   | the answer is far longer than any accepted one, or nothing but blank                    |
+| `tags_in_passage`  | a passage contains a reserved tag, escaped as the rollout does it, or even unescaped    |
+| `unusual_length`   | the answer is far longer than any accepted one, or only white space                     |
 | `many_answers`     | the model wrote more than one answer                                                    |
 | `unsearched`       | an answer comes before the first search                                                 |
 """
@@ -20,7 +20,7 @@ from forage_common.text.tags import CLOSE, OPEN, Tag, find_blocks
 from forage_reward.trajectory import GroundTruth, Role, TrajectoryView
 
 MAX_WORDS_BEYOND = 16
-"""Words that an answer may have more than the longest accepted one."""
+"""Words by which an answer may exceed the longest accepted one."""
 
 _ANSWER = OPEN[Tag.ANSWER]
 _ESCAPED = re.compile(r"&(?:lt|#0*60|#x0*3c);\s*/?\s*(?:think|search|information|answer)\s*&(?:gt|#0*62|#x0*3e);", re.I)
@@ -28,7 +28,7 @@ _RAW = re.compile(r"</?(?:think|search|information|answer)>")
 
 
 class Canary(StrEnum):
-    """What was seen; the values are metric labels."""
+    """The patterns; the values are metric labels."""
 
     COPIED_EXAMPLE = "copied_example"
     TAGS_IN_PASSAGE = "tags_in_passage"
@@ -37,32 +37,32 @@ class Canary(StrEnum):
     UNSEARCHED = "unsearched"
 
 
-def canaries(view: TrajectoryView, truth: GroundTruth) -> tuple[Canary, ...]:
-    """All canaries that fire on a trajectory. Linear in its text, never raises."""
-    found = []
+def find_canaries(view: TrajectoryView, truth: GroundTruth) -> tuple[Canary, ...]:
+    """Return all canaries that fire on a trajectory. Linear in its text, never raises."""
+    fired = []
     model = view.texts(Role.MODEL)
     answers = [answer for text in model if _ANSWER in text for answer in find_blocks(text, Tag.ANSWER)]
     if answers:
         if _copies_example(view, truth, answers[-1]):
-            found.append(Canary.COPIED_EXAMPLE)
+            fired.append(Canary.COPIED_EXAMPLE)
         if _has_unusual_length(answers[-1], truth):
-            found.append(Canary.UNUSUAL_LENGTH)
+            fired.append(Canary.UNUSUAL_LENGTH)
         if len(answers) > 1:
-            found.append(Canary.MANY_ANSWERS)
+            fired.append(Canary.MANY_ANSWERS)
         if _answers_first("".join(model)):
-            found.append(Canary.UNSEARCHED)
+            fired.append(Canary.UNSEARCHED)
     if any(_has_tag(text) for text in view.texts(Role.ENV)):
-        found.append(Canary.TAGS_IN_PASSAGE)
-    return tuple(found)
+        fired.append(Canary.TAGS_IN_PASSAGE)
+    return tuple(fired)
 
 
 def _copies_example(view: TrajectoryView, truth: GroundTruth, answer: str) -> bool:
     for text in view.texts(Role.PROMPT):
         for example in find_blocks(text, Tag.ANSWER):
-            # Each letter of a normalised text stands in its lower case: a cheap look before the dear one.
+            # Every character of a normalised text occurs in its lower case: a cheap test before the expensive one.
             normal = _normal_example(example)
             if normal and normal[-1] in answer.lower() and normalize_answer(answer) == normal:
-                # Where the example's answer is the right one, giving it is no offence.
+                # Where the example's answer is accepted, repeating it is legitimate.
                 return all(normalize_answer(target) != normal for target in truth.targets)
     return False
 
@@ -74,7 +74,7 @@ def _normal_example(example: str) -> str:
 
 def _has_unusual_length(answer: str, truth: GroundTruth) -> bool:
     if len(answer) <= 2 * MAX_WORDS_BEYOND and not answer.isspace():
-        return not answer  # not enough letters for so many words
+        return not answer  # too short to have that many words
     allowed = MAX_WORDS_BEYOND + max((len(target.split()) for target in truth.targets), default=0)
     words = len(answer.split(None, allowed + 1))
     return words == 0 or words > allowed
@@ -90,8 +90,8 @@ def _has_tag(text: str) -> bool:
         return True
     body = text.strip()
     if text.count("<") == 2 and body.startswith(OPEN[Tag.INFORMATION]) and body.endswith(CLOSE[Tag.INFORMATION]):
-        return False  # by far the most frequent: its own pair of tags and no other
-    # Its own <information> block is what an observation is made of; feedback names tags outside of any.
+        return False  # the most frequent case: its own pair of tags and no other
+    # An observation consists of one <information> block; feedback names tags outside of any block.
     if text.count(OPEN[Tag.INFORMATION]) != text.count(CLOSE[Tag.INFORMATION]):
         return OPEN[Tag.INFORMATION] in text
     return any(_RAW.search(block) for block in find_blocks(text, Tag.INFORMATION))

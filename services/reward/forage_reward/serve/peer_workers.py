@@ -1,4 +1,4 @@
-"""The workers of one service score a long batch together, over unix sockets that only they know."""
+"""The workers of one service score a long batch together, over private unix sockets."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import grpc
 
 from forage_common.v1 import reward_pb2, reward_pb2_grpc
 
-SHARE_FROM = 64
-"""Items of a batch; sending fewer elsewhere gains little."""
+MIN_SHARED_ITEMS = 64
+"""Items from which a batch is shared; for fewer the transfer costs more than it saves."""
 
-PATIENCE_S = 5.0
-"""With a sibling; then its part is scored by who asked."""
+PART_TIMEOUT_S = 5.0
+"""Time limit of a peer; then the caller scores that part itself."""
 
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-"""What one of them took from a client, the others take from it."""
+"""Unlimited, because a worker has already accepted these items from a client."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A worker among its siblings: the folder of their sockets, its own number from 0, and how many they are."""
+class WorkerAddress:
+    """A worker among its peers: the folder of their sockets, its own index from 0, and the number of workers."""
 
     folder: Path
     index: int
@@ -36,33 +36,33 @@ class Place:
 
 
 class PartScorer(Protocol):
-    """What a part of a sibling's batch is scored by."""
+    """Scores parts of peers' batches."""
 
     @property
-    def busy(self) -> bool: ...
+    def is_busy(self) -> bool: ...
 
     async def score_part(self, items: Sequence[reward_pb2.ScoreItem]) -> list[reward_pb2.ScoredItem]: ...
 
 
-class Siblings:
-    """Hands parts of a batch to the other workers, and scores what they hand over."""
+class PeerWorkers:
+    """Sends parts of a batch to the other workers, and scores the parts that they send."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, address: WorkerAddress) -> None:
+        self._address = address
         self._stubs: list[reward_pb2_grpc.RewardStub] = []
 
     def __len__(self) -> int:
         return len(self._stubs)
 
-    async def serve(self, scoring: PartScorer) -> grpc.aio.Server:
-        """Score parts of the others' batches from now on, unless there is a long batch of one's own, and know them."""
+    async def serve(self, scorer: PartScorer) -> grpc.aio.Server:
+        """Start to score parts of peers' batches (refused during a long batch of its own), and connect to the peers."""
 
         async def score(
             request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext
         ) -> reward_pb2.ScoreResponse:
-            if scoring.busy:
+            if scorer.is_busy:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy with a long batch")
-            return reward_pb2.ScoreResponse(items=await scoring.score_part(request.items))
+            return reward_pb2.ScoreResponse(items=await scorer.score_part(request.items))
 
         handler = grpc.unary_unary_rpc_method_handler(
             score, reward_pb2.ScoreRequest.FromString, reward_pb2.ScoreResponse.SerializeToString
@@ -71,25 +71,26 @@ class Siblings:
         server = grpc.aio.server(
             handlers=[grpc.method_handlers_generic_handler(service, {"Score": handler})], options=_OPTIONS
         )
-        server.add_insecure_port(self._place.socket(self._place.index))
+        server.add_insecure_port(self._address.socket(self._address.index))
         await server.start()
-        for index in range(self._place.count):
-            if index != self._place.index:
-                channel = grpc.aio.insecure_channel(self._place.socket(index), options=_OPTIONS)
+        for index in range(self._address.count):
+            if index != self._address.index:
+                channel = grpc.aio.insecure_channel(self._address.socket(index), options=_OPTIONS)
                 self._stubs.append(reward_pb2_grpc.RewardStub(channel))
         return server
 
-    def ask(
+    def request_scores(
         self, number: int, items: Sequence[reward_pb2.ScoreItem], deadline: float
     ) -> asyncio.Task[list[reward_pb2.ScoredItem]]:
-        """Have one of them score a part; [] where it is busy, gone or leaves too little time before the deadline."""
-        timeout_s = min(PATIENCE_S, (deadline - time.monotonic()) / 2)
+        """Ask a peer to score a part; [] where it is busy, unavailable, or too slow for the deadline."""
+        # Half of the time that is left, so that there is time to score the part here when the peer fails.
+        timeout_s = min(PART_TIMEOUT_S, (deadline - time.monotonic()) / 2)
 
-        async def ask() -> list[reward_pb2.ScoredItem]:
+        async def request() -> list[reward_pb2.ScoredItem]:
             try:
                 reply = await self._stubs[number].Score(reward_pb2.ScoreRequest(items=items), timeout=timeout_s)
             except grpc.RpcError:
                 return []
             return list(reply.items)
 
-        return asyncio.create_task(ask())
+        return asyncio.create_task(request())

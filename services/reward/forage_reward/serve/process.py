@@ -1,4 +1,4 @@
-"""The service as a process: one server, or several workers on one port, with health, signals and an orderly end."""
+"""The service as a process: one server, or several workers on one port, with health endpoints and graceful stop."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from forage_common.settings import Settings
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_reward.serve.server import DRAIN_S, Server
-from forage_reward.serve.workers import Workers
+from forage_reward.serve.workers import WorkerPool
 
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then finish the calls in progress.
 
     Raises:
-        UserError: a route or a user reward is wrong, or a port is in use.
+        UserError: a route or a user reward is invalid, or a port is in use.
     """
     # Not an Event: set by a handler that interrupts its own `wait`, it can wait for the lock that `wait` holds.
     stop: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stop.put(number))
     ready = Health()
-    serving = Workers(settings, ready) if settings.reward.workers > 1 else Server(settings)
+    serving = WorkerPool(settings, ready) if settings.reward.workers > 1 else Server(settings)
     health = serve_health(settings.reward.health_address, ready, serving.metrics)
     serving.listen()
     ready.mark_started()

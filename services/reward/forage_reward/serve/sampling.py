@@ -1,4 +1,4 @@
-"""Which of many like events deserve a log line."""
+"""Rate-limits log lines of similar events."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import time
 from collections.abc import Callable
 
 
-class Sampler:
-    """At most `per_minute` of each kind, the first ones of every minute. Thread-safe."""
+class LogSampler:
+    """Admits the first `per_minute` events of each kind in every minute. Thread-safe."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
         self._lock = threading.Lock()
-        self._taken: dict[str, tuple[float, int]] = {}
+        self._counts: dict[str, tuple[float, int]] = {}
 
-    def take(self, kind: str) -> bool:
-        """Whether this event is one of the sample."""
+    def admit(self, kind: str) -> bool:
+        """Count an event; returns whether to log it."""
         now = self._clock()
         with self._lock:
-            since, taken = self._taken.get(kind, (now, 0))
+            since, count = self._counts.get(kind, (now, 0))
             if now - since >= 60:
-                since, taken = now, 0
-            self._taken[kind] = (since, taken + 1)
-            return taken < self._per_minute
+                since, count = now, 0
+            self._counts[kind] = (since, count + 1)
+            return count < self._per_minute

@@ -1,7 +1,7 @@
-"""One `ScoreStream`: reads items while it answers others, in the order in which scores are done.
+"""One `ScoreStream` call: reads items while it answers others, in the order in which they are scored.
 
-At most a window of items is between reading and a reply that gRPC has taken, so a caller that does not read its
-replies stops its own stream and nothing else.
+At most a window of items is between reading a request and gRPC taking its reply, so a client that does not read its
+replies stops its own stream and no other.
 """
 
 from __future__ import annotations
@@ -10,47 +10,46 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from forage_common.v1 import reward_pb2
-from forage_reward.serve.scoring import Scoring
+from forage_reward.serve.scoring import ScoringQueue
 
 WINDOW = 128
 
 
 class ScoreStream:
-    """The life of one stream; `replies()` is what its handler yields."""
+    """The state of one stream; its handler yields `iterate_replies()`."""
 
     def __init__(
-        self, scoring: Scoring, requests: AsyncIterator[reward_pb2.ScoreStreamRequest], deadline: float
+        self, scoring: ScoringQueue, requests: AsyncIterator[reward_pb2.ScoreStreamRequest], deadline: float
     ) -> None:
         self._scoring = scoring
         self._requests = requests
         self._deadline = deadline
         self._window = asyncio.Semaphore(WINDOW)
-        self._done: asyncio.Queue[reward_pb2.ScoreStreamResponse | None] = asyncio.Queue()
-
+        self._replies: asyncio.Queue[reward_pb2.ScoreStreamResponse | None] = asyncio.Queue()
         self._reading = asyncio.create_task(self._read())
 
-    async def replies(self) -> AsyncIterator[reward_pb2.ScoreStreamResponse]:
-        while (reply := await self._done.get()) is not None:
+    async def iterate_replies(self) -> AsyncIterator[reward_pb2.ScoreStreamResponse]:
+        while (reply := await self._replies.get()) is not None:
             yield reply
             self._window.release()
-        await self._reading  # for what it may have raised
+        await self._reading  # raises what ended the reading
 
-    def end(self) -> None:
-        """Read and score no more."""
+    def cancel(self) -> None:
+        """Stop reading and scoring."""
         self._reading.cancel()
 
     async def _read(self) -> None:
         try:
-            async with asyncio.TaskGroup() as scoring:
+            async with asyncio.TaskGroup() as tasks:
                 async for request in self._requests:
                     await self._window.acquire()
-                    await self._scoring.admission.wait(1)
-                    # A task of its own for each: one that waits holds up no other.
-                    task = scoring.create_task(self._answer(request))
+                    await self._scoring.admission.enter(1)
+                    # One task per item, so that an item that waits delays no other.
+                    task = tasks.create_task(self._answer(request))
                     task.add_done_callback(lambda _: self._scoring.admission.leave(1))
         finally:
-            self._done.put_nowait(None)
+            self._replies.put_nowait(None)
 
     async def _answer(self, request: reward_pb2.ScoreStreamRequest) -> None:
-        (scored,) = await self._scoring.batch([request.item], self._deadline)
-        self._done.put_nowait(reward_pb2.ScoreStreamResponse(id=request.id, item=scored))
+        (reply,) = await self._scoring.score_batch([request.item], self._deadline)
+        self._replies.put_nowait(reward_pb2.ScoreStreamResponse(id=request.id, item=reply))

@@ -1,7 +1,7 @@
-"""Scores what calls bring: a bounded queue, everybody gets a turn, each in its time, and all are told who must know.
+"""A bounded, fair scoring queue with deadlines; it reports every score to metrics, canaries and the shadow.
 
 All of it runs on one event loop. Scoring is pure Python, so threads would only take turns under the interpreter lock;
-a long batch gives way after every few items instead. Rewards that wait for something elsewhere do so on threads.
+a long batch yields to other calls after every few items instead. Blocking rewards wait on threads.
 """
 
 from __future__ import annotations
@@ -20,219 +20,218 @@ from forage_common.settings import RewardSettings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1 import reward_pb2
 from forage_reward.deadline import DEADLINE
-from forage_reward.router import Judge
-from forage_reward.score import Status, refused
-from forage_reward.serve.canaries import Canary, canaries
-from forage_reward.serve.metrics import QUEUE, Tally
-from forage_reward.serve.peer_workers import SHARE_FROM, Siblings
-from forage_reward.serve.sampling import Sampler
-from forage_reward.serve.shadow import Shadow
+from forage_reward.router import RewardRouter
+from forage_reward.score import Status, withhold_score
+from forage_reward.serve.canaries import Canary, find_canaries
+from forage_reward.serve.metrics import QUEUE, ScoreTally
+from forage_reward.serve.peer_workers import MIN_SHARED_ITEMS, PeerWorkers
+from forage_reward.serve.sampling import LogSampler
+from forage_reward.serve.shadow import ShadowScorer
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import to_proto
 
 CANARIES = Counter(
     "forage_reward_canaries_total",
-    "Trajectories with a pattern that suggests a reward obtained by a trick",
+    "Trajectories with a pattern that suggests reward hacking",
     ["data_source", "canary"],
 )
 SHARED = Counter("forage_reward_shared_items_total", "Trajectories of long batches that another worker scored")
 BLOCKING_THREADS = 32
-"""That wait for user rewards and judges elsewhere; waiting costs no processor."""
+"""Threads that wait for user rewards and judge models; waiting takes no CPU time."""
 
-SLICE = 16
-"""Items, about 2 ms: a batch of more gives way to others after so many."""
+ITEMS_PER_SLICE = 16
+"""Items (about 2 ms) after which a long batch yields to other calls."""
 
 _EXCERPT = 200
 
 
 class QueueFullError(Exception):
-    """More trajectories are in hand than may be."""
+    """The queue holds as many trajectories as it may."""
 
 
 class Admission:
-    """Counts the trajectories in hand and refuses those beyond a bound; a batch of any size fits an empty queue."""
+    """Counts the queued trajectories and refuses those beyond a bound; an empty queue admits a batch of any size."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
-        self._held = 0
-        self._left = asyncio.Event()
+        self._queued = 0
+        self._has_room = asyncio.Event()
 
     @contextmanager
-    def of(self, items: int) -> Iterator[None]:
-        """Raises: QueueFullError."""
+    def hold(self, items: int) -> Iterator[None]:
+        """Queue so many items for the duration of the context. Raises QueueFullError."""
         if not self._fits(items):
-            raise QueueFullError(f"{self._held} trajectories are in hand, allowed are {self._bound}: send it later")
+            raise QueueFullError(f"{self._queued} trajectories are queued, the limit is {self._bound}: send it later")
         self._enter(items)
         try:
             yield
         finally:
             self.leave(items)
 
-    async def wait(self, items: int) -> None:
-        """Take room for so many as soon as there is some."""
+    async def enter(self, items: int) -> None:
+        """Wait until so many items fit, and queue them until `leave`."""
         while not self._fits(items):
-            self._left.clear()
-            await self._left.wait()
+            self._has_room.clear()
+            await self._has_room.wait()
         self._enter(items)
 
     def leave(self, items: int) -> None:
-        self._held -= items
+        self._queued -= items
         QUEUE.dec(items)
-        self._left.set()
+        self._has_room.set()
 
     def _fits(self, items: int) -> bool:
-        return not self._held or self._held + items <= self._bound
+        return not self._queued or self._queued + items <= self._bound
 
     def _enter(self, items: int) -> None:
-        self._held += items
+        self._queued += items
         QUEUE.inc(items)
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Items, the scores that are there so far, and when to stop (monotonic)."""
+    """Items, their replies so far, and the time at which to stop (monotonic)."""
 
     items: Sequence[reward_pb2.ScoreItem]
-    found: list[reward_pb2.ScoredItem | None]
+    replies: list[reward_pb2.ScoredItem | None]
     deadline: float
 
     @classmethod
-    def of(cls, items: Sequence[reward_pb2.ScoreItem], deadline: float) -> _Batch:
+    def create(cls, items: Sequence[reward_pb2.ScoreItem], deadline: float) -> _Batch:
         return cls(items, [None] * len(items), deadline)
 
 
-class Scoring:
-    """The judge at work, behind `admission`. All but `close` belongs to one event loop."""
+class ScoringQueue:
+    """Scores items with a router; callers bound the queue by `admission`. All but `close` belongs to one event loop."""
 
     def __init__(
-        self, judge: Judge, shadow: Shadow, settings: RewardSettings, siblings: Siblings | None = None
+        self, router: RewardRouter, shadow: ShadowScorer, settings: RewardSettings, peers: PeerWorkers | None = None
     ) -> None:
-        self.judge = judge
-        self._siblings = siblings
         self.admission = Admission(settings.max_queue)
+        self._router = router
         self._shadow = shadow
+        self._peers = peers
         self._long_batches = asyncio.Lock()
         self._blocking = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="blocking")
-        self._sampler = Sampler(per_minute=6)
+        self._sampler = LogSampler(per_minute=6)
         for source in settings.routes:
             for canary in Canary:
-                CANARIES.labels(source, canary.value)  # shown from the start, as 0
+                CANARIES.labels(source, canary.value)  # so that a scrape shows 0 before the first event
 
-    async def batch(self, items: Sequence[reward_pb2.ScoreItem], deadline: float) -> list[reward_pb2.ScoredItem]:
-        """One score an item, in order; what is not reached by `deadline` (monotonic) has status TIMEOUT."""
-        blocking = {index for index, item in enumerate(items) if self.judge.blocking(item.data_source)}
-        waiting = {index: self.start(items[index], deadline) for index in sorted(blocking)}
-        batch = _Batch.of(items, deadline)
+    async def score_batch(self, items: Sequence[reward_pb2.ScoreItem], deadline: float) -> list[reward_pb2.ScoredItem]:
+        """Return one reply per item, in order; items not scored by `deadline` (monotonic) have status TIMEOUT."""
+        blocking = {index for index, item in enumerate(items) if self._router.is_blocking(item.data_source)}
+        futures = {index: self._start_blocking(items[index], deadline) for index in sorted(blocking)}
+        batch = _Batch.create(items, deadline)
         try:
-            own = [index for index in range(len(items)) if index not in blocking]
-            if len(own) <= SLICE:
-                await self._score_all(batch, own)
+            pure = [index for index in range(len(items)) if index not in blocking]
+            if len(pure) <= ITEMS_PER_SLICE:
+                await self._score_items(batch, pure)
             else:
-                await self._in_turn(batch, own)
-            if waiting:
-                await asyncio.wait(waiting.values(), timeout=_seconds_until(deadline))
+                await self._score_long_batch(batch, pure)
+            if futures:
+                await asyncio.wait(futures.values(), timeout=_seconds_until(deadline))
         finally:
-            for index, future in waiting.items():
+            for index, future in futures.items():
                 if future.done() and not future.cancelled():
-                    batch.found[index] = future.result()
+                    batch.replies[index] = future.result()
                 else:
                     future.cancel()
-        return [scored or unreached(item) for item, scored in zip(items, batch.found, strict=True)]
+        return [reply or build_timeout_reply(item) for item, reply in zip(items, batch.replies, strict=True)]
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a long batch is being scored."""
         return self._long_batches.locked()
 
     async def score_part(self, items: Sequence[reward_pb2.ScoreItem]) -> list[reward_pb2.ScoredItem]:
-        """A sibling's items, none of which blocks; the sibling counts them as in hand and knows their deadline."""
-        batch = _Batch.of(items, float("inf"))
+        """Score a part of a peer's batch, without blocking items; the peer counts them and keeps their deadline."""
+        batch = _Batch.create(items, float("inf"))
         async with self._long_batches:
-            await self._score_all(batch, range(len(items)))
-        return [scored for scored in batch.found if scored is not None]
-
-    def start(self, item: reward_pb2.ScoreItem, deadline: float) -> asyncio.Future[reward_pb2.ScoredItem]:
-        """Score a blocking item on a thread of its own, which knows the deadline."""
-        context = contextvars.copy_context()
-        context.run(DEADLINE.set, deadline)
-        return asyncio.get_running_loop().run_in_executor(self._blocking, context.run, self.score, item)
-
-    def score(self, item: reward_pb2.ScoreItem) -> reward_pb2.ScoredItem:
-        """Score one item and tell metrics, canaries and shadow. Thread-safe."""
-        tally = Tally()
-        scored = self._score(item, tally)
-        tally.tell()
-        return scored
+            await self._score_items(batch, range(len(items)))
+        return [reply for reply in batch.replies if reply is not None]
 
     def close(self) -> None:
-        """Take no more blocking items."""
+        """Start no more blocking items."""
         self._blocking.shutdown(wait=False, cancel_futures=True)
         self._shadow.close()
 
-    async def _in_turn(self, batch: _Batch, chosen: Sequence[int]) -> None:
-        """One long batch after the other: side by side, all would end as late as the last."""
-        idle = not self.busy
+    def _start_blocking(self, item: reward_pb2.ScoreItem, deadline: float) -> asyncio.Future[reward_pb2.ScoredItem]:
+        """Score a blocking item on a thread, in a context with the deadline of its call."""
+        context = contextvars.copy_context()
+        context.run(DEADLINE.set, deadline)
+        return asyncio.get_running_loop().run_in_executor(self._blocking, context.run, self._score_blocking, item)
+
+    def _score_blocking(self, item: reward_pb2.ScoreItem) -> reward_pb2.ScoredItem:
+        tally = ScoreTally()
+        reply = self._score(item, tally)
+        tally.flush()
+        return reply
+
+    async def _score_long_batch(self, batch: _Batch, indices: Sequence[int]) -> None:
+        # One long batch after the other: if they alternated, all would end as late as the last.
+        was_idle = not self.is_busy
         try:
             await asyncio.wait_for(self._long_batches.acquire(), _seconds_until(batch.deadline))
         except TimeoutError:
             return
         try:
-            if idle and self._siblings is not None and len(chosen) >= SHARE_FROM:
-                await self._together(self._siblings, batch, chosen)
+            if was_idle and self._peers is not None and len(indices) >= MIN_SHARED_ITEMS:
+                await self._share_batch(self._peers, batch, indices)
             else:
-                await self._score_all(batch, chosen)
+                await self._score_items(batch, indices)
         finally:
             self._long_batches.release()
 
-    async def _together(self, siblings: Siblings, batch: _Batch, chosen: Sequence[int]) -> None:
-        """Each worker scores an equal part; what a sibling did not do is done here."""
-        parts = [chosen[start :: len(siblings) + 1] for start in range(len(siblings) + 1)]
-        asked = [
-            siblings.ask(number, [batch.items[index] for index in part], batch.deadline)
+    async def _share_batch(self, peers: PeerWorkers, batch: _Batch, indices: Sequence[int]) -> None:
+        """Have each worker score an equal part; the part of a peer that does not answer is scored here."""
+        parts = [indices[start :: len(peers) + 1] for start in range(len(peers) + 1)]
+        requests = [
+            peers.request_scores(number, [batch.items[index] for index in part], batch.deadline)
             for number, part in enumerate(parts[1:])
         ]
         try:
-            await asyncio.sleep(0.001)  # their parts leave before this loop is busy
-            await self._score_all(batch, parts[0])
-            for part, task in zip(parts[1:], asked, strict=True):
-                scored = await task
-                if len(scored) == len(part):
+            await asyncio.sleep(0.001)  # so that the requests are sent before scoring occupies this loop
+            await self._score_items(batch, parts[0])
+            for part, request in zip(parts[1:], requests, strict=True):
+                replies = await request
+                if len(replies) == len(part):
                     SHARED.inc(len(part))
-                    for index, one in zip(part, scored, strict=True):
-                        batch.found[index] = one
+                    for index, reply in zip(part, replies, strict=True):
+                        batch.replies[index] = reply
                 else:
-                    await self._score_all(batch, part)
+                    await self._score_items(batch, part)
         finally:
-            for task in asked:
-                task.cancel()
+            for request in requests:
+                request.cancel()
 
-    async def _score_all(self, batch: _Batch, chosen: Sequence[int]) -> None:
-        tally = Tally()
+    async def _score_items(self, batch: _Batch, indices: Sequence[int]) -> None:
+        tally = ScoreTally()
         try:
-            for count, index in enumerate(chosen):
-                if count and count % SLICE == 0:
-                    await asyncio.sleep(0)  # a caller that has gone ends the batch here
+            for count, index in enumerate(indices):
+                if count and count % ITEMS_PER_SLICE == 0:
+                    await asyncio.sleep(0)  # a cancelled call ends its batch here
                 if time.monotonic() >= batch.deadline:
                     return
-                batch.found[index] = self._score(batch.items[index], tally)
+                batch.replies[index] = self._score(batch.items[index], tally)
         finally:
-            tally.tell()
+            tally.flush()
 
-    def _score(self, item: reward_pb2.ScoreItem, tally: Tally) -> reward_pb2.ScoredItem:
+    def _score(self, item: reward_pb2.ScoreItem, tally: ScoreTally) -> reward_pb2.ScoredItem:
         source = item.data_source
-        reply, score, seen = self.judge.judged(item)
-        routed = self.judge.routed(source)
-        tally.add(source if routed else "", score)
-        if seen is not None:
-            self._look_for_canaries(item, *seen)
-        if routed:
+        reply, score, inputs = self._router.score_with_inputs(item)
+        has_route = self._router.has_route(source)
+        tally.add_score(source if has_route else "", score)
+        if inputs is not None:
+            self._report_canaries(item, *inputs)
+        if has_route:
             self._shadow.offer(item, score)
         return reply
 
-    def _look_for_canaries(self, item: reward_pb2.ScoreItem, view: TrajectoryView, truth: GroundTruth) -> None:
-        for canary in canaries(view, truth):
+    def _report_canaries(self, item: reward_pb2.ScoreItem, view: TrajectoryView, truth: GroundTruth) -> None:
+        for canary in find_canaries(view, truth):
             CANARIES.labels(item.data_source, canary.value).inc()
-            if self._sampler.take(canary.value):
+            if self._sampler.admit(canary.value):
                 get_logger().info(
                     "canary",
                     canary=canary.value,
@@ -242,12 +241,13 @@ class Scoring:
                 )
 
 
-def unreached(item: reward_pb2.ScoreItem) -> reward_pb2.ScoredItem:
-    """The reply for an item whose call ran out of time."""
-    score = to_proto(refused(Status.TIMEOUT, "", "not reached before the deadline: send fewer, or wait longer"))
-    tally = Tally()
-    tally.add("", score)
-    tally.tell()
+def build_timeout_reply(item: reward_pb2.ScoreItem) -> reward_pb2.ScoredItem:
+    """Build the reply for an item that was not scored before its call's deadline."""
+    detail = "not reached before the deadline: send fewer, or wait longer"
+    score = to_proto(withhold_score(Status.TIMEOUT, "", detail))
+    tally = ScoreTally()
+    tally.add_score("", score)
+    tally.flush()
     return reward_pb2.ScoredItem(trajectory_id=item.trajectory_id, score=score, validation_score=score)
 
 

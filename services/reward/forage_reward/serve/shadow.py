@@ -1,7 +1,7 @@
-"""Shadow rewards: a second reward scores the same live traffic in a process of its own, at low priority.
+"""Shadow rewards: a second reward scores the same live traffic in a separate process, at low priority.
 
-What it says goes into metrics and sampled log lines, never into a reply. When it cannot keep up, trajectories are
-dropped and counted.
+Its scores go to metrics and sampled log lines, never to a reply. When it cannot keep up, trajectories are dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import time
 
 from prometheus_client import Counter, Histogram
 
+from forage_common.errors import UserError
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1 import reward_pb2, trajectory_pb2
-from forage_reward.isolation.child import START_TIMEOUT_S, Child, ChildDiedError, ChildTimeoutError
-from forage_reward.serve.sampling import Sampler
+from forage_reward.isolation.child import Child, ChildError
+from forage_reward.serve.sampling import LogSampler
+from forage_reward.wire import format_status
 
-SCORED = Counter("forage_reward_shadow_items_total", "Shadow scores by outcome", ["data_source", "status"])
-DROPPED = Counter("forage_reward_shadow_dropped_total", "Trajectories the shadow had no room for", ["data_source"])
+SCORED = Counter("forage_reward_shadow_items_total", "Shadow scores by status", ["data_source", "status"])
+DROPPED = Counter("forage_reward_shadow_dropped_total", "Trajectories dropped by a full shadow queue", ["data_source"])
 DISAGREED = Counter("forage_reward_shadow_disagreements_total", "Shadow scores that differ", ["data_source", "kind"])
-RESTARTS = Counter("forage_reward_shadow_restarts_total", "Shadow processes started again")
+RESTARTS = Counter("forage_reward_shadow_restarts_total", "Restarts of the shadow process")
 DIFFERENCE = Histogram(
     "forage_reward_shadow_difference",
     "Shadow total minus live total",
@@ -30,29 +32,29 @@ DIFFERENCE = Histogram(
 )
 TOLERANCE = 1e-9
 _CALL_TIMEOUT_S = 60.0
-_RESTART_WAIT_S = 1.0
-_VALUES = (trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_ABSTAIN)
+_RESTART_DELAY_S = 1.0
+_WITH_VALUE = (trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_ABSTAIN)
 
 
-class Shadow:
-    """The shadow of a running service; without shadow routes it takes nothing and starts nothing.
+class ShadowScorer:
+    """The shadow of a running service; without shadow routes it accepts no items and starts no process.
 
     Raises:
-        ChildDiedError, ChildTimeoutError: its process did not start.
+        ChildError, UserError: its process did not start.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._sources = frozenset(settings.reward.shadow)
         self._waiting: queue.Queue[tuple[bytes, str, trajectory_pb2.Score]] = queue.Queue(settings.reward.shadow_queue)
-        self._sampler = Sampler(per_minute=6)
+        self._sampler = LogSampler(per_minute=6)
         self._stopped = threading.Event()
         if self._sources:
             self._child = self._start()
             threading.Thread(target=self._run, name="shadow", daemon=True).start()
 
     def offer(self, item: reward_pb2.ScoreItem, live: trajectory_pb2.Score) -> None:
-        """Have an item scored later, if its data source has a shadow and there is room. Never waits."""
+        """Queue an item, if its data source has a shadow and the queue has room. Never blocks."""
         if item.data_source not in self._sources:
             return
         if self._waiting.full():
@@ -64,58 +66,55 @@ class Shadow:
             DROPPED.labels(item.data_source).inc()
 
     def close(self) -> None:
-        """End its process; what waits is not scored."""
+        """Kill its process; queued items are not scored."""
         self._stopped.set()
         if self._sources:
             self._child.kill()
 
     def _start(self) -> Child:
-        child = Child("forage_reward.serve.shadow_process")
-        try:
-            child.call(self._settings.to_yaml().encode(), START_TIMEOUT_S)
-        except (ChildDiedError, ChildTimeoutError):
-            child.kill()
-            raise
+        child = Child("forage_reward.serve.shadow_process", first_frame=self._settings.to_yaml().encode())
+        child.wait_until_ready()
         return child
 
     def _run(self) -> None:
         while not self._stopped.is_set():
             frame, trajectory, live = self._waiting.get()
             try:
-                scored = reward_pb2.ScoredItem.FromString(self._child.call(frame, _CALL_TIMEOUT_S))
-            except (ChildDiedError, ChildTimeoutError) as error:
+                reply = reward_pb2.ScoredItem.FromString(self._child.call(frame, _CALL_TIMEOUT_S))
+            except ChildError as error:
                 if not self._stopped.is_set():
                     self._restart(error)
                 continue
-            compare(reward_pb2.ScoreItem.FromString(frame).data_source, trajectory, live, scored.score, self._sampler)
+            source = reward_pb2.ScoreItem.FromString(frame).data_source
+            record_comparison(source, trajectory, live, reply.score, self._sampler)
 
-    def _restart(self, why: Exception) -> None:
+    def _restart(self, cause: ChildError) -> None:
         RESTARTS.inc()
-        get_logger().warning("shadow_restarted", why=str(why))
+        get_logger().warning("shadow_restarted", why=str(cause))
         self._child.kill()
         while not self._stopped.is_set():
             try:
                 self._child = self._start()
                 break
-            except (ChildDiedError, ChildTimeoutError) as error:
-                get_logger().error("shadow_cannot_start", error=str(error), retry_s=_RESTART_WAIT_S)
-                time.sleep(_RESTART_WAIT_S)
-        if self._stopped.is_set():  # `close` may have come between
+            except (ChildError, UserError) as error:
+                get_logger().error("shadow_cannot_start", error=str(error), retry_s=_RESTART_DELAY_S)
+                time.sleep(_RESTART_DELAY_S)
+        if self._stopped.is_set():  # `close` may have killed the previous child only
             self._child.kill()
 
 
-def compare(
-    source: str, trajectory: str, live: trajectory_pb2.Score, shadow: trajectory_pb2.Score, sampler: Sampler
+def record_comparison(
+    source: str, trajectory: str, live: trajectory_pb2.Score, shadow: trajectory_pb2.Score, sampler: LogSampler
 ) -> None:
-    """Count what the shadow said, and how far it is from the live score; log some of the disagreements."""
-    both = live.status in _VALUES and shadow.status in _VALUES
-    if both:
+    """Count a shadow score and its difference from the live score; log a sample of the disagreements."""
+    has_both = live.status in _WITH_VALUE and shadow.status in _WITH_VALUE
+    if has_both:
         DIFFERENCE.labels(source).observe(shadow.total - live.total)
-    agreed = live.status == shadow.status and (not both or abs(shadow.total - live.total) <= TOLERANCE)
-    if not agreed:
+    agrees = live.status == shadow.status and (not has_both or abs(shadow.total - live.total) <= TOLERANCE)
+    if not agrees:
         DISAGREED.labels(source, "total" if live.status == shadow.status else "status").inc()
-    SCORED.labels(source, trajectory_pb2.Status.Name(shadow.status).removeprefix("STATUS_").lower()).inc()
-    if not agreed and sampler.take(source):
+    SCORED.labels(source, format_status(shadow.status)).inc()
+    if not agrees and sampler.admit(source):
         get_logger().info(
             "shadow_disagrees",
             trajectory=trajectory,

@@ -1,7 +1,6 @@
 """`python -m forage_reward.serve.shadow_process FD`: scores by the shadow routes.
 
-The first frame holds the settings, as YAML; it is answered with an empty frame. Every other is an item and is
-answered with its scores.
+The first frame holds the settings as YAML. It reports whether they are valid, then answers each item with its scores.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from forage_common.errors import UserError
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import configure_logs
 from forage_common.v1 import reward_pb2
-from forage_reward.isolation.child import Parent
+from forage_reward.isolation.child import ParentConnection
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
-from forage_reward.router import Judge
+from forage_reward.router import RewardRouter
 
 NICENESS = 10
 
@@ -28,16 +27,17 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     configure_logs("reward-shadow")
-    parent = Parent(int(sys.argv[1]))
+    parent = ParentConnection(int(sys.argv[1]))
     settings = Settings.model_validate(yaml.safe_load(parent.receive() or b"")).reward
     try:
         user = UserRewards(settings.user, REWARDS)
-        judge = Judge(settings.shadow, user.rewards, "reward.shadow")
+        router = RewardRouter(settings.shadow, user.rewards, "reward.shadow")
     except UserError as error:
-        sys.exit(f"forage reward: {error}")
-    parent.send(b"")
+        parent.report_ready(str(error))
+        sys.exit(error.exit_code)
+    parent.report_ready()
     while (frame := parent.receive()) is not None:
-        parent.send(judge.score(reward_pb2.ScoreItem.FromString(frame)).SerializeToString())
+        parent.send(router.score(reward_pb2.ScoreItem.FromString(frame)).SerializeToString())
     user.close()
 
 

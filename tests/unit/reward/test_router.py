@@ -7,12 +7,13 @@ import math
 import pytest
 
 from forage_common.errors import SettingsError
-from forage_common.settings import RewardRoute
+from forage_common.settings import RewardRoute, RewardSettings
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
 from forage_reward.reward import Reward, RewardParams
-from forage_reward.router import Judge
-from forage_reward.score import Component, Score, scored
+from forage_reward.router import RewardRouter
+from forage_reward.score import Component, Score, sum_components
+from forage_reward.serve.describe import describe_rewards
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 
 MODEL, ENV = trajectory_pb2.ROLE_MODEL, trajectory_pb2.ROLE_ENV
@@ -29,8 +30,8 @@ def item(
     )
 
 
-def judge(name: str = "search_r1_format", **params: float | int | str | bool) -> Judge:
-    return Judge({"world_facts": RewardRoute(name=name, params=params)})
+def judge(name: str = "search_r1_format", **params: float | int | str | bool) -> RewardRouter:
+    return RewardRouter({"world_facts": RewardRoute(name=name, params=params)})
 
 
 def test_training_and_validation_have_their_own_score() -> None:
@@ -88,13 +89,13 @@ def test_an_item_at_fault_gets_a_sentence_and_no_reward(bad: reward_pb2.ScoreIte
 )
 def test_a_wrong_route_ends_the_start_with_a_sentence(route: RewardRoute, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
-        Judge({"nq": route})
+        RewardRouter({"nq": route})
 
 
 def test_every_reward_lists_its_data_sources() -> None:
-    routes = {"nq": RewardRoute(name="em"), "world_facts": RewardRoute(name="em")}
-    lister = Judge(routes)
-    assert {name: found for name in registry.REWARDS if (found := lister.data_sources(name))} == {
+    settings = RewardSettings(routes={"nq": RewardRoute(name="em"), "world_facts": RewardRoute(name="em")})
+    rewards = describe_rewards(registry.REWARDS, settings).rewards
+    assert {reward.name: [use.data_source for use in reward.uses] for reward in rewards if reward.uses} == {
         "em": ["nq", "world_facts"],
     }
 
@@ -108,7 +109,7 @@ def raising(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score
 
 
 def nowhere(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score:
-    return scored("faulty", (Component("c", math.nan, math.nan),), "not a number")
+    return sum_components("faulty", (Component("c", math.nan, math.nan),), "not a number")
 
 
 @pytest.mark.parametrize(("function", "detail"), [(raising, "RecursionError: too deep"), (nowhere, "total is nan")])
