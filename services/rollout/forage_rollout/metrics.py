@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from forage_common.clients.calls import GIVEN_UP, RETRIED
 from forage_common.clients.circuit import OPEN, OPENED
-from forage_common.telemetry.tracing import DROPPED
+from forage_common.telemetry.trace_context import DROPPED
 from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
 
 Counts = Mapping[str, float]

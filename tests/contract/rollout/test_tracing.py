@@ -149,9 +149,12 @@ async def test_one_trace_goes_through_the_streams_and_every_service(traced: Stac
     with trainer.span("trainer.train", parent=group.traceparent):
         pass
     trainer.close()
-    assert {trajectory.trace_id for trajectory in group.trajectories} == {root.trace_id}
-    await arrived(traced, lambda r: {span.name for span in r.spans if span.trace_id == root.trace_id} == set(PARENTS))
-    spans = spans_of(traced.receiver, root.trace_id)
+    assert {trajectory.trace_id for trajectory in group.trajectories} == {tracing.traceparent(root)[3:35]}
+    await arrived(
+        traced,
+        lambda r: {span.name for span in r.spans if span.trace_id == tracing.traceparent(root)[3:35]} == set(PARENTS),
+    )
+    spans = spans_of(traced.receiver, tracing.traceparent(root)[3:35])
     assert [len(spans[name]) for name in ("rollout.sample", "rollout.generate", "POST /retrieve")] == [2, 4, 2]
     assert sorted(span.attributes["forage.turn"] for span in spans["rollout.generate"]) == [1, 1, 2, 2]
     assert spans["reward.score"][0].attributes["forage.items"] == 2
@@ -205,9 +208,12 @@ async def test_calls_by_grpc_belong_to_the_trace_of_their_metadata(traced: Stack
             assert [reply.id async for reply in stream] == [1]
     names = {f"forage.v1.Retriever/{method}" for method in ("Retrieve", "RetrieveStream")}
     await arrived(
-        traced, lambda r: names | {"mine"} <= {span.name for span in r.spans if span.trace_id == mine.trace_id}
+        traced,
+        lambda r: (
+            names | {"mine"} <= {span.name for span in r.spans if span.trace_id == tracing.traceparent(mine)[3:35]}
+        ),
     )
     (outer,) = traced.receiver.named("mine")
     for name in names:
-        (span,) = traced.receiver.named(name, mine.trace_id)
+        (span,) = traced.receiver.named(name, tracing.traceparent(mine)[3:35])
         assert (span.parent_id, span.kind, span.service) == (outer.span_id, "server", "forage-retriever")

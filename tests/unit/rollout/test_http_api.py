@@ -262,11 +262,11 @@ async def test_a_question_belongs_to_the_trace_of_its_header(
         body = {"question": "Who?", "stream": stream}
         response = await client.post("/v1/ask", json=body, headers=tracing.trace_headers())
     assert response.status_code == 200
-    assert mine.trace_id in response.text, "the whole answer says so"
+    assert tracing.traceparent(mine)[3:35] in response.text, "the whole answer says so"
     # The server's side of a stream ends after the client's.
     await asyncio.to_thread(receiver.wait_for, lambda r: r.named("POST /v1/ask") and r.named("mine"))
     (outer,) = receiver.named("mine")
     (served,) = receiver.named("POST /v1/ask")
     (run,) = receiver.named("rollout.run")
-    assert {served.trace_id, run.trace_id} == {mine.trace_id}
+    assert {served.trace_id, run.trace_id} == {tracing.traceparent(mine)[3:35]}
     assert (served.parent_id, run.parent_id) == (outer.span_id, served.span_id)

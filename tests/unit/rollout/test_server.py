@@ -235,11 +235,15 @@ async def test_calls_belong_to_the_trace_of_their_metadata_or_begin_one(stub: Ro
     await asyncio.to_thread(receiver.wait_for, lambda r: r.named("forage.v1.Rollout/RunStream") and r.named("mine"))
     (outer,) = receiver.named("mine")
     (served,) = receiver.named("forage.v1.Rollout/Run")
-    assert (served.trace_id, served.parent_id, served.kind) == (mine.trace_id, outer.span_id, "server")
-    assert {trajectory.trace_id for trajectory in group.trajectories} == {mine.trace_id}
-    (run,) = receiver.named("rollout.run", mine.trace_id)
+    assert (served.trace_id, served.parent_id, served.kind) == (
+        tracing.traceparent(mine)[3:35],
+        outer.span_id,
+        "server",
+    )
+    assert {trajectory.trace_id for trajectory in group.trajectories} == {tracing.traceparent(mine)[3:35]}
+    (run,) = receiver.named("rollout.run", tracing.traceparent(mine)[3:35])
     assert run.parent_id == served.span_id
     (begun,) = receiver.named("forage.v1.Rollout/RunStream")
     assert begun.parent_id == ""
-    assert last.group.trajectories[0].trace_id == begun.trace_id != mine.trace_id
+    assert last.group.trajectories[0].trace_id == begun.trace_id != tracing.traceparent(mine)[3:35]
     assert not [span for span in receiver.spans if span.failed]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import TypeVar
 
 import grpc
@@ -70,21 +71,20 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
         UnavailableError: transient failures until the deadline.
         Exception: whatever `attempt` raised that is not transient.
     """
-    for metric in (RETRIED, GIVEN_UP):
-        metric.labels(circuit.service)  # shown from the first call on, as 0
+    retried, given_up = _counters(circuit.service)
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
         async for trial in AsyncRetrying(
             stop=stop_before_delay(timeout_s),
             wait=_pause,
             retry=retry_if_exception(is_transient),
-            before_sleep=lambda state: _tell_retry(circuit, state),
+            before_sleep=lambda state: _record_retry(retried, state),
         ):
             with trial, circuit.attempt():
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
     except RetryError as error:
-        GIVEN_UP.labels(circuit.service).inc()
+        given_up.inc()
         cause = error.last_attempt.exception()
         reason = str(cause) or type(cause).__name__
         raise UnavailableError(
@@ -93,8 +93,14 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
     raise AssertionError("unreachable: tenacity returns or raises")
 
 
-def _tell_retry(circuit: Circuit, state: RetryCallState) -> None:
-    RETRIED.labels(circuit.service).inc()
+@cache
+def _counters(service: str) -> tuple[Counter, Counter]:
+    """The retries and the failures of a service; both are exported from its first call on, as 0."""
+    return RETRIED.labels(service), GIVEN_UP.labels(service)
+
+
+def _record_retry(retried: Counter, state: RetryCallState) -> None:
+    retried.inc()
     error = state.outcome.exception() if state.outcome else None
     tracing.current_span().add_event("retry", {"forage.attempt": state.attempt_number, "forage.error": repr(error)})
 

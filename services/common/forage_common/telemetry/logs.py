@@ -17,7 +17,7 @@ def configure_logs(service: str, level: str = "INFO") -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
-            tracing.log_fields,
+            tracing.add_log_fields,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

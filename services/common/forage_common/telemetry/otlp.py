@@ -27,7 +27,7 @@ from opentelemetry.util.types import Attributes as SdkAttributes
 from forage_common import __version__
 from forage_common.errors import InterruptedWorkError
 from forage_common.settings import TracingProtocol, TracingSettings
-from forage_common.telemetry.tracing import DROPPED, HEADER, Attributes, Span, SpanKind
+from forage_common.telemetry.trace_context import DROPPED, HEADER, Attributes
 
 STOP_S = 2.0
 """For what is left at the end of a process."""
@@ -54,24 +54,24 @@ class Tracer:
         self,
         name: str,
         attributes: Attributes | None = None,
-        kind: SpanKind = SpanKind.INTERNAL,
+        kind: trace.SpanKind = trace.SpanKind.INTERNAL,
         parent: str | None = None,
         links: Sequence[str] = (),
         began_ns: int | None = None,
         active: bool = True,
-    ) -> Iterator[Span]:
+    ) -> Iterator[trace.Span]:
         """See `tracing.span`."""
         context = None if parent is None else _remote(parent)
         above = trace.get_current_span(context)
         if (known := above.get_span_context()).is_valid and not known.trace_flags.sampled:
             # Decided where the trace began: nothing is recorded, and who is called next is told so.
             with _active(above) if context is not None and active else nullcontext():
-                yield _Recorded(above)
+                yield above
             return
         span = self._tracer.start_span(
             name,
             context=context,
-            kind=trace.SpanKind[kind.name],
+            kind=kind,
             attributes=attributes,
             links=[trace.Link(found) for link in links if (found := _span_context(link)).is_valid],
             start_time=began_ns,
@@ -80,7 +80,7 @@ class Tracer:
         )
         try:
             with _active(span) if active else nullcontext():
-                yield _Recorded(span)
+                yield span
         except (asyncio.CancelledError, InterruptedWorkError):
             span.add_event("cancelled")
             raise
@@ -91,10 +91,6 @@ class Tracer:
         finally:
             span.end()
 
-    def current_span(self) -> Span:
-        """See `tracing.current_span`."""
-        return _Recorded(trace.get_current_span())
-
     def close(self) -> None:
         """Send what is left; what does not leave in time is dropped and counted."""
         ending = threading.Thread(target=self._processor.shutdown, name="tracing-end", daemon=True)
@@ -102,34 +98,6 @@ class Tracer:
         ending.join(STOP_S)
         if ending.is_alive():
             self._exporter.shutdown()
-
-
-class _Recorded(Span):
-    """A span of the SDK's."""
-
-    def __init__(self, span: trace.Span) -> None:
-        self._span = span
-
-    @property
-    def traceparent(self) -> str:  # type: ignore[override]
-        context = self._span.get_span_context()
-        if not context.is_valid:
-            return ""
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-    @property
-    def trace_id(self) -> str:  # type: ignore[override]
-        context = self._span.get_span_context()
-        return f"{context.trace_id:032x}" if context.is_valid else ""
-
-    def set_attributes(self, attributes: Attributes) -> None:
-        self._span.set_attributes(dict(attributes))
-
-    def add_event(self, name: str, attributes: Attributes | None = None) -> None:
-        self._span.add_event(name, attributes)
-
-    def fail(self, detail: str) -> None:
-        self._span.set_status(trace.StatusCode.ERROR, detail)
 
 
 class _Bounded(BatchSpanProcessor):
