@@ -1,12 +1,9 @@
-"""Intervals, differences and estimates over k samples: pure functions, that give the same for the same."""
+"""Means and differences of means with bootstrap intervals: pure, deterministic functions."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from math import comb, prod
 
 import numpy as np
 
@@ -63,51 +60,6 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     tail = min((means <= 1e-12).sum(), (means >= -1e-12).sum())
     p = min(1.0, 2 * (int(tail) + 1) / (RESAMPLES + 1))
     return Difference(float(np.mean(differences)), low, high, p)
-
-
-def sample_counts(samples: int) -> list[int]:
-    """Numbers of samples that are looked at: 1, 2, 4, … and all."""
-    return sorted({*(2**power for power in range(samples.bit_length()) if 2**power <= samples), samples})
-
-
-def pass_at_k(right: int, n: int, k: int) -> float:
-    """Chance that at least one of k out of n samples is right, `right` of which are (Chen et al. 2021, unbiased)."""
-    return 1.0 - prod(1.0 - k / place for place in range(n - right + 1, n + 1))
-
-
-def majority_at_k(answers: Sequence[str | None], rights: Sequence[bool], k: int) -> float:
-    """Chance that the answer which most of k samples give is right, over every choice of k out of the samples.
-
-    Of several answers with most votes each is as likely; None gives no vote, and where nobody votes nothing is right.
-    Exact, not sampled.
-
-    Args:
-        answers: of each sample, such that equal answers are equal texts.
-        rights: whether it is right, equal for equal answers.
-    """
-    votes = Counter((answer, right) for answer, right in zip(answers, rights, strict=True) if answer is not None)
-    classes = sorted((count, right) for (_, right), count in votes.items())
-    return _majority(tuple(classes), len(answers) - votes.total(), k)
-
-
-@cache
-def _majority(classes: tuple[tuple[int, bool], ...], silent: int, k: int) -> float:
-    total = comb(sum(count for count, _ in classes) + silent, k)
-    found = 0.0
-    for most in range(1, min(k, max((count for count, _ in classes), default=0)) + 1):
-        # (samples chosen, answers with `most` votes, right ones among these) → ways to choose
-        ways = Counter({(0, 0, 0): 1})
-        for count, right in classes:
-            grown: Counter[tuple[int, int, int]] = Counter()
-            for (chosen, tied, good), number in ways.items():
-                for votes in range(min(count, most, k - chosen) + 1):
-                    wins = votes == most
-                    grown[chosen + votes, tied + wins, good + (wins and right)] += number * comb(count, votes)
-            ways = grown
-        for (chosen, tied, good), number in ways.items():
-            if tied:
-                found += number * comb(silent, k - chosen) * good / tied / total
-    return found
 
 
 def _resampled_means(values: Sequence[float]) -> np.ndarray:

@@ -11,7 +11,7 @@ from browser_page import Page
 from completions_server import character_model, encode
 
 from forage_cli.probe import report
-from forage_common.probe.folder import summarise_folder
+from forage_common.probe.summary import summarise_probes
 from forage_common.settings import load_settings
 from forage_common.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
 from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Span, Status, Trajectory
@@ -61,7 +61,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = load_settings(None, [f"model.path={character_model(folder / 'model')}"])
     probes = [probed(number) for number in range(COUNT)]
     probes.append(Probed(trajectory_id="run/lost", turn=1, status=Status.STATUS_INVALID_INPUT, status_detail="it hung"))
-    page = report.render(summarise_folder(PLAN, probes), probes, map(trajectory, range(COUNT)), settings)
+    page = report.render(summarise_probes(PLAN, probes), probes, map(trajectory, range(COUNT)), settings)
     (folder / "report.html").write_text(page, encoding="utf-8")
     return folder / "report.html"
 

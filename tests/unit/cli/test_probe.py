@@ -26,9 +26,9 @@ from rich.console import Console
 from forage_cli.commands.probe import probe
 from forage_cli.local import serving
 from forage_cli.local.stack import Program, shift_ports
+from forage_cli.runs.journal import Journal
 from forage_common.clients.calls import RefusedError
 from forage_common.errors import DataError, SettingsError, UserError
-from forage_common.files.journal import Journal
 from forage_common.files.trajectory_file import TrajectoryWriter, read_trajectories
 from forage_common.probe import metrics
 from forage_common.probe.contexts import CONNECTIVE

@@ -18,7 +18,7 @@ from forage_cli.commands.options import BasePort, Config, settings_of
 from forage_cli.terminal.progress import progress
 
 if TYPE_CHECKING:
-    from forage_common.probe.folder import ProbeFolder
+    from forage_cli.probe.folder import ProbeFolder
     from forage_common.probe.prober import ProbePlan
     from forage_common.settings import Settings
     from forage_common.v1.probe_pb2 import Probed
@@ -78,9 +78,9 @@ def probe(
     from forage_cli.evaluation.engines import check, engine, tokenizer_folder, what_runs
     from forage_cli.evaluation.policies import RUNNING, resolve
     from forage_cli.probe import report, show
+    from forage_cli.probe.folder import ProbeFolder, hash_file
     from forage_common.errors import UserError
     from forage_common.files.trajectory_file import read_header, read_trajectories
-    from forage_common.probe.folder import ProbeFolder, hash_file
     from forage_common.probe.prober import ProbePlan
 
     console = Console()
@@ -162,7 +162,7 @@ def _probe(
     from itertools import islice
 
     from forage_common.files.trajectory_file import read_trajectories
-    from forage_common.probe.folder import is_finished
+    from forage_common.probe.summary import is_finished
     from forage_common.probe.work import list_probe_items, run_probes
 
     wanted = [

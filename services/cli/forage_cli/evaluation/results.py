@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forage_cli.evaluation.measures import Measured, measure
+from forage_cli.evaluation.pass_at_k import majority_at_k, pass_at_k, sample_counts
 from forage_cli.evaluation.plan import ROWS, Item, read_manifest
 from forage_common.errors import DataError
 from forage_common.files import durable
 from forage_common.files.trajectory_file import TrajectoryWriter
-from forage_common.statistics import estimate_mean, majority_at_k, pass_at_k, sample_counts
+from forage_common.statistics import estimate_mean
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 
 RESULTS, TRAJECTORIES = "results.json", "trajectories"

@@ -14,12 +14,12 @@ from forage_cli.evaluation import engines, results
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.plan import Item, Plan
 from forage_cli.evaluation.policies import EvaluatedPolicy, by_engine
+from forage_cli.runs.journal import Journal
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import UnavailableError
-from forage_common.files.journal import Journal
 from forage_common.files.model_folder import read_special_tokens
 from forage_common.settings import Settings
 from forage_common.streams.prompt_identity import build_group, with_prompt_identity

@@ -7,11 +7,13 @@ from contextlib import aclosing
 
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.probe.contexts import select_turns
-from forage_common.probe.folder import Item
 from forage_common.probe.prober import ProbePlan, Prober
 from forage_common.settings import Settings
 from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Trajectory
+
+Item = tuple[str, int]
+"""A trajectory's id and one of its turns, from 1."""
 
 IN_FLIGHT = 4
 """Trajectories. Their requests share the engine's slots; more than one keep it busy while others are being judged."""

@@ -15,8 +15,9 @@ from prometheus_client import Gauge
 
 from forage_common.clients import sampling
 from forage_common.files.questions import Question
-from forage_common.probe import folder, metrics
+from forage_common.probe import metrics
 from forage_common.probe.prober import ProbePlan
+from forage_common.probe.summary import summarise_probes
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.probe_pb2 import Probed
@@ -93,7 +94,7 @@ class ValidationProbe:
         if found[PREFIX + "count"]:
             plan = {"turn": self._probe.turn, **asdict(self._plan)}
             known = {"version": policy.version, "epoch": policy.epoch, "figures": found}
-            write_json(self._file(policy), known | folder.summarise_folder(plan, probes))
+            write_json(self._file(policy), known | summarise_probes(plan, probes))
         get_logger().info("probed", version=policy.version, **found)
         return found
 

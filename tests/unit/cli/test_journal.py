@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forage_cli.runs.journal import Journal
 from forage_common.errors import DataError, UserError
-from forage_common.files.journal import Journal
 from forage_common.v1.trajectory_pb2 import Trajectory
 
 ENDLESS = """
 import sys
 from pathlib import Path
-from forage_common.files.journal import Journal
+from forage_cli.runs.journal import Journal
 from forage_common.v1.trajectory_pb2 import Trajectory
 with Journal(Path(sys.argv[1]), Trajectory) as journal:
     number = 0

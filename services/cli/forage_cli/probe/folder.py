@@ -6,7 +6,6 @@ trajectories of a file of questions. At the end `probes.parquet` has a row a pro
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from forage_cli.runs.journal import Journal
 from forage_common.errors import DataError, UserError
 from forage_common.files import durable
-from forage_common.files.journal import Journal
 from forage_common.probe import metrics
+from forage_common.probe.summary import count_computed_tokens, summarise_probes
 from forage_common.v1.probe_pb2 import CotBoundary, Probed
 from forage_common.v1.trajectory_pb2 import Status, Trajectory
-
-Item = tuple[str, int]
-"""A trajectory's id and one of its turns."""
 
 _SCHEMA = pa.schema(
     [
@@ -101,7 +98,7 @@ class ProbeFolder:
         """Write the table and the summary; returns the summary."""
         table = pa.Table.from_pylist([_row(probed) for probed in probes], _SCHEMA)
         pq.write_table(table, self.path / "probes.parquet", compression="zstd")
-        found = summarise_folder(self._plan, probes)
+        found = summarise_probes(self._plan, probes)
         durable.write_atomically(self.path / "summary.json", json.dumps(found, indent=2) + "\n")
         return found
 
@@ -136,32 +133,6 @@ def hash_file(file: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}): give a Parquet file") from None
-
-
-def is_finished(probed: Probed) -> bool:
-    """Whether it need not be tried again: what failed for want of a verdict may go better another time."""
-    return probed.status in (Status.STATUS_OK, Status.STATUS_INVALID_INPUT)
-
-
-def count_computed_tokens(probed: Probed) -> int:
-    """Tokens that the engine computed: of contexts, those that were not cached, and all that were generated."""
-    return sum(p.context_tokens * p.samples - p.cached_tokens + p.generated_tokens for p in probed.points)
-
-
-def summarise_folder(plan: Mapping[str, Any], probes: Sequence[Probed]) -> dict[str, Any]:
-    """What summary.json holds."""
-    failures = [probed for probed in probes if probed.status != Status.STATUS_OK]
-    return {
-        "plan": dict(plan),
-        "probes": len(probes),
-        "failed": len(failures),
-        "failures": sorted({probed.status_detail for probed in failures})[:10],
-        "sets": {name: dataclasses.asdict(found) for name, found in metrics.summarise(probes).items()},
-        "computed_tokens": sum(map(count_computed_tokens, probes)),
-        "cached_tokens": sum(point.cached_tokens for probed in probes for point in probed.points),
-        "generated_tokens": sum(point.generated_tokens for probed in probes for point in probed.points),
-        "seconds_per_probe": sum(probed.seconds for probed in probes) / len(probes) if probes else None,
-    }
 
 
 def _row(probed: Probed) -> dict[str, Any]:
