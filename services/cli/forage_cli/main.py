@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -22,6 +23,7 @@ from forage_cli.commands import (
     trajectories,
     up,
 )
+from forage_common import __version__
 from forage_common.errors import ForageError, UserError
 
 app = typer.Typer(
@@ -32,6 +34,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
+        typer.echo(f"forage {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of `forage` itself; the callback of each does its work."""
+
+
 app.command("demo")(demo.demo)
 app.command("up")(up.up)
 app.command("ask")(ask.ask)

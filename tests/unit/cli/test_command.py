@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from forage_common import __version__
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 
@@ -20,6 +23,24 @@ def test_help_lists_every_verb() -> None:
     text = forage("--help").stdout
     for verb in ("demo", "up", "ask", "trajectories", "status", "config", "doctor", "data", "reward"):
         assert f" {verb} " in text
+
+
+def test_version_is_that_of_the_project() -> None:
+    assert forage("--version").stdout == f"forage {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [["demo"], ["doctor"], ["reward", "list"]])
+def test_commands_that_need_a_checkout_say_so_when_installed_from_a_wheel(
+    tmp_path: Path, repository: Path, command: list[str]
+) -> None:
+    packages = tmp_path / "lib/python3.11/site-packages"
+    shutil.copytree(repository / "services/cli/forage_cli", packages / "forage_cli")
+    ended = subprocess.run(
+        [*FORAGE, *command], capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(packages)}, timeout=60
+    )
+    assert ended.returncode == 2
+    assert "this command needs a checkout of Forage" in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,18 @@ _ENVIRONMENT = {
 
 
 def repository() -> Path:
-    """The checkout that this package is installed from (editable)."""
-    return Path(__file__).resolve().parents[4]
+    """The checkout that this package is installed from (editable).
+
+    Raises:
+        UserError: it is installed from a wheel, without the other services, recipes and models.
+    """
+    root = Path(__file__).resolve().parents[4]
+    if not (root / "services").is_dir():
+        raise UserError(
+            "this command needs a checkout of Forage and is installed from a wheel: clone the repository, "
+            "run 'make setup' there and use .venvs/cli/bin/forage"
+        )
+    return root
 
 
 def interpreter(program: Program) -> Path:
