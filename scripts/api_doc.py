@@ -36,7 +36,7 @@ _MESSAGE, _ENUM, _REPEATED = 11, 14, 3
 _PACKAGE = ".forage.v1."
 
 
-def openapi(service: str) -> str:
+def describe_http_api(service: str) -> str:
     """OpenAPI description of a service's HTTP routes, as JSON; the service must be installed in this environment."""
     module = importlib.import_module(f"forage_{service}.serve.http_api")
     # Routes are described without a backend: their functions are not called.
@@ -44,7 +44,7 @@ def openapi(service: str) -> str:
     return json.dumps(module.make_app(*arguments).openapi(), indent=1, ensure_ascii=False) + "\n"
 
 
-def http_section(service: str, description: Mapping[str, Any]) -> str:
+def render_http_section(service: str, description: Mapping[str, Any]) -> str:
     """Render a service's routes and the fields of their bodies."""
     lines = [f"## HTTP: {service}\n", f"At `{SERVICES[service]}`. [OpenAPI description](openapi/{service}.json).\n"]
     lines += [f"{description['info']['description'].strip()}\n", "| route | body | reply | other statuses |"]
@@ -112,7 +112,7 @@ def _schema_type(schema: Mapping[str, Any]) -> str:
     return str(schema.get("type", "any"))
 
 
-def grpc_section() -> str:
+def render_grpc_section() -> str:
     """Render services, messages and enums of proto/forage/v1 with their comments."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
@@ -210,12 +210,12 @@ def _write() -> None:
         command = [str(REPOSITORY / f".venvs/{service}/bin/python"), __file__, service]
         text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         (OPENAPI / f"{service}.json").write_text(text, encoding="utf-8")
-        parts.append(http_section(service, json.loads(text)))
-    DOCUMENT.write_text("\n".join([*parts, grpc_section()]), encoding="utf-8")
+        parts.append(render_http_section(service, json.loads(text)))
+    DOCUMENT.write_text("\n".join([*parts, render_grpc_section()]), encoding="utf-8")
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        sys.stdout.write(openapi(sys.argv[1]))
+        sys.stdout.write(describe_http_api(sys.argv[1]))
     else:
         _write()

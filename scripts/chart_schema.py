@@ -1,8 +1,8 @@
-"""Makes the chart's values.schema.json: `settings` from the settings tree, the rest from the models below.
+"""Generates the chart's values.schema.json: `settings` from the settings models, everything else from the models below.
 
     .venvs/cli/bin/python scripts/chart_schema.py [--check]
 
-`--check` fails when what is committed is not current.
+`--check` writes nothing and fails if the committed file is out of date.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from forage_common.settings import Settings
 SCHEMA = Path(__file__).resolve().parents[1] / "deploy/helm/forage/values.schema.json"
 Quantity = str | int | float
 Object = dict[str, Any]
-"""Passed on to Kubernetes as it is."""
+"""Part of a Kubernetes object, which the chart copies unchanged."""
 
 
 class Values(BaseModel):
-    """A node of values.yaml: closed to unknown names. The defaults are in values.yaml, so nothing is required here."""
+    """A node of values.yaml that refuses unknown names. Nothing is required: values.yaml has the defaults."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
 
 class Image(Values):
-    registry: str = Field("", description="instead of image.registry")
+    registry: str = Field("", description="overrides image.registry")
     repository: str = ""
-    tag: str = Field("", description="instead of image.tag")
-    digest: str = Field("", pattern="^(sha256:[0-9a-f]{64})?$", description="wins over a tag")
+    tag: str = Field("", description="overrides image.tag")
+    digest: str = Field("", pattern="^(sha256:[0-9a-f]{64})?$", description="overrides the tag")
 
 
 class SharedImage(Values):
@@ -48,16 +48,16 @@ class Security(Values):
     fsGroup: int = Field(10001, ge=1)
 
 
-class Amounts(BaseModel):
-    """Of CPU and memory at least; others, such as hugepages, may come along."""
+class Quantities(BaseModel):
+    """CPU, memory and any other resource that Kubernetes knows, such as hugepages."""
 
     cpu: Quantity = ""
     memory: Quantity = ""
 
 
 class Resources(Values):
-    requests: Amounts = Amounts()
-    limits: Amounts = Amounts()
+    requests: Quantities = Quantities()
+    limits: Quantities = Quantities()
 
 
 class Gpu(Values):
@@ -65,18 +65,18 @@ class Gpu(Values):
     resource: str = "nvidia.com/gpu"
 
 
-class Place(Values):
+class Scheduling(Values):
     nodeSelector: dict[str, str] = {}
     tolerations: list[Object] = []
     affinity: Object = {}
 
 
-class Head(Place):
+class RayHead(Scheduling):
     resources: Resources = Resources()
 
 
-class Part(Place):
-    """What every component has."""
+class Component(Scheduling):
+    """Values that every component has."""
 
     image: Image = Image()
     resources: Resources = Resources()
@@ -87,8 +87,8 @@ class Part(Place):
     extraEnv: list[Object] = []
 
 
-class Drained(Part):
-    """With a time that the rollout's part reckons by itself."""
+class StoppableComponent(Component):
+    """A component whose termination grace period is a value; the chart computes that of the rollout."""
 
     terminationGracePeriodSeconds: int = Field(30, ge=0)
 
@@ -98,7 +98,7 @@ class Pdb(Values):
     maxUnavailable: int | str = 1
 
 
-class Spread(Values):
+class TopologySpread(Values):
     enabled: bool = True
     whenUnsatisfiable: Literal["ScheduleAnyway", "DoNotSchedule"] = "ScheduleAnyway"
 
@@ -110,15 +110,15 @@ class Autoscaling(Values):
     targetCPUUtilization: int = Field(70, ge=1)
 
 
-class Server(Drained):
+class Server(StoppableComponent):
     enabled: bool = True
     replicas: int = Field(1, ge=0)
     autoscaling: Autoscaling = Autoscaling()
     pdb: Pdb = Pdb()
-    topologySpread: Spread = Spread()
+    topologySpread: TopologySpread = TopologySpread()
 
 
-class Data(Values):
+class RetrieverData(Values):
     kind: Literal["emptyDir", "memory", "ephemeral", "claim", "shared"] = "emptyDir"
     size: Quantity = ""
     storageClassName: str = ""
@@ -126,7 +126,7 @@ class Data(Values):
 
 
 class Retriever(Server):
-    data: Data = Data()
+    data: RetrieverData = RetrieverData()
     gpu: Gpu = Gpu()
 
 
@@ -151,43 +151,43 @@ class Keda(Values):
     operatorNamespace: str = "keda"
 
 
-class Workers(Values):
+class RayWorkers(Values):
     replicas: int = Field(1, ge=0)
     minReplicas: int = Field(1, ge=0)
     maxReplicas: int = Field(1, ge=1)
 
 
-class Front(Values):
+class Frontend(Values):
     enabled: bool = True
     resources: Resources = Resources()
 
 
 class RayService(Values):
     upgradeStrategy: Literal["NewCluster", "None"] = "NewCluster"
-    workers: Workers = Workers()
+    workers: RayWorkers = RayWorkers()
     idleTimeoutSeconds: int = Field(300, ge=0)
-    head: Head = Head()
-    front: Front = Front()
+    head: RayHead = RayHead()
+    front: Frontend = Frontend()
 
 
-class Rollout(Part):
+class Rollout(Component):
     mode: Literal["deployment", "rayservice", "none"] = "deployment"
     replicas: int = Field(1, ge=0)
     gpu: Gpu = Gpu()
     shmSize: Quantity = ""
     auth: Auth = Auth()
     pdb: Pdb = Pdb()
-    topologySpread: Spread = Spread()
+    topologySpread: TopologySpread = TopologySpread()
     strategy: Object = {}
     keda: Keda = Keda()
     rayservice: RayService = RayService()
 
 
 class RayJob(Values):
-    head: Head = Head()
+    head: RayHead = RayHead()
 
 
-class Trainer(Drained):
+class Trainer(StoppableComponent):
     mode: Literal["job", "rayjob", "none"] = "job"
     nodes: int = Field(1, ge=1)
     gpu: Gpu = Gpu()
@@ -208,7 +208,7 @@ class Ray(Values):
     autoscaler: WithResources = WithResources()
 
 
-class External(Secret):
+class ExternalRedis(Secret):
     url: str = Field("", pattern="^(rediss?://.+)?$")
 
 
@@ -217,23 +217,23 @@ class RedisStorage(Values):
     size: Quantity = ""
 
 
-class Exporter(WithResources):
+class RedisExporter(WithResources):
     enabled: bool = False
     image: Image = Image()
 
 
-class Redis(Drained):
+class Redis(StoppableComponent):
     enabled: bool = True
-    external: External = External()
+    external: ExternalRedis = ExternalRedis()
     auth: Secret = Secret()
     storage: RedisStorage = RedisStorage()
     maxmemory: str = Field(
-        "", pattern="^[0-9]+(kb|mb|gb)?$", description="as Redis writes it, e.g. 1536mb; 0 = no limit"
+        "", pattern="^[0-9]+(kb|mb|gb)?$", description="in Redis' notation, for example 1536mb; 0 = no limit"
     )
-    exporter: Exporter = Exporter()
+    exporter: RedisExporter = RedisExporter()
 
 
-class Cli(WithResources):
+class ToolContainer(WithResources):
     image: Image = Image()
 
 
@@ -243,7 +243,7 @@ class World(Values):
 
 class Fetch(Values):
     url: str = Field(pattern="^[^:]+://.+")
-    path: str = Field(pattern="^[^/.][^:=]*$", description="below /data")
+    path: str = Field(pattern="^[^/.][^:=]*$", description="relative to /data")
     for_: list[Literal["retriever", "rollout", "trainer"]] = Field(alias="for", min_length=1)
 
 
@@ -251,7 +251,7 @@ class ObjectStore(Secret):
     env: list[Object] = []
 
 
-class Shared(Values):
+class SharedVolume(Values):
     existingClaim: str = ""
     storageClassName: str = ""
     accessModes: list[Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]] = []
@@ -260,10 +260,10 @@ class Shared(Values):
 
 
 class Storage(Values):
-    shared: Shared = Shared()
+    shared: SharedVolume = SharedVolume()
 
 
-class Peers(Values):
+class EgressPeers(Values):
     to: list[Object] = []
     ports: list[int] = []
 
@@ -272,9 +272,9 @@ class NetworkPolicy(Values):
     enabled: bool = True
     clients: dict[Literal["retriever", "reward", "rollout", "redis"], list[Object]] = {}
     metricsFrom: list[Object] = []
-    objectStore: Peers = Peers()
-    apiServer: Peers = Peers()
-    collector: Peers = Peers()
+    objectStore: EgressPeers = EgressPeers()
+    apiServer: EgressPeers = EgressPeers()
+    collector: EgressPeers = EgressPeers()
     extraEgress: dict[Literal["retriever", "reward", "rollout", "trainer", "redis", "test"], list[Object]] = {}
 
 
@@ -285,7 +285,7 @@ class ServiceMonitor(Values):
 
 class Rules(Values):
     enabled: bool = False
-    runbooks: str = Field("", description="put before docs/runbooks/<alert>.md, e.g. https://…/")
+    runbooks: str = Field("", description="prefix of docs/runbooks/<alert>.md, for example https://…/")
 
 
 class Dashboards(Values):
@@ -302,23 +302,23 @@ class Monitoring(Values):
     dashboards: Dashboards = Dashboards()
 
 
-class Test(Values):
+class HelmTest(Values):
     question: str = Field("", min_length=1)
 
 
-class Chart(Values):
+class ChartValues(Values):
     """Values of the Forage chart."""
 
     nameOverride: str = ""
     fullnameOverride: str = ""
-    global_: Object = Field({}, alias="global", description="Helm's own")
+    global_: Object = Field({}, alias="global", description="reserved by Helm")
     settings: Settings = Settings()
     image: SharedImage = SharedImage()
     security: Security = Security()
-    cli: Cli = Cli()
+    cli: ToolContainer = ToolContainer()
     world: World = World()
     fetch: list[Fetch] = []
-    fetcher: Cli = Cli()
+    fetcher: ToolContainer = ToolContainer()
     objectStore: ObjectStore = ObjectStore()
     storage: Storage = Storage()
     retriever: Retriever = Retriever()
@@ -329,49 +329,49 @@ class Chart(Values):
     redis: Redis = Redis()
     networkPolicy: NetworkPolicy = NetworkPolicy()
     monitoring: Monitoring = Monitoring()
-    test: Test = Test(question="?")
+    test: HelmTest = HelmTest(question="?")
 
 
-def schema() -> dict[str, Any]:
-    """A JSON schema of draft 7, which every Helm reads."""
-    made = Chart.model_json_schema(by_alias=True, ref_template="#/definitions/{model}")
-    definitions: dict[str, Any] = made.pop("$defs")
-    # Settings take a path for it, too: see TrainFile._bare, of which Pydantic's schema does not know.
+def generate_schema() -> dict[str, Any]:
+    """Generate the JSON schema, in draft 7, which all supported versions of Helm read."""
+    schema = ChartValues.model_json_schema(by_alias=True, ref_template="#/definitions/{model}")
+    definitions: dict[str, Any] = schema.pop("$defs")
+    # The settings also accept a plain path here: see TrainFile._bare, which Pydantic's schema does not show.
     definitions["TrainFile"] = {"anyOf": [{"type": "string"}, definitions["TrainFile"]]}
-    # Helm reads YAML 1.1, to which a bare `n:` is `false:`; the chart takes both (_settings.tpl).
+    # Helm reads YAML 1.1, where the key `n:` means `false:`; the chart accepts both (_settings.tpl).
     rollout = definitions["RolloutSettings"]["properties"]
     rollout["false"] = rollout["n"]
-    made = {"$schema": "http://json-schema.org/draft-07/schema#", **made, "definitions": definitions}
-    lean: dict[str, Any] = _lean(made)
-    return lean
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "definitions": definitions}
+    stripped: dict[str, Any] = _strip(schema)
+    return stripped
 
 
-def _lean(node: Any, names: bool = False) -> Any:
-    """Without titles, defaults and docstrings of models, which say nothing to who writes values.
+def _strip(node: Any, keys_are_names: bool = False) -> Any:
+    """Remove titles, defaults and docstrings of models, which do not help authors of values.
 
     Args:
-        names: the node's keys are names of properties, not of the schema language.
+        keys_are_names: the keys of the node are names of properties, not keywords of the schema language.
     """
     if isinstance(node, list):
-        return [_lean(item) for item in node]
+        return [_strip(item) for item in node]
     if not isinstance(node, dict):
         return node
-    model = "properties" in node
-    drop = () if names else ("title", "default", *(("description",) if model else ()))
+    is_model = "properties" in node
+    dropped = () if keys_are_names else ("title", "default", *(("description",) if is_model else ()))
     return {
-        key: value if key in ("const", "enum") and not names else _lean(value, key in ("properties", "definitions"))
+        key: value if key in ("const", "enum") and not keys_are_names else _strip(value, key in ("properties", "definitions"))
         for key, value in node.items()
-        if key not in drop
+        if key not in dropped
     }
 
 
-def text() -> str:
-    """The file's content."""
-    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+def render_schema() -> str:
+    """Render the content of values.schema.json."""
+    return json.dumps(generate_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--check"]:
-        SCHEMA.write_text(text(), encoding="utf-8")
-    elif SCHEMA.read_text(encoding="utf-8") != text():
-        sys.exit(f"{SCHEMA.name} is not current: run 'make chart-schema' and commit")
+        SCHEMA.write_text(render_schema(), encoding="utf-8")
+    elif SCHEMA.read_text(encoding="utf-8") != render_schema():
+        sys.exit(f"{SCHEMA.name} is out of date: run 'make chart-schema' and commit the result")

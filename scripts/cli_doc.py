@@ -37,7 +37,7 @@ A command that takes `SETTINGS` accepts `key=value` for every key of the [settin
 _TYPES = {"int": "INTEGER", "float": "FLOAT", "str": "TEXT", "Path": "PATH"}
 
 
-def section(part: str) -> str:
+def render_section(part: str) -> str:
     """Render the commands of one part; its module must be installed in this environment."""
     import typer
 
@@ -145,6 +145,6 @@ def _write() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        sys.stdout.write(section(sys.argv[1]))
+        sys.stdout.write(render_section(sys.argv[1]))
     else:
         _write()

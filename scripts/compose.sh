@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# The stack of docker-compose.yml on this machine.
-# usage: compose.sh up [option of docker compose up …]     makes what is missing (secrets, images), starts, waits, says where
-#        [VOLUMES=1] compose.sh down                       VOLUMES=1 also drops what is on the volumes
+# Runs the stack of docker-compose.yml on this machine.
+# usage: compose.sh up [option of docker compose up …]     create missing secrets and images, start, wait, print addresses
+#        [VOLUMES=1] compose.sh down                       VOLUMES=1 also deletes the volumes
 #        [SERVICE=trainer] compose.sh logs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 fail() { echo "compose: $*" >&2; exit 2; }
 
-require() {
+require_docker() {
   command -v docker >/dev/null || fail "docker is missing: install Docker 20.10 or later with its Compose plugin"
   docker info >/dev/null 2>&1 || fail "no Docker engine answers ($(docker info 2>&1 | tail -n 1)): start it, or set DOCKER_HOST"
   local version
-  version=$(docker compose version --short 2>/dev/null) || fail "docker has no Compose: install its plugin, 2.24 or later"
-  [ "$(printf '%s\n' 2.24 "${version#v}" | sort -V | head -n 1)" = 2.24 ] || fail "Compose is $version, expected 2.24 or later"
+  version=$(docker compose version --short 2>/dev/null) || fail "docker has no Compose: install its plugin, version 2.24 or later"
+  [ "$(printf '%s\n' 2.24 "${version#v}" | sort -V | head -n 1)" = 2.24 ] || fail "the version of Compose is $version, expected 2.24 or later"
   docker compose config --quiet
 }
 
-# Readable for the users of the containers, in a folder that nobody else enters.
-make_secrets() {
+# The files are readable by the users of the containers; the folder keeps other users of this machine out.
+create_secrets() {
   local folder=deploy/compose/secrets name
   mkdir -p "$folder" && chmod 700 "$folder"
   for name in redis-password rollout-token grafana-password; do
@@ -27,8 +27,8 @@ make_secrets() {
   done
 }
 
-# From a registry Docker brings them itself.
-make_images() {
+# Builds only images without a registry in their name: Docker pulls the others.
+build_images() {
   local image name cpu=() gpu=()
   for image in $(docker compose config --images | grep -E '^forage/' | sort -u); do
     docker image inspect "$image" >/dev/null 2>&1 && continue
@@ -39,7 +39,7 @@ make_images() {
   [ ${#gpu[@]} = 0 ] || GPU=1 SERVICES="${gpu[*]}" scripts/images.sh
 }
 
-# Not `up --wait`, to which a trainer that has finished is a failure.
+# `up --wait` is no alternative: it treats a trainer that has finished as a failure.
 wait_until_ready() {
   local states stuck
   while :; do
@@ -47,7 +47,7 @@ wait_until_ready() {
     if stuck=$(grep -E '\|(restarting|dead)\||\|unhealthy\||\|exited\|.*\|[1-9]' <<< "$states"); then
       docker compose ps --all >&2
       docker compose logs --tail 30 "${stuck%%|*}" >&2
-      fail "${stuck%%|*} does not become ready (see above); more of it: make logs SERVICE=${stuck%%|*}"
+      fail "${stuck%%|*} does not become ready (its log is above); for the whole log run: make logs SERVICE=${stuck%%|*}"
     fi
     grep -qE '\|created\||\|starting\|' <<< "$states" || return 0
     sleep 1
@@ -55,21 +55,21 @@ wait_until_ready() {
 }
 
 up() {
-  make_secrets
-  make_images
+  create_secrets
+  build_images
   docker compose up --detach --remove-orphans "$@"
   wait_until_ready
   local service address
   for service in grafana:3000 prometheus:9090 retriever:18610; do
     if address=$(docker compose port "${service%:*}" "${service#*:}" 2>/dev/null); then printf '  %-11s http://%s\n' "${service%:*}" "$address"; fi
   done
-  echo "  'make logs SERVICE=trainer' follows the training; Grafana's admin has the word in deploy/compose/secrets/grafana-password"
+  echo "  'make logs SERVICE=trainer' follows the training; Grafana's admin password is in deploy/compose/secrets/grafana-password"
 }
 
-verb=${1:-}; shift || true
-case $verb in
-  up) require; up "$@" ;;
-  down) require; docker compose --profile '*' down --remove-orphans ${VOLUMES:+--volumes} ;;
-  logs) require; docker compose logs --follow --tail 200 ${SERVICE:+"$SERVICE"} ;;
-  *) fail "the verb is '$verb', expected up, down or logs" ;;
+command=${1:-}; shift || true
+case $command in
+  up) require_docker; up "$@" ;;
+  down) require_docker; docker compose --profile '*' down --remove-orphans ${VOLUMES:+--volumes} ;;
+  logs) require_docker; docker compose logs --follow --tail 200 ${SERVICE:+"$SERVICE"} ;;
+  *) fail "the command is '$command', expected up, down or logs" ;;
 esac

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the images that the chart and docker-compose.yml name: forage/<service>:<version>, of the chart's version.
+# Builds the images that the chart and docker-compose.yml use: forage/<service>:<version>, with the chart's appVersion.
 # usage: [SERVICES="reward cli"] [GPU=1] [PYTHON_IMAGE=…] [GPU_IMAGE=…] [REGISTRY=…] images.sh [option of docker build …]
-#   GPU=1         retriever, rollout and trainer on their GPU bases, as forage/<service>:<version>-gpu
-#   PYTHON_IMAGE, GPU_IMAGE   other bases than those in services/Dockerfile
-#   REGISTRY      put before the names: registry.example/team
+#   GPU=1         builds retriever, rollout and trainer on their GPU base images, as forage/<service>:<version>-gpu
+#   PYTHON_IMAGE, GPU_IMAGE   base images, instead of those in services/Dockerfile
+#   REGISTRY      prefix of the names, for example registry.example/team
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,9 +16,9 @@ if [ -n "${GPU:-}" ]; then device=gpu suffix=-gpu services=("${on_gpus[@]}"); fi
 [ -z "${GPU_IMAGE:-}" ] || options+=(--build-arg "TORCH_IMAGE=$GPU_IMAGE" --build-arg "VLLM_IMAGE=$GPU_IMAGE")
 
 for service in "${services[@]}"; do
-  [[ " ${known[*]} " == *" $service "* ]] || { echo "images: SERVICES names $service, expected some of: ${known[*]}" >&2; exit 2; }
+  [[ " ${known[*]} " == *" $service "* ]] || { echo "images: SERVICES contains $service, expected some of: ${known[*]}" >&2; exit 2; }
   [ -z "${GPU:-}" ] || [[ " ${on_gpus[*]} " == *" $service "* ]] ||
-    { echo "images: $service has no GPU build, expected some of: ${on_gpus[*]}" >&2; exit 2; }
+    { echo "images: $service has no GPU image, expected some of: ${on_gpus[*]}" >&2; exit 2; }
 done
 command -v docker >/dev/null || { echo "images: docker is missing: install Docker 20.10 or later" >&2; exit 2; }
 docker info >/dev/null 2>&1 || { echo "images: no Docker engine answers ($(docker info 2>&1 | tail -n 1)): start it, or set DOCKER_HOST" >&2; exit 2; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks everything that can be checked without running the product.
-# usage: lint.sh [style|types|imports|shell|protos …]      all of them where none is named
+# Runs every static check.
+# usage: lint.sh [style|types|imports|shell|protos …]      all of them by default
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$PWD/.venvs/cli/bin
@@ -15,7 +15,7 @@ imports() {
 }
 
 shell() {
-  # Debian and most others have a package of this name; CI installs it.
+  # It is no Python package: install it with the system's package manager, as CI does.
   command -v shellcheck >/dev/null || { echo "lint: shellcheck is not installed, shell scripts were not checked" >&2; return 0; }
   shellcheck --exclude=SC2015,SC2016 scripts/*.sh .ci/run benchmarks/*/run
 }
@@ -25,7 +25,7 @@ protos() { (cd proto && "$bin/buf" lint) && scripts/proto.sh --check; }
 [ $# -gt 0 ] || set -- style types imports shell protos
 for check in "$@"; do
   [[ $check =~ ^(style|types|imports|shell|protos)$ ]] ||
-    { echo "lint: '$check' is no check, expected style, types, imports, shell or protos" >&2; exit 2; }
+    { echo "lint: '$check' is not a check, expected style, types, imports, shell or protos" >&2; exit 2; }
   "$check" || { echo "lint: $check failed" >&2; exit 1; }
 done
-echo "lint: all clean"
+echo "lint: all checks passed"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pins every service's requirements.in into its requirements.lock.
+# Resolves every service's requirements.in into pinned versions in its requirements.lock.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=$PWD/.venvs/uv/bin/uv

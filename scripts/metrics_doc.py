@@ -1,7 +1,7 @@
-"""Makes docs/reference/metrics.md from the metrics that the code registers, each service in its own environment.
+"""Generates docs/reference/metrics.md from the metrics that the code registers, each service in its own environment.
 
-.venvs/cli/bin/python scripts/metrics_doc.py            writes it
-.venvs/<service>/bin/python scripts/metrics_doc.py NAME    prints one service's as JSON
+.venvs/cli/bin/python scripts/metrics_doc.py               writes the page
+.venvs/<service>/bin/python scripts/metrics_doc.py NAME    prints the metrics of one service as JSON
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ EXPORTED = {
     "redis_db_keys": ("gauge", "Keys", "db"),
     "redis_latest_fork_seconds": ("gauge", "Time that the last fork, of a rewrite, took"),
 }
-"""Those of redis_exporter that dashboards and alerts read: (type, meaning, labels)."""
+"""Metrics of redis_exporter that dashboards and alerts read: (type, meaning, labels)."""
 
 
 @dataclass(frozen=True)
-class Described:
-    """One metric: its name as it is queried, prometheus_client's name of its type, labels, and what its help says."""
+class MetricDescription:
+    """One metric: name as in queries, prometheus_client's name of its type, labels, help text."""
 
     name: str
     type: str
@@ -102,30 +102,30 @@ class Described:
         return f"| `{self.name}` | {self.type} | {labels} | {self.help} |"
 
 
-def collected(service: str) -> list[Described]:
-    """The metrics of a service, which must be this environment's, by name.
+def collect_metrics(service: str) -> list[MetricDescription]:
+    """Collect the metrics of a service, which must be installed in this environment; sorted by name.
 
     Raises:
-        ValueError: one lacks a help text, or its name does not start with `forage_<service>_`.
+        ValueError: a metric lacks a help text, or its name does not start with `forage_<service>_`.
     """
-    found = {metric.name: metric for module in _modules(f"forage_{service}") for metric in _described(module)}
-    own = [found[name] for name in sorted(found) if not name.startswith("forage_common_") or service == "common"]
+    metrics = {metric.name: metric for module in _import_modules(f"forage_{service}") for metric in _describe(module)}
+    own = [metrics[name] for name in sorted(metrics) if not name.startswith("forage_common_") or service == "common"]
     for metric in own:
         if not metric.name.startswith(f"forage_{service}_") or not metric.help:
             raise ValueError(f"{metric.name} ({metric.help!r}): expected forage_{service}_… and a help text")
     return own
 
 
-def _modules(package: str) -> Iterator[ModuleType]:
-    """Modules that have to do with metrics."""
+def _import_modules(package: str) -> Iterator[ModuleType]:
+    """Import every module that uses prometheus_client."""
     folder = REPOSITORY / "services" / package.removeprefix("forage_") / package
     for file in sorted(folder.rglob("*.py")):
         if re.search(r"^from prometheus_client", file.read_text(encoding="utf-8"), re.M):
             yield importlib.import_module(".".join(file.relative_to(folder.parent).with_suffix("").parts))
 
 
-def _described(module: ModuleType) -> Iterator[Described]:
-    """What a module holds: metrics by name or in a dict, and classes that collect what comes from elsewhere."""
+def _describe(module: ModuleType) -> Iterator[MetricDescription]:
+    """Describe the metrics of a module: global variables, values of dicts, and custom collectors."""
     from prometheus_client.core import Metric
     from prometheus_client.metrics import MetricWrapperBase
     from prometheus_client.registry import Collector
@@ -140,35 +140,35 @@ def _described(module: ModuleType) -> Iterator[Described]:
             families = value().describe() if MetricWrapperBase not in value.__mro__ else ()
         for family in families:
             name = family.name + _SUFFIX.get(family.type, "")
-            found = labels if labels is not None else getattr(family, "_labelnames", ())
-            yield Described(name, family.type, tuple(found), family.documentation)
+            names = labels if labels is not None else getattr(family, "_labelnames", ())
+            yield MetricDescription(name, family.type, tuple(names), family.documentation)
 
 
-def section(service: str, metrics: Iterable[Described]) -> str:
-    """A service's part of the page."""
+def render_section(service: str, metrics: Iterable[MetricDescription]) -> str:
+    """Render the section of one service."""
     title = "Every service" if service == "common" else service.capitalize()
     rows = "\n".join(map(str, metrics))
     return f"## {title}\n\n{SERVICES[service]}\n\n| name | type | labels | meaning |\n|---|---|---|---|\n{rows}\n"
 
 
-def others() -> str:
-    """The part about programs that are not Forage's."""
-    metrics = (Described(name, kind, tuple(labels), text) for name, (kind, text, *labels) in EXPORTED.items())
+def render_external_sections() -> str:
+    """Render the sections about Redis and Ray, whose metrics other programs expose."""
+    metrics = (MetricDescription(name, kind, tuple(labels), text) for name, (kind, text, *labels) in EXPORTED.items())
     rows = "\n".join(map(str, metrics))
     return (
         "## Redis\n\nMetrics of redis_exporter that the dashboards and alerts read, where it is deployed.\n\n"
         f"| name | type | labels | meaning |\n|---|---|---|---|\n{rows}\n\n"
         "## Ray\n\nRay's own metrics (`ray_*`) are at port 8080 of every node where the chart runs a Ray cluster (its\n"
-        "PodMonitor scrapes them). vLLM's are not exposed: the rollout's table has what matters of the engine.\n"
+        "PodMonitor scrapes them). vLLM's metrics are not exposed: the table of the rollout has those of the engine.\n"
     )
 
 
-def names() -> set[str]:
-    """All metrics of the page, by name as it is queried, with the series of histograms."""
-    found = set()
+def read_series_names() -> set[str]:
+    """Read the names of all series on the page; a histogram has three."""
+    names: set[str] = set()
     for name, kind in re.findall(r"^\| `(\w+)` \| (\w+) \|", DOCUMENT.read_text(encoding="utf-8"), re.M):
-        found |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}
-    return found
+        names |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}
+    return names
 
 
 def _write() -> None:
@@ -176,15 +176,15 @@ def _write() -> None:
     for service in SERVICES:
         environment = "cli" if service == "common" else service
         command = [str(REPOSITORY / f".venvs/{environment}/bin/python"), __file__, service]
-        made = json.loads(
-            subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
-        )
-        parts.append(section(service, [Described(**one | {"labels": tuple(one["labels"])}) for one in made]))
-    DOCUMENT.write_text("\n".join([*parts, others()]), encoding="utf-8")
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        metrics = json.loads(output.splitlines()[-1])
+        descriptions = [MetricDescription(**metric | {"labels": tuple(metric["labels"])}) for metric in metrics]
+        parts.append(render_section(service, descriptions))
+    DOCUMENT.write_text("\n".join([*parts, render_external_sections()]), encoding="utf-8")
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        sys.stdout.write(json.dumps([asdict(metric) for metric in collected(sys.argv[1])]) + "\n")
+        sys.stdout.write(json.dumps([asdict(metric) for metric in collect_metrics(sys.argv[1])]) + "\n")
     else:
         _write()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Generates forage_common/v1 from proto/. `--check` fails when what is committed is not current.
+# Generates forage_common/v1 from proto/. `--check` writes nothing and fails if the committed code is out of date.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$PWD/.venvs/cli/bin
@@ -14,7 +14,7 @@ PATH=$bin:$PATH "$bin/python" -m grpc_tools.protoc -I "$tmp" --python_out="$tmp"
 rm "$tmp"/forage_common/v1/*.proto
 echo '"""Generated from proto/forage/v1 by `make proto`; do not edit."""' > "$tmp/forage_common/v1/__init__.py"
 if [ "${1:-}" = --check ]; then
-  diff -r -x __pycache__ "$tmp/forage_common/v1" "$out" >/dev/null || { echo "generated stubs are not current: run 'make proto' and commit" >&2; exit 1; }
+  diff -r -x __pycache__ "$tmp/forage_common/v1" "$out" >/dev/null || { echo "proto: forage_common/v1 is out of date: run 'make proto' and commit the result" >&2; exit 1; }
 else
   rm -rf "$out" && cp -r "$tmp/forage_common/v1" "$out"
 fi

@@ -1,11 +1,11 @@
-"""One version for the whole project: packages, images, chart.
+"""Sets the project's one version in packages, images and chart, and builds a release.
 
-    release.py check              every file names the same version, and CHANGELOG.md has a section for it
-    release.py set 0.2.0          write it everywhere, and turn CHANGELOG.md's Unreleased section into its own
-    release.py build [--no-tag]   check, then wheels, packaged chart and list of images into dist/, and the tag v0.2.0
+    release.py check              check that all files have the same version and CHANGELOG.md has a section for it
+    release.py set 0.2.0          write the version everywhere, and rename CHANGELOG.md's Unreleased section to it
+    release.py build [--no-tag]   check, then build wheels, chart and list of images into dist/, and tag v0.2.0
 
-Building needs a clean work tree on a commit that passed `make lint`, which it runs. It pushes nothing: at the end it
-prints the commands that publish.
+Building needs a clean work tree and runs `make lint`. It pushes nothing: at the end it prints the commands that
+publish.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ PLACES = {
     f"{CHART}/values-gpu-*.yaml": r"^ +image: \{tag: (.+)-gpu\}$",
     ".env": r"^FORAGE_VERSION=(.+)$",
 }
-"""Files (globs) that name the version, and the pattern whose first group is it."""
+"""Files (globs) that contain the version, and the pattern whose first group is the version."""
 CHANGELOG = "CHANGELOG.md"
 _VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
 _UNRELEASED = "## [Unreleased]"
 
 
 class ReleaseError(Exception):
-    """The release cannot go on; the message names the place and the remedy."""
+    """The release cannot continue; the message names the cause and the remedy."""
 
 
-def named_versions(root: Path) -> dict[str, set[str]]:
-    """Versions by file.
+def read_versions(root: Path) -> dict[str, set[str]]:
+    """Read the versions in every file of `PLACES`, by file name.
 
     Raises:
-        ReleaseError: a file of `PLACES` is missing or names no version.
+        ReleaseError: a file is missing or contains no version.
     """
     versions: dict[str, set[str]] = {}
     for glob, pattern in PLACES.items():
@@ -57,20 +57,20 @@ def named_versions(root: Path) -> dict[str, set[str]]:
             name = str(file.relative_to(root))
             versions[name] = set(re.findall(pattern, file.read_text(encoding="utf-8"), re.M))
             if not versions[name]:
-                raise ReleaseError(f"{name} names no version: expected a line that matches {pattern}")
+                raise ReleaseError(f"{name} contains no version: expected a line that matches {pattern}")
     return versions
 
 
-def check(root: Path) -> str:
-    """The one version.
+def check_version(root: Path) -> str:
+    """Check that every file has the same version, and return it.
 
     Raises:
         ReleaseError: files disagree, or the changelog has no section for it.
     """
-    versions = named_versions(root)
+    versions = read_versions(root)
     distinct = set().union(*versions.values())
     if len(distinct) != 1:
-        lines = "\n".join(f"  {name}: {', '.join(sorted(found))}" for name, found in versions.items())
+        lines = "\n".join(f"  {name}: {', '.join(sorted(values))}" for name, values in versions.items())
         raise ReleaseError(f"files disagree about the version: run 'make version VERSION=…'\n{lines}")
     version = distinct.pop()
     if f"## [{version}]" not in (root / CHANGELOG).read_text(encoding="utf-8"):
@@ -90,7 +90,7 @@ def set_version(root: Path, version: str, today: datetime.date) -> None:
     text = changelog.read_text(encoding="utf-8")
     if _UNRELEASED not in text:
         raise ReleaseError(f"{CHANGELOG} has no section '{_UNRELEASED}': add one above the newest version")
-    named_versions(root)
+    read_versions(root)
     for glob, pattern in PLACES.items():
         for file in root.glob(glob):
             file.write_text(_replace_group(pattern, version, file.read_text(encoding="utf-8")), encoding="utf-8")
@@ -108,25 +108,26 @@ def _replace_group(pattern: str, value: str, text: str) -> str:
 
 
 def build(tag: bool) -> None:
-    """Wheels, chart, images.txt and SHA256SUMS in dist/, and the tag.
+    """Build wheels, chart, images.txt and SHA256SUMS into dist/, and create the tag.
 
     Raises:
         ReleaseError: the work tree is not clean, a check fails, or the tag exists.
     """
-    version = check(REPOSITORY)
+    version = check_version(REPOSITORY)
     name = f"v{version}"
     if changed := _run("git", "status", "--porcelain"):
         raise ReleaseError(f"the work tree is not clean: commit or stash first\n{changed}")
     if tag and _run("git", "tag", "--list", name):
         raise ReleaseError(f"the tag {name} exists: set the next version with 'make version VERSION=…'")
-    subprocess.run([REPOSITORY / "scripts/lint.sh"], check=True)
+    if subprocess.run([REPOSITORY / "scripts/lint.sh"]).returncode:
+        raise ReleaseError("'make lint' fails (see above): correct that first")
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     for project in sorted(REPOSITORY.glob("services/*/pyproject.toml")):
-        tools.uv("build", "--wheel", "--out-dir", str(DIST), str(project.parent))
+        tools.run_uv("build", "--wheel", "--out-dir", str(DIST), str(project.parent))
     (DIST / ".gitignore").unlink(missing_ok=True)
-    _run(str(tools.helm(max(tools.HELMS))), "package", CHART, "--destination", str(DIST))
-    (DIST / "images.txt").write_text("".join(f"{image}\n" for image in images(version)), encoding="utf-8")
+    _run(str(tools.install_helm(max(tools.HELMS))), "package", CHART, "--destination", str(DIST))
+    (DIST / "images.txt").write_text("".join(f"{image}\n" for image in list_images(version)), encoding="utf-8")
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(DIST.iterdir())]
     (DIST / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
     for file in sorted(DIST.iterdir()):
@@ -138,8 +139,8 @@ def build(tag: bool) -> None:
         )
 
 
-def images(version: str) -> list[str]:
-    """Every image of a release: those for CPUs, then those that also exist for GPUs."""
+def list_images(version: str) -> list[str]:
+    """List every image of a release: the CPU images, then the GPU images."""
     script = (REPOSITORY / "scripts/images.sh").read_text(encoding="utf-8")
     known, on_gpus = (re.search(rf"{name}=\(([a-z ]+)\)", script) for name in ("known", "on_gpus"))
     if known is None or on_gpus is None:
@@ -151,27 +152,27 @@ def images(version: str) -> list[str]:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    if done.returncode:
-        raise ReleaseError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout.strip()
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    if ended.returncode:
+        raise ReleaseError(f"{' '.join(command)}: {ended.stderr.strip()}")
+    return ended.stdout.strip()
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("check", help="is the version the same everywhere?")
-    commands.add_parser("set", help="write a version everywhere").add_argument("version")
-    commands.add_parser("build", help="fill dist/ and tag").add_argument("--no-tag", action="store_true")
-    asked = parser.parse_args(arguments)
+    commands.add_parser("check", help="check that the version is the same everywhere")
+    commands.add_parser("set", help="write the version everywhere").add_argument("version")
+    commands.add_parser("build", help="build into dist/ and tag").add_argument("--no-tag", action="store_true")
+    options = parser.parse_args(arguments)
     try:
-        if asked.command == "set":
-            set_version(REPOSITORY, asked.version, datetime.date.today())
-        elif asked.command == "build":
-            build(tag=not asked.no_tag)
-        print(f"version {check(REPOSITORY)}")
+        if options.command == "set":
+            set_version(REPOSITORY, options.version, datetime.date.today())
+        elif options.command == "build":
+            build(tag=not options.no_tag)
+        print(f"version {check_version(REPOSITORY)}")
     except (ReleaseError, tools.ToolError, subprocess.CalledProcessError) as error:
-        print(f"release: {error}", file=sys.stderr)
+        print(f"release: {error}", getattr(error, "stderr", None) or "", file=sys.stderr)
         return 2
     return 0
 

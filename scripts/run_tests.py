@@ -1,11 +1,12 @@
 """Runs the tests, each folder in the environment of its service, and prints totals from pytest's own reports.
 
-    run_tests.py quick            what `make test` runs
-    run_tests.py long             what `make test-all` runs besides
-    run_tests.py unit e2e         these kinds; options after `--` go to pytest: run_tests.py unit -- -k streams
+    run_tests.py quick                    the kinds of `make test`
+    run_tests.py long                     the kinds that `make test-all` adds
+    run_tests.py unit e2e                 these kinds
+    run_tests.py unit -- -k streams       options after `--` go to pytest
 
-A test lives in `tests/<kind>/<part>/`. The kind decides when it runs, the part in which environment: that of the
-service before the first underscore. A test file anywhere else is an error, so that none is forgotten.
+A test is in `tests/<kind>/<part>/`. The kind decides when it runs; the part decides in which environment: that of the
+service before the first underscore. A test file elsewhere is an error, because nothing would run it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ REPORTS = REPOSITORY / ".cache/tests"
 QUICK = ("unit", "contract", "e2e")
 LONG = ("long", "deploy", "browser", "chaos")
 ALONE = ("e2e", "chaos")
-"""Kinds that start several services: each of their folders has the machine to itself."""
+"""Kinds that start several services: their folders run one at a time."""
 ENVIRONMENT = {"common": "cli", "models": "trainer", "scripts": "cli"}
-"""Parts without an environment of their own, and the one they borrow."""
+"""Parts without their own environment → the environment they use."""
 SLOWEST = 20
-_NO_TESTS = 5  # pytest's exit code where a selection leaves nothing
+_NO_TESTS = 5  # pytest's exit code if no test was selected
 
 
 @dataclass
@@ -58,12 +59,12 @@ class Job:
         return REPORTS / f"{self.name.replace('/', '-')}.xml"
 
     def run(self, options: Sequence[str]) -> None:
-        """Run pytest and read its report; the output appears when the run has ended, whole."""
+        """Run pytest, read its report, and print its output at once, so that parallel runs do not mix theirs."""
         self.report.unlink(missing_ok=True)
         python = REPOSITORY / ".venvs" / self.environment / "bin/python"
         command = [str(python), "-m", "pytest", f"--junitxml={self.report}", *options, str(self.folder)]
-        began = time.monotonic()
-        done = subprocess.run(
+        started = time.monotonic()
+        ended = subprocess.run(
             command,
             cwd=REPOSITORY,
             env=_environment(),
@@ -73,23 +74,23 @@ class Job:
             text=True,
             errors="replace",
         )
-        self.seconds = time.monotonic() - began
-        self.status = 0 if done.returncode == _NO_TESTS else done.returncode
+        self.seconds = time.monotonic() - started
+        self.status = 0 if ended.returncode == _NO_TESTS else ended.returncode
         if self.report.exists():
-            self.cases = list(_cases(self.report))
-        with _printing:
-            print(f"── {self.name} ({self.environment}, {self.seconds:.0f} s)\n{done.stdout}", end="", flush=True)
+            self.cases = list(_read_cases(self.report))
+        with _print_lock:
+            print(f"── {self.name} ({self.environment}, {self.seconds:.0f} s)\n{ended.stdout}", end="", flush=True)
 
 
-_printing = threading.Lock()
+_print_lock = threading.Lock()
 
 
 def _environment() -> dict[str, str]:
-    own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return own | os.environ
+    defaults = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return defaults | os.environ
 
 
-def _cases(report: Path) -> Iterable[tuple[float, str, str]]:
+def _read_cases(report: Path) -> Iterable[tuple[float, str, str]]:
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         outcome = "passed"
         if case.find("failure") is not None or case.find("error") is not None:
@@ -99,37 +100,37 @@ def _cases(report: Path) -> Iterable[tuple[float, str, str]]:
         yield float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}", outcome
 
 
-def misplaced() -> list[str]:
-    """Test files that no kind and part would run."""
-    found = []
+def find_misplaced_tests() -> list[str]:
+    """List the test files that no kind and part would run."""
+    misplaced = []
     for file in sorted(TESTS.rglob("test_*.py")):
         parts = file.relative_to(TESTS).parts
-        known = len(parts) >= 3 and parts[0] in QUICK + LONG
-        if not known or not (REPOSITORY / ".venvs" / Job(TESTS / parts[0] / parts[1]).environment).is_dir():
-            found.append(str(file.relative_to(REPOSITORY)))
-    return found
+        has_kind = len(parts) >= 3 and parts[0] in QUICK + LONG
+        if not has_kind or not (REPOSITORY / ".venvs" / Job(TESTS / parts[0] / parts[1]).environment).is_dir():
+            misplaced.append(str(file.relative_to(REPOSITORY)))
+    return misplaced
 
 
-def jobs_of(kinds: Iterable[str]) -> list[Job]:
-    """One job for every folder of these kinds that has tests."""
+def list_jobs(kinds: Iterable[str]) -> list[Job]:
+    """List one job for every folder of these kinds that contains tests."""
     folders = (folder for kind in kinds for folder in sorted((TESTS / kind).glob("*")) if folder.is_dir())
     return [Job(folder) for folder in folders if any(folder.rglob("test_*.py"))]
 
 
 def main(arguments: Sequence[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    asked, options = arguments[:split], arguments[split + 1 :]
-    kinds = [kind for name in asked for kind in {"quick": QUICK, "long": LONG}.get(name, (name,))]
+    names, options = arguments[:split], arguments[split + 1 :]
+    kinds = [kind for name in names for kind in {"quick": QUICK, "long": LONG}.get(name, (name,))]
     unknown = [kind for kind in kinds if kind not in QUICK + LONG]
     if unknown or not kinds:
         expected = ", ".join(("quick", "long", *QUICK, *LONG))
         print(f"run_tests: expected some of {expected}, not {' '.join(unknown) or 'nothing'}", file=sys.stderr)
         return 2
-    if lost := misplaced():
-        print(f"run_tests: no kind runs {', '.join(lost)}: move them to tests/<kind>/<service>/", file=sys.stderr)
+    if misplaced := find_misplaced_tests():
+        print(f"run_tests: no kind runs {', '.join(misplaced)}: move them to tests/<kind>/<service>/", file=sys.stderr)
         return 2
     REPORTS.mkdir(parents=True, exist_ok=True)
-    jobs = jobs_of(kinds)
+    jobs = list_jobs(kinds)
     with ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1))) as pool:
         list(pool.map(lambda job: job.run(options), (job for job in jobs if job.name.split("/")[0] not in ALONE)))
     for job in jobs:
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def summarize(jobs: Sequence[Job]) -> int:
-    """Print where the time went, what failed, and one line of totals; returns the exit status."""
+    """Print the time of each job, the slowest tests, failures and totals; return the exit status."""
     for job in sorted(jobs, key=lambda job: -job.seconds):
         print(f"{job.seconds:7.1f} s  {job.name}  {len(job.cases)} tests")
     slowest = sorted((case for job in jobs for case in job.cases), reverse=True)[:SLOWEST]

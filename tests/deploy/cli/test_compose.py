@@ -14,7 +14,7 @@ import pytest
 import yaml
 from compose_file import FILE, OURS, PROFILES, Object, config, part, reachable, resolved
 from deployment_tools import REPOSITORY, check_jsonschema
-from release import images
+from release import list_images
 
 from forage_cli.local.stack import SERVING, Program, addresses
 from forage_common.addresses import split_address
@@ -178,7 +178,7 @@ def test_images_are_pinned_and_ours_are_those_of_the_chart(stack: Object) -> Non
         if (ours := part(service)) is not None:
             assert repository == values[ours]["image"]["repository"], name
             assert tag.removesuffix("-gpu") == chart["appVersion"], name
-            assert f"forage/{ours}:{tag}" in images(chart["appVersion"]), name
+            assert f"forage/{ours}:{tag}" in list_images(chart["appVersion"]), name
     redis, exporter = values["redis"]["image"], values["redis"]["exporter"]["image"]
     assert stack["services"]["redis"]["image"] == f"{redis['repository']}:{redis['tag']}"
     # With the shell that hands the password on.
@@ -364,4 +364,4 @@ def test_make_up_says_what_is_missing(tmp_path: Path) -> None:
 def test_an_unknown_verb_is_refused() -> None:
     found = subprocess.run([SCRIPT, "start"], capture_output=True, text=True, timeout=60)
     assert found.returncode == 2
-    assert "the verb is 'start', expected up, down or logs" in found.stderr
+    assert "the command is 'start', expected up, down or logs" in found.stderr

@@ -18,7 +18,7 @@ import yaml
 from dashboard_queries import FOLDER, dashboards, panels, queries, runnable
 from deployment_tools import HELMS, REPOSITORY, grafana_sdk
 from helm_chart import rendered
-from metrics_page import names
+from metrics_page import read_series_names
 
 GRAFANA = REPOSITORY / "deploy/grafana"
 NAMES = ("pipeline", "redis", "retriever", "reward", "rollout", "training")
@@ -54,11 +54,11 @@ def test_there_are_exactly_these_dashboards_and_the_chart_has_them() -> None:
 
 def test_a_dashboard_is_current_and_survives_the_model_of_the_sdk(build: ModuleType, name: str) -> None:
     committed = (FOLDER / f"{name}.json").read_text()
-    assert committed == build.text(name), "run 'make dashboards' and commit"
+    assert committed == build.render_dashboard(name), "run 'make dashboards' and commit"
     model = importlib.import_module("grafana_foundation_sdk.models.dashboard").Dashboard
     importlib.import_module("grafana_foundation_sdk.cog.plugins").register_default_plugins()
     there = json.loads(committed)
-    back = build.without_nulls(json.loads(json.dumps(model.from_json(there), cls=build.JSONEncoder)))
+    back = build.remove_nulls(json.loads(json.dumps(model.from_json(there), cls=build.JSONEncoder)))
     assert back == there
 
 
@@ -102,7 +102,7 @@ def test_what_to_look_at_first_is_at_the_top(name: str) -> None:
 
 
 def test_queries_name_metrics_that_there_are_and_their_labels(name: str) -> None:
-    known = names() | NOT_OURS
+    known = read_series_names() | NOT_OURS
     for query in queries(name):
         found = set(re.findall(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{", query.expr))
         assert found, query

@@ -219,8 +219,11 @@ def test_the_chart_names_images_that_are_built_and_runs_what_they_run(name: str)
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"SERVICES": "reward judge"}, "SERVICES names judge, expected some of: cli reward retriever rollout trainer"),
-        ({"SERVICES": "reward", "GPU": "1"}, "reward has no GPU build, expected some of: retriever rollout trainer"),
+        (
+            {"SERVICES": "reward judge"},
+            "SERVICES contains judge, expected some of: cli reward retriever rollout trainer",
+        ),
+        ({"SERVICES": "reward", "GPU": "1"}, "reward has no GPU image, expected some of: retriever rollout trainer"),
         ({"PATH": "tools"}, "docker is missing: install Docker"),
         ({"DOCKER_HOST": "unix:///nowhere.sock"}, "no Docker engine answers"),
     ],

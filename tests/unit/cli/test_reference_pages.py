@@ -12,4 +12,4 @@ def test_the_page_of_commands_is_current() -> None:
 
 def test_the_page_of_the_api_has_the_current_contracts() -> None:
     page = api_doc.DOCUMENT.read_text(encoding="utf-8")
-    assert api_doc.grpc_section() in page, "docs/reference/api.md: run 'make reference' and commit"
+    assert api_doc.render_grpc_section() in page, "docs/reference/api.md: run 'make reference' and commit"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from metrics_page import assert_current, collected
+from metrics_page import assert_current, collect_metrics
 
 from forage_rollout.agent import Counts
 from forage_rollout.dispatcher import DispatchCounts
@@ -19,5 +19,5 @@ def test_the_page_of_metrics_is_current() -> None:
 def test_every_count_of_a_replica_is_described() -> None:
     counts = [field.name for kind in (Counts, DispatchCounts, EngineCounts) for field in dataclasses.fields(kind)]
     counts += [name.partition("{")[0] for name in call_counts()]
-    described = {metric.name.removesuffix("_total") for metric in collected("rollout")}
+    described = {metric.name.removesuffix("_total") for metric in collect_metrics("rollout")}
     assert {f"forage_rollout_{name}" for name in counts} <= described

@@ -21,7 +21,7 @@ def test_packages_within_the_limits_are_accepted(tmp_path: Path, monkeypatch: py
     write_module(tmp_path, "a/forage_a/__init__.py", 1)
     write_module(tmp_path, "common/forage_common/v1/generated_pb2.py", 9_000)
     monkeypatch.setattr(check_structure, "REPOSITORY", tmp_path)
-    assert list(check_structure.violations()) == []
+    assert list(check_structure.find_violations()) == []
 
 
 def test_each_limit_is_enforced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,7 @@ def test_each_limit_is_enforced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for number in range(13):
         write_module(tmp_path, f"common/forage_common/m{number}.py", 390)
     monkeypatch.setattr(check_structure, "REPOSITORY", tmp_path)
-    long, flat, common = check_structure.violations()
+    long, flat, common = check_structure.find_violations()
     assert long.startswith("services/a/forage_a/long.py has 401 lines")
     assert flat.startswith("services/a/forage_a/part has 16 modules")
     assert common.startswith("forage_common has 5070 lines")

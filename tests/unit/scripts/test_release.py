@@ -1,4 +1,4 @@
-"""`scripts/release.py`: one version everywhere."""
+"""`scripts/release.py` keeps one version everywhere."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from release import PLACES, REPOSITORY, ReleaseError, check, images, named_versions, set_version
+from release import PLACES, REPOSITORY, ReleaseError, check_version, list_images, read_versions, set_version
 
 TODAY = datetime.date(2026, 12, 1)
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of every file that names the version."""
+    """A copy of every file that contains the version."""
     for glob in (*PLACES, "CHANGELOG.md"):
         for file in REPOSITORY.glob(glob):
             copy = tmp_path / file.relative_to(REPOSITORY)
@@ -23,16 +23,16 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_repository_names_one_version() -> None:
-    check(REPOSITORY)
+def test_all_files_of_the_repository_have_one_version() -> None:
+    check_version(REPOSITORY)
 
 
 def test_setting_a_version_changes_every_file_and_dates_the_changelog(tree: Path) -> None:
-    before = named_versions(tree)
+    before = read_versions(tree)
     set_version(tree, "7.8.9rc1", TODAY)
-    assert named_versions(tree) == {name: {"7.8.9rc1"} for name in before}
+    assert read_versions(tree) == {name: {"7.8.9rc1"} for name in before}
     assert "## [Unreleased]\n\n## [7.8.9rc1] - 2026-12-01" in (tree / "CHANGELOG.md").read_text()
-    assert check(tree) == "7.8.9rc1"
+    assert check_version(tree) == "7.8.9rc1"
     assert 'appVersion: "7.8.9rc1"\n' in (tree / "deploy/helm/forage/Chart.yaml").read_text()
 
 
@@ -43,30 +43,30 @@ def test_setting_a_version_twice_adds_one_changelog_section(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["", "1", "1.2", "v1.2.3", "1.2.3-beta", "1.2.3; rm"])
-def test_what_is_no_version_is_refused_and_nothing_is_written(tree: Path, version: str) -> None:
-    before = named_versions(tree)
+def test_an_invalid_version_is_refused_and_nothing_is_written(tree: Path, version: str) -> None:
+    before = read_versions(tree)
     with pytest.raises(ReleaseError, match="is not a version: give one like"):
         set_version(tree, version, TODAY)
-    assert named_versions(tree) == before
+    assert read_versions(tree) == before
 
 
 def test_files_that_disagree_are_named(tree: Path) -> None:
     chart = tree / "deploy/helm/forage/Chart.yaml"
     chart.write_text(chart.read_text().replace('appVersion: "', 'appVersion: "9.'))
     with pytest.raises(ReleaseError, match=r"(?s)disagree.*deploy/helm/forage/Chart.yaml: .*9\."):
-        check(tree)
+        check_version(tree)
 
 
 def test_a_version_without_a_changelog_section_is_refused(tree: Path) -> None:
-    version = check(tree)
+    version = check_version(tree)
     changelog = tree / "CHANGELOG.md"
     changelog.write_text(changelog.read_text().replace(f"## [{version}]", "## [old]"))
     with pytest.raises(ReleaseError, match=r"CHANGELOG.md has no section"):
-        check(tree)
+        check_version(tree)
 
 
-def test_every_service_has_an_image_and_those_that_use_gpus_have_two() -> None:
-    listed = images("1.2.3")
+def test_every_service_has_an_image_and_gpu_services_have_two() -> None:
+    listed = list_images("1.2.3")
     assert {f"forage/{name}:1.2.3" for name in ("cli", "retriever", "reward", "rollout", "trainer")} <= set(listed)
     assert "forage/rollout:1.2.3-gpu" in listed
     assert "forage/cli:1.2.3-gpu" not in listed

@@ -1,4 +1,4 @@
-"""`scripts/run_tests.py`: every test has a place, and totals come from pytest's reports."""
+"""`scripts/run_tests.py` finds every test and counts by pytest's reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import run_tests
-from run_tests import Job, jobs_of, main, misplaced, summarize
+from run_tests import Job, find_misplaced_tests, list_jobs, main, summarize
 
 REPORT = """<?xml version="1.0"?><testsuites><testsuite>
 <testcase classname="tests.a" name="test_good" time="1.5"/>
@@ -17,7 +17,7 @@ REPORT = """<?xml version="1.0"?><testsuites><testsuite>
 
 
 def test_no_test_of_the_repository_is_misplaced() -> None:
-    assert misplaced() == []
+    assert find_misplaced_tests() == []
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_test_file_outside_kind_and_service_stops_the_run(
     (tmp_path / ".venvs/cli").mkdir(parents=True)
     monkeypatch.setattr(run_tests, "REPOSITORY", tmp_path)
     monkeypatch.setattr(run_tests, "TESTS", tmp_path / "tests")
-    assert misplaced() == [f"tests/{place}"]
+    assert find_misplaced_tests() == [f"tests/{place}"]
     assert main(["quick"]) == 2
     assert f"no kind runs tests/{place}" in capsys.readouterr().err
 
@@ -46,21 +46,21 @@ def test_an_unknown_kind_is_refused_with_the_known_ones(kinds: list[str], capsys
 def test_totals_are_those_of_the_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
-    job = Job(run_tests.TESTS / "unit/cli", status=1, cases=list(run_tests._cases(report)))
+    job = Job(run_tests.TESTS / "unit/cli", status=1, cases=list(run_tests._read_cases(report)))
     assert summarize([job]) == 1
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1] == "1 passed, 2 failed, 1 skipped"
     assert "failed: tests.a::test_bad (unit/cli)" in printed
 
 
-def test_a_run_that_broke_off_without_a_report_counts_as_failed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_ended_without_a_report_counts_as_failed(capsys: pytest.CaptureFixture[str]) -> None:
     crashed = Job(run_tests.TESTS / "unit/cli", status=139)
     assert summarize([crashed]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
 
 
 def test_every_part_runs_in_the_environment_of_its_service() -> None:
-    environments = {job.name: job.environment for job in jobs_of(run_tests.QUICK + run_tests.LONG)}
+    environments = {job.name: job.environment for job in list_jobs(run_tests.QUICK + run_tests.LONG)}
     assert environments["unit/common"] == environments["unit/cli"] == "cli"
     assert environments["unit/models"] == environments["unit/trainer"] == "trainer"
     assert environments["contract/rollout_deployments"] == "rollout"
