@@ -358,8 +358,9 @@ def _strip(node: Any, keys_are_names: bool = False) -> Any:
         return node
     is_model = "properties" in node
     dropped = () if keys_are_names else ("title", "default", *(("description",) if is_model else ()))
+    literals = () if keys_are_names else ("const", "enum")
     return {
-        key: value if key in ("const", "enum") and not keys_are_names else _strip(value, key in ("properties", "definitions"))
+        key: value if key in literals else _strip(value, keys_are_names=key in ("properties", "definitions"))
         for key, value in node.items()
         if key not in dropped
     }
