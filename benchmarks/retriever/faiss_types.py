@@ -29,8 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forage_common.settings import RetrieverSettings
-from forage_retriever.command.bench import timed
-from forage_retriever.command.evaluate import overlap
+from forage_retriever.command.measure import measure_throughput
 from forage_retriever.corpus import read
 from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.search import faiss_build, memory
@@ -201,15 +200,15 @@ def measured(
         "ram_bytes": round((root / factory / faiss_build.INDEX_FILE).stat().st_size / index.passages, 1),
         "qps_1": per_cpu_second(search, queries, 1),
         "qps_32": per_cpu_second(search, queries, 32),
-        "top3": round(overlap(top3, exact[:, :3]), 4),
-        "top10": round(overlap(found, exact), 4),
+        "top3": round(compute_overlap(top3, exact[:, :3]), 4),
+        "top10": round(compute_overlap(found, exact), 4),
         "ready_s": round(ready_s, 2),
     }
 
 
 def per_cpu_second(search: Callable[[Vectors], object], queries: Vectors, batch: int) -> float:
     """Queries in a second of processor time, which other processes change less than a second of the clock."""
-    return round(1000 / timed(search, queries, batch, SECONDS)["cpu_ms"], 1)
+    return round(1000 / measure_throughput(search, queries, batch, SECONDS)["cpu_ms"], 1)
 
 
 def flat_by_default(root: Path, queries: Vectors) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from forage_retriever.command.evaluate import Question, read
+from forage_retriever.command.questions import Question, read_questions
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache/bench"
@@ -33,7 +33,7 @@ class Data:
 
     @cached_property
     def questions(self) -> list[Question]:
-        return read(self.file)
+        return read_questions(self.file)
 
 
 def load() -> Data:

@@ -176,9 +176,9 @@ def evaluate(
     config: Config = None,
 ) -> None:
     """Measure recall and hits on questions whose passages are known, by mode."""
-    import forage_retriever.command.evaluate as evaluating
+    from forage_retriever.command.evaluate import evaluate_index
 
-    evaluating.run(folder, questions, load_settings(config, overrides or []).retriever, out, sweep)
+    evaluate_index(folder, questions, load_settings(config, overrides or []).retriever, out, sweep)
 
 
 @app.command(epilog="[bold]Example[/]: forage index bench wiki --seconds 10 retriever.threads=4")
@@ -190,9 +190,9 @@ def bench(
     config: Config = None,
 ) -> None:
     """Measure queries a second and their latency, in this process."""
-    import forage_retriever.command.bench as benching
+    from forage_retriever.command.bench import benchmark_index
 
-    benching.run(folder, load_settings(config, overrides or []).retriever, seconds, questions)
+    benchmark_index(folder, load_settings(config, overrides or []).retriever, seconds, questions)
 
 
 def main() -> None:
