@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forage_common.settings import EncoderPrecision, EncoderSettings, RetrieverSettings
-from forage_retriever.corpus.read import passages
+from forage_retriever.corpus.read import read_passages
 from forage_retriever.encoders import model_folder, onnx_model
 from forage_retriever.encoders.encoder import Encoder, Vectors
 from forage_retriever.encoders.factory import create_encoder
@@ -48,8 +48,12 @@ def main() -> None:
     data, console = load_data(), Console()
     texts = [question.text for question in data.questions]
     fp32, int8 = (_encoder(precision) for precision in (EncoderPrecision.FP32, EncoderPrecision.INT8))
-    torch = TorchEncoder(fp32.model, model_folder.bundled(), fp32.convention)
-    variants: dict[str, Encode] = {"torch": torch.queries, "fp32": fp32.queries, "int8": int8.queries}
+    torch = TorchEncoder(fp32.model, model_folder.locate_bundled(), fp32.convention)
+    variants: dict[str, Encode] = {
+        "torch": torch.encode_queries,
+        "fp32": fp32.encode_queries,
+        "int8": int8.encode_queries,
+    }
     for name, folder in _alternatives(fp32).items():
         variants[name] = OnnxModel(folder, fp32.convention.max_tokens, threads=1).run
     sample = [texts[row] for row in np.random.default_rng(0).permutation(len(texts))[:TIMED]]
@@ -58,7 +62,7 @@ def main() -> None:
         for name, encode in variants.items():
             for batch in BATCHES:
                 cost[name][batch].append(_milliseconds(encode, sample, batch))
-    exact = fp32.queries(texts)
+    exact = fp32.encode_queries(texts)
     hits = {name: _hits(data, one) for name, one in (("fp32", fp32), ("int8", int8))}
     table = Table("encoder", *(f"ms at {batch}" for batch in BATCHES), "neighbours move it", "cosine to fp32", "hit@3")
     figures = {}
@@ -84,10 +88,10 @@ def _encoder(precision: EncoderPrecision) -> Encoder:
 
 def _alternatives(fp32: Encoder) -> dict[str, Path]:
     """Folders with the fp32 graph quantised in other ways."""
-    digest = model_folder.digest(model_folder.bundled())
+    digest = model_folder.digest_model(model_folder.locate_bundled())
     pooling = fp32.convention.pooling
-    exported = onnx_model.exported(
-        model_folder.bundled(), digest, ARTIFACTS, EncoderPrecision.FP32, 1, "encoder", pooling, "unit"
+    exported = onnx_model.export_model(
+        model_folder.locate_bundled(), digest, ARTIFACTS, EncoderPrecision.FP32, 1, "encoder", pooling, "unit"
     )
     folders = {name: CACHE / f"{exported.name}-{name.replace(' ', '-')}" for name in ("per tensor", "blocks")}
     for folder in folders.values():
@@ -117,12 +121,12 @@ def _milliseconds(encode: Encode, texts: Sequence[str], batch: int) -> float:
 
 def _hits(data: Data, encoder: Encoder) -> float:
     """Share of questions with a passage that answers them among the first three, by exact search."""
-    found = list(passages(data.corpus))
+    found = list(read_passages(data.corpus))
     file = CACHE / f"passages-{encoder.digest[:16]}-{data.name.replace(' ', '-')}.npy"
     if not file.exists():
-        np.save(file, encoder.passages([passage.contents for passage in found], lambda done: None))
+        np.save(file, encoder.encode_passages([passage.contents for passage in found], lambda done: None))
     vectors = np.load(file)
-    queries = encoder.queries([question.text for question in data.questions])
+    queries = encoder.encode_queries([question.text for question in data.questions])
     best = np.argsort(-(queries @ vectors.T), axis=1)[:, :TOPK]
     ids = [passage.id for passage in found]
     return statistics.fmean(

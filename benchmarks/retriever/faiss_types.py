@@ -29,12 +29,13 @@ from rich.console import Console
 from rich.table import Table
 
 from forage_common.settings import RetrieverSettings
+from forage_retriever.command.evaluate import compute_overlap
 from forage_retriever.command.measure import measure_throughput
 from forage_retriever.corpus import read
 from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.search import faiss_build, memory
 from forage_retriever.search.vector_index import Effort, VectorIndex
-from forage_retriever.search.vectors import VECTORS_FILE, blocks, save
+from forage_retriever.search.vectors import VECTORS_FILE, iterate_blocks, save_vectors
 
 Vectors = NDArray[np.float32]
 PASSAGES = 1_000_000
@@ -116,9 +117,9 @@ def real_vectors(data: Data) -> tuple[Vectors, Vectors]:
     if not all(file.exists() for file in files):
         CACHE.mkdir(parents=True, exist_ok=True)
         model = create_encoder(RetrieverSettings(threads=os.cpu_count() or 1), building=True)
-        texts = [passage.contents for passage in read.passages(data.corpus)]
-        np.save(files[0], model.passages(texts, lambda done: None))
-        np.save(files[1], model.queries([question.text for question in data.questions]))
+        texts = [passage.contents for passage in read.read_passages(data.corpus)]
+        np.save(files[0], model.encode_passages(texts, lambda done: None))
+        np.save(files[1], model.encode_queries([question.text for question in data.questions]))
     passages, questions = (np.load(file) for file in files)
     return passages, questions[np.random.default_rng(0).permutation(len(questions))[:QUERIES]]
 
@@ -159,25 +160,25 @@ def built(folder: Path, factory: str, vectors: NDArray[np.float32]) -> bool:
     if file.exists():
         return False
     folder.mkdir(parents=True, exist_ok=True)
-    index = faiss_build.empty_index(factory, vectors.shape[1])
-    if wanted := min(faiss_build.training_rows(index, len(vectors)), TRAINING):
+    index = faiss_build.create_index(factory, vectors.shape[1])
+    if wanted := min(faiss_build.count_training_rows(index, len(vectors)), TRAINING):
         chosen = np.sort(np.random.default_rng(0).permutation(len(vectors))[:wanted])
-        inner = faiss_build.inside(index)
+        inner = faiss_build.unwrap_index(index)
         centroids = folder.parent / f"centroids-{inner.nlist}.npy" if isinstance(inner, faiss.IndexIVF) else None
         if centroids is not None and centroids.exists():
             inner.quantizer.add(np.load(centroids))  # the same cells for all types that have so many
-        faiss_build.train(index, factory, vectors[chosen])
+        faiss_build.train_index(index, factory, vectors[chosen])
         if centroids is not None and not centroids.exists():
             np.save(centroids, inner.quantizer.reconstruct_n(0, inner.nlist))
-    for block in blocks(vectors):
-        faiss_build.add(index, factory, block)
-    if faiss_build.wants_vectors(factory, vectors.shape[1]):
+    for block in iterate_blocks(vectors):
+        faiss_build.add_vectors(index, factory, block)
+    if faiss_build.needs_stored_vectors(factory, vectors.shape[1]):
         shared = folder.parent / "float16.npy"
         if not shared.exists():
-            save(vectors, shared, "<f2")
+            save_vectors(vectors, shared, "<f2")
         if not (folder / VECTORS_FILE).exists():
             os.link(shared, folder / VECTORS_FILE)
-    faiss_build.write(index, folder / "index.tmp")
+    faiss_build.write_index(index, folder / "index.tmp")
     (folder / "index.tmp").rename(file)
     return True
 
@@ -213,7 +214,7 @@ def per_cpu_second(search: Callable[[Vectors], object], queries: Vectors, batch:
 
 def flat_by_default(root: Path, queries: Vectors) -> dict[str, Any]:
     """FAISS's own flat search: IndexFlatIP with all settings as they come."""
-    index = faiss_build.read(root / "Flat" / faiss_build.INDEX_FILE)
+    index = faiss_build.read_index(root / "Flat" / faiss_build.INDEX_FILE)
     faiss.omp_set_num_threads(1)
     tuned = faiss.cvar.distance_compute_blas_threshold
     faiss.cvar.distance_compute_blas_threshold = FAISS_BLAS_THRESHOLD
@@ -252,7 +253,7 @@ def projection() -> None:
     for title in ("type", "RAM", "of which own", "stored vectors, on disk", "to build"):
         table.add_column(title, justify="left" if title == "type" else "right")
     for factory in ("Flat", "SQfp16", "HNSW32", "IVF16384,SQ8", "IVF16384,RaBitQ", "IVF16384,PQ192x4fs", "RaBitQ"):
-        cost = memory.needs(factory, WIKI18_DIMENSION, WIKI18_PASSAGES)
+        cost = memory.estimate_needs(factory, WIKI18_DIMENSION, WIKI18_PASSAGES)
         sizes = (cost.ram_bytes, cost.held_bytes, cost.vectors_bytes, cost.build_bytes)
         table.add_row(factory, *(f"{size / memory.GIB:.1f}" for size in sizes))
     Console(width=120).print(table)

@@ -22,7 +22,7 @@ def main() -> None:
     batch, seconds, first = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     settings = settings_from_arguments(sys.argv[4:])
     texts = Questions(json.load(sys.stdin), first)
-    searcher = index.load(settings.data.corpus, settings.retriever, lambda _: None).searcher
+    searcher = index.load_index(settings.data.corpus, settings.retriever, lambda _: None).searcher
     for _ in range(WARM_UP):
         searcher.search(texts.take(batch), TOPK)
     queries, cpu, begin = 0, time.process_time(), time.perf_counter()

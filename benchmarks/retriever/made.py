@@ -36,10 +36,10 @@ class MadeVectors:
     def __init__(self, real: Encoder) -> None:
         self.digest, self.family, self.model = real.digest, real.family, real.model
         self.convention, self.precision, self.dimension = real.convention, real.precision, real.dimension
-        self.queries = real.queries
+        self.encode_queries = real.encode_queries
         self._centres = _unit(np.random.default_rng(0).standard_normal((_CENTRES, real.dimension), np.float32))
 
-    def passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> NDArray[np.float32]:
+    def encode_passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> NDArray[np.float32]:
         """Vectors [len(texts), dimension] of unit length."""
         vectors: NDArray[np.float32] = np.empty((len(texts), self.dimension), np.float32)
         for row, text in enumerate(texts):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from forage_common.telemetry.logs import configure_logs
-from forage_retriever.index.progress import Report, reporting
+from forage_retriever.index.progress import Report, open_report
 
 _ESTIMATED_S = 600.0
 """How far back steps count for the time left: they are few and long."""
@@ -19,7 +19,7 @@ _ESTIMATED_S = 600.0
 def building() -> Iterator[Report]:
     """What a build tells how far it is."""
     configure_logs("bench")
-    with reporting() as report:
+    with open_report() as report:
         yield report
 
 

@@ -117,7 +117,7 @@ def made_case(mode: RetrievalMode, passages: int) -> Case:
     with building() as report:
         file = made.corpus(MADE, passages, report)
         folder = made.index(file, mode, MADE, ENCODERS, report)
-    title, _ = read.title_and_text(next(read.passages(file)).contents)
+    title, _ = read.split_contents(next(read.read_passages(file)).contents)
     return Case(mode, passages, folder, title)
 
 

@@ -131,13 +131,13 @@ def completions_server(policy: Policy) -> Iterator[CompletionsServer]:
             time.sleep(served.delay_s)
             self.reply(200, served.complete(body))
 
-        def allowed(self) -> bool:
+        def compute_mask(self) -> bool:
             if served.token and self.headers.get("authorization") != f"Bearer {served.token}":
                 self.reply(401, {"error": {"message": "this service asks for a token"}})
                 return False
             return True
 
-        def reply(self, status: int, content: dict[str, Any]) -> None:
+        def build_reply(self, status: int, content: dict[str, Any]) -> None:
             text = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(text)))

@@ -51,7 +51,7 @@ def recorded(index: Index) -> tuple[Index, Recorder]:
 async def retrieving(index: Index, timeout_s: float = 30.0, max_waiting: int = 8192) -> AsyncIterator[Retrieval]:
     """A retrieval over an index."""
     core = Retrieval(DEFAULT_TOPK, timeout_s)
-    core.serve(LocalSource(index, max_waiting))
+    core.set_source(LocalSource(index, max_waiting))
     try:
         yield core
     finally:

@@ -64,7 +64,7 @@ class Server:
             assert request.truncate
             if failure := await self._failing("/embed"):
                 return failure
-            return self._encoder.queries(request.inputs)[:, : self.width].tolist()
+            return self._encoder.encode_queries(request.inputs)[:, : self.width].tolist()
 
         @app.post("/rerank")
         async def rerank(request: RerankRequest) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m forage_retriever.prepare [--config FILE] [key=value …]`: build what is kept, so that a start is quick."""
+"""`python -m forage_retriever.prepare [--config FILE] [key=value …]`: build the index ahead of the first start."""
 
 from forage_common.service import run_service
 from forage_common.settings import Settings
@@ -6,16 +6,16 @@ from forage_common.telemetry.logs import get_logger
 from forage_retriever.index import load as index
 
 
-def prepare(settings: Settings) -> None:
-    """Load or build the index of these settings, and end.
+def prepare_index(settings: Settings) -> None:
+    """Build the index of these settings if it is not there, and load it once.
 
     Raises:
         UserError: the corpus, the settings or the machine are at fault.
     """
     log = get_logger()
-    found = index.load(settings.data.corpus, settings.retriever, lambda what: log.info("preparing", what=what))
-    log.info("prepared", mode=found.provenance.mode, passages=len(found.corpus), index=found.provenance.index)
+    loaded = index.load_index(settings.data.corpus, settings.retriever, lambda what: log.info("preparing", what=what))
+    log.info("prepared", mode=loaded.provenance.mode, passages=len(loaded.corpus), index=loaded.provenance.index)
 
 
 if __name__ == "__main__":
-    run_service("retriever", prepare)
+    run_service("retriever", prepare_index)

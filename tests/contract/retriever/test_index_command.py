@@ -30,12 +30,12 @@ from forage_retriever.search import bm25, faiss_build
 
 stages.PART = 16
 owner, name, count = {
-    "reading": (store.CorpusWriter, "add", 30),
-    "indexing words": (bm25, "title_and_text", 30),
+    "reading": (store.CorpusWriter, "add_passage", 30),
+    "indexing words": (bm25, "split_contents", 30),
     "second part": (stages.VectorsWriter, "append", 2),
     "checkpoint": (durable, "write_atomically", 1),
-    "trained": (faiss_build, "add", 1),
-    "writing": (faiss_build, "write", 1),
+    "trained": (faiss_build, "add_vectors", 1),
+    "writing": (faiss_build, "write_index", 1),
     "in place": (workspace.Workspace, "discard", 1),
 }[sys.argv[1]]
 inner, calls = getattr(owner, name), []
@@ -93,7 +93,7 @@ def write(file: Path, count: int) -> None:
 
 def answers(folder: Path, repository: Path) -> Iterator[list[tuple[str, float]]]:
     settings = RetrieverSettings(index=folder, cache_dir=repository / ".cache/retriever", nprobe=2)
-    found = load.load(Path("unused"), settings, lambda what: None)
+    found = load.load_index(Path("unused"), settings, lambda what: None)
     for query in ("birds", "bridges 16", "which islands are there?", "Number 42"):
         for mode in found.searchers:
             hits = found.searchers[mode].search([query], 10, (("topic", ("birds", "bridges", "islands")),))[0]
@@ -111,7 +111,7 @@ def test_a_build_that_is_killed_anywhere_goes_on_and_gives_the_identical_index(
         assert killed.returncode == -signal.SIGKILL, (place, killed.stderr)
     resumed = index("build", "killed", *options)
     assert resumed.returncode == 0, resumed.stderr
-    kept = {name: manifest.read(tmp_path / name) for name in ("whole", "killed")}
+    kept = {name: manifest.read_manifest(tmp_path / name) for name in ("whole", "killed")}
     # tantivy names its files by chance; what they hold is compared by what they answer.
     files = {
         name: {path: entry for path, entry in one.files.items() if not path.startswith("bm25/")}
@@ -121,7 +121,7 @@ def test_a_build_that_is_killed_anywhere_goes_on_and_gives_the_identical_index(
     assert files["killed"] == files["whole"]
     assert kept["killed"].model_copy(update={"files": {}}) == kept["whole"].model_copy(update={"files": {}})
     for name, one in kept.items():
-        assert manifest.check(tmp_path / name, one) == []
+        assert manifest.check_files(tmp_path / name, one) == []
     assert list(answers(tmp_path / "killed", repository)) == list(answers(tmp_path / "whole", repository))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "killed", "whole"]
 
@@ -158,7 +158,7 @@ def test_an_index_is_shown_checked_and_converted(index: Run, corpus: Path, tmp_p
     checked = index("verify", "two")
     assert checked.returncode == 1
     assert "dense/index.faiss has the digest" in checked.stderr
-    assert manifest.check(tmp_path / "one", manifest.read(tmp_path / "one")) == []
+    assert manifest.check_files(tmp_path / "one", manifest.read_manifest(tmp_path / "one")) == []
 
 
 def test_shards_are_cut_and_shown_one_by_one(index: Run, corpus: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_large_corpus_is_built_in_little_memory(index: Run, tmp_path: Path) ->
     write(tmp_path / "large.jsonl", 200_000)
     options = ["--corpus", "large.jsonl", "--mode", "bm25", "--filter-field", "topic"]
     done = index("build", "large", *options, script=MEASURED)
-    assert manifest.read(tmp_path / "large").passages == 200_000
+    assert manifest.read_manifest(tmp_path / "large").passages == 200_000
     # The libraries take 70 MB, tantivy's buffer 64, what is mapped of the files 50; as Python objects the passages
     # would take 100 more.
     assert int(done.stdout.rpartition("peak ")[2]) * 1024 < 230_000_000

@@ -38,7 +38,7 @@ def corpus_file(tmp_path: Path) -> Path:
 def texts(corpus_file: Path, tmp_path: Path) -> Corpus:
     folder = tmp_path / "corpus"
     folder.mkdir()
-    return store.write(folder, read.passages(corpus_file), filter_fields=["lang"])
+    return store.write_corpus(folder, read.read_passages(corpus_file), filter_fields=["lang"])
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +47,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Index:
     folder = tmp_path_factory.mktemp("loaded")
     (folder / "corpus.jsonl").write_text(CORPUS)
     settings = RetrieverSettings(mode=RetrievalMode.BM25, cache_dir=folder / "cache", filter_fields=("lang", "url"))
-    return index.load(folder / "corpus.jsonl", settings, lambda _: None)
+    return index.load_index(folder / "corpus.jsonl", settings, lambda _: None)
 
 
 @pytest.fixture(scope="session")

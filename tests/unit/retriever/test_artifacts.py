@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from forage_common.errors import UserError
-from forage_retriever.artifacts import built, digest_of
+from forage_retriever.artifacts import build_once, compute_digest
 
-DIGEST = digest_of("a")
+DIGEST = compute_digest("a")
 
 
 def write(folder: Path) -> None:
@@ -23,7 +23,7 @@ def test_the_same_digest_is_built_once(tmp_path: Path) -> None:
         calls.append(folder)
         write(folder)
 
-    first, second = (built(tmp_path, "kind", DIGEST, build) for _ in range(2))
+    first, second = (build_once(tmp_path, "kind", DIGEST, build) for _ in range(2))
     assert first == second
     assert (first / "part").read_text() == "whole"
     assert len(calls) == 1
@@ -35,7 +35,7 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
         raise ValueError("half way")
 
     with pytest.raises(ValueError, match="half way"):
-        built(tmp_path, "kind", DIGEST, build)
+        build_once(tmp_path, "kind", DIGEST, build)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,23 +51,23 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
     elsewhere = tmp_path / f".building-another-host-{dead.pid}-x"
     for folder in (left, kept, elsewhere):
         folder.mkdir()
-    built(tmp_path, "kind", DIGEST, write)
+    build_once(tmp_path, "kind", DIGEST, write)
     assert [folder.exists() for folder in (left, kept, elsewhere)] == [False, True, True]
 
 
 def test_of_two_builds_at_once_one_is_kept(tmp_path: Path) -> None:
     def build(folder: Path) -> None:
         write(folder)
-        built(tmp_path, "kind", DIGEST, write)
+        build_once(tmp_path, "kind", DIGEST, write)
 
-    assert (built(tmp_path, "kind", DIGEST, build) / "part").read_text() == "whole"
+    assert (build_once(tmp_path, "kind", DIGEST, build) / "part").read_text() == "whole"
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_written_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"retriever.cache_dir"):
-        built(tmp_path / "file" / "cache", "kind", DIGEST, write)
+        build_once(tmp_path / "file" / "cache", "kind", DIGEST, write)
 
 
 def test_a_full_disk_names_the_setting_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_a_full_disk_names_the_setting_and_leaves_nothing_behind(tmp_path: Path)
             full.write("x")
 
     with pytest.raises(UserError, match=r"No space left.*retriever.cache_dir"):
-        built(tmp_path, "kind", DIGEST, build)
+        build_once(tmp_path, "kind", DIGEST, build)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_digests_tell_where_a_part_ends() -> None:
-    assert digest_of("ab", "c") != digest_of("a", "bc")
+    assert compute_digest("ab", "c") != compute_digest("a", "bc")

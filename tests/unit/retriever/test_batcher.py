@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from forage_retriever.hits import Filters, Hit
 from forage_retriever.serve import batcher
-from forage_retriever.serve.batcher import Asked, Batcher, OverloadedError
+from forage_retriever.serve.batcher import Batcher, OverloadedError, SearchOptions
 
-ASKED = Asked("dense", 1)
+ASKED = SearchOptions("dense", 1)
 
 
 class Echo:
@@ -23,7 +23,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
-        self.asked: list[Asked] = []
+        self.asked: list[SearchOptions] = []
         self.threads: set[int] = set()
         self.open = threading.Event()
         self.busy = threading.Event()
@@ -33,7 +33,7 @@ class Echo:
         assert self.open.wait(30)
         self.threads.add(threading.get_ident())
         self.batches.append(list(queries))
-        self.asked.append(Asked("dense", topk, filters))
+        self.asked.append(SearchOptions("dense", topk, filters))
         if "poison" in queries:
             raise RuntimeError("poison")
         return [[Hit(len(query), 1.0)] for query in queries]
@@ -72,7 +72,7 @@ async def test_what_comes_while_the_thread_searches_is_searched_together_and_eac
 async def test_only_those_that_ask_the_same_share_a_search_and_askers_take_turns() -> None:
     echo = Echo()
     deep, some = ASKED._replace(topk=9), ASKED._replace(filters=(("lang", ("nb",)),))
-    many = [str(number) for number in range(3 * batcher.TURN)]
+    many = [str(number) for number in range(3 * batcher.TURN_QUERIES)]
     async with batching(echo) as queue:
         await held(
             queue,
@@ -97,7 +97,7 @@ async def test_one_huge_request_does_not_hold_up_a_small_one() -> None:
 
 async def test_a_request_of_no_more_than_a_turn_is_never_split_by_others() -> None:
     echo = Echo()
-    turn = [f"turn {number}" for number in range(batcher.TURN)]
+    turn = [f"turn {number}" for number in range(batcher.TURN_QUERIES)]
     async with batching(echo) as queue:
         requests = [[f"{text} of {request}" for text in turn] for request in range(4)]
         await held(queue, echo, *(lambda texts=texts: queue.search(texts, ASKED) for texts in requests))

@@ -22,7 +22,7 @@ from forage_retriever.search.bm25 import Bm25Index, TitleIndex
 def index(tmp_path: Path, texts: Corpus) -> Bm25Index:
     folder = tmp_path / "bm25"
     folder.mkdir()
-    bm25.build(folder, texts)
+    bm25.build_bm25_index(folder, texts)
     return Bm25Index(folder, texts.columns)
 
 
@@ -90,12 +90,12 @@ def test_no_more_documents_are_found_than_there_are(index: Bm25Index, texts: Cor
 
 
 def test_titles_are_found_exactly_but_for_case_punctuation_and_accents(index: Bm25Index, texts: Corpus) -> None:
-    def titled(query: str) -> list[str]:
-        return [texts.ids[hit.row] for hit in index.titled(query, 5)]
+    def search_titles(query: str) -> list[str]:
+        return [texts.ids[hit.row] for hit in index.search_titles(query, 5)]
 
-    assert titled("KANDY.") == ["k"]
-    assert titled("sao  paulo") == ["s"]
-    assert titled("Paulo") == titled("") == titled("?") == []
+    assert search_titles("KANDY.") == ["k"]
+    assert search_titles("sao  paulo") == ["s"]
+    assert search_titles("Paulo") == search_titles("") == search_titles("?") == []
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def test_equal_scores_are_told_apart_by_row(tmp_path: Path, monkeypatch: pytest.
     for folder in ("corpus", "bm25"):
         (tmp_path / folder).mkdir()
     rows = (b'{"id":%d,"contents":"same words"}' % number for number in range(12))
-    corpus = store.write(tmp_path / "corpus", (Passage.of(row) for row in rows))
+    corpus = store.write_corpus(tmp_path / "corpus", (Passage.from_row(row) for row in rows))
     told: list[int] = []
     monkeypatch.setattr(bm25, "_PROGRESS_PASSAGES", 5)
-    bm25.build(tmp_path / "bm25", corpus, told.append)
+    bm25.build_bm25_index(tmp_path / "bm25", corpus, told.append)
     found = Bm25Index(tmp_path / "bm25", corpus.columns).search(["same words"], 5)[0]
     assert [hit.row for hit in found] == [0, 1, 2, 3, 4]
     assert told == [5, 10, 12]

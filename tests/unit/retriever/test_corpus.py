@@ -26,7 +26,7 @@ GOOD = '{"id": "a", "contents": "\\"T\\"\\ntext"}'
 
 
 def passage(id: str, **fields: object) -> Passage:
-    return Passage.of(json.dumps({"id": id, "contents": f"title {id}", **fields}).encode())
+    return Passage.from_row(json.dumps({"id": id, "contents": f"title {id}", **fields}).encode())
 
 
 def test_a_corpus_keeps_every_field_and_the_order(corpus_file: Path, texts: Corpus) -> None:
@@ -44,7 +44,7 @@ def test_a_corpus_keeps_every_field_and_the_order(corpus_file: Path, texts: Corp
 def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "c.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + GOOD.encode() + b"\n\n  \r\n")
-    assert [found.id for found in read.passages(file)] == ["a"]
+    assert [found.id for found in read.read_passages(file)] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_wrong_corpus_is_one_sentence_with_file_line_and_field(tmp_path: Path,
     file = tmp_path / "c.jsonl"
     file.write_text(lines)
     with pytest.raises(DataError) as error:
-        list(read.passages(file))
+        list(read.read_passages(file))
     assert sentence in str(error.value)
     assert str(file) in str(error.value)
 
@@ -79,7 +79,7 @@ def test_a_corpus_that_is_not_utf8_names_the_line(tmp_path: Path) -> None:
     file = tmp_path / "c.jsonl"
     file.write_bytes(GOOD.encode() + b'\n{"id": "b", "contents": "\xff"}')
     with pytest.raises(DataError, match=r"c.jsonl:2 is not UTF-8"):
-        list(read.passages(file))
+        list(read.read_passages(file))
 
 
 def test_a_file_without_line_ends_is_refused_before_it_fills_memory(
@@ -89,7 +89,7 @@ def test_a_file_without_line_ends_is_refused_before_it_fills_memory(
     file = tmp_path / "c.jsonl"
     file.write_text("[" + "1, " * 100)
     with pytest.raises(DataError, match="line of more than 100 bytes"):
-        list(read.passages(file))
+        list(read.read_passages(file))
 
 
 @pytest.mark.parametrize("name", ["absent.jsonl", "absent.parquet", "damaged.jsonl.gz", "cut.jsonl.gz", ""])
@@ -102,7 +102,7 @@ def test_a_corpus_that_cannot_be_read_names_file_and_remedy(
     folder = tmp_path if name else tmp_path / "empty"
     folder.mkdir(exist_ok=True)
     with pytest.raises(DataError, match=f"{folder / name} cannot be read"):
-        list(read.passages(folder / name))
+        list(read.read_passages(folder / name))
 
 
 def test_how_a_corpus_is_packed_does_not_change_what_it_is(
@@ -126,17 +126,17 @@ def test_how_a_corpus_is_packed_does_not_change_what_it_is(
     for name in ("plain.jsonl", "packed.jsonl.gz", "folder", "table.parquet"):
         out = tmp_path / f"{name}.store"
         out.mkdir()
-        made[name] = store.write(out, read.passages(tmp_path / name), ["year", "tags"])
+        made[name] = store.write_corpus(out, read.read_passages(tmp_path / name), ["year", "tags"])
     assert len({corpus.digest for corpus in made.values()}) == 1
     assert [json.loads(row) for row in made["table.parquet"].rows] == rows
-    assert made["table.parquet"].columns.allowed((("tags", ("b",)),)).tolist() == [n % 3 == 2 for n in range(50)]
+    assert made["table.parquet"].columns.compute_mask((("tags", ("b",)),)).tolist() == [n % 3 == 2 for n in range(50)]
 
 
 def test_parquet_without_its_reader_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PARQUET_READER, raising=False)
     monkeypatch.setattr(read.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="needs pyarrow"):
-        list(read.passages(tmp_path / "c.parquet"))
+        list(read.read_passages(tmp_path / "c.parquet"))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_parquet_without_its_reader_is_one_sentence(tmp_path: Path, monkeypatch:
     ],
 )
 def test_the_first_line_is_the_title(contents: str, want: tuple[str, str]) -> None:
-    assert read.title_and_text(contents) == want
+    assert read.split_contents(contents) == want
 
 
 @given(st.binary(max_size=200))
@@ -156,10 +156,10 @@ def test_any_bytes_are_passages_or_a_sentence(tmp_path_factory: pytest.TempPathF
     file = tmp_path_factory.mktemp("any") / "c.jsonl"
     file.write_bytes(content)
     try:
-        found, problem = list(read.passages(file)), str(file)
+        found, problem = list(read.read_passages(file)), str(file)
     except DataError as error:
         found, problem = [], str(error)
-    assert [Passage.of(one.row) for one in found] == found
+    assert [Passage.from_row(one.row) for one in found] == found
     assert str(file) in problem
 
 
@@ -170,10 +170,10 @@ def test_an_id_that_comes_twice_is_found_wherever_it_is(
     monkeypatch.setattr(store, "_SORTED", sorted_at_once)
     ids = [str(n) for n in range(100)]
     (tmp_path / "good").mkdir()
-    assert len(store.write(tmp_path / "good", map(passage, ids))) == 100
+    assert len(store.write_corpus(tmp_path / "good", map(passage, ids))) == 100
     (tmp_path / "bad").mkdir()
     with pytest.raises(DuplicateIdError, match="'17'"):
-        store.write(tmp_path / "bad", map(passage, [*ids, "17"]))
+        store.write_corpus(tmp_path / "bad", map(passage, [*ids, "17"]))
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytes
         folder = tmp_path / str(count)
         folder.mkdir()
         tracemalloc.start()
-        store.write(folder, generated(count), ["lang"])
+        store.write_corpus(folder, generated(count), ["lang"])
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
@@ -214,7 +214,7 @@ def test_a_damaged_corpus_is_one_sentence(texts: Corpus, tmp_path: Path, file: s
 
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no passages"):
-        store.write(tmp_path, [])
+        store.write_corpus(tmp_path, [])
 
 
 @pytest.mark.parametrize(
@@ -231,40 +231,40 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
 def test_a_filter_lets_through_passages_with_an_accepted_value(
     texts: Corpus, filters: columns.Filters, want: list[str]
 ) -> None:
-    mask = texts.columns.allowed(filters)
+    mask = texts.columns.compute_mask(filters)
     assert [texts.ids[row] for row in np.flatnonzero(mask)] == want
-    assert texts.columns.allowed(filters) is mask
+    assert texts.columns.compute_mask(filters) is mask
     with pytest.raises(ValueError, match="read-only"):
         mask[0] = True
 
 
 def test_a_filter_on_an_unknown_field_names_those_there_are(texts: Corpus) -> None:
     with pytest.raises(UnknownFieldError, match="'year' is unknown: those of this index are lang"):
-        texts.columns.allowed((("year", ("1",)),))
+        texts.columns.compute_mask((("year", ("1",)),))
 
 
 def test_values_of_every_kind_are_text(tmp_path: Path) -> None:
     rows = [
         passage(str(n), f=value) for n, value in enumerate([1, True, "1", None, 1.5, ["1", 2, "1", None], [], "a=b"])
     ]
-    made = store.write(tmp_path, rows, ["f", "g"])
-    assert [made.columns.tokens(row.fields) for row in rows] == [
+    made = store.write_corpus(tmp_path, rows, ["f", "g"])
+    assert [made.columns.list_filter_terms(row.fields) for row in rows] == [
         ["f=1"], ["f=true"], ["f=1"], [], ["f=1.5"], ["f=1", "f=2"], [], ["f=a=b"],
     ]  # fmt: skip
-    assert np.flatnonzero(made.columns.allowed((("f", ("1",)),))).tolist() == [0, 2, 5]
-    assert not made.columns.allowed((("g", ("1",)),)).any()
+    assert np.flatnonzero(made.columns.compute_mask((("f", ("1",)),))).tolist() == [0, 2, 5]
+    assert not made.columns.compute_mask((("g", ("1",)),)).any()
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [["a"]], [{}]])
 def test_a_value_that_cannot_be_filtered_by_names_passage_and_field(tmp_path: Path, value: object) -> None:
     with pytest.raises(DataError, match=r"passage 'x': field 'f' is .*: give a text, a number, or a list of these"):
-        store.write(tmp_path, [passage("x", f=value)], ["f"])
+        store.write_corpus(tmp_path, [passage("x", f=value)], ["f"])
 
 
 def test_a_field_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MAX_VALUES", 10)
     with pytest.raises(DataError, match="field 'id' has more than 10 values"):
-        store.write(tmp_path, (passage(str(n)) for n in range(11)), ["id"])
+        store.write_corpus(tmp_path, (passage(str(n)) for n in range(11)), ["id"])
 
 
 @given(
@@ -276,6 +276,8 @@ def test_sorting_values_block_by_block_loses_nothing(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "_BLOCK", block)
-        made = store.write(tmp_path_factory.mktemp("c"), (passage(str(n), f=one) for n, one in enumerate(lists)), ["f"])
+        made = store.write_corpus(
+            tmp_path_factory.mktemp("c"), (passage(str(n), f=one) for n, one in enumerate(lists)), ["f"]
+        )
     for value in "abcdef":
-        assert made.columns.allowed((("f", (value,)),)).tolist() == [value in one for one in lists]
+        assert made.columns.compute_mask((("f", (value,)),)).tolist() == [value in one for one in lists]

@@ -63,19 +63,19 @@ faiss.omp_set_num_threads(1)  # several would wait for each other at each of man
 
 
 def fill(index: Any, factory: str, vectors: Vectors) -> None:
-    if rows := faiss_build.training_rows(index, len(vectors)):
-        faiss_build.train(index, factory, vectors[:rows])
+    if rows := faiss_build.count_training_rows(index, len(vectors)):
+        faiss_build.train_index(index, factory, vectors[:rows])
     for begin in range(0, len(vectors), 1500):
-        faiss_build.add(index, factory, vectors[begin : begin + 1500])
-    faiss_build.checked(index, factory, vectors[:1])
+        faiss_build.add_vectors(index, factory, vectors[begin : begin + 1500])
+    faiss_build.check_searchable(index, factory, vectors[:1])
 
 
 def write(folder: Path, factory: str, vectors: Vectors) -> Path:
-    index = faiss_build.empty_index(factory, vectors.shape[1])
+    index = faiss_build.create_index(factory, vectors.shape[1])
     fill(index, factory, vectors)
     folder.mkdir(parents=True, exist_ok=True)
-    faiss_build.write(index, folder / faiss_build.INDEX_FILE)
-    if faiss_build.wants_vectors(factory, vectors.shape[1]):
+    faiss_build.write_index(index, folder / faiss_build.INDEX_FILE)
+    if faiss_build.needs_stored_vectors(factory, vectors.shape[1]):
         np.save(folder / VECTORS_FILE, vectors.astype(np.float16))
     return folder
 
@@ -207,7 +207,7 @@ def test_no_more_passages_are_found_than_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("factory", ["PQ16x4fs", "RaBitQ", "IVF32,Flat", "Flat"])
 def test_exact_rows_are_those_of_the_vectors(built: Built, monkeypatch: pytest.MonkeyPatch, factory: str) -> None:
     monkeypatch.setattr(vector_index, "_BLOCK_ROWS", 999)
-    rows = built(factory).exact(QUERIES, 10)
+    rows = built(factory).search_exact(QUERIES, 10)
     if factory == "IVF32,Flat":  # does not know where a row is
         assert rows is None
     else:
@@ -233,12 +233,12 @@ def private_bytes() -> int:
 @pytest.mark.parametrize("factory", ["Flatt", "", "PQ7", "os.system"])
 def test_a_factory_string_that_faiss_refuses_names_the_setting(factory: str) -> None:
     with pytest.raises(SettingsError, match=r"retriever.faiss_factory"):
-        faiss_build.empty_index(factory, DIMENSION)
+        faiss_build.create_index(factory, DIMENSION)
 
 
 @pytest.mark.parametrize("factory", ["IVF256,Flat", "IVF0,Flat"])
 def test_a_factory_string_that_does_not_fit_the_corpus_names_the_setting(factory: str) -> None:
-    index = faiss_build.empty_index(factory, DIMENSION)
+    index = faiss_build.create_index(factory, DIMENSION)
     with pytest.raises(SettingsError, match=f"'{factory}' does not fit the corpus"):
         fill(index, factory, PASSAGES[:6])
 
@@ -272,7 +272,7 @@ def test_refinement_without_vectors_names_the_setting(tmp_path: Path) -> None:
     ],
 )
 def test_vectors_are_stored_for_kinds_that_keep_less_than_a_byte_a_dimension(factory: str, wanted: bool) -> None:
-    assert faiss_build.wants_vectors(factory, DIMENSION) is wanted
+    assert faiss_build.needs_stored_vectors(factory, DIMENSION) is wanted
 
 
 def test_a_gpu_index_is_searched_by_one_thread_whoever_asks() -> None:
@@ -302,14 +302,14 @@ def test_a_gpu_index_is_searched_by_one_thread_whoever_asks() -> None:
 
 
 def test_without_a_gpu_an_index_stays_on_the_cpu() -> None:
-    if faiss_gpu.devices():
+    if faiss_gpu.count_devices():
         pytest.skip("this machine has a GPU and faiss-gpu")
-    assert faiss_gpu.moved(faiss.IndexFlatIP(DIMENSION)) is None
+    assert faiss_gpu.move_to_gpu(faiss.IndexFlatIP(DIMENSION)) is None
 
 
 @pytest.fixture
 def dense(tmp_path: Path, texts: Corpus, encoder: Encoder) -> DenseIndex:
-    folder = write(tmp_path / "dense", "Flat", encoder.passages(texts.contents[:], lambda done: None))
+    folder = write(tmp_path / "dense", "Flat", encoder.encode_passages(texts.contents[:], lambda done: None))
     return DenseIndex(folder, encoder, texts.columns, RetrieverSettings())
 
 

@@ -17,7 +17,7 @@ from forage_retriever.encoders.conventions import CONVENTIONS, Convention, Pooli
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.encoders.onnx_encoder import OnnxEncoder
-from forage_retriever.encoders.onnx_model import LENGTH_STEP, TOKEN_BUDGET, ExportError, grouped
+from forage_retriever.encoders.onnx_model import LENGTH_STEP, TOKEN_BUDGET, ExportError, group_by_length
 from forage_retriever.encoders.torch_encoder import TorchEncoder
 
 TEXTS = ["Oslo", "", "the money of Norway, " * 9, "who was the first king of all Norway?", "word " * 400, "å\0 é"]
@@ -41,22 +41,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     BertModel(BertConfig(**shape, max_position_embeddings=30)).save_pretrained(folder)
-    (folder / "tokenizer.json").write_bytes((model_folder.bundled() / "tokenizer.json").read_bytes())
+    (folder / "tokenizer.json").write_bytes((model_folder.locate_bundled() / "tokenizer.json").read_bytes())
     return folder
 
 
 def test_fp32_gives_what_sentence_transformers_gives(exact: Encoder) -> None:
-    reference = TorchEncoder("minilm", model_folder.bundled(), exact.convention)
+    reference = TorchEncoder("minilm", model_folder.locate_bundled(), exact.convention)
     done: list[int] = []
-    assert np.abs(exact.queries(TEXTS) - reference.queries(TEXTS)).max() < 1e-5
-    assert np.abs(exact.passages(TEXTS, done.append) - reference.passages(TEXTS, done.append)).max() < 1e-5
+    assert np.abs(exact.encode_queries(TEXTS) - reference.encode_queries(TEXTS)).max() < 1e-5
+    assert (
+        np.abs(exact.encode_passages(TEXTS, done.append) - reference.encode_passages(TEXTS, done.append)).max() < 1e-5
+    )
     assert done == [len(TEXTS)] * 2
     assert exact.family == reference.family
     assert exact.digest != reference.digest
 
 
 def test_int8_stays_near_fp32(exact: Encoder, encoder: Encoder) -> None:
-    assert (exact.queries(TEXTS) * encoder.queries(TEXTS)).sum(1).min() > 0.98
+    assert (exact.encode_queries(TEXTS) * encoder.encode_queries(TEXTS)).sum(1).min() > 0.98
     assert exact.family == encoder.family
     assert exact.digest != encoder.digest
 
@@ -65,25 +67,25 @@ def test_int8_stays_near_fp32(exact: Encoder, encoder: Encoder) -> None:
 @given(texts=some_texts)
 def test_a_text_has_one_vector_whatever_is_beside_it(exact: Encoder, encoder: Encoder, texts: list[str]) -> None:
     for one in (exact, encoder):
-        together = one.queries(texts)
+        together = one.encode_queries(texts)
         assert np.isfinite(together).all()
-        assert np.array_equal(together, np.concatenate([one.queries([text]) for text in texts]))
+        assert np.array_equal(together, np.concatenate([one.encode_queries([text]) for text in texts]))
 
 
 def test_parts_of_a_corpus_have_the_vectors_of_the_whole(encoder: Encoder) -> None:
     texts = [f"{'word ' * (number % 17)}{number}" for number in range(1100)]
     done: list[int] = []
-    whole = encoder.passages(texts, done.append)
+    whole = encoder.encode_passages(texts, done.append)
     assert done == [1024, 1100]
-    parts = [encoder.passages(texts[begin : begin + 700], done.append) for begin in (0, 700)]
+    parts = [encoder.encode_passages(texts[begin : begin + 700], done.append) for begin in (0, 700)]
     assert np.array_equal(whole, np.concatenate(parts))
-    assert encoder.queries([]).shape == (0, encoder.dimension)
+    assert encoder.encode_queries([]).shape == (0, encoder.dimension)
 
 
 @given(lengths=st.lists(st.integers(0, 256), max_size=60), most=st.sampled_from([30, 64, 256]))
 def test_groups_hold_every_row_once_within_the_budget_and_hardly_padded(lengths: list[int], most: int) -> None:
     lengths = [min(length, most) for length in lengths]
-    groups = list(grouped(lengths, most))
+    groups = list(group_by_length(lengths, most))
     assert sorted(row for _, rows in groups for row in rows) == list(range(len(lengths)))
     for length, rows in groups:
         assert length <= most
@@ -94,10 +96,10 @@ def test_groups_hold_every_row_once_within_the_budget_and_hardly_padded(lengths:
 def test_a_convention_is_carried_out_as_torch_does(tiny: Path, repository: Path) -> None:
     ours = OnnxEncoder("tiny", tiny, UNUSUAL, EncoderPrecision.FP32, repository / ".cache/retriever", threads=1)
     reference = TorchEncoder("tiny", tiny, UNUSUAL)
-    assert np.abs(ours.queries(TEXTS) - reference.queries(TEXTS)).max() < 1e-5
-    assert np.abs(ours.passages(TEXTS, print) - reference.passages(TEXTS, print)).max() < 1e-5
-    assert np.abs(ours.queries(TEXTS) - ours.passages(TEXTS, print)).max() > 1e-3
-    assert np.linalg.norm(ours.queries(TEXTS), axis=1).min() > 2
+    assert np.abs(ours.encode_queries(TEXTS) - reference.encode_queries(TEXTS)).max() < 1e-5
+    assert np.abs(ours.encode_passages(TEXTS, print) - reference.encode_passages(TEXTS, print)).max() < 1e-5
+    assert np.abs(ours.encode_queries(TEXTS) - ours.encode_passages(TEXTS, print)).max() > 1e-3
+    assert np.linalg.norm(ours.encode_queries(TEXTS), axis=1).min() > 2
 
 
 def test_the_digest_covers_precision_convention_and_model(tiny: Path, repository: Path) -> None:
@@ -106,7 +108,7 @@ def test_the_digest_covers_precision_convention_and_model(tiny: Path, repository
         OnnxEncoder("tiny", tiny, UNUSUAL, EncoderPrecision.FP32, cache, 1),
         OnnxEncoder("tiny", tiny, UNUSUAL, EncoderPrecision.INT8, cache, 1),
         OnnxEncoder("tiny", tiny, replace(UNUSUAL, max_tokens=29), EncoderPrecision.FP32, cache, 1),
-        OnnxEncoder("minilm", model_folder.bundled(), CONVENTIONS["minilm"], EncoderPrecision.FP32, cache, 1),
+        OnnxEncoder("minilm", model_folder.locate_bundled(), CONVENTIONS["minilm"], EncoderPrecision.FP32, cache, 1),
     ]
     assert len({one.digest for one in made}) == 4
     assert [one.family == made[0].family for one in made] == [True, True, False, False]

@@ -31,13 +31,13 @@ from forage_retriever.encoders.factory import create_encoder
     ],
 )
 def test_a_models_name_stands_for_its_convention(model: str, name: str) -> None:
-    assert conventions.of_model(model).name == name
+    assert conventions.infer_from_model(model).name == name
 
 
 def test_hugging_faces_cache_keeps_the_name_in_a_parent(tmp_path: Path) -> None:
     folder = tmp_path / "models--intfloat--e5-base-v2" / "snapshots" / "1c644c92ad3ba1efdad3f1451a637716616a20e8"
     folder.mkdir(parents=True)
-    assert conventions.of_folder(folder).query_prefix == "query: "
+    assert conventions.infer_from_folder(folder).query_prefix == "query: "
 
 
 def test_sentence_transformers_files_win_over_the_name_but_never_lengthen(tmp_path: Path) -> None:
@@ -46,12 +46,12 @@ def test_sentence_transformers_files_win_over_the_name_but_never_lengthen(tmp_pa
     _write(folder / "modules.json", modules)
     _write(folder / "1_Pooling/config.json", {"word_embedding_dimension": 8, "pooling_mode_cls_token": True})
     _write(folder / "sentence_bert_config.json", {"max_seq_length": 512})
-    found = conventions.of_folder(folder)
+    found = conventions.infer_from_folder(folder)
     assert (found.query_prefix, found.pooling, found.normalize, found.max_tokens) == ("query: ", "cls", False, 256)
     _write(folder / "1_Pooling/config.json", {"embedding_dimension": 8, "pooling_mode": "mean"})
     _write(folder / "sentence_bert_config.json", {"max_seq_length": 128})
     _write(folder / "modules.json", [*modules, _module("2", "2_Normalize", "Normalize")])
-    found = conventions.of_folder(folder)
+    found = conventions.infer_from_folder(folder)
     assert (found.pooling, found.normalize, found.max_tokens) == (Pooling.MEAN, True, 128)
 
 
@@ -60,7 +60,7 @@ def test_sentence_transformers_files_win_over_the_name_but_never_lengthen(tmp_pa
     [
         ("Dense", {}, "ends in Dense"),
         ("Pooling", {"pooling_mode_lasttoken": True}, "asks for pooling_mode_lasttoken"),
-        ("Pooling", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "mean and cls are done here"),
+        ("Pooling", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "mean and cls are supported"),
         ("Pooling", {"pooling_mode": "max"}, "asks for max"),
     ],
 )
@@ -68,7 +68,7 @@ def test_what_is_not_done_here_is_said(tmp_path: Path, module: str, config: dict
     _write(tmp_path / "modules.json", [_module("0", "", "Transformer"), _module("1", "1", module)])
     _write(tmp_path / "1/config.json", config)
     with pytest.raises(DataError, match=said):
-        conventions.of_folder(tmp_path)
+        conventions.infer_from_folder(tmp_path)
 
 
 def test_a_convention_that_does_not_exist_is_told_from_those_that_do() -> None:
@@ -77,7 +77,7 @@ def test_a_convention_that_does_not_exist_is_told_from_those_that_do() -> None:
 
 
 def test_the_digest_of_a_convention_says_what_it_does_not_what_it_is_called() -> None:
-    digests = {name: convention.digest() for name, convention in conventions.CONVENTIONS.items()}
+    digests = {name: convention.compute_digest() for name, convention in conventions.CONVENTIONS.items()}
     assert digests.pop("plain") == digests["gte"]
     assert len(set(digests.values())) == len(digests)
 
@@ -88,23 +88,23 @@ def test_the_digest_of_a_model_covers_each_of_its_files(tmp_path: Path) -> None:
     _write(tmp_path / "model.safetensors.index.json", {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})
     for name in ("1.safetensors", "2.safetensors"):
         _write(tmp_path / name, name)
-    digests = [model_folder.digest(tmp_path)]
+    digests = [model_folder.digest_model(tmp_path)]
     for name in ("config.json", "tokenizer.json", "1.safetensors", "2.safetensors"):
         _write(tmp_path / name, {"other": name})
-        digests.append(model_folder.digest(tmp_path))
+        digests.append(model_folder.digest_model(tmp_path))
     assert len(set(digests)) == 5
     (tmp_path / "2.safetensors").unlink()
     with pytest.raises(DataError, match=r"lacks 2.safetensors"):
-        model_folder.digest(tmp_path)
+        model_folder.digest_model(tmp_path)
 
 
 def test_a_model_is_not_given_more_tokens_than_it_has_positions(tmp_path: Path) -> None:
     _write(tmp_path / "config.json", {"max_position_embeddings": 514})
-    assert model_folder.max_tokens(tmp_path, 1024) == 514
+    assert model_folder.limit_max_tokens(tmp_path, 1024) == 514
     _write(tmp_path / "tokenizer_config.json", {"model_max_length": 512})
-    assert model_folder.max_tokens(tmp_path, 1024) == 512
+    assert model_folder.limit_max_tokens(tmp_path, 1024) == 512
     _write(tmp_path / "tokenizer_config.json", {"model_max_length": 1e30})
-    assert model_folder.max_tokens(tmp_path, 256) == 256
+    assert model_folder.limit_max_tokens(tmp_path, 256) == 256
 
 
 def _module(index: str, path: str, kind: str) -> dict[str, str]:

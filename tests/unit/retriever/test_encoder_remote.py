@@ -30,15 +30,15 @@ def test_a_remote_encoder_gives_the_vectors_of_its_endpoint_in_order(server: Ser
     assert (remote.model, remote.convention.name) == ("sentence-transformers/all-MiniLM-L6-v2", "minilm")
     assert (remote.dimension, remote.precision, remote.family) == (encoder.dimension, "remote", "")
     done: list[int] = []
-    assert np.array_equal(remote.passages(TEXTS, done.append), encoder.queries(TEXTS))
+    assert np.array_equal(remote.encode_passages(TEXTS, done.append), encoder.encode_queries(TEXTS))
     assert done == [MAX_BATCH, 2 * MAX_BATCH, len(TEXTS)]
-    assert remote.queries([]).shape == (0, encoder.dimension)
+    assert remote.encode_queries([]).shape == (0, encoder.dimension)
 
 
 def test_prefixes_are_put_before_texts_and_change_the_digest(server: Server, encoder: Encoder) -> None:
     plain, prefixed = RemoteEncoder(server.url, "auto", 5), RemoteEncoder(server.url, "e5", 5)
-    assert np.array_equal(prefixed.queries(["Oslo"]), encoder.queries(["query: Oslo"]))
-    assert np.array_equal(prefixed.passages(["Oslo"], print), encoder.queries(["passage: Oslo"]))
+    assert np.array_equal(prefixed.encode_queries(["Oslo"]), encoder.encode_queries(["query: Oslo"]))
+    assert np.array_equal(prefixed.encode_passages(["Oslo"], print), encoder.encode_queries(["passage: Oslo"]))
     assert plain.digest != prefixed.digest
 
 
@@ -47,7 +47,7 @@ def test_a_start_waits_for_the_endpoint_and_calls_are_tried_again(server: Server
     remote = RemoteEncoder(server.url, "auto", 5)
     assert server.calls.count("/info") == 8
     server.failures = [429, 503]
-    assert np.array_equal(remote.queries(["Oslo"]), encoder.queries(["Oslo"]))
+    assert np.array_equal(remote.encode_queries(["Oslo"]), encoder.encode_queries(["Oslo"]))
 
 
 def test_an_endpoint_that_hangs_costs_no_more_than_the_deadline(server: Server) -> None:
@@ -55,7 +55,7 @@ def test_an_endpoint_that_hangs_costs_no_more_than_the_deadline(server: Server) 
     server.failures = [0]
     before = GIVEN_UP.labels("encoder")._value.get()
     with pytest.raises(UnavailableError, match=r"the encoder at http://127.* gave no answer within 0.3 s"):
-        remote.queries(["Oslo"])
+        remote.encode_queries(["Oslo"])
     assert GIVEN_UP.labels("encoder")._value.get() == before + 1
 
 
@@ -63,10 +63,10 @@ def test_answers_that_break_the_protocol_are_refused(server: Server) -> None:
     remote = RemoteEncoder(server.url, "auto", 5)
     server.failures = [200]
     with pytest.raises(MalformedReplyError, match=r"/embed gave no JSON"):
-        remote.queries(["Oslo"])
+        remote.encode_queries(["Oslo"])
     server.width = 7
     with pytest.raises(MalformedReplyError, match=r"gave vectors of 7 numbers, no longer 384"):
-        remote.queries(["Oslo"])
+        remote.encode_queries(["Oslo"])
 
 
 def test_an_address_where_nothing_serves_is_named() -> None:

@@ -38,14 +38,14 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, Index]:
         rows = [{"id": name, "contents": f'"{name}"\n{name} is a place.', "lang": name[0]} for name in names]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         settings = RetrieverSettings(mode=RetrievalMode.BM25, cache_dir=Path(folder), filter_fields=("lang",))
-        made.append(index.load(file, settings, lambda _: None))
+        made.append(index.load_index(file, settings, lambda _: None))
     return made[0], made[1]
 
 
 @asynccontextmanager
 async def shard(found: Index, address: str, max_waiting: int = 1000) -> AsyncIterator[Retrieval]:
     core = Retrieval(DEFAULT_TOPK, 30.0)
-    core.serve(LocalSource(found, max_waiting))
+    core.set_source(LocalSource(found, max_waiting))
     server = GrpcServer(address, core, Health())
     await server.start()
     try:
@@ -60,7 +60,7 @@ async def merging(*addresses: str, timeout_s: float = 30.0) -> AsyncIterator[Ret
     settings = RetrieverSettings(mode=RetrievalMode.BM25, shards=addresses, queue_timeout_s=timeout_s, max_waiting=100)
     merged = Front(settings, Health())
     core = Retrieval(DEFAULT_TOPK, timeout_s)
-    core.serve(merged)
+    core.set_source(merged)
     await asyncio.wait_for(merged.start(), 30)
     try:
         yield core
@@ -69,7 +69,7 @@ async def merging(*addresses: str, timeout_s: float = 30.0) -> AsyncIterator[Ret
 
 
 def ids(results: Results) -> list[list[str]]:
-    return [[found.passages.ids[hit.row] for hit in found.hits] for found in results.found]
+    return [[found.passages.ids[hit.row] for hit in found.hits] for found in results.per_query]
 
 
 def up(address: str) -> bool:
@@ -90,7 +90,7 @@ async def test_the_best_of_all_shards_is_given_with_whole_rows_filters_and_one_p
         found = await core.retrieve(["Galle", "oslo", "place"], 8)
         assert [best[0] for best in ids(found)[:2]] == ["Galle", "Oslo"]
         assert sorted(ids(found)[2]) == sorted(NAMES)
-        scores = [[hit.score for hit in one.hits] for one in found.found]
+        scores = [[hit.score for hit in one.hits] for one in found.per_query]
         assert scores == [sorted(one, reverse=True) for one in scores]
         ((kandy, kandi),) = [one for one in ids(await core.retrieve(["place"], 9, (("lang", ("K",)),)))]
         assert (kandy, kandi) == ("Kandy", "Kandi")
@@ -100,7 +100,7 @@ async def test_the_best_of_all_shards_is_given_with_whole_rows_filters_and_one_p
         async with http_client(core) as client:
             ((document,),) = (await client.post("/retrieve", json={"queries": ["Galle"], "topk": 1})).json()["result"]
         assert document == {"id": "Galle", "contents": '"Galle"\nGalle is a place.', "lang": "G"}
-        assert found.found[0].passages.contents[0] == document["contents"]
+        assert found.per_query[0].passages.contents[0] == document["contents"]
         swapped = replace(halves[1], provenance=replace(halves[1].provenance, index="new"))
     async with shard(halves[0], first), shard(swapped, second), merging(first, second) as core:
         other = (await core.retrieve(["Galle"])).provenance
@@ -172,7 +172,7 @@ async def test_refusals_and_overload_of_a_shard_are_those_of_the_front(
         with pytest.raises(OverloadedError, match="0 queries are waiting"):
             await core.retrieve([str(number) for number in range(101)])
         with pytest.raises(InvalidRequestError, match="merges shards"):
-            await core.pages(["https://example.org"])
+            await core.find_pages(["https://example.org"])
         assert not (await core.retrieve(["Oslo"])).partial
 
 
@@ -193,7 +193,7 @@ async def test_a_shard_that_takes_a_new_index_makes_cached_answers_stale(
     async with shard(halves[0], address) as served, merging(address) as core:
         before = await core.retrieve(["place"], 1)
         changed, searches = recorded(halves[1])
-        served.serve(LocalSource(changed, 100))
+        served.set_source(LocalSource(changed, 100))
         both = await core.retrieve(["place", "Galle"], 1)
         assert both.provenance != before.provenance
         assert ids(both) == [["Colombo"], ["Galle"]]

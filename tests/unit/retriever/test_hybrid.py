@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forage_common.settings import RetrieverSettings
 from forage_retriever.hits import Filters, Hit
-from forage_retriever.search.hybrid import HybridIndex, depth, fuse
+from forage_retriever.search.hybrid import HybridIndex, choose_depth, fuse_rankings
 
 RRF_K = 60
 rankings = st.lists(st.lists(st.integers(0, 20), unique=True, max_size=10), min_size=1, max_size=3)
@@ -40,17 +40,17 @@ class Ranking:
     ],
 )
 def test_ranks_are_fused_by_weight(lists: list[list[int]], weights: list[float], want: list[int]) -> None:
-    assert [hit.row for hit in fuse(lists, weights, 10, RRF_K)] == want
+    assert [hit.row for hit in fuse_rankings(lists, weights, 10, RRF_K)] == want
 
 
 def test_a_score_is_the_sum_of_weighted_reciprocal_ranks() -> None:
-    best = fuse([[7], [8, 7]], [2.0, 1.0], 1, 10)[0]
+    best = fuse_rankings([[7], [8, 7]], [2.0, 1.0], 1, 10)[0]
     assert best == (7, pytest.approx(2 / 11 + 1 / 12))
 
 
 @given(rankings, st.integers(1, 30))
 def test_fusion_keeps_every_row_once_best_first(lists: list[list[int]], topk: int) -> None:
-    found = fuse(lists, [1.0] * len(lists), topk, RRF_K)
+    found = fuse_rankings(lists, [1.0] * len(lists), topk, RRF_K)
     rows = [hit.row for hit in found]
     everything = {row for ranking in lists for row in ranking}
     assert len(rows) == len(set(rows)) == min(topk, len(everything))
@@ -60,15 +60,15 @@ def test_fusion_keeps_every_row_once_best_first(lists: list[list[int]], topk: in
 
 @given(st.lists(st.integers(0, 20), unique=True))
 def test_one_ranking_alone_keeps_its_order(ranking: list[int]) -> None:
-    assert [hit.row for hit in fuse([ranking, []], [1.0, 1.0], 100, RRF_K)] == ranking
+    assert [hit.row for hit in fuse_rankings([ranking, []], [1.0, 1.0], 100, RRF_K)] == ranking
 
 
 def test_every_ranking_is_asked_as_deep_and_with_the_same_filters() -> None:
     parts = [Ranking([1]), Ranking([2, 3]), Ranking([3, 2])]
     filters: Filters = (("lang", ("nb",)),)
     HybridIndex(*parts, RetrieverSettings()).search(["a", "b"], 30, filters)
-    assert [part.asked for part in parts] == [[(["a", "b"], depth(30), filters)]] * 3
-    assert depth(30) == 60
+    assert [part.asked for part in parts] == [[(["a", "b"], choose_depth(30), filters)]] * 3
+    assert choose_depth(30) == 60
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return self._other.get(name) or getattr(self._inner, name)
 
-    def passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
+    def encode_passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
         self.encoded += texts
-        return self._inner.passages(texts, progress)
+        return self._inner.encode_passages(texts, progress)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def loading(encoder: Encoder, corpus_file: Path, monkeypatch: pytest.MonkeyPatch
     def begin(settings: RetrieverSettings, other: Encoder | Recorder | None = None) -> load.Index:
         dense = settings.mode is not RetrievalMode.BM25
         monkeypatch.setattr(load.recipe, "load_encoder", lambda *_, **__: (other or encoder) if dense else None)
-        return load.load(corpus_file, settings, lambda what: None)
+        return load.load_index(corpus_file, settings, lambda what: None)
 
     return begin
 
@@ -109,9 +109,9 @@ def test_an_index_is_built_once_and_searched_by_every_mode_it_has(
     assert set(second.searchers) == {"title", "bm25", "dense", "hybrid"}
     for mode in second.searchers:
         assert all(id.startswith("Quito-") for id in ids(second, "Quito", mode, topk=4))
-    kept = manifest.read(folder)
-    assert second.provenance.index == kept.digest(RetrievalMode.HYBRID)
-    assert len({kept.digest(mode) for mode in RetrievalMode}) == 3
+    kept = manifest.read_manifest(folder)
+    assert second.provenance.index == kept.compute_digest(RetrievalMode.HYBRID)
+    assert len({kept.compute_digest(mode) for mode in RetrievalMode}) == 3
 
 
 def test_a_given_folder_is_served_in_the_modes_it_has(
@@ -187,7 +187,7 @@ def test_an_index_of_older_code_is_refused(
 ) -> None:
     folder = built("both")
     monkeypatch.setattr(faiss_build, "RECIPE", "dense/99")
-    with pytest.raises(UserError, match=r"made by other code \(dense/\d, not dense/99\): build it again"):
+    with pytest.raises(UserError, match=r"built by other code \(dense/\d, not dense/99\): build it again"):
         loading(settings.model_copy(update={"index": folder}))
 
 
@@ -199,13 +199,13 @@ def test_memory_is_checked_before_it_is_needed(
 ) -> None:
     folder = built("compressed", faiss_factory="PQ96x4fs", mode=RetrievalMode.DENSE)
     given = settings.model_copy(update={"index": folder, "mode": RetrievalMode.DENSE})
-    monkeypatch.setattr(space, "available_memory", lambda: 10_000)
+    monkeypatch.setattr(space, "measure_available_memory", lambda: 10_000)
     monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("loaded before the check"))
     with pytest.raises(UserError, match=r"PQ96x4fs index over 40 passages .* needs .* of which 0 MiB are free"):
         loading(given)
     with pytest.raises(UserError, match=r"building Flat over 40 passages takes 61.4 kB .* 10.0 kB are free"):
         built("flat")
-    monkeypatch.setattr(space, "available_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr(space, "measure_available_memory", lambda: 8 * 10**9)
     with pytest.raises(UserError, match=r"takes 64.5 GB .* 8.0 GB are free: use retriever.faiss_factory=IVF\d+,\w+, w"):
         space.check_build_memory("Flat", 768, 21_000_000)
 
@@ -254,7 +254,7 @@ def test_a_factory_that_does_not_fit_costs_no_second_encoding(
     recipe = replace(Recipe.from_settings(RetrieverSettings(), encoder), encoder=recorder)  # type: ignore[arg-type]
     build_index(tmp_path / "index", tmp_path / ".index", corpus_file, recipe, lambda *_: None)
     assert recorder.encoded == []
-    assert manifest.read(tmp_path / "index").dense.factory == "Flat"  # type: ignore[union-attr]
+    assert manifest.read_manifest(tmp_path / "index").dense.factory == "Flat"  # type: ignore[union-attr]
     assert not (tmp_path / ".index").exists()
 
 
@@ -265,13 +265,13 @@ def test_an_index_is_converted_without_encoding_again(
     folder = built("old", faiss_factory=old, vectors=kept)
     recipe = Recipe.from_settings(RetrieverSettings(faiss_factory="Flat"), None, "float32")
     convert_index(folder, tmp_path / "new", tmp_path / ".new", recipe, lambda *_: None)
-    new, before = manifest.read(tmp_path / "new"), manifest.read(folder)
-    assert manifest.check(tmp_path / "new", new) == []
+    new, before = manifest.read_manifest(tmp_path / "new"), manifest.read_manifest(folder)
+    assert manifest.check_files(tmp_path / "new", new) == []
     assert (new.dense.factory, new.dense.vectors) == ("Flat", "float32")  # type: ignore[union-attr]
     assert (new.corpus_digest, new.encoder, new.bm25) == (before.corpus_digest, before.encoder, before.bm25)
     index = faiss.read_index(str(tmp_path / "new/dense/index.faiss"))
     texts = [json.loads(line)["contents"] for line in (tmp_path / "corpus.jsonl").read_text().splitlines()]
-    wanted = encoder.passages(texts, lambda done: None)
+    wanted = encoder.encode_passages(texts, lambda done: None)
     stored = index.reconstruct_n(0, 40)
     assert np.abs(stored - wanted).max() <= (0 if kept is None else 1e-3)
     assert np.array_equal(np.load(tmp_path / "new/dense/vectors.npy"), stored)
@@ -299,7 +299,7 @@ def test_a_faiss_file_of_others_is_adopted_with_its_corpus(
     tmp_path: Path,
 ) -> None:
     texts = [json.loads(line)["contents"] for line in corpus_file.read_text().splitlines()]
-    vectors = encoder.passages(texts, lambda done: None)
+    vectors = encoder.encode_passages(texts, lambda done: None)
 
     def adopted(name: str, vectors: Vectors, metric: int = faiss.METRIC_INNER_PRODUCT) -> Path:
         index = faiss.index_factory(vectors.shape[1], "Flat", metric)
@@ -324,11 +324,11 @@ def test_a_faiss_file_of_others_is_adopted_with_its_corpus(
 def test_shards_are_whole_indexes_of_consecutive_passages(
     built: Callable[..., Path], loading: Callable[..., load.Index], settings: RetrieverSettings, corpus_file: Path
 ) -> None:
-    folders = manifest.shard_folders(built("cut", shards=3, filter_fields=("kind",)))
+    folders = manifest.list_shards(built("cut", shards=3, filter_fields=("kind",)))
     parts = [loading(settings.model_copy(update={"index": folder})) for folder in folders]
     wanted = [json.loads(line)["id"] for line in corpus_file.read_text().splitlines()]
     assert [id for part in parts for id in part.corpus.ids] == wanted
-    shards = [manifest.read(folder).shard for folder in folders]
+    shards = [manifest.read_manifest(folder).shard for folder in folders]
     assert [(shard.number, shard.of, shard.first) for shard in shards if shard] == [(0, 3, 0), (1, 3, 13), (2, 3, 26)]
     whole = loading(settings)
     for query in ("a port in Norway", "Quito was founded long ago"):
@@ -354,4 +354,4 @@ def test_a_killed_finish_leaves_a_whole_index(
     monkeypatch.undo()
     assert built("index", mode=RetrievalMode.BM25) == folder
     assert not (tmp_path / ".index").exists()
-    assert manifest.check(folder, manifest.read(folder)) == []
+    assert manifest.check_files(folder, manifest.read_manifest(folder)) == []

@@ -27,13 +27,13 @@ def folder(corpus_file: Path, tmp_path: Path) -> Path:
 
 
 def test_a_manifest_says_what_is_there(folder: Path) -> None:
-    kept = manifest.read(folder)
+    kept = manifest.read_manifest(folder)
     assert (kept.passages, kept.filter_fields, kept.modes) == (6, ("lang",), (RetrievalMode.BM25,))
     assert kept.dense is kept.encoder is kept.shard is None
     assert kept.made_with["tantivy"]
     held = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert {name for name in held if not name.endswith(".lock")} == {*kept.files, "manifest.json"}
-    assert manifest.check(folder, kept) == []
+    assert manifest.check_files(folder, kept) == []
 
 
 def cut(file: Path) -> None:
@@ -55,24 +55,24 @@ def flip(file: Path) -> None:
     ],
 )
 def test_any_damaged_file_is_named(folder: Path, damage: Callable[[Path], None], sentence: str) -> None:
-    kept = manifest.read(folder)
+    kept = manifest.read_manifest(folder)
     for name, entry in kept.files.items():
         if entry.bytes:
             whole = (folder / name).read_bytes()
             damage(folder / name)
             with pytest.raises(DamagedError, match=sentence.format(name=name, digest=entry.sha256)):
-                manifest.check(folder, kept)
+                manifest.check_files(folder, kept)
             (folder / name).write_bytes(whole)
 
 
 def test_beyond_the_limit_only_sizes_are_checked(folder: Path) -> None:
-    kept = manifest.read(folder)
+    kept = manifest.read_manifest(folder)
     largest = max(kept.files, key=lambda name: kept.files[name].bytes)
     flip(folder / largest)
-    assert manifest.check(folder, kept, limit=manifest.total_bytes(kept.files) - 1) == [largest]
+    assert manifest.check_files(folder, kept, limit=manifest.sum_bytes(kept.files) - 1) == [largest]
     cut(folder / largest)
     with pytest.raises(DamagedError, match=f"{largest} has"):
-        manifest.check(folder, kept, limit=0)
+        manifest.check_files(folder, kept, limit=0)
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -81,10 +81,10 @@ def test_no_bit_of_a_manifest_can_change_unnoticed(folder: Path, place: float, b
     whole = (folder / "manifest.json").read_bytes()
     content = bytearray(whole)
     content[int(place * len(content))] ^= 1 << bit
-    before = manifest.read(folder)
+    before = manifest.read_manifest(folder)
     (folder / "manifest.json").write_bytes(content)
     try:
-        after, problem = manifest.read(folder), ""
+        after, problem = manifest.read_manifest(folder), ""
     except UserError as error:
         after, problem = before, str(error)
     (folder / "manifest.json").write_bytes(whole)
@@ -101,14 +101,14 @@ def test_a_manifest_of_other_code_is_refused(folder: Path, format: int | None, s
     kept["manifest"] |= {"format": format, "unheard_of": 1}
     file.write_text(json.dumps(kept))
     with pytest.raises(UserError, match=sentence):
-        manifest.read(folder)
+        manifest.read_manifest(folder)
 
 
 def test_a_folder_without_a_manifest_says_what_to_do(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path} is no index .*forage index build"):
-        manifest.read(tmp_path)
+        manifest.read_manifest(tmp_path)
     for number in (0, 1, 10):
         shutil.copytree(folder, tmp_path / f"shard-{number}")
-    assert [path.name for path in manifest.shard_folders(tmp_path)] == ["shard-0", "shard-1", "shard-10"]
+    assert [path.name for path in manifest.list_shards(tmp_path)] == ["shard-0", "shard-1", "shard-10"]
     with pytest.raises(UserError, match=f"holds 3 shards, name one: {tmp_path}/shard-0"):
-        manifest.read(tmp_path)
+        manifest.read_manifest(tmp_path)

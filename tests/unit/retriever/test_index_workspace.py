@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from forage_common.errors import UserError
 from forage_retriever.index.workspace import hold_workspace, remove_abandoned
 from forage_retriever.search import vectors
-from forage_retriever.search.vectors import VECTORS_FILE, VectorsWriter, blocks, mapped, sample, save
+from forage_retriever.search.vectors import (
+    VECTORS_FILE,
+    VectorsWriter,
+    iterate_blocks,
+    map_vectors,
+    sample_vectors,
+    save_vectors,
+)
 
 
 def fill(folder: Path) -> None:
@@ -155,7 +162,7 @@ def test_vectors_survive_any_row_of_kills(
             assert writer.done == done
     writer.append(wanted[writer.done :])
     writer.close()
-    assert np.array_equal(mapped(folder / VECTORS_FILE), wanted)
+    assert np.array_equal(map_vectors(folder / VECTORS_FILE), wanted)
 
 
 @pytest.mark.parametrize("why", ["another key", "file lost"])
@@ -169,7 +176,7 @@ def test_vectors_of_something_else_are_not_gone_on_with(tmp_path: Path, why: str
     assert writer.done == 0
     writer.append(np.zeros((4, 2), np.float32))
     writer.close()
-    assert not mapped(tmp_path / VECTORS_FILE).any()
+    assert not map_vectors(tmp_path / VECTORS_FILE).any()
 
 
 def test_a_vector_that_is_no_number_names_its_passage(tmp_path: Path) -> None:
@@ -183,14 +190,14 @@ def test_a_vector_that_is_no_number_names_its_passage(tmp_path: Path) -> None:
 def test_vectors_come_in_blocks_samples_and_other_precisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "_BLOCK_BYTES", 4 * 3 * 4)
     wanted = np.arange(30, dtype=np.float32).reshape(10, 3)
-    assert [len(block) for block in blocks(wanted)] == [4, 4, 2]
-    assert np.array_equal(np.concatenate(list(blocks(wanted))), wanted)
-    assert sample(wanted, 3)[:, 0].tolist() == [0, 9, 18]
-    assert len(sample(wanted, 99)) == 10
-    save(wanted, tmp_path / "half.npy", "float16")
-    half = mapped(tmp_path / "half.npy")
+    assert [len(block) for block in iterate_blocks(wanted)] == [4, 4, 2]
+    assert np.array_equal(np.concatenate(list(iterate_blocks(wanted))), wanted)
+    assert sample_vectors(wanted, 3)[:, 0].tolist() == [0, 9, 18]
+    assert len(sample_vectors(wanted, 99)) == 10
+    save_vectors(wanted, tmp_path / "half.npy", "float16")
+    half = map_vectors(tmp_path / "half.npy")
     assert half.dtype == np.float16
     assert np.array_equal(half, wanted)
     (tmp_path / "half.npy").write_bytes(b"no")
     with pytest.raises(UserError, match=r"half.npy cannot be read"):
-        mapped(tmp_path / "half.npy")
+        map_vectors(tmp_path / "half.npy")

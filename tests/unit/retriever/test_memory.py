@@ -49,46 +49,46 @@ WIKI18 = (768, 21_015_324)
     ],
 )
 def test_an_index_is_as_large_as_its_formula_says(tmp_path: Path, factory: str) -> None:
-    index = faiss_build.empty_index(factory, DIMENSION)
+    index = faiss_build.create_index(factory, DIMENSION)
     if not index.is_trained:
-        faiss_build.train(index, factory, VECTORS[:1000])
-    faiss_build.add(index, factory, VECTORS)
+        faiss_build.train_index(index, factory, VECTORS[:1000])
+    faiss_build.add_vectors(index, factory, VECTORS)
     file = tmp_path / faiss_build.INDEX_FILE
-    faiss_build.write(index, file)
-    assert memory.needs(factory, DIMENSION, COUNT).ram_bytes == pytest.approx(file.stat().st_size, rel=0.04)
+    faiss_build.write_index(index, file)
+    assert memory.estimate_needs(factory, DIMENSION, COUNT).ram_bytes == pytest.approx(file.stat().st_size, rel=0.04)
 
 
 def test_vectors_are_counted_where_they_are_stored() -> None:
     for factory in ("Flat", "SQ8", "HNSW16", "PQ16x4fs,RFlat", "SQ4", "RaBitQ", "IVF16,PQ16x4fs", "PCA32,Flat"):
-        stored = memory.needs(factory, DIMENSION, COUNT).vectors_bytes
-        assert stored == (2 * DIMENSION * COUNT if faiss_build.wants_vectors(factory, DIMENSION) else 0), factory
-    assert memory.needs("Flat", DIMENSION, COUNT, vector_bytes=4).vectors_bytes == 4 * DIMENSION * COUNT
+        stored = memory.estimate_needs(factory, DIMENSION, COUNT).vectors_bytes
+        assert stored == (2 * DIMENSION * COUNT if faiss_build.needs_stored_vectors(factory, DIMENSION) else 0), factory
+    assert memory.estimate_needs("Flat", DIMENSION, COUNT, vector_bytes=4).vectors_bytes == 4 * DIMENSION * COUNT
 
 
 def test_fast_scan_codes_are_held_and_all_else_is_mapped() -> None:
-    flat, fast = memory.needs("Flat", *WIKI18), memory.needs("IVF4096,PQ192x4fs", *WIKI18)
+    flat, fast = memory.estimate_needs("Flat", *WIKI18), memory.estimate_needs("IVF4096,PQ192x4fs", *WIKI18)
     assert flat.held_bytes == 0
     assert flat.mapped_bytes == 4 * 768 * 21_015_324
     assert fast.mapped_bytes == 0
     assert fast.held_bytes > 96 * 21_015_324
-    assert memory.needs("IVF4096,RaBitQ", *WIKI18).build_bytes > 4 * 768 * 4096 * 40  # the training sample
+    assert memory.estimate_needs("IVF4096,RaBitQ", *WIKI18).build_bytes > 4 * 768 * 4096 * 40  # the training sample
 
 
 def test_cheaper_indexes_fit_and_the_best_comes_first() -> None:
-    everything = [factory for factory, _ in memory.cheaper(*WIKI18, ram_bytes=10**15)]
+    everything = [factory for factory, _ in memory.list_fitting(*WIKI18, ram_bytes=10**15)]
     assert everything[0] == "Flat"
     for gib in (1, 3, 20, 40):
-        found = memory.cheaper(*WIKI18, ram_bytes=gib * GIB)
+        found = memory.list_fitting(*WIKI18, ram_bytes=gib * GIB)
         assert all(needs.ram_bytes <= gib * GIB for _, needs in found)
         assert [factory for factory in everything if factory in dict(found)] == [factory for factory, _ in found]
-    assert memory.cheaper(*WIKI18, ram_bytes=2**20) == []
-    for factory, _ in memory.cheaper(*WIKI18, ram_bytes=10**15):
-        faiss_build.empty_index(factory, 768)
+    assert memory.list_fitting(*WIKI18, ram_bytes=2**20) == []
+    for factory, _ in memory.list_fitting(*WIKI18, ram_bytes=10**15):
+        faiss_build.create_index(factory, 768)
 
 
 def test_the_sentence_says_what_is_needed_what_there_is_and_what_would_fit() -> None:
-    text = memory.sentence("Flat", *WIKI18, available_bytes=40 * GIB)
+    text = memory.describe_shortage("Flat", *WIKI18, available_bytes=40 * GIB)
     assert "needs 60.1 GiB" in text
     assert "40.0 GiB are free" in text
     assert "SQfp16 would fit with 30.1 GiB" in text
-    assert "cut the corpus into shards" in memory.sentence("Flat", *WIKI18, available_bytes=GIB)
+    assert "cut the corpus into shards" in memory.describe_shortage("Flat", *WIKI18, available_bytes=GIB)

@@ -43,14 +43,14 @@ def cross_encoder(folder: Path, labels: int) -> Path:
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     config = BertConfig(**shape, max_position_embeddings=64, num_labels=labels, initializer_range=0.2)
     BertForSequenceClassification(config).save_pretrained(folder)
-    (folder / "tokenizer.json").write_bytes((model_folder.bundled() / "tokenizer.json").read_bytes())
+    (folder / "tokenizer.json").write_bytes((model_folder.locate_bundled() / "tokenizer.json").read_bytes())
     return folder
 
 
 @pytest.fixture
 def server(encoder: Encoder) -> Iterator[Server]:
     def by_meaning(query: str, texts: Sequence[str]) -> list[float]:
-        vectors = encoder.queries([query, *texts])
+        vectors = encoder.encode_queries([query, *texts])
         return [float(score) for score in vectors[1:] @ vectors[0]]
 
     with serving(encoder, by_meaning) as server:
@@ -67,7 +67,7 @@ def test_a_cross_encoder_scores_pairs_as_torch_does(tmp_path: Path, repository: 
         encoder=EncoderSettings(precision=EncoderPrecision.FP32),
         rerank=RerankSettings(model=str(folder)),
     )
-    ours = rerank.load(asked)
+    ours = rerank.load_reranker(asked)
     assert isinstance(ours, CrossEncoder)
     query, contents = PAIRS
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]")
@@ -78,9 +78,9 @@ def test_a_cross_encoder_scores_pairs_as_torch_does(tmp_path: Path, repository: 
     with torch.no_grad():
         wanted = AutoModelForSequenceClassification.from_pretrained(folder).eval()(**inputs).logits[:, 0].numpy()
     assert wanted.std() > 0.1
-    assert ours.scores(query, contents) == pytest.approx(wanted, abs=1e-4)
+    assert ours.score_passages(query, contents) == pytest.approx(wanted, abs=1e-4)
     coarse = CrossEncoder(folder, EncoderPrecision.INT8, repository / ".cache/retriever", threads=1)
-    assert coarse.scores(query, contents) == pytest.approx(wanted, abs=0.2)
+    assert coarse.score_passages(query, contents) == pytest.approx(wanted, abs=0.2)
     assert coarse.digest != ours.digest
 
 
@@ -88,18 +88,18 @@ def test_a_cross_encoder_scores_pairs_as_torch_does(tmp_path: Path, repository: 
 def test_a_model_with_several_scores_is_no_reranker(tmp_path: Path) -> None:
     folder = cross_encoder(tmp_path, labels=3)
     with pytest.raises(ExportError, match=r"gives 3 scores, a reranker gives one"):
-        rerank.load(RetrieverSettings(cache_dir=tmp_path / "cache", rerank=RerankSettings(model=str(folder))))
+        rerank.load_reranker(RetrieverSettings(cache_dir=tmp_path / "cache", rerank=RerankSettings(model=str(folder))))
 
 
 def test_settings_name_one_reranker_or_none() -> None:
-    assert rerank.load(RetrieverSettings()) is None
+    assert rerank.load_reranker(RetrieverSettings()) is None
     with pytest.raises(SettingsError, match=r"both a model and a url"):
-        rerank.load(RetrieverSettings(rerank=RerankSettings(model="m", url="http://127.0.0.1:1")))
+        rerank.load_reranker(RetrieverSettings(rerank=RerankSettings(model="m", url="http://127.0.0.1:1")))
 
 
 def test_an_endpoint_puts_the_best_hits_in_order_and_leaves_the_others_below(texts: Corpus, server: Server) -> None:
     searcher = InFileOrder(texts)
-    judge = rerank.load(RetrieverSettings(rerank=RerankSettings(url=server.url)))
+    judge = rerank.load_reranker(RetrieverSettings(rerank=RerankSettings(url=server.url)))
     assert isinstance(judge, RemoteReranker)
     reranked = RerankedSearcher(searcher, texts, judge, depth=4)
     filters = (("lang", ("nb",)),)

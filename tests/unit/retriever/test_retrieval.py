@@ -18,7 +18,7 @@ from forage_retriever.serve.source import InvalidRequestError, LocalSource
 
 
 def ids(results: Results) -> list[list[str]]:
-    return [[found.passages.ids[hit.row] for hit in found.hits] for found in results.found]
+    return [[found.passages.ids[hit.row] for hit in found.hits] for found in results.per_query]
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def test_more_documents_than_a_reply_may_hold_are_refused(
     monkeypatch.setattr(retrieval, "MAX_DOCUMENTS", 7)
     with pytest.raises(InvalidRequestError, match="2 queries of 4 documents"):
         await core.retrieve(["a", "b"], 4)
-    assert len((await core.retrieve(["a"], 6)).found) == 1
+    assert len((await core.retrieve(["a"], 6)).per_query) == 1
 
 
 async def test_the_same_query_is_searched_once_even_without_hits(
@@ -110,7 +110,7 @@ async def test_before_there_is_an_index_and_after_the_end_it_is_not_ready(loaded
     core = Retrieval(DEFAULT_TOPK, 30.0)
     with pytest.raises(NotReadyError):
         await core.retrieve(["Oslo"])
-    core.serve(LocalSource(loaded, 100))
+    core.set_source(LocalSource(loaded, 100))
     await core.retrieve(["Oslo"])
     await core.stop()
     with pytest.raises(NotReadyError):
@@ -121,11 +121,11 @@ async def test_an_exchanged_index_finishes_what_it_has_and_is_let_go(loaded: Ind
     old, searches = recorded(loaded)
     new = replace(loaded, provenance=replace(loaded.provenance, index="new"))
     core = Retrieval(DEFAULT_TOPK, 30.0)
-    core.serve(LocalSource(old, 100))
+    core.set_source(LocalSource(old, 100))
     searches.open.clear()
     before = asyncio.create_task(core.retrieve(["Oslo"], 1))
     await asyncio.to_thread(searches.busy.wait)
-    core.serve(LocalSource(new, 100))
+    core.set_source(LocalSource(new, 100))
     after = await core.retrieve(["Oslo"], 1)
     assert after.provenance.index == "new"
     assert not before.done()
@@ -148,7 +148,7 @@ async def test_what_an_old_index_finds_late_is_not_kept_for_the_new_one(loaded: 
         late = asyncio.create_task(core.retrieve(["Oslo"], 1))
         await asyncio.to_thread(searches.busy.wait)
         same, again = recorded(loaded)
-        core.serve(LocalSource(same, 100))
+        core.set_source(LocalSource(same, 100))
         searches.open.set()
         await late
         await core.retrieve(["Oslo"], 1)

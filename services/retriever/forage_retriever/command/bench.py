@@ -17,7 +17,7 @@ from rich.table import Table
 from forage_common.settings import RetrieverSettings
 from forage_retriever.command.measure import list_modes, measure_throughput, open_index
 from forage_retriever.command.questions import read_questions
-from forage_retriever.corpus.read import title_and_text
+from forage_retriever.corpus.read import split_contents
 from forage_retriever.index import load
 
 BATCHES = (1, 16, 64)
@@ -65,5 +65,5 @@ def benchmark_index(
 def _list_openings(index: load.Index) -> list[str]:
     """The first words of passages, evenly spaced."""
     rows = np.linspace(0, len(index.corpus), min(_QUESTIONS, len(index.corpus)), endpoint=False).astype(int)
-    texts = (title_and_text(index.corpus.contents[int(row)]) for row in rows)
+    texts = (split_contents(index.corpus.contents[int(row)]) for row in rows)
     return [" ".join((text or title).split()[:_QUESTION_WORDS]) for title, text in texts]

@@ -51,11 +51,11 @@ def evaluate_index(
         raise DataError(
             f"questions {questions}: no gold passage was found at all: are gold_ids ids of this index's corpus?"
         )
-    console.print(_quality_table(quality, f"{folder}: {len(index.corpus)} passages, {len(asked)} questions"))
+    console.print(_build_quality_table(quality, f"{folder}: {len(index.corpus)} passages, {len(asked)} questions"))
     report: dict[str, Any] = {"quality": quality}
     if sweep:
         report["sweep"] = _sweep_settings(index, asked)
-        console.print(_sweep_table(report["sweep"]))
+        console.print(_build_sweep_table(report["sweep"]))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "eval.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -118,8 +118,8 @@ def _sweep_settings(index: load.Index, questions: Sequence[Question]) -> list[di
             "a sweep measures vector search: give an index with vectors, and leave retriever.rerank empty"
         )
     vectors = dense.vectors
-    queries = dense.encoder.queries([question.text for question in questions[:SWEPT_QUESTIONS]])
-    exact = vectors.exact(queries, max(DEPTHS))
+    queries = dense.encoder.encode_queries([question.text for question in questions[:SWEPT_QUESTIONS]])
+    exact = vectors.search_exact(queries, max(DEPTHS))
     if exact is None:
         raise SettingsError("a sweep compares with exact search: build the index with its vectors stored")
     points = []
@@ -141,7 +141,7 @@ def _sweep_settings(index: load.Index, questions: Sequence[Question]) -> list[di
     return points
 
 
-def _quality_table(quality: Mapping[str, Mapping[str, Mapping[str, float | None]]], title: str) -> Table:
+def _build_quality_table(quality: Mapping[str, Mapping[str, Mapping[str, float | None]]], title: str) -> Table:
     names = [f"{metric}@{k}" for metric in ("recall", "hit", "all") for k in DEPTHS] + ["mrr"]
     table = Table(title=title)
     table.add_column("mode")
@@ -156,7 +156,7 @@ def _quality_table(quality: Mapping[str, Mapping[str, Mapping[str, float | None]
     return table
 
 
-def _sweep_table(points: Sequence[Mapping[str, Any]]) -> Table:
+def _build_sweep_table(points: Sequence[Mapping[str, Any]]) -> Table:
     names = _list_varied(points)
     table = Table(title=f"vector search alone, batches of {BATCH}: share of the exact top 10, and queries per second")
     for title in (*names, "top-10", "queries/s"):

@@ -16,11 +16,11 @@ from rich.table import Column, Table
 from forage_common.errors import ForageError, SettingsError, UserError
 from forage_common.settings import RetrievalMode, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
-from forage_retriever.corpus.read import digest as corpus_digest
+from forage_retriever.corpus.read import hash_corpus as corpus_digest
 from forage_retriever.index import manifest
 from forage_retriever.index.build import build_index
 from forage_retriever.index.manifest import DamagedError, Manifest, Vectors
-from forage_retriever.index.progress import reporting
+from forage_retriever.index.progress import open_report
 from forage_retriever.index.recipe import Recipe, load_encoder
 
 _EVERYTHING = sys.maxsize
@@ -79,13 +79,13 @@ def build(
     config: Config = None,
 ) -> None:
     """Build an index folder. If it is killed, the same command goes on where it was."""
-    settings = _settings(config, overrides, corpus=corpus, mode=mode, factory=faiss_factory, fields=filter_field)
+    settings = _load_settings(config, overrides, corpus=corpus, mode=mode, factory=faiss_factory, fields=filter_field)
     encoder = load_encoder(settings.retriever, building=True)
-    recipe = Recipe.from_settings(settings.retriever, encoder, _vectors(vectors))
-    _refuse_other(out, recipe.compute_digest(corpus_digest(settings.data.corpus), shards))
-    with reporting() as report:
+    recipe = Recipe.from_settings(settings.retriever, encoder, _parse_vectors(vectors))
+    _check_target(out, recipe.compute_digest(corpus_digest(settings.data.corpus), shards))
+    with open_report() as report:
         build_index(out, _staging_dir(out), settings.data.corpus, recipe, report, shards)
-    _show(out)
+    _print_index(out)
 
 
 @app.command(
@@ -112,17 +112,17 @@ def convert(
     """Make another type of index without encoding again, or an index folder of a FAISS file and its corpus."""
     named = [Path(word) for word in folders if "=" not in word]
     overrides = [word for word in folders if "=" in word]
-    settings = _settings(config, overrides, corpus=corpus, mode=mode, factory=faiss_factory, fields=filter_field)
+    settings = _load_settings(config, overrides, corpus=corpus, mode=mode, factory=faiss_factory, fields=filter_field)
     if len(named) != (2 if faiss is None else 1):
         raise SettingsError("convert takes OLD NEW --faiss-factory TYPE, or NEW --faiss FILE --corpus FILE")
     new = named[-1]
     if new.exists():
         raise SettingsError(f"{new} is there already: give a new folder")
-    with reporting() as report:
+    with open_report() as report:
         if faiss is None:
             from forage_retriever.index.convert import convert_index
 
-            recipe = Recipe.from_settings(settings.retriever, None, _vectors(vectors))
+            recipe = Recipe.from_settings(settings.retriever, None, _parse_vectors(vectors))
             convert_index(named[0], new, _staging_dir(new), recipe, report)
         else:
             from forage_retriever.index.adopt import adopt_index
@@ -131,7 +131,7 @@ def convert(
                 raise SettingsError("--mode bm25 has no use for --faiss: use `forage index build`")
             recipe = Recipe.from_settings(settings.retriever, load_encoder(settings.retriever, building=False))
             adopt_index(new, _staging_dir(new), faiss, settings.data.corpus, recipe, report)
-    _show(new)
+    _print_index(new)
 
 
 @app.command()
@@ -139,11 +139,11 @@ def inspect(
     folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False
 ) -> None:
     """Show what an index holds, what it was made from and the memory that it needs."""
-    for one in _folders(folder):
+    for one in _list_indexes(folder):
         if as_json:
-            typer.echo(manifest.read(one).model_dump_json(indent=1))
+            typer.echo(manifest.read_manifest(one).model_dump_json(indent=1))
         else:
-            _show(one)
+            _print_index(one)
 
 
 @app.command()
@@ -151,12 +151,12 @@ def verify(folder: Folder) -> None:
     """Check every file against the manifest. Exit code 1: one is damaged, and named."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    for one in _folders(folder):
+    for one in _list_indexes(folder):
         try:
-            kept = manifest.read(one)
+            kept = manifest.read_manifest(one)
             with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-                task = progress.add_task("checking", total=manifest.total_bytes(kept.files))
-                manifest.check(one, kept, _advancing(progress, task), _EVERYTHING)
+                task = progress.add_task("checking", total=manifest.sum_bytes(kept.files))
+                manifest.check_files(one, kept, _advance(progress, task), _EVERYTHING)
         except DamagedError as error:
             console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1) from None
@@ -209,7 +209,7 @@ def main() -> None:
         sys.exit(130)
 
 
-def _settings(
+def _load_settings(
     config: Path | None,
     overrides: list[str] | None,
     corpus: Path | None,
@@ -233,7 +233,7 @@ def _settings(
     return settings
 
 
-def _vectors(asked: str) -> Vectors | None:
+def _parse_vectors(asked: str) -> Vectors | None:
     named: dict[str, Vectors | None] = {"auto": None, "none": "", "float16": "float16", "float32": "float32"}
     if asked not in named:
         raise SettingsError(f"--vectors is {asked!r}: give {', '.join(named)}")
@@ -244,31 +244,31 @@ def _staging_dir(out: Path) -> Path:
     return out.absolute().parent / f".{out.name}.building"
 
 
-def _refuse_other(out: Path, recipe: str) -> None:
+def _check_target(out: Path, recipe: str) -> None:
     """A folder that is there may only be this very index, of a build that ended before."""
     if out.is_dir() and not any(out.iterdir()):
         out.rmdir()
     if not out.exists():
         return
-    made = [manifest.read(folder).recipe for folder in _folders(out)]
+    made = [manifest.read_manifest(folder).recipe for folder in _list_indexes(out)]
     if set(made) != {recipe}:
         raise SettingsError(f"{out} is there already and is another index: give a new folder, or delete it")
 
 
-def _folders(folder: Path) -> list[Path]:
-    return manifest.shard_folders(folder) or [folder]
+def _list_indexes(folder: Path) -> list[Path]:
+    return manifest.list_shards(folder) or [folder]
 
 
-def _advancing(progress: Progress, task: TaskID) -> Callable[[int], None]:
+def _advance(progress: Progress, task: TaskID) -> Callable[[int], None]:
     return lambda read: progress.advance(task, read)
 
 
-def _show(folder: Path) -> None:
-    for one in _folders(folder):
-        Console(soft_wrap=True).print(_table(one, manifest.read(one)), markup=False)
+def _print_index(folder: Path) -> None:
+    for one in _list_indexes(folder):
+        Console(soft_wrap=True).print(_index_table(one, manifest.read_manifest(one)), markup=False)
 
 
-def _table(folder: Path, kept: Manifest) -> Table:
+def _index_table(folder: Path, kept: Manifest) -> Table:
     table = Table(Column(), Column(overflow="fold"), title=str(folder), show_header=False, title_justify="left")
     rows = {
         "passages": f"{kept.passages:,}",
@@ -284,20 +284,20 @@ def _table(folder: Path, kept: Manifest) -> Table:
         rows["encoder digest"] = encoder.digest
         rows["dense type"] = kept.dense.factory
         rows["kept vectors"] = kept.dense.vectors or "none"
-        rows["memory"] = _memory(kept)
+        rows["memory"] = _format_memory(kept)
     for mode in kept.modes:
-        rows[f"{mode} index"] = kept.digest(mode)
-    rows["on disk"] = f"{decimal(manifest.total_bytes(kept.files))} in {len(kept.files)} files"
+        rows[f"{mode} index"] = kept.compute_digest(mode)
+    rows["on disk"] = f"{decimal(manifest.sum_bytes(kept.files))} in {len(kept.files)} files"
     rows["made with"] = ", ".join(f"{library} {version}" for library, version in kept.made_with.items())
     for name, value in rows.items():
         table.add_row(name, value)
     return table
 
 
-def _memory(kept: Manifest) -> str:
+def _format_memory(kept: Manifest) -> str:
     from forage_retriever.search import memory
 
     assert kept.dense is not None
     assert kept.encoder is not None
-    needs = memory.needs(kept.dense.factory, kept.encoder.dimension, kept.passages)
+    needs = memory.estimate_needs(kept.dense.factory, kept.encoder.dimension, kept.passages)
     return f"{decimal(needs.held_bytes)} held, and {decimal(needs.mapped_bytes)} mapped from disk for full speed"

@@ -20,10 +20,10 @@ def open_index(folder: Path, settings: RetrieverSettings) -> load.Index:
     Raises:
         UserError: the folder or the settings are at fault.
     """
-    available = manifest.read(folder).modes
+    available = manifest.read_manifest(folder).modes
     mode = next(mode for mode in (RetrievalMode.HYBRID, RetrievalMode.DENSE, RetrievalMode.BM25) if mode in available)
     log = get_logger()
-    return load.load(
+    return load.load_index(
         Path(), settings.model_copy(update={"index": folder, "mode": mode}), lambda what: log.info("waiting", why=what)
     )
 

@@ -1,6 +1,6 @@
-"""Filters: which passages have one of the accepted values in a field.
+"""Filter columns: which passages have one of the accepted values in a field.
 
-Each filter field is kept as its distinct values and, by value, the rows that have it, so a filter reads only the rows
+A filter field is stored as its distinct values and, by value, the rows that have it, so a filter reads only the rows
 that pass it. A passage whose field is a list has every value of it; one without the field passes no filter on it.
 """
 
@@ -20,7 +20,7 @@ from forage_common.errors import DataError, ForageError
 from forage_retriever.hits import Filters
 
 MAX_VALUES = 1_000_000
-"""Distinct values of a field: they are held in memory, as passages are not."""
+"""Distinct values of a field: unlike passages, they are held in memory."""
 
 _CACHED_BYTES = 64 * 2**20
 _BLOCK = 2**20
@@ -30,7 +30,7 @@ _VALUES, _STARTS, _ROWS = "values.json", "starts.npy", "rows.npy"
 
 
 class UnknownFieldError(ForageError):
-    """A filter on a field that the index was not built to filter by."""
+    """The index was not built to filter by this field."""
 
 
 class Columns:
@@ -44,14 +44,14 @@ class Columns:
         self._kept = max(_CACHED_BYTES // max(passages, 1), 1)
         self._lock = threading.Lock()
 
-    def allowed(self, filters: Filters) -> NDArray[np.bool_]:
-        """Which rows pass all filters: [passages], read-only; the last few are cached.
+    def compute_mask(self, filters: Filters) -> NDArray[np.bool_]:
+        """The mask [passages] of rows that pass all filters, read-only; recent ones are cached.
 
         Raises:
-            UnknownFieldError: as `check`.
+            UnknownFieldError: as `check_field`.
         """
         for field, _ in filters:
-            self.check(field)
+            self.check_field(field)
         with self._lock:
             mask = self._masks.get(filters)
             if mask is None:
@@ -61,20 +61,22 @@ class Columns:
                 self._masks.popitem(last=False)
         return mask
 
-    def tokens(self, fields: Mapping[str, Any]) -> list[str]:
-        """`token` of every value that a passage of these fields can be filtered by."""
-        return [token(name, value) for name in self.fields for value in values(fields.get(name), name)]
+    def list_filter_terms(self, fields: Mapping[str, Any]) -> list[str]:
+        """The filter term of every value in these fields of a passage."""
+        return [
+            format_filter_term(name, value) for name in self.fields for value in extract_values(fields.get(name), name)
+        ]
 
-    def rows(self, field: str, value: str) -> NDArray[np.uint32]:
+    def find_rows(self, field: str, value: str) -> NDArray[np.uint32]:
         """The rows that have this value, in order.
 
         Raises:
-            UnknownFieldError: as `check`.
+            UnknownFieldError: as `check_field`.
         """
-        self.check(field)
-        return self._columns[field].rows(value)
+        self.check_field(field)
+        return self._columns[field].find_rows(value)
 
-    def check(self, field: str) -> None:
+    def check_field(self, field: str) -> None:
         """
         Raises:
             UnknownFieldError: there are no filters on this field; names those that there are.
@@ -88,7 +90,7 @@ class Columns:
         for field, accepted in filters:
             passing: NDArray[np.bool_] = np.zeros(self._passages, np.bool_)
             for value in accepted:
-                passing[self.rows(field, value)] = True
+                passing[self.find_rows(field, value)] = True
             mask &= passing
         mask.flags.writeable = False
         return mask
@@ -100,44 +102,44 @@ class ColumnsWriter:
     def __init__(self, folder: Path, fields: Sequence[str]) -> None:
         self._columns = {name: _ColumnWriter(folder / str(place), name) for place, name in enumerate(fields)}
 
-    def add(self, row: int, fields: Mapping[str, Any], where: str) -> None:
-        """Take the values of one passage; rows come in order.
+    def add_passage(self, row: int, fields: Mapping[str, Any], where: str) -> None:
+        """Add the values of one passage; rows come in order.
 
         Raises:
-            DataError: a value is no text, number, truth value or list of these.
+            DataError: a value is not a text, number, boolean or list of these.
         """
         for name, column in self._columns.items():
             try:
-                column.add(row, values(fields.get(name), name))
+                column.add_values(row, extract_values(fields.get(name), name))
             except ValueError as error:
                 raise DataError(f"{where}: {error}") from None
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the columns to disk."""
         for column in self._columns.values():
             column.finish()
 
 
-def token(field: str, value: str) -> str:
-    """What a word index knows a value of a field by."""
+def format_filter_term(field: str, value: str) -> str:
+    """The term by which the BM25 index knows a value of a field."""
     return f"{field}={value}"
 
 
-def values(value: Any, field: str) -> list[str]:
-    """The values that a field can be filtered by, as text: numbers and truth values as JSON writes them.
+def extract_values(value: Any, field: str) -> list[str]:
+    """The values of a field as text; numbers and booleans as JSON writes them.
 
     Raises:
         ValueError: it is an object, or a list that holds one.
     """
-    found = []
+    texts = []
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, str):
-            found.append(one)
+            texts.append(one)
         elif isinstance(one, bool | int | float):
-            found.append(json.dumps(one))
+            texts.append(json.dumps(one))
         elif one is not None:
             raise ValueError(f"field {field!r} is {repr(value)[:80]}: give a text, a number, or a list of these")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(texts))
 
 
 class _Column:
@@ -146,16 +148,16 @@ class _Column:
         self._starts = np.load(folder / _STARTS)
         self._rows = np.load(folder / _ROWS, mmap_mode="r") if self._starts[-1] else np.empty(0, np.uint32)
 
-    def rows(self, value: str) -> NDArray[np.uint32]:
+    def find_rows(self, value: str) -> NDArray[np.uint32]:
         place = self._places.get(value)
         if place is None:
             return np.empty(0, np.uint32)
-        found: NDArray[np.uint32] = self._rows[self._starts[place] : self._starts[place + 1]]
-        return found
+        rows: NDArray[np.uint32] = self._rows[self._starts[place] : self._starts[place + 1]]
+        return rows
 
 
 class _ColumnWriter:
-    """Writes pairs of (value, row) as they come, and sorts them by value at the end: a counting sort over blocks."""
+    """Writes pairs (value, row) as they come; at the end a counting sort over blocks orders them by value."""
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True)
@@ -166,8 +168,8 @@ class _ColumnWriter:
         self._pairs: list[tuple[int, int]] = []
         self._file = (folder / _PAIRS).open("w+b")
 
-    def add(self, row: int, found: Sequence[str]) -> None:
-        for value in found:
+    def add_values(self, row: int, values: Sequence[str]) -> None:
+        for value in values:
             place = self._places.setdefault(value, len(self._places))
             if place == len(self._counts):
                 if place >= MAX_VALUES:

@@ -1,6 +1,6 @@
-"""Reads a corpus as a stream: JSON objects with `id` and `contents` = `"Title"` newline text, other fields kept.
+"""Reads a corpus as a stream of JSON objects with `id`, `contents` (`"Title"`, newline, text) and any other fields.
 
-A corpus is JSON lines (`.jsonl`, or `.jsonl.gz`), Parquet (`.parquet`), or a folder of such files, read by name.
+A corpus is JSON lines (`.jsonl`, `.jsonl.gz`), Parquet (`.parquet`), or a folder of such files, read in order of name.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Passage:
     """One passage.
 
     Attributes:
-        id: a number in the file is its decimal text here.
+        id: as text, also where the file has a number.
         contents: title first.
         fields: the whole JSON object.
-        row: the same as bytes, ready to be sent.
+        row: the JSON object as bytes, ready to be sent.
     """
 
     id: str
@@ -45,68 +45,68 @@ class Passage:
     row: bytes
 
     @classmethod
-    def of(cls, row: bytes) -> Passage:
-        """The passage of a row that was checked before."""
+    def from_row(cls, row: bytes) -> Passage:
+        """The passage of a row that was checked when it was stored."""
         fields = json.loads(row)
         return cls(str(fields["id"]), fields["contents"], fields, row)
 
 
-def title_and_text(contents: str) -> tuple[str, str]:
-    """The title without its quotes, and what follows the first line."""
+def split_contents(contents: str) -> tuple[str, str]:
+    """The title without its quotes, and the text after the first line."""
     title, _, text = contents.partition("\n")
     return title.strip().strip('"').strip(), text.strip()
 
 
-def passages(path: Path) -> Iterator[Passage]:
-    """Every passage in file order, checked; that ids differ is left to who keeps them.
+def read_passages(path: Path) -> Iterator[Passage]:
+    """Every passage in file order, checked; duplicate ids are found when the passages are stored.
 
     Raises:
-        DataError: a file cannot be read, or a line is not a passage; names file, line (or Parquet row) and field.
+        DataError: a file cannot be read, or a line is not a passage; names the file, line (or Parquet row) and field.
     """
-    for _, passage in numbered(path):
+    for _, passage in read_located_passages(path):
         yield passage
 
 
-def numbered(path: Path) -> Iterator[tuple[str, Passage]]:
-    """As `passages`, each with its place: `file:line`."""
+def read_located_passages(path: Path) -> Iterator[tuple[str, Passage]]:
+    """As `read_passages`, each with its location `file:line`."""
     try:
-        for file in files(path):
-            for number, line in enumerate(_lines(file), 1):
+        for file in list_files(path):
+            for number, line in enumerate(_read_lines(file), 1):
                 if line.strip():
                     where = f"{file}:{number}"
-                    yield where, _parse(line, where)
+                    yield where, _parse_passage(line, where)
     except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from None
+        raise _make_unreadable_error(path, error) from None
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of the bytes of a corpus as it lies on disk.
+def hash_corpus(path: Path) -> str:
+    """SHA-256 of the files of a corpus.
 
     Raises:
         DataError: a file cannot be read.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
-        for file in files(path):
+        for file in list_files(path):
             with file.open("rb") as stream:
                 while block := stream.read(_HASHED_BYTES):
-                    found.update(block)
+                    digest.update(block)
     except OSError as error:
-        raise _unreadable(path, error) from None
-    return found.hexdigest()
+        raise _make_unreadable_error(path, error) from None
+    return digest.hexdigest()
 
 
-def files(path: Path) -> list[Path]:
-    """The files of a corpus: itself, or those of a folder."""
+def list_files(path: Path) -> list[Path]:
+    """The files of a corpus: the file itself, or those of a folder."""
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES))
-    if not found:
+    files = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES))
+    if not files:
         raise DataError(f"folder {path} cannot be read as a corpus: it has no {', '.join(_SUFFIXES)} file")
-    return found
+    return files
 
 
-def _lines(file: Path) -> Iterator[bytes]:
+def _read_lines(file: Path) -> Iterator[bytes]:
     if file.suffix == ".parquet":
         yield from _parquet_lines(file)
         return
@@ -137,45 +137,47 @@ def _parquet_lines(file: Path) -> Iterator[bytes]:
         raise DataError(problem or f"{file} cannot be read as Parquet")
 
 
-def _parse(line: bytes, where: str) -> Passage:
+def _parse_passage(line: bytes, where: str) -> Passage:
     try:
         text = line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not UTF-8 ({error.reason} at byte {error.start}): convert the file") from None
     try:
-        fields = json.loads(text, parse_constant=_no_constant)
-        # Fails on half a surrogate pair, which is JSON but no text that could be sent.
+        fields = json.loads(text, parse_constant=_reject_constant)
+        # Encoding fails on a lone surrogate, which JSON allows but UTF-8 cannot represent.
         row = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not JSON ({error}): write one JSON object a line") from None
     if not isinstance(fields, dict):
         raise DataError(f"{where} is a JSON {type(fields).__name__}, not an object: write one JSON object a line")
-    return Passage(_id(fields, where), _contents(fields, where), fields, row)
+    return Passage(_read_id(fields, where), _read_contents(fields, where), fields, row)
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
 
 
-def _id(fields: dict[str, Any], where: str) -> str:
+def _read_id(fields: dict[str, Any], where: str) -> str:
     id = fields.get("id")
     if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
-        raise DataError(f"{where}: field 'id' is {_shown(id)}: give a text or a whole number")
+        raise DataError(f"{where}: field 'id' is {_format_value(id)}: give a text or a whole number")
     return str(id)
 
 
-def _contents(fields: dict[str, Any], where: str) -> str:
+def _read_contents(fields: dict[str, Any], where: str) -> str:
     contents = fields.get("contents")
     if not isinstance(contents, str) or not contents.strip():
-        raise DataError(f"{where}: field 'contents' is {_shown(contents)}: give the title, a newline and the text")
+        raise DataError(
+            f"{where}: field 'contents' is {_format_value(contents)}: give the title, a newline and the text"
+        )
     return contents
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return "missing or null" if value is None else repr(value)[:80]
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
+def _make_unreadable_error(path: Path, error: Exception) -> DataError:
     reason = getattr(error, "strerror", None) or str(error)
     remedy = "set data.corpus to a JSONL or Parquet file, or make one with `forage data world`"
     return DataError(f"corpus {path} cannot be read ({reason}): {remedy}")

@@ -1,4 +1,4 @@
-"""A corpus on disk, mapped into memory: rows one after another, where each begins, and the columns to filter by."""
+"""The corpus store, mapped into memory: rows one after another, their offsets, and the filter columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ META_FILE, ROWS_FILE, OFFSETS_FILE, COLUMNS_FOLDER = "corpus.json", "rows.bin", 
 _HASHES_FILE = "hashes.tmp"
 _FLUSHED = 2**16
 _SORTED = 2**22
-"""Hashes of ids that are sorted at a time."""
+"""Hashes of ids that are sorted at once."""
 
 T = TypeVar("T")
 
@@ -35,11 +35,11 @@ class DuplicateIdError(DataError):
 
 
 class _View(Sequence[T]):
-    """A sequence that reads its items when asked; slices are lists."""
+    """A sequence that reads an item when it is indexed; slices are lists."""
 
-    def __init__(self, rows: range, at: Callable[[int], T]) -> None:
+    def __init__(self, rows: range, read: Callable[[int], T]) -> None:
         self._rows = rows
-        self._at = at
+        self._read = read
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -50,19 +50,20 @@ class _View(Sequence[T]):
     def __getitem__(self, place: slice) -> list[T]: ...
     def __getitem__(self, place: int | slice) -> T | list[T]:
         if isinstance(place, slice):
-            return [self._at(row) for row in self._rows[place]]
-        return self._at(self._rows[place])
+            return [self._read(row) for row in self._rows[place]]
+        return self._read(self._rows[place])
 
 
 class Corpus(Sequence[Passage]):
-    """All passages, in file order; a passage is known by its row number. Thread-safe.
+    """All passages in file order, identified by row number. Thread-safe.
 
     Attributes:
-        rows: each passage's whole JSON object, as bytes ready to be sent.
+        rows: each passage's whole JSON object as bytes.
         ids: each passage's id.
         contents: each passage's text, title first.
-        columns: which rows pass a filter.
-        digest: SHA-256 of the rows, a newline after each: of what is in the passages, however their file was packed.
+        columns: the filter columns.
+        digest: SHA-256 of the rows, each with a newline: of the passages, whatever the format of their file.
+        bytes: size of all rows.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,9 +89,9 @@ class Corpus(Sequence[Passage]):
 
         self.bytes = len(data)
         self.rows = _View(range(count), row)
-        self.ids = _View(range(count), lambda place: Passage.of(row(place)).id)
-        self.contents = _View(range(count), lambda place: Passage.of(row(place)).contents)
-        self._passages = _View(range(count), lambda place: Passage.of(row(place)))
+        self.ids = _View(range(count), lambda place: Passage.from_row(row(place)).id)
+        self.contents = _View(range(count), lambda place: Passage.from_row(row(place)).contents)
+        self._passages = _View(range(count), lambda place: Passage.from_row(row(place)))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -104,7 +105,7 @@ class Corpus(Sequence[Passage]):
 
 
 class CorpusWriter:
-    """Writes a corpus to an empty folder as its passages come; memory does not grow with their number."""
+    """Writes a corpus to an empty folder, passage by passage, in bounded memory."""
 
     def __init__(self, folder: Path, filter_fields: Sequence[str] = ()) -> None:
         self._folder = folder
@@ -118,13 +119,13 @@ class CorpusWriter:
         self._end = 0
         self._count = 0
 
-    def add(self, passage: Passage, where: str = "") -> None:
-        """Take the next passage; `where` names it in errors.
+    def add_passage(self, passage: Passage, where: str = "") -> None:
+        """Add the next passage; `where` is its location for errors.
 
         Raises:
-            DataError: one of its filter fields is not what can be filtered by.
+            DataError: the value of a filter field cannot be filtered by.
         """
-        self._columns.add(self._count, passage.fields, where or f"passage {passage.id!r}")
+        self._columns.add_passage(self._count, passage.fields, where or f"passage {passage.id!r}")
         self._rows.write(passage.row)
         self._digest.update(passage.row + b"\n")
         self._end += len(passage.row)
@@ -135,7 +136,7 @@ class CorpusWriter:
             self._flush()
 
     def finish(self) -> Corpus:
-        """Write what is left.
+        """Flush the files and check that ids are unique.
 
         Raises:
             DuplicateIdError: two passages have the same id.
@@ -150,7 +151,7 @@ class CorpusWriter:
         for file in (self._rows, self._offsets):
             file.close()
         corpus = Corpus(self._folder)
-        for first, second in _same(np.memmap(self._hashes, np.int64, "r")):
+        for first, second in _find_equal_hashes(np.memmap(self._hashes, np.int64, "r")):
             if corpus.ids[first] == corpus.ids[second]:
                 raise DuplicateIdError(corpus.ids[first])
         self._hashes.close()
@@ -164,26 +165,26 @@ class CorpusWriter:
             del numbers[:]
 
 
-def write(folder: Path, passages: Iterable[Passage], filter_fields: Sequence[str] = ()) -> Corpus:
-    """A corpus of these passages in an empty folder.
+def write_corpus(folder: Path, passages: Iterable[Passage], filter_fields: Sequence[str] = ()) -> Corpus:
+    """Write these passages to an empty folder as a corpus.
 
     Raises:
         DataError: as `CorpusWriter` does.
     """
     writer = CorpusWriter(folder, filter_fields)
     for passage in passages:
-        writer.add(passage)
+        writer.add_passage(passage)
     return writer.finish()
 
 
-def _same(hashes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Pairs of rows whose hashes are the same; sorts one part of the range of hashes after another."""
+def _find_equal_hashes(hashes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Pairs of rows with equal hashes; sorts one part of the range of hashes after another, to bound memory."""
     parts = len(hashes) // _SORTED + 1
     blocks = range(0, len(hashes), _SORTED)
-    found: list[NDArray[np.int64]]
+    members: list[NDArray[np.int64]]
     for part in range(parts):
-        found = [block + np.flatnonzero(hashes[block : block + _SORTED] % parts == part) for block in blocks]
-        rows = np.concatenate(found)
+        members = [block + np.flatnonzero(hashes[block : block + _SORTED] % parts == part) for block in blocks]
+        rows = np.concatenate(members)
         rows = rows[np.argsort(hashes[rows], kind="stable")]
         for place in np.flatnonzero(hashes[rows[1:]] == hashes[rows[:-1]]):
             yield int(rows[place]), int(rows[place + 1])

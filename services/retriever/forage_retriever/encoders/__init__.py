@@ -1,1 +1,1 @@
-"""Encoders: texts to vectors."""
+"""Encoders of texts, local and remote."""

@@ -1,6 +1,6 @@
-"""How each family of sentence encoders wants to be used: prefixes, pooling, unit length, maximum length.
+"""Conventions of the families of sentence encoders: prefixes, pooling, normalization, maximum length.
 
-Sources are the model cards: intfloat/e5-base-v2 (with the 256 tokens that Search-R1 cuts at), BAAI/bge-base-en-v1.5,
+Sources are the model cards: intfloat/e5-base-v2 (with Search-R1's limit of 256 tokens), BAAI/bge-base-en-v1.5,
 sentence-transformers/all-MiniLM-L6-v2, thenlper/gte-base, facebook/contriever.
 """
 
@@ -28,13 +28,13 @@ class Pooling(StrEnum):
 
 @dataclass(frozen=True)
 class Convention:
-    """How texts are put before an encoder and read off it.
+    """How texts enter an encoder and vectors leave it.
 
     Attributes:
-        query_prefix: stands before every query.
-        passage_prefix: stands before every passage.
-        normalize: whether vectors are brought to unit length.
-        max_tokens: what a longer text is cut to, prefix and special tokens counted.
+        query_prefix: put before every query.
+        passage_prefix: put before every passage.
+        normalize: whether vectors are scaled to unit length.
+        max_tokens: length to which a text is truncated, prefix and special tokens included.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Convention:
     normalize: bool = True
     max_tokens: int = 256
 
-    def digest(self, *parts: str) -> str:
-        """SHA-256 of what it says, but for its name, and of other parts."""
-        said = (getattr(self, field.name) for field in fields(self) if field.name != "name")
-        return artifacts.digest_of(*map(str, said), *parts)
+    def compute_digest(self, *parts: str) -> str:
+        """SHA-256 of all fields except the name, and of other parts."""
+        values = (getattr(self, field.name) for field in fields(self) if field.name != "name")
+        return artifacts.compute_digest(*map(str, values), *parts)
 
 
 PLAIN = Convention("plain", max_tokens=512)
@@ -77,11 +77,11 @@ _NAMES = (
 _POOLING_MODES = {"pooling_mode_mean_tokens": Pooling.MEAN, "pooling_mode_cls_token": Pooling.CLS}
 
 
-def named(name: str) -> Convention:
+def find_convention(name: str) -> Convention:
     """The convention of this name.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: it is unknown.
     """
     if name not in CONVENTIONS:
         known = ", ".join(sorted(CONVENTIONS))
@@ -89,55 +89,55 @@ def named(name: str) -> Convention:
     return CONVENTIONS[name]
 
 
-def of_model(model: str) -> Convention:
-    """The convention that a model's name stands for; `plain` where it stands for none."""
-    found = (name for pattern, name in _NAMES if re.search(pattern, model.lower()))
-    return CONVENTIONS[next(found, PLAIN.name)]
+def infer_from_model(model: str) -> Convention:
+    """The convention of a model by its name; `plain` where the name is of no known family."""
+    matches = (name for pattern, name in _NAMES if re.search(pattern, model.lower()))
+    return CONVENTIONS[next(matches, PLAIN.name)]
 
 
-def of_folder(folder: Path) -> Convention:
-    """The convention of a model folder: prefixes by its name, the rest as sentence-transformers' files in it say.
+def infer_from_folder(folder: Path) -> Convention:
+    """The convention of a model folder: prefixes by its name, the rest from its sentence-transformers files.
 
     Raises:
-        DataError: those files ask for something that is not done here, or cannot be read.
+        DataError: those files ask for something unsupported, or cannot be read.
     """
-    convention = of_model(_model_name(folder))
-    modules = _json(folder / "modules.json")
+    convention = infer_from_model(_read_model_name(folder))
+    modules = _read_json(folder / "modules.json")
     if modules is None:
         return convention
     kinds = {str(module["type"]).rsplit(".", 1)[-1]: folder / str(module["path"]) for module in modules}
     if unknown := kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
         raise DataError(
-            f"encoder {folder} ends in {', '.join(sorted(unknown))}, which is not done here: serve it with"
+            f"encoder {folder} has the modules {', '.join(sorted(unknown))}, which are not supported: serve it with"
             " text-embeddings-inference and set retriever.encoder.url"
         )
     convention = replace(convention, normalize="Normalize" in kinds)
     if "Pooling" in kinds:
-        convention = replace(convention, pooling=_pooling(kinds["Pooling"] / "config.json"))
-    limit = (_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length")
+        convention = replace(convention, pooling=_read_pooling(kinds["Pooling"] / "config.json"))
+    limit = (_read_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length")
     if limit is not None:
         known = convention.name != PLAIN.name
         convention = replace(convention, max_tokens=min(limit, convention.max_tokens) if known else limit)
     return convention
 
 
-def _model_name(folder: Path) -> str:
+def _read_model_name(folder: Path) -> str:
     """The folder's own name, or that of Hugging Face's cache around it (`models--owner--name/snapshots/revision`)."""
     cached = [part for part in folder.parts if part.startswith("models--")]
     return cached[-1].replace("--", "/") if cached else folder.resolve().name
 
 
-def _pooling(file: Path) -> Pooling:
-    config = _json(file) or {}
-    if (mode := config.get("pooling_mode")) in list(Pooling):  # as newer versions of sentence-transformers write it
+def _read_pooling(file: Path) -> Pooling:
+    config = _read_json(file) or {}
+    if (mode := config.get("pooling_mode")) in list(Pooling):  # written by newer versions of sentence-transformers
         return Pooling(mode)
     modes = [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
     if len(modes) != 1 or modes[0] not in _POOLING_MODES:
-        raise DataError(f"{file} asks for {' and '.join(modes) or mode or 'no pooling'}: mean and cls are done here")
+        raise DataError(f"{file} asks for {' and '.join(modes) or mode or 'no pooling'}: mean and cls are supported")
     return _POOLING_MODES[modes[0]]
 
 
-def _json(file: Path) -> Any:
+def _read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -32,11 +32,11 @@ class Encoder(Protocol):
     precision: str
     dimension: int
 
-    def queries(self, texts: Sequence[str]) -> Vectors:
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Vectors [len(texts), dimension] of queries."""
         ...
 
-    def passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
+    def encode_passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
         """Vectors [len(texts), dimension] of passages; `progress` gets the number of encoded texts now and then."""
         ...
 

@@ -29,14 +29,14 @@ def create_encoder(settings: RetrieverSettings, building: bool = False) -> Encod
         from forage_retriever.encoders.remote_encoder import RemoteEncoder
 
         return RemoteEncoder(chosen.url, chosen.convention, chosen.timeout_s)
-    folder = model_folder.bundled() if chosen.model == BUNDLED else Path(chosen.model)
+    folder = model_folder.locate_bundled() if chosen.model == BUNDLED else Path(chosen.model)
     if chosen.convention != conventions.AUTO:
-        convention = conventions.named(chosen.convention)
+        convention = conventions.find_convention(chosen.convention)
     elif chosen.model == BUNDLED:
-        convention = conventions.named(BUNDLED)
+        convention = conventions.find_convention(BUNDLED)
     else:
-        convention = conventions.of_folder(folder)
-    convention = replace(convention, max_tokens=model_folder.max_tokens(folder, convention.max_tokens))
+        convention = conventions.infer_from_folder(folder)
+    convention = replace(convention, max_tokens=model_folder.limit_max_tokens(folder, convention.max_tokens))
     if building and _NVIDIA.exists():
         from forage_retriever.encoders.torch_encoder import TorchEncoder
 

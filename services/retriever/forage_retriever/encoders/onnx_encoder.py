@@ -1,4 +1,4 @@
-"""Texts to vectors on ONNX Runtime."""
+"""An encoder on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WINDOW = 1024
 
 
 class OnnxEncoder:
-    """Vectors of texts; see `Encoder`."""
+    """An encoder that was exported to an ONNX graph; see `Encoder`."""
 
     def __init__(
         self,
@@ -27,27 +27,29 @@ class OnnxEncoder:
         cache_dir: Path,
         threads: int,
     ) -> None:
-        """Load the encoder of a Hugging Face folder, exporting it first if that was not done before.
+        """Load the encoder of a Hugging Face folder, exporting it first if it was not exported before.
 
         Raises:
             ExportError: it cannot be exported.
-            UserError: the folder is not an encoder's, or the cache cannot be written.
+            UserError: the folder is not an encoder, or the cache cannot be written.
         """
         self.model = model
         self.convention = convention
         self.precision = precision.value
-        digest = model_folder.digest(folder)
-        self.family = convention.digest(digest)
+        digest = model_folder.digest_model(folder)
+        self.family = convention.compute_digest(digest)
         recipes = (onnx_model.EXPORT_RECIPE, onnx_model.INT8_RECIPE, onnx_model.RUN_RECIPE)
-        self.digest = artifacts.digest_of(*recipes, self.precision, self.family)
+        self.digest = artifacts.compute_digest(*recipes, self.precision, self.family)
         unit = "unit" if convention.normalize else "raw"
-        graph = onnx_model.exported(folder, digest, cache_dir, precision, threads, "encoder", convention.pooling, unit)
+        graph = onnx_model.export_model(
+            folder, digest, cache_dir, precision, threads, "encoder", convention.pooling, unit
+        )
         self._model = OnnxModel(graph, convention.max_tokens, threads)
         (self.dimension,) = self._model.output_shape
 
-    def queries(self, texts: Sequence[str]) -> Vectors:
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
         return self._model.run([self.convention.query_prefix + text for text in texts])
 
-    def passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
+    def encode_passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
         prefix = self.convention.passage_prefix
         return encode_in_batches(self._model.run, texts, prefix, self.dimension, _WINDOW, progress)

@@ -5,7 +5,7 @@
     … int8 EXPORTED_FOLDER OUT_FOLDER                      the same graph with weights in int8
 
 Graphs take `input_ids` and `attention_mask`, rerankers also `token_type_ids` where the model has them, all [batch,
-length]. The only module that imports torch to serve a model; it runs in a process of its own.
+length]. Runs in a child process, so that a retriever that serves does not import torch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MIN_COSINE = 0.9
 _OPSET = 20
 
 
-def encoder(source: Path, out: Path, pooling: str, length: str) -> None:
-    """Write a sentence encoder: the first or the mean of the last hidden states, at unit length or as it is."""
+def export_encoder(source: Path, out: Path, pooling: str, length: str) -> None:
+    """Write a sentence encoder: the first or the mean of the last hidden states, with or without normalization."""
     import torch
     from transformers import AutoModel
 
@@ -52,11 +52,11 @@ def encoder(source: Path, out: Path, pooling: str, length: str) -> None:
             # Products rather than sums over an axis: ONNX Runtime adds those up in another order for a batch of one.
             return (pooled / (pooled @ pooled.transpose(1, 2)).sqrt() if length == "unit" else pooled)[:, 0]
 
-    _export(Pooled().eval(), ("input_ids", "attention_mask"), "vectors", source, out)
+    _export_graph(Pooled().eval(), ("input_ids", "attention_mask"), "vectors", source, out)
 
 
-def reranker(source: Path, out: Path) -> None:
-    """Write a cross-encoder, whose one logit is the score."""
+def export_reranker(source: Path, out: Path) -> None:
+    """Write a cross-encoder; its one logit is the score."""
     import torch
     from transformers import AutoModelForSequenceClassification
 
@@ -76,14 +76,14 @@ def reranker(source: Path, out: Path) -> None:
             types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
             return self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits[:, 0]
 
-    _export(Scored().eval(), inputs, "scores", source, out)
+    _export_graph(Scored().eval(), inputs, "scores", source, out)
 
 
-def int8(exported: Path, out: Path) -> None:
+def quantize_exported(exported: Path, out: Path) -> None:
     """Write an exported graph with weights in int8."""
     exact = exported / MODEL_FILE
-    onnx.save(onnx_graph.in_int8(onnx.load(exact)), out / MODEL_FILE)
-    wanted, given = _outputs(exact), _outputs(out / MODEL_FILE)
+    onnx.save(onnx_graph.quantize_weights(onnx.load(exact)), out / MODEL_FILE)
+    wanted, given = _run_graph(exact), _run_graph(out / MODEL_FILE)
     if wanted.ndim == 2:
         lengths = np.linalg.norm(wanted, axis=1) * np.linalg.norm(given, axis=1)
         nearest = float(((wanted * given).sum(1) / lengths).min())
@@ -92,13 +92,13 @@ def int8(exported: Path, out: Path) -> None:
     shutil.copyfile(exported / TOKENIZER_FILE, out / TOKENIZER_FILE)
 
 
-def _export(model: Any, inputs: tuple[str, ...], output: str, source: Path, out: Path) -> None:
-    """Write `model.onnx`, which must give what the model gives on another shape than the one it was traced with."""
+def _export_graph(model: Any, inputs: tuple[str, ...], output: str, source: Path, out: Path) -> None:
+    """Write `model.onnx`, and check it against the model on another shape than the one it was traced with."""
     import torch
 
     file = out / MODEL_FILE
     axes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    # Tensors of their own: export takes one that is passed twice for one input.
+    # Separate tensors: export would merge one that is passed twice into one input.
     samples = tuple(torch.ones(2, 16, dtype=torch.long) for _ in inputs)
     torch.onnx.export(
         model,
@@ -112,21 +112,21 @@ def _export(model: Any, inputs: tuple[str, ...], output: str, source: Path, out:
         external_data=False,
         verbose=False,
     )
-    onnx.save(onnx_graph.with_lean_layer_norms(onnx.load(file)), file)
+    onnx.save(onnx_graph.split_layer_norms(onnx.load(file)), file)
     with torch.no_grad():
-        wanted = model(*(torch.from_numpy(_probe(name)) for name in inputs)).numpy()
-    worst = float(abs(_outputs(file) - wanted).max() / max(abs(wanted).max(), 1.0))
+        wanted = model(*(torch.from_numpy(_make_input(name)) for name in inputs)).numpy()
+    worst = float(abs(_run_graph(file) - wanted).max() / max(abs(wanted).max(), 1.0))
     if not worst <= MAX_DIFFERENCE:
         raise ValueError(f"the exported graph differs from the model by {worst:.2g}, more than {MAX_DIFFERENCE}")
     shutil.copyfile(source / TOKENIZER_FILE, out / TOKENIZER_FILE)
 
 
-def _outputs(file: Path) -> Any:
+def _run_graph(file: Path) -> Any:
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    return session.run(None, {entry.name: _probe(entry.name) for entry in session.get_inputs()})[0]
+    return session.run(None, {entry.name: _make_input(entry.name) for entry in session.get_inputs()})[0]
 
 
-def _probe(name: str) -> Any:
+def _make_input(name: str) -> Any:
     values = {
         "input_ids": np.arange(100, 121).reshape(3, 7),
         "attention_mask": np.array([[1] * 7, [1] * 4 + [0] * 3, [1] + [0] * 6]),
@@ -135,13 +135,17 @@ def _probe(name: str) -> Any:
     return values[name].astype(np.int64)
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     sys.stdin.read()
     os._exit(1)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    verb, given, folder, *options = sys.argv[1:]
-    verbs: dict[str, Callable[..., None]] = {"encoder": encoder, "reranker": reranker, "int8": int8}
-    verbs[verb](Path(given), Path(folder), *options)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    command, source, out, *options = sys.argv[1:]
+    commands: dict[str, Callable[..., None]] = {
+        "encoder": export_encoder,
+        "reranker": export_reranker,
+        "int8": quantize_exported,
+    }
+    commands[command](Path(source), Path(out), *options)

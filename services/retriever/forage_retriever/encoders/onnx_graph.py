@@ -1,13 +1,13 @@
-"""Rewriting of exported graphs: layer norms that ONNX Runtime computes fast, and weights in int8.
+"""Rewrites exported graphs: layer norms that ONNX Runtime computes fast, and weights in int8.
 
-CPU ms a query of MiniLM (15 tokens in the mean, tokenised too, one thread, VNNI), how far 63 neighbours move one,
-hit@3 of exact search for 2,803 questions over 15,190 passages; `benchmarks/retriever/encoders.py` prints it:
+CPU ms per query of MiniLM (15 tokens on average, tokenization included, one thread, VNNI), the change of a vector by 63
+other texts, hit@3 of exact search for 2,803 questions over 15,190 passages (`benchmarks/retriever/encoders.py`):
 
                                      at 1    at 16    at 64   moved   hit@3
     sentence-transformers           15.19     7.99    10.78   2e-07
     fp32                             5.91     4.24     3.81   0       .9518
-    int8, a scale a token            2.70     1.87     1.61   0       .9508
-    int8, a scale a tensor           2.33     1.62     1.40   3e-02
+    int8, scale per token            2.70     1.87     1.61   0       .9508
+    int8, scale per tensor           2.33     1.62     1.40   3e-02
     MatMulNBits, 8 bits              3.66     2.83     2.60   0
 """
 
@@ -26,91 +26,94 @@ _ZERO = 128
 """Activations are uint8 around this zero: the layout for which CPUs have instructions (VNNI)."""
 
 
-def with_lean_layer_norms(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with each LayerNormalization as mean, difference and RMS norm.
+def split_layer_norms(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with each LayerNormalization split into mean, difference and RMS norm.
 
     ONNX Runtime 1.31 computes the mean and variance of a LayerNormalization element by element, at 5 ns each; the parts
     are vectorised, at 1 ns together, which is a tenth of a MiniLM's time.
     """
     graph = _Graph(model)
-    for node in graph.take():
-        if node.op_type != "LayerNormalization" or len(node.input) != 3 or _attribute(node, "axis", -1) != -1:
-            graph.put(node)
+    for node in graph.take_nodes():
+        if node.op_type != "LayerNormalization" or len(node.input) != 3 or _get_attribute(node, "axis", -1) != -1:
+            graph.keep_node(node)
             continue
         states, weight, bias = node.input
         name = node.output[0]
-        mean = graph.node("ReduceMean", states, graph.constant("last_axis", np.array([-1])), keepdims=1)
-        centred = graph.node("Sub", states, mean)
-        epsilon = _attribute(node, "epsilon", 1e-5)
-        scaled = graph.node("SimplifiedLayerNormalization", centred, weight, axis=-1, epsilon=epsilon)
-        graph.node("Add", scaled, bias, output=name)
-    return graph.finished()
+        mean = graph.add_node("ReduceMean", states, graph.add_constant("last_axis", np.array([-1])), keepdims=1)
+        centred = graph.add_node("Sub", states, mean)
+        epsilon = _get_attribute(node, "epsilon", 1e-5)
+        scaled = graph.add_node("SimplifiedLayerNormalization", centred, weight, axis=-1, epsilon=epsilon)
+        graph.add_node("Add", scaled, bias, output=name)
+    return graph.finish()
 
 
-def in_int8(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with weights in int8, a scale a column, and the states they multiply in uint8, a scale a token.
+def quantize_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with weights in int8, one scale per column, and their inputs in uint8, one scale per token.
 
-    A token's scale is found from its own states when the graph runs. A text's vector is therefore the same whatever
-    texts share its batch, which one scale for a whole tensor (ONNX Runtime's own dynamic quantisation) does not give.
-    Embedding tables are int8 with one scale a row.
+    A token's scale is computed from its own states when the graph runs, so a text's vector does not depend on the other
+    texts of its batch, as it does with one scale per tensor (ONNX Runtime's own dynamic quantization). Embedding tables
+    are int8 with one scale per row.
     """
     graph = _Graph(model)
-    quantised: dict[str, tuple[str, str]] = {}
-    for node in graph.take():
-        weights = graph.constant_of(node, 1 if node.op_type == "MatMul" else 0)
+    quantized: dict[str, tuple[str, str]] = {}
+    for node in graph.take_nodes():
+        weights = graph.find_constant(node, 1 if node.op_type == "MatMul" else 0)
         if node.op_type == "MatMul" and weights is not None and weights.ndim == 2:
             states = node.input[0]
-            if states not in quantised:
-                quantised[states] = _quantised(graph, states)
-            codes, scale = quantised[states]
-            table, scales = _int8(weights, axis=0)
-            product = graph.node(
+            if states not in quantized:
+                quantized[states] = _quantize_states(graph, states)
+            codes, scale = quantized[states]
+            table, scales = _quantize_table(weights, axis=0)
+            product = graph.add_node(
                 "MatMulIntegerToFloat",
                 codes,
-                graph.constant(node.input[1] + "_int8", table),
-                graph.constant("one", np.float32(1)),
-                graph.constant(node.input[1] + "_scale", scales[0]),
-                graph.constant("zero_point", np.uint8(_ZERO)),
+                graph.add_constant(node.input[1] + "_int8", table),
+                graph.add_constant("one", np.float32(1)),
+                graph.add_constant(node.input[1] + "_scale", scales[0]),
+                graph.add_constant("zero_point", np.uint8(_ZERO)),
                 domain="com.microsoft",
             )
-            graph.node("Mul", product, scale, output=node.output[0])
+            graph.add_node("Mul", product, scale, output=node.output[0])
         elif (
-            node.op_type == "Gather" and weights is not None and weights.ndim == 2 and _attribute(node, "axis", 0) == 0
+            node.op_type == "Gather"
+            and weights is not None
+            and weights.ndim == 2
+            and _get_attribute(node, "axis", 0) == 0
         ):
-            table, scales = _int8(weights, axis=1)
-            picked = graph.node("Gather", graph.constant(node.input[0] + "_int8", table), node.input[1])
-            scale = graph.node("Gather", graph.constant(node.input[0] + "_scale", scales), node.input[1])
-            floats = graph.node("Cast", picked, to=onnx.TensorProto.FLOAT)
-            graph.node("Mul", floats, scale, output=node.output[0])
+            table, scales = _quantize_table(weights, axis=1)
+            picked = graph.add_node("Gather", graph.add_constant(node.input[0] + "_int8", table), node.input[1])
+            scale = graph.add_node("Gather", graph.add_constant(node.input[0] + "_scale", scales), node.input[1])
+            floats = graph.add_node("Cast", picked, to=onnx.TensorProto.FLOAT)
+            graph.add_node("Mul", floats, scale, output=node.output[0])
         else:
-            graph.put(node)
-    return graph.finished()
+            graph.keep_node(node)
+    return graph.finish()
 
 
-def _quantised(graph: _Graph, states: str) -> tuple[str, str]:
-    """Names of the states [..., width] in uint8, and of their scales [..., 1]."""
-    sizes = graph.node("Abs", states)
-    largest = graph.node("ReduceMax", sizes, graph.constant("last_axis", np.array([-1])), keepdims=1)
-    safe = graph.node("Max", largest, graph.constant("smallest", np.float32(1e-10)))
-    scale = graph.node("Mul", safe, graph.constant("one_level", np.float32(1 / _LEVELS)))
-    inverse = graph.node("Div", graph.constant("levels", np.float32(_LEVELS)), safe)
-    codes = graph.node(
+def _quantize_states(graph: _Graph, states: str) -> tuple[str, str]:
+    """Quantize states [..., width]; the names of the uint8 codes and of their scales [..., 1]."""
+    sizes = graph.add_node("Abs", states)
+    largest = graph.add_node("ReduceMax", sizes, graph.add_constant("last_axis", np.array([-1])), keepdims=1)
+    safe = graph.add_node("Max", largest, graph.add_constant("smallest", np.float32(1e-10)))
+    scale = graph.add_node("Mul", safe, graph.add_constant("one_level", np.float32(1 / _LEVELS)))
+    inverse = graph.add_node("Div", graph.add_constant("levels", np.float32(_LEVELS)), safe)
+    codes = graph.add_node(
         "QuantizeLinear",
-        graph.node("Mul", states, inverse),
-        graph.constant("one", np.float32(1)),
-        graph.constant("zero_point", np.uint8(_ZERO)),
+        graph.add_node("Mul", states, inverse),
+        graph.add_constant("one", np.float32(1)),
+        graph.add_constant("zero_point", np.uint8(_ZERO)),
     )
     return codes, scale
 
 
-def _int8(weights: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Codes, and the scales along `axis` that turn them back."""
+def _quantize_table(weights: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Codes, and the scales along `axis` that dequantize them."""
     scales = np.maximum(np.abs(weights).max(axis, keepdims=True), 1e-10).astype(np.float32) / _LEVELS
     return np.round(weights / scales).astype(np.int8), scales
 
 
 class _Graph:
-    """A model under rewriting: nodes are taken out in order, and put back or replaced."""
+    """A model that is being rewritten: nodes are taken out in order, and kept or replaced."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = onnx.ModelProto()
@@ -118,33 +121,33 @@ class _Graph:
         self._constants = {tensor.name: tensor for tensor in self._model.graph.initializer}
         self._nodes: list[onnx.NodeProto] = []
 
-    def take(self) -> Iterable[onnx.NodeProto]:
+    def take_nodes(self) -> Iterable[onnx.NodeProto]:
         return list(self._model.graph.node)
 
-    def put(self, node: onnx.NodeProto) -> None:
+    def keep_node(self, node: onnx.NodeProto) -> None:
         self._nodes.append(node)
 
-    def node(self, kind: str, *inputs: str, output: str = "", domain: str = "", **attributes: Any) -> str:
+    def add_node(self, kind: str, *inputs: str, output: str = "", domain: str = "", **attributes: Any) -> str:
         """Add a node; returns the name of its output."""
         output = output or f"forage_{kind}_{len(self._nodes)}"
         self._nodes.append(helper.make_node(kind, inputs, [output], domain=domain, **attributes))
         return output
 
-    def constant(self, name: str, value: Any) -> str:
+    def add_constant(self, name: str, value: Any) -> str:
         """Add a constant, once; returns its name."""
         name = f"forage_{name}"
         if name not in self._constants:
             self._constants[name] = numpy_helper.from_array(np.asarray(value), name)
         return name
 
-    def constant_of(self, node: onnx.NodeProto, place: int) -> NDArray[np.float32] | None:
-        """The node's input at this place where it is a constant of floats."""
+    def find_constant(self, node: onnx.NodeProto, place: int) -> NDArray[np.float32] | None:
+        """The node's input at this place if it is a float constant."""
         if place >= len(node.input) or (tensor := self._constants.get(node.input[place])) is None:
             return None
         value: NDArray[np.float32] = numpy_helper.to_array(tensor)
         return value if value.dtype == np.float32 else None
 
-    def finished(self) -> onnx.ModelProto:
+    def finish(self) -> onnx.ModelProto:
         graph = self._model.graph
         del graph.node[:], graph.initializer[:], graph.value_info[:]
         graph.node.extend(self._nodes)
@@ -155,5 +158,5 @@ class _Graph:
         return self._model
 
 
-def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+def _get_attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     return next((helper.get_attribute_value(entry) for entry in node.attribute if entry.name == name), default)

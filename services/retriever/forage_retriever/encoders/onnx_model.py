@@ -1,4 +1,4 @@
-"""Exported models on ONNX Runtime: made once by a child process, run over texts in groups of like length."""
+"""Models on ONNX Runtime: exported once by a child process, run over texts in groups of similar length."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from forage_retriever.encoders import model_folder
 MODEL_FILE = "model.onnx"
 EXPORT_RECIPE = "onnx-fp32/2"
 INT8_RECIPE = "onnx-int8/1"
-"""Change whenever a graph made by older code would not do."""
+"""Change whenever a graph exported by older code cannot be used."""
 
 RUN_RECIPE = "onnx-run/1"
-"""Changes whenever texts are put before a graph in another way."""
+"""Changes whenever texts are fed to a graph in another way."""
 
 MAX_CHARS = 8192
-"""Of a text; what lies beyond cannot reach the tokens that are kept."""
+"""Limit of a text before tokenization; characters beyond it cannot be among the tokens that are kept."""
 
 LENGTH_STEP = 4
 TOKEN_BUDGET = 512
-"""Of one run, so that the states of a layer stay in a core's cache."""
+"""Tokens of one run, so that the states of a layer stay in a core's cache."""
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _EXPORT_TIMEOUT_S = 900
@@ -42,49 +42,49 @@ class ExportError(UserError):
     """The model cannot be exported to ONNX."""
 
 
-def exported(
-    source: Path, digest: str, cache_dir: Path, precision: EncoderPrecision, threads: int, verb: str, *options: str
+def export_model(
+    source: Path, digest: str, cache_dir: Path, precision: EncoderPrecision, threads: int, command: str, *options: str
 ) -> Path:
-    """The folder with the graph and tokenizer of a model, made first if that was not done before.
+    """The folder with the graph and tokenizer of a model, exported first if it was not exported before.
 
     Args:
         digest: of the model.
-        verb: of `onnx_export`, with its options.
+        command: of `onnx_export`, with its options.
 
     Raises:
-        ExportError: torch cannot export the model, or the graph computes something else.
+        ExportError: torch cannot export the model, or the graph's output differs.
         UserError: the folder is not a model, or the cache cannot be written.
     """
-    fp32 = artifacts.digest_of(EXPORT_RECIPE, verb, *options, digest)
+    fp32 = artifacts.compute_digest(EXPORT_RECIPE, command, *options, digest)
 
-    def export(aside: Path) -> None:
-        _export(threads, verb, str(source), str(aside), *options)
+    def export(folder: Path) -> None:
+        _run_export(threads, command, str(source), str(folder), *options)
 
-    def quantise(aside: Path) -> None:
-        _export(threads, "int8", str(artifacts.built(cache_dir, verb, fp32, export)), str(aside))
+    def quantize(folder: Path) -> None:
+        _run_export(threads, "int8", str(artifacts.build_once(cache_dir, command, fp32, export)), str(folder))
 
     if precision is EncoderPrecision.FP32:
-        return artifacts.built(cache_dir, verb, fp32, export)
-    return artifacts.built(cache_dir, verb, artifacts.digest_of(INT8_RECIPE, fp32), quantise)
+        return artifacts.build_once(cache_dir, command, fp32, export)
+    return artifacts.build_once(cache_dir, command, artifacts.compute_digest(INT8_RECIPE, fp32), quantize)
 
 
 class OnnxModel:
-    """A graph and its tokenizer. A text's output is bit by bit the same whatever texts are beside it."""
+    """A graph and its tokenizer. The output of a text is bit-identical whatever the other texts of a call."""
 
     def __init__(self, folder: Path, max_tokens: int, threads: int) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.enable_mem_pattern = False  # it would keep a plan for every shape that comes by
+        options.enable_mem_pattern = False  # it would keep a plan for every shape
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if not _has_vnni():  # sums of int8 products could overflow; the remedy halves the speed
+        if not _has_vnni():  # sums of int8 products could overflow; preventing it halves the speed
             options.add_session_config_entry("session.x64quantprecision", "1")
         try:
             self._session = onnxruntime.InferenceSession(
                 str(folder / MODEL_FILE), options, providers=["CPUExecutionProvider"]
             )
             self._tokenizer = Tokenizer.from_file(str(folder / model_folder.TOKENIZER_FILE))
-        except Exception as error:  # noqa: BLE001 - both libraries raise bare Exception on a damaged file; told to the user
+        except Exception as error:  # noqa: BLE001 - both libraries raise bare Exception on a damaged file; reported to the user
             raise UserError(f"model {folder} cannot be read ({error}): delete this folder and start again") from None
         self._tokenizer.enable_truncation(max_tokens)
         self._tokenizer.no_padding()
@@ -95,8 +95,8 @@ class OnnxModel:
     def run(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> NDArray[np.float32]:
         """The graph's outputs [len(texts), …] for texts or pairs of texts."""
         outputs: NDArray[np.float32] = np.empty((len(texts), *self.output_shape), np.float32)
-        encodings = self._tokenizer.encode_batch_fast([_cut(text) for text in texts])
-        for length, rows in grouped([len(encoding) for encoding in encodings], self._max_tokens):
+        encodings = self._tokenizer.encode_batch_fast([_truncate_text(text) for text in texts])
+        for length, rows in group_by_length([len(encoding) for encoding in encodings], self._max_tokens):
             outputs[rows] = self._session.run(None, self._feed([encodings[row] for row in rows], length))[0]
         return outputs
 
@@ -113,15 +113,15 @@ class OnnxModel:
         return feed
 
 
-def grouped(lengths: Sequence[int], most: int) -> Iterator[tuple[int, list[int]]]:
-    """Rows that run together, with the length that they are padded to.
+def group_by_length(lengths: Sequence[int], max_length: int) -> Iterator[tuple[int, list[int]]]:
+    """Rows that run together, and the length to which they are padded.
 
-    That length follows from a text's own, never from its neighbours': so no sum is taken in another order because of
-    them, and little of a group is padding.
+    That length depends on a text alone, not on the other texts, so they cannot change the order of a sum; and little of
+    a group is padding.
     """
     rows_of: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):
-        padded = min(-(-max(length, 1) // LENGTH_STEP) * LENGTH_STEP, most)
+        padded = min(-(-max(length, 1) // LENGTH_STEP) * LENGTH_STEP, max_length)
         rows_of.setdefault(padded, []).append(row)
     for padded, rows in sorted(rows_of.items()):
         size = max(1, TOKEN_BUDGET // padded)
@@ -136,16 +136,16 @@ def _has_vnni() -> bool:
         return False
 
 
-def _cut(text: str | tuple[str, str]) -> str | tuple[str, str]:
-    # The tokenizer takes no half surrogate pairs, which Python's strings may hold.
+def _truncate_text(text: str | tuple[str, str]) -> str | tuple[str, str]:
+    # The tokenizer refuses lone surrogates, which Python's strings may hold.
     if isinstance(text, str):
         return text[:MAX_CHARS].encode(errors="replace").decode()
     first, second = text
     return first[:MAX_CHARS].encode(errors="replace").decode(), second[:MAX_CHARS].encode(errors="replace").decode()
 
 
-def _export(threads: int, *arguments: str) -> None:
-    # Torch stays out of this process. The child ends when its standard input does, that is, with this process.
+def _run_export(threads: int, *arguments: str) -> None:
+    # Torch stays out of this process. The child exits when its standard input closes, that is, with this process.
     command = [sys.executable, "-m", "forage_retriever.encoders.onnx_export", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     with (
@@ -157,10 +157,10 @@ def _export(threads: int, *arguments: str) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             raise ExportError(
-                f"model {arguments[1]} was not exported within {_EXPORT_TIMEOUT_S} s: is it that large?"
+                f"model {arguments[1]} was not exported within {_EXPORT_TIMEOUT_S} s: use a smaller one"
             ) from None
         log.seek(0)
-        last = (log.read().strip().splitlines() or ["it said nothing"])[-1]
+        last = (log.read().strip().splitlines() or ["no output"])[-1]
     if child.returncode != 0:
         raise ExportError(
             f"model {arguments[1]} cannot be exported to ONNX ({last}): give another, or serve it with"

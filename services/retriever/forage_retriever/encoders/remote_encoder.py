@@ -1,4 +1,4 @@
-"""Texts to vectors by an endpoint that speaks the text-embeddings-inference protocol."""
+"""An encoder behind an endpoint of the text-embeddings-inference protocol."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from forage_retriever.encoders.tei import TeiClient
 
 RECIPE = "tei/1"
 START_S = 120.0
-"""How long a start waits for the endpoint, which may be loading its model."""
+"""Limit of the wait for the endpoint at start: it may be loading its model."""
 
 
 class RemoteEncoder:
-    """Vectors of texts; see `Encoder`. Prefixes are put here, pooling and truncation are the endpoint's."""
+    """A remote encoder; see `Encoder`. It adds prefixes; the endpoint pools and truncates."""
 
     precision = "remote"
     family = ""
 
     def __init__(self, url: str, convention: str, timeout_s: float, start_s: float = START_S) -> None:
-        """Ask the endpoint what it serves.
+        """Ask the endpoint which model it serves.
 
         Raises:
-            UserError: nothing answers there, or not an encoder.
-            SettingsError: there is no such convention.
+            UserError: the endpoint does not answer, or is not an encoder.
+            SettingsError: the convention is unknown.
         """
         self._tei = TeiClient("encoder", url, timeout_s)
-        chosen = None if convention == conventions.AUTO else conventions.named(convention)
+        chosen = None if convention == conventions.AUTO else conventions.find_convention(convention)
         try:
-            served = self._tei.info(start_s)
+            served = self._tei.fetch_info(start_s)
             self.model = served.model
-            self.convention = chosen or conventions.of_model(served.model)
+            self.convention = chosen or conventions.infer_from_model(served.model)
             self._batch = served.max_batch
             self.dimension = self._tei.embed(["dimension"], self.convention.normalize).shape[1]
         except (UnavailableError, MalformedReplyError, httpx.HTTPError) as error:
             raise UserError(
                 f"retriever.encoder.url {url} serves no encoder ({error}): start text-embeddings-inference there"
             ) from None
-        self.digest = artifacts.digest_of(RECIPE, self.convention.digest(served.model, served.revision))
+        self.digest = artifacts.compute_digest(RECIPE, self.convention.compute_digest(served.model, served.revision))
 
-    def queries(self, texts: Sequence[str]) -> Vectors:
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Vectors [len(texts), dimension].
 
         Raises:
             UnavailableError: no answer within the deadline.
-            MalformedReplyError: the answer is not what the protocol says, or of another dimension.
+            MalformedReplyError: the reply violates the protocol, or its dimension has changed.
         """
         return self._encode_texts(texts, self.convention.query_prefix, lambda done: None)
 
-    def passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
+    def encode_passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
         return self._encode_texts(texts, self.convention.passage_prefix, progress)
 
     def _encode_texts(self, texts: Sequence[str], prefix: str, progress: Callable[[int], None]) -> Vectors:

@@ -1,6 +1,6 @@
 """A client of the text-embeddings-inference protocol: `/info`, `/embed`, `/rerank`.
 
-The protocol is that of huggingface/text-embeddings-inference, which other servers speak too.
+The protocol is that of huggingface/text-embeddings-inference; other servers implement it too.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from forage_common.clients.circuit import Circuit, CircuitOpenError
 from forage_common.errors import UnavailableError
 
 MAX_BATCH = 32
-"""Texts in one request, where the server does not say: its default."""
+"""Texts in one request where the server states no limit: its default."""
 
 _MAX_REPLY_BYTES = 256 * 2**20
 _CONNECT_S = 2.0
 
 
 @dataclass(frozen=True)
-class Info:
-    """What an endpoint serves; `revision` is "" where it does not say."""
+class EndpointInfo:
+    """The model that an endpoint serves; `revision` is "" where it is not stated."""
 
     model: str
     revision: str
@@ -46,35 +46,37 @@ class TeiClient:
         self._circuit = Circuit(service, self._url)
         self._client = httpx.Client(timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)))
 
-    def info(self, timeout_s: float) -> Info:
-        """Ask what is served, until it answers or `timeout_s` has passed."""
+    def fetch_info(self, timeout_s: float) -> EndpointInfo:
+        """The served model; retries until the endpoint answers or `timeout_s` has passed."""
         reply = self._call("GET", "/info", None, timeout_s, patient=True)
         if not isinstance(reply, dict) or not isinstance(reply.get("model_id"), str):
-            raise self._malformed("/info names no model_id")
-        most = reply.get("max_client_batch_size")
+            raise self._make_malformed_error("/info names no model_id")
+        max_batch = reply.get("max_client_batch_size")
         sha = reply.get("model_sha")
-        return Info(reply["model_id"], str(sha or ""), most if isinstance(most, int) and most > 0 else MAX_BATCH)
+        return EndpointInfo(
+            reply["model_id"], str(sha or ""), max_batch if isinstance(max_batch, int) and max_batch > 0 else MAX_BATCH
+        )
 
     def embed(self, texts: Sequence[str], normalize: bool) -> NDArray[np.float32]:
-        """Vectors [len(texts), dimension] of at least one text, and at most a batch of them."""
+        """Vectors [len(texts), dimension] of one to `max_batch` texts."""
         body = {"inputs": list(texts), "normalize": normalize, "truncate": True}
-        vectors = self._numbers(self._call("POST", "/embed", body, self._timeout_s), "/embed")
+        vectors = self._parse_numbers(self._call("POST", "/embed", body, self._timeout_s), "/embed")
         if vectors.ndim != 2 or len(vectors) != len(texts):
-            raise self._malformed(f"/embed gave an array of shape {vectors.shape} for {len(texts)} texts")
+            raise self._make_malformed_error(f"/embed gave an array of shape {vectors.shape} for {len(texts)} texts")
         return vectors
 
     def rerank(self, query: str, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Scores [len(texts)] of texts for a query, at most a batch of them."""
+        """Scores [len(texts)] of one to `max_batch` texts for a query."""
         reply = self._call("POST", "/rerank", {"query": query, "texts": list(texts), "truncate": True}, self._timeout_s)
         try:
             ranks = {int(rank["index"]): rank["score"] for rank in reply}
-            scores = self._numbers([ranks[place] for place in range(len(texts))], "/rerank")
+            scores = self._parse_numbers([ranks[place] for place in range(len(texts))], "/rerank")
         except (TypeError, KeyError, ValueError):
-            raise self._malformed("/rerank gave no index and score for each text") from None
+            raise self._make_malformed_error("/rerank gave no index and score for each text") from None
         return scores
 
     def _call(self, method: str, path: str, body: Any, timeout_s: float, patient: bool = False) -> Any:
-        """Call until there is an answer; an open circuit ends that, unless the caller is patient."""
+        """Call until there is a reply; an open circuit ends the retries, unless the caller is patient."""
         deadline = time.monotonic() + timeout_s
         try:
             for trial in Retrying(
@@ -96,36 +98,40 @@ class TeiClient:
 
     def _attempt(self, method: str, path: str, body: Any, deadline: float) -> Any:
         content = bytearray()
-        with self._client.stream(method, self._url + path, json=body, timeout=self._left(deadline)) as response:
+        with self._client.stream(method, self._url + path, json=body, timeout=self._remaining(deadline)) as response:
             for piece in response.iter_bytes():
                 content += piece
-                self._left(deadline)
+                self._remaining(deadline)
                 if len(content) > _MAX_REPLY_BYTES:
-                    raise self._malformed(f"{path} gave more than {_MAX_REPLY_BYTES} bytes")
+                    raise self._make_malformed_error(f"{path} gave more than {_MAX_REPLY_BYTES} bytes")
             response.raise_for_status()
         try:
             return json.loads(content)
         except ValueError:
-            raise self._malformed(f"{path} gave no JSON") from None
+            raise self._make_malformed_error(f"{path} gave no JSON") from None
 
-    def _left(self, deadline: float) -> httpx.Timeout:
-        """The time that is left, as a limit of each step of a request: httpx has none for the whole of it."""
-        left = deadline - time.monotonic()
-        if left <= 0:
+    def _remaining(self, deadline: float) -> httpx.Timeout:
+        """The remaining time as a limit of each step of a request: httpx has no limit for a whole request.
+
+        Raises:
+            TimeoutError: no time remains.
+        """
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError
-        return httpx.Timeout(left, connect=min(_CONNECT_S, left))
+        return httpx.Timeout(remaining, connect=min(_CONNECT_S, remaining))
 
-    def _numbers(self, value: Any, path: str) -> NDArray[np.float32]:
+    def _parse_numbers(self, value: Any, path: str) -> NDArray[np.float32]:
         try:
             numbers = np.asarray(value, np.float32)
         except (ValueError, TypeError):
-            raise self._malformed(f"{path} gave no array of numbers") from None
+            raise self._make_malformed_error(f"{path} gave no array of numbers") from None
         if not np.isfinite(numbers).all():
-            raise self._malformed(f"{path} gave numbers that are not finite")
+            raise self._make_malformed_error(f"{path} gave numbers that are not finite")
         return numbers
 
-    def _malformed(self, what: str) -> MalformedReplyError:
-        return MalformedReplyError(f"the {self._circuit.service} at {self._url} is not understood: {what}")
+    def _make_malformed_error(self, problem: str) -> MalformedReplyError:
+        return MalformedReplyError(f"the {self._circuit.service} at {self._url} is not understood: {problem}")
 
 
 def _is_open(error: BaseException) -> bool:

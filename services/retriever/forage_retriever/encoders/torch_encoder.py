@@ -1,4 +1,4 @@
-"""Texts to vectors by sentence-transformers, to build an index: on a GPU, or where a model has no ONNX export."""
+"""An encoder on sentence-transformers, to build an index: on a GPU, or where a model has no ONNX export."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WINDOW = 1024
 
 
 class TorchEncoder:
-    """Vectors of texts; see `Encoder`. Batches are cut in order, so the same texts give the same vectors again."""
+    """An encoder on torch; see `Encoder`. Batches are consecutive, so equal calls give equal vectors."""
 
     precision = "fp32"
 
@@ -27,15 +27,15 @@ class TorchEncoder:
         """Load the encoder of a Hugging Face folder.
 
         Raises:
-            DataError: it is not one that sentence-transformers can load.
+            DataError: sentence-transformers cannot load it.
         """
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
         self.model = model
         self.convention = convention
-        self.family = convention.digest(model_folder.digest(folder))
-        self.digest = artifacts.digest_of(RECIPE, self.family)
+        self.family = convention.compute_digest(model_folder.digest_model(folder))
+        self.digest = artifacts.compute_digest(RECIPE, self.family)
         try:
             transformer = Transformer(str(folder), max_seq_length=convention.max_tokens)
         except (OSError, ValueError) as error:
@@ -44,10 +44,10 @@ class TorchEncoder:
         self.dimension = int(transformer.get_embedding_dimension())
         self._model = SentenceTransformer(modules=[transformer, Pooling(self.dimension, convention.pooling.value)])
 
-    def queries(self, texts: Sequence[str]) -> Vectors:
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
         return self._encode([self.convention.query_prefix + text for text in texts])
 
-    def passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
+    def encode_passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> Vectors:
         prefix = self.convention.passage_prefix
         return encode_in_batches(self._encode, texts, prefix, self.dimension, _WINDOW, progress)
 

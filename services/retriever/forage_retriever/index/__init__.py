@@ -1,1 +1,1 @@
-"""Indexes: made, checked, loaded."""
+"""Index folders: built, checked, loaded."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from forage_common.errors import DataError, UserError
 from forage_common.files import durable
-from forage_retriever.artifacts import digest_of
+from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus import read
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
@@ -37,14 +37,14 @@ def adopt_index(
     assert recipe.encoder is not None
     encoder = recipe.encoder
     index_type = _check_type(faiss_file, encoder.dimension)
-    source, file_digest = read.digest(corpus_file), read.digest(faiss_file)
-    name = digest_of("adopt/1", recipe.compute_digest(source), file_digest)
+    source, file_digest = read.hash_corpus(corpus_file), read.hash_corpus(faiss_file)
+    name = compute_digest("adopt/1", recipe.compute_digest(source), file_digest)
     with open_workspace(staging_dir, final, report) as workspace:
         if workspace is None:
             return
         corpus = stages.store_corpus(workspace, corpus_file, source, recipe.filter_fields, report)
         bm25 = stages.build_bm25(workspace, recipe, corpus, report)
-        digest = digest_of("adopt/1", corpus.digest, encoder.digest, file_digest)
+        digest = compute_digest("adopt/1", corpus.digest, encoder.digest, file_digest)
         workspace.stage(DENSE_FOLDER, digest, lambda folder: _link_index(folder, faiss_file, corpus, encoder))
         dense = DenseEntry(digest=digest, recipe=faiss_build.RECIPE, factory=index_type, vectors="")
         stages.write_manifest(workspace, stages.describe_index(name, corpus, bm25, encoder, dense), report)
@@ -57,7 +57,7 @@ def _check_type(file: Path, dimension: int) -> str:
     Raises:
         UserError: it is no FAISS index over inner products of this dimension.
     """
-    index = faiss_build.read(file)
+    index = faiss_build.read_index(file)
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise UserError(f"{file} ranks by distance, not by inner product: build an index of its corpus instead")
     if index.d != dimension:
@@ -74,14 +74,14 @@ def _link_index(folder: Path, file: Path, corpus: Corpus, encoder: Encoder) -> N
     Raises:
         DataError: the number of its vectors is not that of the passages, or they are vectors of other texts.
     """
-    index = faiss_build.read(file)
+    index = faiss_build.read_index(file)
     if index.ntotal != len(corpus):
         raise DataError(
             f"{file} holds {index.ntotal} vectors and the corpus {len(corpus)} passages: give the corpus that it was"
             " built from"
         )
     rows = np.linspace(0, len(corpus) - 1, min(_PROBED, len(corpus))).astype(int).tolist()
-    wanted = encoder.passages([corpus.contents[row] for row in rows], lambda done: None)
+    wanted = encoder.encode_passages([corpus.contents[row] for row in rows], lambda done: None)
     try:
         stored = np.stack([index.reconstruct(row) for row in rows])
     except RuntimeError:  # a type that does not give vectors back: a passage should at least find itself

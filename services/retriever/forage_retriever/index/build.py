@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from forage_common.errors import UserError
 from forage_common.settings import RetrievalMode
-from forage_retriever.artifacts import digest_of
+from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus import read
 from forage_retriever.corpus.store import Corpus, CorpusWriter
 from forage_retriever.index import space, stages
@@ -31,12 +31,12 @@ def build_index(
     Raises:
         UserError: the corpus, the recipe or the machine are at fault.
     """
-    source = read.digest(corpus_file)
+    source = read.hash_corpus(corpus_file)
     name = recipe.compute_digest(source, shards)
     with open_workspace(staging_dir, final, report) as workspace:
         if workspace is None:
             return
-        space.check_disk(staging_dir, space.corpus_bytes(read.files(corpus_file)), "the passages")
+        space.check_disk(staging_dir, space.estimate_corpus_bytes(read.list_files(corpus_file)), "the passages")
         if shards == 1:
             corpus = stages.store_corpus(workspace, corpus_file, source, recipe.filter_fields, report)
             _build_parts(workspace, recipe, name, corpus, report)
@@ -56,7 +56,7 @@ def _build_shards(workspace: Workspace, recipe: Recipe, name: str, whole: Corpus
         def write(folder: Path, begin: int = begin, end: int = end) -> None:
             writer = CorpusWriter(folder, recipe.filter_fields)
             for passage in whole[begin:end]:
-                writer.add(passage)
+                writer.add_passage(passage)
             writer.finish()
 
         def report_shard(stage: str, done: int, total: int | None, number: int = number) -> None:
@@ -65,7 +65,7 @@ def _build_shards(workspace: Workspace, recipe: Recipe, name: str, whole: Corpus
         staging_dir, final = workspace.folder / f"shard-{number}", workspace.index / f"shard-{number}"
         with hold_workspace(staging_dir, final, lambda: None) as part:
             if part is not None:
-                key = digest_of(CORPUS_RECIPE, whole.digest, str(begin), str(end))
+                key = compute_digest(CORPUS_RECIPE, whole.digest, str(begin), str(end))
                 corpus = Corpus(part.stage(CORPUS_FOLDER, key, write))
                 shard = ShardEntry(number=number, of=shards, first=begin)
                 _build_parts(part, recipe, name, corpus, report_shard, shard)
@@ -85,7 +85,7 @@ def _build_parts(
     bm25 = stages.build_bm25(workspace, recipe, corpus, report)
     dense = None
     if encoder is not None:
-        key = digest_of(corpus.digest, encoder.digest)
+        key = compute_digest(corpus.digest, encoder.digest)
 
         def load_vectors() -> NDArray[Any]:
             return stages.encode_passages(workspace, key, corpus, encoder, report)
@@ -96,7 +96,7 @@ def _build_parts(
 
 def _estimate_remaining(workspace: Workspace, recipe: Recipe, corpus: Corpus) -> int:
     """Bytes that the stages after the corpus will write, estimated."""
-    needed = 0 if recipe.mode is RetrievalMode.DENSE else space.words_bytes(corpus.bytes)
+    needed = 0 if recipe.mode is RetrievalMode.DENSE else space.estimate_bm25_bytes(corpus.bytes)
     if recipe.encoder is not None:
-        needed += space.dense_bytes(recipe.factory, recipe.encoder.dimension, len(corpus))
-    return max(needed - space.used_bytes(workspace.folder) + corpus.bytes, 0)
+        needed += space.estimate_dense_bytes(recipe.factory, recipe.encoder.dimension, len(corpus))
+    return max(needed - space.measure_used_bytes(workspace.folder) + corpus.bytes, 0)

@@ -26,7 +26,7 @@ def build_cached(corpus_file: Path, settings: RetrieverSettings, encoder: Encode
         UserError: the corpus, the settings or the machine are at fault.
     """
     recipe = Recipe.from_settings(settings, encoder)
-    name = f"{recipe.mode}-{recipe.compute_digest(read.digest(corpus_file))[:16]}"
+    name = f"{recipe.mode}-{recipe.compute_digest(read.hash_corpus(corpus_file))[:16]}"
     final = settings.cache_dir / name
     if not final.exists():
         workspace.remove_abandoned(settings.cache_dir, STAGING_PREFIX)

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from forage_common.errors import UserError
 from forage_common.files import durable
-from forage_retriever.artifacts import digest_of
+from forage_retriever.artifacts import compute_digest
 from forage_retriever.index import manifest, space, stages
 from forage_retriever.index.manifest import BM25_FOLDER, CORPUS_FOLDER, DENSE_FOLDER, Manifest
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import Recipe
 from forage_retriever.index.workspace import open_workspace
 from forage_retriever.search import faiss_build, memory
-from forage_retriever.search.vectors import VECTORS_FILE, mapped
+from forage_retriever.search.vectors import VECTORS_FILE, map_vectors
 
 
 def convert_index(old: Path, final: Path, staging_dir: Path, recipe: Recipe, report: Report) -> None:
@@ -27,12 +27,12 @@ def convert_index(old: Path, final: Path, staging_dir: Path, recipe: Recipe, rep
     Raises:
         UserError: the old index stores no vectors, or the recipe or the machine are at fault.
     """
-    kept = manifest.read(old)
-    manifest.check(old, kept)
+    kept = manifest.read_manifest(old)
+    manifest.check_files(old, kept)
     if kept.dense is None or kept.encoder is None:
         raise UserError(f"index {old} has no dense part to convert: build one with `forage index build`")
     precision, vectors = _map_vectors(old, kept)
-    name = digest_of("convert/1", kept.recipe, recipe.factory, str(recipe.vectors), precision)
+    name = compute_digest("convert/1", kept.recipe, recipe.factory, str(recipe.vectors), precision)
     dimension, passages = kept.encoder.dimension, kept.passages
     with open_workspace(staging_dir, final, report) as workspace:
         if workspace is None:
@@ -40,9 +40,11 @@ def convert_index(old: Path, final: Path, staging_dir: Path, recipe: Recipe, rep
         for part in (CORPUS_FOLDER, BM25_FOLDER):
             if (old / part).is_dir():
                 workspace.stage(part, kept.recipe, lambda folder, part=part: _link_tree(old / part, folder))  # type: ignore[misc]
-        space.check_disk(staging_dir, memory.needs(recipe.factory, dimension, passages).disk_bytes, "the index")
+        space.check_disk(
+            staging_dir, memory.estimate_needs(recipe.factory, dimension, passages).disk_bytes, "the index"
+        )
         space.check_build_memory(recipe.factory, dimension, passages)
-        key = digest_of(kept.corpus_digest, kept.encoder.digest, precision)
+        key = compute_digest(kept.corpus_digest, kept.encoder.digest, precision)
         dense = stages.build_dense(workspace, recipe, key, dimension, lambda: vectors, report)
         changed = {"recipe": name, "dense": dense, "made_with": manifest.list_versions()}
         stages.write_manifest(workspace, kept.model_copy(update=changed), report)
@@ -53,7 +55,7 @@ def _map_vectors(folder: Path, kept: Manifest) -> tuple[str, NDArray[Any]]:
     """The precision of an index's vectors, and the vectors [n, d] mapped into memory."""
     assert kept.dense is not None
     if kept.dense.vectors:
-        return kept.dense.vectors, mapped(folder / DENSE_FOLDER / VECTORS_FILE)
+        return kept.dense.vectors, map_vectors(folder / DENSE_FOLDER / VECTORS_FILE)
     return "float32", _map_flat_index(folder / DENSE_FOLDER, kept.dense.factory)
 
 
@@ -64,7 +66,7 @@ def _map_flat_index(folder: Path, factory: str) -> NDArray[Any]:
         UserError: it does not keep them.
     """
     file = folder / faiss_build.INDEX_FILE
-    owner = faiss_build.read(file)
+    owner = faiss_build.read_index(file)
     index = faiss.downcast_index(owner)
     kept = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
     if not isinstance(kept, faiss.IndexFlat):

@@ -1,4 +1,4 @@
-"""From settings to something that can be searched: an index folder, or one built from a corpus where none is given."""
+"""Loads the index that the settings name: an index folder, or else the cached index of a corpus file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_common.telemetry.logs import get_logger
-from forage_retriever.artifacts import digest_of
+from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.hits import Provenance, Searcher
@@ -18,12 +18,12 @@ from forage_retriever.index.manifest import BM25_FOLDER, CORPUS_FOLDER, DENSE_FO
 from forage_retriever.index.progress import LogReport
 
 TITLE = "title"
-"""Names the searcher of passages whose title is the query, which hybrid search fuses with others."""
+"""The searcher of passages whose title is the query, which hybrid search fuses with the others."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """A corpus, the ways to search it by mode (and by `TITLE`), and where all came from."""
+    """A corpus, its searchers by mode (and by `TITLE`), and the provenance of their results."""
 
     corpus: Corpus
     searchers: Mapping[str, Searcher]
@@ -31,42 +31,43 @@ class Index:
 
     @property
     def searcher(self) -> Searcher:
-        """That of the mode in the settings."""
+        """The searcher of the mode in the settings."""
         return self.searchers[self.provenance.mode]
 
 
-def load(corpus_file: Path, settings: RetrieverSettings, waits_for: Callable[[str], None]) -> Index:
-    """Make `settings.index` ready, or else the index of a corpus file, building it first if that was not done before;
-    `waits_for` is told what is being done.
+def load_index(corpus_file: Path, settings: RetrieverSettings, report_wait: Callable[[str], None]) -> Index:
+    """Load `settings.index`, or else the index of a corpus file, built first if it was not built before.
+
+    Args:
+        report_wait: called with what the load is waiting for.
 
     Raises:
         UserError: the corpus, the index, the settings or the machine are at fault.
     """
-    given = settings.index
-    if given is not None:
-        folder = given.resolve()  # once: a link that is moved meanwhile must not mix two indexes
-        kept = _checked(folder, settings, waits_for)
+    if settings.index is not None:
+        folder = settings.index.resolve()  # once: a link that is moved meanwhile must not mix two indexes
+        kept = _check_index(folder, settings, report_wait)
     encoder = None
     if settings.mode is not RetrievalMode.BM25:
-        waits_for("loading the encoder (exported to ONNX on its first start)")
+        report_wait("loading the encoder (exported to ONNX on its first start)")
         encoder = recipe.load_encoder(settings, building=False)
-    if given is None:
-        waits_for(f"reading the corpus {corpus_file}")
-        what = "the BM25 index" if encoder is None else "the dense index"
-        report = LogReport(lambda doing: waits_for(f"loading {what} (built on its first start): {doing}"))
+    if settings.index is None:
+        report_wait(f"reading the corpus {corpus_file}")
+        kind = "BM25" if encoder is None else "dense"
+        report = LogReport(lambda stage: report_wait(f"loading the {kind} index (built on its first start): {stage}"))
         folder = cache.build_cached(corpus_file, settings, encoder, report)
-        kept = _checked(folder, settings, waits_for)
-    waits_for(f"loading an index of {kept.passages} passages")
-    return _opened(folder, kept, settings, encoder)
+        kept = _check_index(folder, settings, report_wait)
+    report_wait(f"loading an index of {kept.passages} passages")
+    return _open_index(folder, kept, settings, encoder)
 
 
-def _checked(folder: Path, settings: RetrieverSettings, waits_for: Callable[[str], None]) -> Manifest:
-    """The manifest of a folder that is whole, and has what the settings ask for.
+def _check_index(folder: Path, settings: RetrieverSettings, report_wait: Callable[[str], None]) -> Manifest:
+    """The manifest of a folder that is undamaged and has what the settings ask for.
 
     Raises:
-        UserError: it is not, or has not, or does not fit into memory.
+        UserError: it is damaged, lacks a mode or a filter field, or does not fit into memory.
     """
-    kept = manifest.read(folder)
+    kept = manifest.read_manifest(folder)
     if settings.mode not in kept.modes:
         raise SettingsError(
             f"retriever.mode is {settings.mode}, and index {folder} has {', '.join(kept.modes)}: set one of these, or"
@@ -80,8 +81,8 @@ def _checked(folder: Path, settings: RetrieverSettings, waits_for: Callable[[str
     _check_recipes(folder, kept, settings.mode)
     if kept.dense is not None and kept.encoder is not None and settings.mode is not RetrievalMode.BM25:
         space.check_load_memory(kept.dense.factory, kept.encoder.dimension, kept.passages)
-    waits_for(f"checking the files of index {folder}")
-    if unchecked := manifest.check(folder, kept):
+    report_wait(f"checking the files of index {folder}")
+    if unchecked := manifest.check_files(folder, kept):
         get_logger().info("index_partly_checked", sizes_only=unchecked, remedy=f"forage index verify {folder}")
     return kept
 
@@ -89,17 +90,17 @@ def _checked(folder: Path, settings: RetrieverSettings, waits_for: Callable[[str
 def _check_recipes(folder: Path, kept: Manifest, mode: RetrievalMode) -> None:
     from forage_retriever.search import bm25
 
-    found = {kept.bm25.recipe: bm25.RECIPE} if kept.bm25 is not None else {}
+    recipes = {kept.bm25.recipe: bm25.RECIPE} if kept.bm25 is not None else {}
     if kept.dense is not None and mode is not RetrievalMode.BM25:
         from forage_retriever.search import faiss_build
 
-        found[kept.dense.recipe] = faiss_build.RECIPE
-    for made, needed in found.items():
-        if made != needed:
-            raise UserError(f"index {folder} was made by other code ({made}, not {needed}): build it again")
+        recipes[kept.dense.recipe] = faiss_build.RECIPE
+    for built, needed in recipes.items():
+        if built != needed:
+            raise UserError(f"index {folder} was built by other code ({built}, not {needed}): build it again")
 
 
-def _opened(folder: Path, kept: Manifest, settings: RetrieverSettings, encoder: Encoder | None) -> Index:
+def _open_index(folder: Path, kept: Manifest, settings: RetrieverSettings, encoder: Encoder | None) -> Index:
     from forage_retriever.search import rerank
 
     corpus = Corpus(folder / CORPUS_FOLDER)
@@ -107,8 +108,8 @@ def _opened(folder: Path, kept: Manifest, settings: RetrieverSettings, encoder: 
     if kept.bm25 is not None:
         from forage_retriever.search import bm25
 
-        words = bm25.Bm25Index(folder / BM25_FOLDER, corpus.columns)
-        searchers |= {RetrievalMode.BM25: words, TITLE: bm25.TitleIndex(words)}
+        bm25_index = bm25.Bm25Index(folder / BM25_FOLDER, corpus.columns)
+        searchers |= {RetrievalMode.BM25: bm25_index, TITLE: bm25.TitleIndex(bm25_index)}
     if encoder is not None:
         from forage_retriever.search.dense import DenseIndex
 
@@ -117,22 +118,22 @@ def _opened(folder: Path, kept: Manifest, settings: RetrieverSettings, encoder: 
     if RetrievalMode.BM25 in searchers and RetrievalMode.DENSE in searchers:
         from forage_retriever.search.hybrid import HybridIndex
 
-        titles, by_words, by_meaning = (searchers[key] for key in (TITLE, RetrievalMode.BM25, RetrievalMode.DENSE))
-        searchers[RetrievalMode.HYBRID] = HybridIndex(titles, by_words, by_meaning, settings)
-    digest = kept.digest(settings.mode)
-    if (reranker := rerank.load(settings)) is not None:
+        titles, words, vectors = (searchers[key] for key in (TITLE, RetrievalMode.BM25, RetrievalMode.DENSE))
+        searchers[RetrievalMode.HYBRID] = HybridIndex(titles, words, vectors, settings)
+    digest = kept.compute_digest(settings.mode)
+    if (reranker := rerank.load_reranker(settings)) is not None:
         depth = settings.rerank.depth
-        digest = digest_of("reranked/1", digest, reranker.digest, str(depth))
+        digest = compute_digest("reranked/1", digest, reranker.digest, str(depth))
         for mode in set(searchers) - {TITLE}:
             searchers[mode] = rerank.RerankedSearcher(searchers[mode], corpus, reranker, depth)
-    queries = encoder.digest if encoder else ""
-    return Index(corpus, searchers, Provenance(corpus.digest, queries, digest, settings.mode))
+    provenance = Provenance(corpus.digest, encoder.digest if encoder else "", digest, settings.mode)
+    return Index(corpus, searchers, provenance)
 
 
 def _check_encoder(folder: Path, kept: Manifest, encoder: Encoder) -> None:
     entry = kept.encoder
     assert entry is not None
-    known = encoder.family and entry.family  # what a remote encoder is made of cannot be known
+    known = encoder.family and entry.family  # the weights of a remote encoder are unknown
     if encoder.dimension != entry.dimension or (known and encoder.family != entry.family):
         raise SettingsError(
             f"retriever.encoder is {encoder.model} ({encoder.convention.name}, {encoder.dimension} numbers), and index"

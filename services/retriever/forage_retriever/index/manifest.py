@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from forage_common.errors import DataError, UserError
 from forage_common.files import durable
 from forage_common.settings import RetrievalMode
-from forage_retriever.artifacts import digest_of
+from forage_retriever.artifacts import compute_digest
 from forage_retriever.encoders.encoder import Encoder
 
 FORMAT = 1
@@ -120,13 +120,13 @@ class Manifest(_Part):
         has[RetrievalMode.HYBRID] = all(has.values())
         return tuple(mode for mode in RetrievalMode if has[mode])
 
-    def digest(self, mode: RetrievalMode) -> str:
+    def compute_digest(self, mode: RetrievalMode) -> str:
         """The SHA-256 that names this index when it is searched in a mode that it has."""
         digests = {
             RetrievalMode.BM25: self.bm25.digest if self.bm25 else "",
             RetrievalMode.DENSE: self.dense.digest if self.dense else "",
         }
-        digests[RetrievalMode.HYBRID] = digest_of("hybrid/1", *digests.values())
+        digests[RetrievalMode.HYBRID] = compute_digest("hybrid/1", *digests.values())
         return digests[mode]
 
 
@@ -134,7 +134,7 @@ class DamagedError(DataError):
     """A file of an index is not what its manifest says."""
 
 
-def read(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     """The manifest of an index folder.
 
     Raises:
@@ -143,12 +143,12 @@ def read(folder: Path) -> Manifest:
     file = folder / MANIFEST_FILE
     try:
         content = file.read_bytes()
-        if (format := _format(content)) != FORMAT:
+        if (format := _read_format(content)) != FORMAT:
             raise UserError(f"index {folder} is of format {format}, not {FORMAT}: build it again")
         kept = _DigestedManifest.model_validate_json(content)
     except OSError as error:
         reason = f"{folder} is no index ({MANIFEST_FILE}: {error.strerror})"
-        shards = len(shard_folders(folder))
+        shards = len(list_shards(folder))
         remedy = (
             f"it holds {shards} shards, name one: {folder}/shard-0" if shards else "make one with `forage index build`"
         )
@@ -157,28 +157,28 @@ def read(folder: Path) -> Manifest:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise DamagedError(f"{file} is damaged ({place}: {first['msg']}): build this index again") from None
-    found = _digest(kept.manifest)
+    found = _compute_digest(kept.manifest)
     if found != kept.sha256:
         raise DamagedError(f"{file} is damaged (digest {found}, not {kept.sha256}): build this index again")
     return kept.manifest
 
 
-def write(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest atomically."""
-    text = _DigestedManifest(sha256=_digest(manifest), manifest=manifest).model_dump_json(indent=1)
+    text = _DigestedManifest(sha256=_compute_digest(manifest), manifest=manifest).model_dump_json(indent=1)
     durable.write_atomically(folder / MANIFEST_FILE, text + "\n")
 
 
-def entries(folder: Path, progress: Callable[[int], None]) -> dict[str, FileEntry]:
+def hash_files(folder: Path, progress: Callable[[int], None]) -> dict[str, FileEntry]:
     """Every file of a folder by its path there, except the manifest and locks; `progress` gets the bytes read."""
     return {
-        path.relative_to(folder).as_posix(): FileEntry(bytes=path.stat().st_size, sha256=_sha256(path, progress))
+        path.relative_to(folder).as_posix(): FileEntry(bytes=path.stat().st_size, sha256=_hash_file(path, progress))
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST_FILE and path.suffix != ".lock"
     }
 
 
-def check(
+def check_files(
     folder: Path, manifest: Manifest, progress: Callable[[int], None] = lambda read: None, limit: int = CHECKED_BYTES
 ) -> list[str]:
     """Check the files of an index against its manifest: the size of each, and the digests of the smallest that are
@@ -201,14 +201,14 @@ def check(
         left -= entry.bytes
         if left < 0:
             unchecked.append(name)
-        elif (digest := _sha256(folder / name, progress)) != entry.sha256:
+        elif (digest := _hash_file(folder / name, progress)) != entry.sha256:
             raise DamagedError(
                 f"index {folder} is damaged: {name} has the digest {digest}, not {entry.sha256}: build it again"
             )
     return unchecked
 
 
-def total_bytes(files: Mapping[str, FileEntry]) -> int:
+def sum_bytes(files: Mapping[str, FileEntry]) -> int:
     """The size of all files together."""
     return sum(entry.bytes for entry in files.values())
 
@@ -222,7 +222,7 @@ def list_versions() -> dict[str, str]:
     return versions
 
 
-def shard_folders(folder: Path) -> list[Path]:
+def list_shards(folder: Path) -> list[Path]:
     """The shards in a folder that `forage index build --shards` built, in order."""
     numbers = (path.parent.name.removeprefix("shard-") for path in folder.glob(f"shard-*/{MANIFEST_FILE}"))
     return [folder / f"shard-{number}" for number in sorted(int(number) for number in numbers if number.isdigit())]
@@ -235,7 +235,7 @@ class _DigestedManifest(_Part):
     manifest: Manifest
 
 
-def _format(content: bytes) -> int:
+def _read_format(content: bytes) -> int:
     """The format of a manifest of any format; `FORMAT` where it cannot be read."""
     try:
         return int(json.loads(content)["manifest"]["format"])
@@ -243,11 +243,11 @@ def _format(content: bytes) -> int:
         return FORMAT
 
 
-def _digest(manifest: Manifest) -> str:
+def _compute_digest(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
 
 
-def _sha256(path: Path, progress: Callable[[int], None]) -> str:
+def _hash_file(path: Path, progress: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

@@ -1,4 +1,4 @@
-"""How far a build is: bars on a terminal, lines of the log elsewhere; both with rate and time left."""
+"""Progress of a build: bars on a terminal, log lines elsewhere; both with rate and remaining time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from forage_common.telemetry.logs import get_logger
 
-_EVERY_S = 2.0
+LOG_INTERVAL_S = 2.0
 
 
 class Report(Protocol):
-    """Is told what is being done, of how many, and how many of them are done."""
+    """Receives progress: the stage, the items done, and their total where it is known."""
 
     def __call__(self, stage: str, done: int, total: int | None) -> None: ...
 
 
 class LogReport:
-    """A line of the log every two seconds and at the end of a stage; `show` gets a sentence each time it is told."""
+    """Logs a line every two seconds and at the end of a stage; `show` gets every report as a sentence."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
@@ -39,14 +39,14 @@ class LogReport:
         self._done = done
         rate = (done - self._first) / max(now - self._begin, 1e-9)
         left_s = round((total - done) / rate) if total is not None and rate else None
-        self._show(_sentence(stage, done, total, left_s))
-        if now - self._last >= _EVERY_S or done == total:
+        self._show(_format_progress(stage, done, total, left_s))
+        if now - self._last >= LOG_INTERVAL_S or done == total:
             self._last = now
             get_logger().info("index_progress", stage=stage, done=done, of=total, per_s=round(rate), left_s=left_s)
 
 
 class BarReport:
-    """A bar for each stage on a terminal."""
+    """Shows a bar for each stage on a terminal."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
@@ -74,8 +74,8 @@ class BarReport:
 
 
 @contextmanager
-def reporting() -> Iterator[Report]:
-    """Bars where standard error is a terminal, lines of the log elsewhere."""
+def open_report() -> Iterator[Report]:
+    """A report: bars where standard error is a terminal, log lines elsewhere."""
     console = Console(stderr=True)
     if console.is_terminal:
         with BarReport(console) as bars:
@@ -84,6 +84,6 @@ def reporting() -> Iterator[Report]:
         yield LogReport(lambda sentence: None)
 
 
-def _sentence(stage: str, done: int, total: int | None, left_s: int | None) -> str:
+def _format_progress(stage: str, done: int, total: int | None, left_s: int | None) -> str:
     count = f"{done}" if total is None else f"{done} of {total}"
     return (f"{stage}: {count}" if done else stage) + (f", {left_s} s left" if left_s is not None else "")

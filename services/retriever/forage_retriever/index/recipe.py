@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_retriever.artifacts import digest_of
+from forage_retriever.artifacts import compute_digest
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index.manifest import Vectors
 
@@ -48,7 +48,7 @@ class Recipe:
             from forage_retriever.search import faiss_build
 
             parts += [faiss_build.RECIPE, self.encoder.digest, self.factory, str(self.vectors)]
-        return digest_of(*parts)
+        return compute_digest(*parts)
 
 
 def load_encoder(settings: RetrieverSettings, building: bool) -> Encoder | None:
@@ -64,5 +64,5 @@ def load_encoder(settings: RetrieverSettings, building: bool) -> Encoder | None:
     from forage_retriever.search import faiss_build
 
     encoder = create_encoder(settings, building=building)
-    faiss_build.empty_index(settings.faiss_factory, encoder.dimension)  # fail at start, not after hours of encoding
+    faiss_build.create_index(settings.faiss_factory, encoder.dimension)  # fail at start, not after hours of encoding
     return encoder

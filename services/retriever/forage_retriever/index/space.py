@@ -1,4 +1,4 @@
-"""Room on disk and in memory, checked before it is needed: what is needed, what there is, what to do."""
+"""Disk and memory, checked before they are needed; errors say what is needed, what is free and what would help."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from forage_common.telemetry.logs import get_logger
 from forage_retriever.search import memory
 
 _UNPACKED = 4
-"""Bytes of text in a byte of gzip or Parquet, about."""
+"""Bytes of text per byte of gzip or Parquet, estimated."""
 
-_WORDS_SHARE = 0.9
-"""Bytes of word index for a byte of passages, with what merging takes meanwhile."""
+_BM25_SHARE = 0.9
+"""Bytes of BM25 index per byte of passages, temporary files of merges included."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def available_memory() -> int:
-    """Bytes that this process may still take: of the machine, or of its container where that has less."""
+def measure_available_memory() -> int:
+    """Bytes that this process may still allocate: of the machine, or of its container where that has less."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = int((_CGROUP / "memory.max").read_text())
@@ -35,35 +35,38 @@ def available_memory() -> int:
 
 
 def check_build_memory(factory: str, dimension: int, passages: int) -> None:
-    """
+    """Check that an index of this type can be built in memory.
+
     Raises:
-        UserError: building an index of this type takes more memory than there is.
+        UserError: there is too little memory.
     """
-    needed = memory.needs(factory, dimension, passages).build_bytes
-    if needed > (free := available_memory()):
+    needed = memory.estimate_needs(factory, dimension, passages).build_bytes
+    if needed > (free := measure_available_memory()):
         raise UserError(
             f"building {factory} over {passages} passages takes {decimal(needed)} of memory, of which"
-            f" {decimal(free)} are free: {_cheaper(dimension, passages, free)}"
+            f" {decimal(free)} are free: {_suggest_cheaper(dimension, passages, free)}"
         )
 
 
 def check_load_memory(factory: str, dimension: int, passages: int) -> None:
-    """
+    """Check that an index of this type fits into memory; log a warning where its mapped part does not.
+
     Raises:
-        UserError: an index of this type does not fit; one that would be mapped from disk for want of memory is logged.
+        UserError: there is too little memory for the part that is held.
     """
-    free = available_memory()
-    needs = memory.needs(factory, dimension, passages)
+    free = measure_available_memory()
+    needs = memory.estimate_needs(factory, dimension, passages)
     if needs.held_bytes > free:
-        raise UserError(memory.sentence(factory, dimension, passages, free))
+        raise UserError(memory.describe_shortage(factory, dimension, passages, free))
     if needs.ram_bytes > free:
-        get_logger().warning("index_reads_from_disk", why=memory.sentence(factory, dimension, passages, free))
+        get_logger().warning("index_reads_from_disk", why=memory.describe_shortage(factory, dimension, passages, free))
 
 
 def check_disk(folder: Path, needed: int, what: str) -> None:
-    """
+    """Check that a disk has room for `what`.
+
     Raises:
-        UserError: there is not room enough on the disk of a folder.
+        UserError: it has not.
     """
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -73,27 +76,29 @@ def check_disk(folder: Path, needed: int, what: str) -> None:
         )
 
 
-def corpus_bytes(files: Sequence[Path]) -> int:
-    """What passages take on disk, about."""
+def estimate_corpus_bytes(files: Sequence[Path]) -> int:
+    """Bytes of the passages of corpus files, estimated."""
     return sum(file.stat().st_size * (1 if file.suffix == ".jsonl" else _UNPACKED) for file in files if file.exists())
 
 
-def words_bytes(corpus: int) -> int:
-    """What a word index takes on disk while it is built, about."""
-    return int(corpus * _WORDS_SHARE)
+def estimate_bm25_bytes(corpus: int) -> int:
+    """Bytes on disk while the BM25 index of so many bytes of passages is built, estimated."""
+    return int(corpus * _BM25_SHARE)
 
 
-def dense_bytes(factory: str, dimension: int, passages: int) -> int:
-    """What a vector index takes on disk while it is built, its passages' vectors included."""
-    return 4 * dimension * passages + memory.needs(factory, dimension, passages).disk_bytes
+def estimate_dense_bytes(factory: str, dimension: int, passages: int) -> int:
+    """Bytes on disk while a vector index is built, the passages' vectors included, estimated."""
+    return 4 * dimension * passages + memory.estimate_needs(factory, dimension, passages).disk_bytes
 
 
-def used_bytes(folder: Path) -> int:
-    """What files of a folder take on disk."""
+def measure_used_bytes(folder: Path) -> int:
+    """Bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _cheaper(dimension: int, passages: int, free: int) -> str:
-    fitting = [factory for factory, needs in memory.cheaper(dimension, passages, free) if needs.build_bytes <= free]
+def _suggest_cheaper(dimension: int, passages: int, free: int) -> str:
+    fitting = [
+        factory for factory, needs in memory.list_fitting(dimension, passages, free) if needs.build_bytes <= free
+    ]
     smaller = f"use retriever.faiss_factory={fitting[0]}, which would fit, or" if fitting else "use"
     return f"{smaller} shards (`forage index build --shards`)"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from forage_common.errors import DataError
 from forage_common.settings import RetrievalMode
-from forage_retriever.artifacts import digest_of
+from forage_retriever.artifacts import compute_digest
 from forage_retriever.corpus import read
 from forage_retriever.corpus.store import Corpus, CorpusWriter, DuplicateIdError
 from forage_retriever.encoders.encoder import Encoder
@@ -34,13 +34,20 @@ from forage_retriever.index.manifest import (
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import CORPUS_RECIPE, Recipe
 from forage_retriever.index.workspace import Workspace
-from forage_retriever.search.vectors import VECTORS_FILE, VectorsWriter, blocks, mapped, sample, save
+from forage_retriever.search.vectors import (
+    VECTORS_FILE,
+    VectorsWriter,
+    iterate_blocks,
+    map_vectors,
+    sample_vectors,
+    save_vectors,
+)
 
 PART = 4096
 """Passages that are encoded between two checkpoints."""
 
 _VECTORS, _TRAINED = "vectors", "trained"
-_REPORTED = 1000
+_REPORT_EVERY = 1000
 
 
 def store_corpus(
@@ -55,7 +62,7 @@ def store_corpus(
     def write(folder: Path) -> None:
         _write_corpus(folder, corpus_file, filter_fields, report)
 
-    key = digest_of(CORPUS_RECIPE, source, *filter_fields)
+    key = compute_digest(CORPUS_RECIPE, source, *filter_fields)
     return Corpus(workspace.stage(whole or CORPUS_FOLDER, key, write, temporary=bool(whole)))
 
 
@@ -66,10 +73,10 @@ def build_bm25(workspace: Workspace, recipe: Recipe, corpus: Corpus, report: Rep
         return None
     from forage_retriever.search import bm25
 
-    digest = digest_of(bm25.RECIPE, corpus.digest, *recipe.filter_fields)
+    digest = compute_digest(bm25.RECIPE, corpus.digest, *recipe.filter_fields)
 
     def write(folder: Path) -> None:
-        bm25.build(folder, corpus, lambda done: report("indexing words", done, len(corpus)))
+        bm25.build_bm25_index(folder, corpus, lambda done: report("indexing words", done, len(corpus)))
 
     workspace.stage(BM25_FOLDER, digest, write)
     return Bm25Entry(digest=digest, recipe=bm25.RECIPE)
@@ -84,14 +91,14 @@ def encode_passages(workspace: Workspace, key: str, corpus: Corpus, encoder: Enc
             while (begin := writer.done) < len(corpus):
                 report(stage, begin, len(corpus))
                 writer.append(
-                    encoder.passages(
+                    encoder.encode_passages(
                         corpus.contents[begin : begin + PART],
                         lambda done, begin=begin: report(stage, begin + done, len(corpus)),  # type: ignore[misc]
                     )
                 )
             report(stage, len(corpus), len(corpus))
 
-    return mapped(workspace.stage(_VECTORS, key, write, temporary=True, resumable=True) / VECTORS_FILE)
+    return map_vectors(workspace.stage(_VECTORS, key, write, temporary=True, resumable=True) / VECTORS_FILE)
 
 
 def build_dense(
@@ -107,15 +114,15 @@ def build_dense(
 
     precision: Vectors | None = recipe.vectors
     if precision is None:
-        precision = "float16" if faiss_build.wants_vectors(recipe.factory, dimension) else ""
-    digest = digest_of(faiss_build.RECIPE, key, recipe.factory, precision)
+        precision = "float16" if faiss_build.needs_stored_vectors(recipe.factory, dimension) else ""
+    digest = compute_digest(faiss_build.RECIPE, key, recipe.factory, precision)
 
     def write(folder: Path) -> None:
         vectors = load_vectors()
         index = _fill_index(workspace, recipe, digest, vectors, report)
-        faiss_build.write(index, folder / faiss_build.INDEX_FILE)
+        faiss_build.write_index(index, folder / faiss_build.INDEX_FILE)
         if precision:
-            save(vectors, folder / VECTORS_FILE, precision)
+            save_vectors(vectors, folder / VECTORS_FILE, precision)
 
     workspace.stage(DENSE_FOLDER, digest, write)
     for name in (_VECTORS, _TRAINED):
@@ -157,17 +164,17 @@ def write_manifest(workspace: Workspace, description: Manifest, report: Report) 
         done += read
         report("digesting bytes", done, None)
 
-    files = manifest.entries(workspace.index, progress)
-    manifest.write(workspace.index, description.model_copy(update={"files": files}))
+    files = manifest.hash_files(workspace.index, progress)
+    manifest.write_manifest(workspace.index, description.model_copy(update={"files": files}))
 
 
 def _write_corpus(folder: Path, corpus_file: Path, filter_fields: Sequence[str], report: Report) -> None:
     report("reading passages", 0, None)
     writer = CorpusWriter(folder, filter_fields)
     count = 0
-    for count, (where, passage) in enumerate(read.numbered(corpus_file), 1):
-        writer.add(passage, where)
-        if count % _REPORTED == 0:
+    for count, (where, passage) in enumerate(read.read_located_passages(corpus_file), 1):
+        writer.add_passage(passage, where)
+        if count % _REPORT_EVERY == 0:
             report("reading passages", count, None)
     if not count:
         raise DataError(f"corpus {corpus_file} has no passages: write one JSON object with id and contents a line")
@@ -176,7 +183,7 @@ def _write_corpus(folder: Path, corpus_file: Path, filter_fields: Sequence[str],
         writer.finish()
     except DuplicateIdError as error:
         # Read again only now: remembering where each id stands would cost memory in every build.
-        places = [where for where, passage in read.numbered(corpus_file) if passage.id == error.id]
+        places = [where for where, passage in read.read_located_passages(corpus_file) if passage.id == error.id]
         raise DataError(f"{places[1]}: id {error.id!r} is already that of {places[0]}: make ids unique") from None
 
 
@@ -187,20 +194,20 @@ def _fill_index(workspace: Workspace, recipe: Recipe, key: str, vectors: NDArray
 
     faiss.omp_set_num_threads(recipe.threads)
     count, dimension = vectors.shape
-    index = faiss_build.empty_index(recipe.factory, dimension)
-    if rows := faiss_build.training_rows(index, count):
+    index = faiss_build.create_index(recipe.factory, dimension)
+    if rows := faiss_build.count_training_rows(index, count):
 
         def train(folder: Path) -> None:
             report("training", 0, None)
-            faiss_build.train(index, recipe.factory, sample(vectors, rows))
-            faiss_build.write(index, folder / faiss_build.INDEX_FILE)
+            faiss_build.train_index(index, recipe.factory, sample_vectors(vectors, rows))
+            faiss_build.write_index(index, folder / faiss_build.INDEX_FILE)
 
         trained = workspace.stage(_TRAINED, key, train, temporary=True)
         index = faiss.read_index(str(trained / faiss_build.INDEX_FILE))
     done = 0
-    for block in blocks(vectors):
-        faiss_build.add(index, recipe.factory, block)
+    for block in iterate_blocks(vectors):
+        faiss_build.add_vectors(index, recipe.factory, block)
         done += len(block)
         report("indexing vectors", done, count)
-    faiss_build.checked(index, recipe.factory, sample(vectors, 1))
+    faiss_build.check_searchable(index, recipe.factory, sample_vectors(vectors, 1))
     return index

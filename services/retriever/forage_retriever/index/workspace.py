@@ -14,7 +14,7 @@ from typing import IO
 
 from forage_common.errors import DataError
 from forage_common.files import durable
-from forage_retriever.artifacts import unwritable
+from forage_retriever.artifacts import make_unwritable_error
 from forage_retriever.index.progress import Report
 
 _LOCK = "lock"
@@ -103,7 +103,7 @@ def open_workspace(staging_dir: Path, final: Path, report: Report) -> Iterator[W
                     workspace.discard()
                 raise
     except OSError as error:
-        raise unwritable(final.parent, error) from None
+        raise make_unwritable_error(final.parent, error) from None
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""Ways to search: BM25, dense, and both fused."""
+"""Searchers: BM25, dense, hybrid, reranked."""

@@ -1,4 +1,4 @@
-"""Dense search: the passages whose vectors are nearest to the query's."""
+"""Dense search: the passages whose vectors are nearest to the query vector."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from forage_retriever.search.vector_index import VectorIndex
 
 
 class DenseIndex:
-    """Vectors in a folder, the encoder of queries, and the columns to filter by.
-
-    Attributes:
-        vectors: what is searched.
-        encoder: of queries.
-    """
+    """A vector index with the encoder of queries and the filter columns."""
 
     def __init__(self, folder: Path, encoder: Encoder, columns: Columns, settings: RetrieverSettings) -> None:
         """Map the folder.
@@ -42,13 +37,13 @@ class DenseIndex:
         Raises:
             UnknownFieldError: a filter names a field that the index does not have.
         """
-        mask = self._columns.allowed(filters) if filters else None
-        asked = [place for place, query in enumerate(queries) if query.strip()]
+        mask = self._columns.compute_mask(filters) if filters else None
+        searched = [place for place, query in enumerate(queries) if query.strip()]
         results: list[list[Hit]] = [[] for _ in queries]
-        if not asked:
+        if not searched:
             return results
-        vectors = self.encoder.queries([queries[place] for place in asked])
+        vectors = self.encoder.encode_queries([queries[place] for place in searched])
         scores, rows = self.vectors.search(vectors, topk, mask)
-        for place, found, of in zip(asked, rows.tolist(), scores.tolist(), strict=True):
-            results[place] = [Hit(row, score) for row, score in zip(found, of, strict=True) if row >= 0]
+        for place, own_rows, own_scores in zip(searched, rows.tolist(), scores.tolist(), strict=True):
+            results[place] = [Hit(row, score) for row, score in zip(own_rows, own_scores, strict=True) if row >= 0]
         return results

@@ -1,4 +1,4 @@
-"""FAISS on GPUs, where faiss-gpu is installed: one thread owns the index, which takes one caller at a time."""
+"""FAISS on GPUs, where faiss-gpu is installed: one thread owns the index, which serves one caller at a time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from forage_common.telemetry.logs import get_logger
 
 MAX_NEIGHBOURS = 2048
-"""That a GPU index can be asked for."""
+"""Limit of a GPU index per query."""
 
 
-def devices() -> int:
-    """GPUs that FAISS can use; 0 with faiss-cpu."""
+def count_devices() -> int:
+    """Number of GPUs that FAISS can use; 0 with faiss-cpu."""
     return int(faiss.get_num_gpus()) if hasattr(faiss, "StandardGpuResources") else 0
 
 
 class GpuIndex:
-    """An index on the first GPU. Any thread may search; calls are served one after another by the owner."""
+    """An index on the first GPU. Any thread may search; the owner thread serves calls one after another."""
 
     def __init__(self, resources: Any, index: Any, owner: ThreadPoolExecutor) -> None:
         self._resources = resources  # FAISS frees the GPU's memory with it
@@ -41,9 +41,9 @@ class GpuIndex:
         return scores, rows
 
 
-def moved(index: Any) -> GpuIndex | None:
-    """A copy on the first GPU; None without a GPU, for kinds that GPUs cannot search, and where memory is short."""
-    if not devices():
+def move_to_gpu(index: Any) -> GpuIndex | None:
+    """A copy on the first GPU; None without a GPU, for types that GPUs cannot search, and where memory is short."""
+    if not count_devices():
         return None
     owner = ThreadPoolExecutor(1, thread_name_prefix="faiss-gpu")
 

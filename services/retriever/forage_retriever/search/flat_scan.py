@@ -1,9 +1,9 @@
-"""Exact search by ONNX Runtime's matrix product, for flat indexes that are large.
+"""Exact search of large flat indexes by ONNX Runtime's matrix product.
 
-BLAS copies both factors of a product into a layout of its own, which is most of the work where queries are few; ONNX
-Runtime reads the vectors where they lie. Processor milliseconds a query over 200,000 vectors of 384 dimensions, 32 and
-64 queries at a time: FAISS as it comes 16.7 and 16.6, FAISS with BLAS 2.9 and 2.2, numpy's product with a partial sort
-4.3 and 3.3, this 2.2 and 2.0.
+BLAS copies both factors of a product into its own layout, which is most of the work for few queries; ONNX Runtime reads
+the vectors in place. CPU milliseconds per query over 200,000 vectors of 384 dimensions, 32 and 64 queries at a time:
+FAISS by default 16.7 and 16.6, FAISS with BLAS 2.9 and 2.2, numpy's product with a partial sort 4.3 and 3.3, this
+module 2.2 and 2.0.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import onnxruntime
 from numpy.typing import NDArray
 
 MIN_ROWS = 100_000
-"""Below it FAISS does as well."""
+"""Below this size FAISS is as fast."""
 
 MIN_QUERIES = 4
-"""Below it FAISS reads all vectors once a query, and is no slower."""
+"""Below this batch size FAISS reads all vectors once per query, and is no slower."""
 
 _BLOCK_ROWS = 8192
 _OPSET, _IR_VERSION = 17, 9
 
 
 class FlatScan:
-    """All vectors [passages, dimension] of an index, which it does not copy. Thread-safe."""
+    """Scans all vectors [passages, dimension] of an index, without a copy. Thread-safe."""
 
     def __init__(self, vectors: NDArray[np.float32], threads: int) -> None:
         options = onnxruntime.SessionOptions()
@@ -31,7 +31,7 @@ class FlatScan:
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._vectors = vectors
-        self._session = onnxruntime.InferenceSession(_graph(), options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(_build_graph(), options, providers=["CPUExecutionProvider"])
 
     def search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Scores and rows [n, k] of the greatest inner products with queries [n, dimension]; ties by row."""
@@ -40,16 +40,16 @@ class FlatScan:
         rows: NDArray[np.int64] = np.empty((0, len(queries)), np.int64)
         for begin in range(0, len(self._vectors), _BLOCK_ROWS):
             block = self._vectors[begin : begin + _BLOCK_ROWS]
-            wanted = np.array([min(k, len(block))], np.int64)
-            scores, places = self._session.run(None, {"vectors": block, "queries": columns, "k": wanted})
+            block_k = np.array([min(k, len(block))], np.int64)
+            scores, places = self._session.run(None, {"vectors": block, "queries": columns, "k": block_k})
             best, rows = np.concatenate([best, scores]), np.concatenate([rows, places + begin])
             order = np.argsort(-best, axis=0, kind="stable")[:k]
             best, rows = np.take_along_axis(best, order, 0), np.take_along_axis(rows, order, 0)
         return best.T, rows.T
 
 
-def _graph() -> bytes:
-    """scores, rows = TopK(vectors x queries, k) along the vectors."""
+def _build_graph() -> bytes:
+    """The graph `scores, rows = TopK(vectors x queries, k)`, along the vectors."""
     from onnx import TensorProto, helper
 
     inputs = [
@@ -67,5 +67,5 @@ def _graph() -> bytes:
     ]
     graph = helper.make_graph(nodes, "scan", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
-    serialised: bytes = model.SerializeToString()
-    return serialised
+    content: bytes = model.SerializeToString()
+    return content

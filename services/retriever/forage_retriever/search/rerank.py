@@ -1,4 +1,4 @@
-"""Reranking: a slower and better judge puts the best passages of another searcher in order."""
+"""Reranking: a slower, more accurate model reorders the best passages of another searcher."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from forage_retriever.encoders.tei import MAX_BATCH, TeiClient
 from forage_retriever.hits import Filters, Hit, Searcher
 
 MAX_TOKENS = 512
-"""Of a query and a passage together; the longer of both is cut."""
+"""Limit of a query and a passage together; the longer one is truncated."""
 
 RECIPE = "rerank/1"
-SECONDS = Histogram("forage_retriever_rerank_seconds", "Time to judge the passages of a batch of queries")
+SECONDS = Histogram("forage_retriever_rerank_seconds", "Time to score the passages of a batch of queries")
 FAILURES = Counter("forage_retriever_rerank_failures_total", "Queries answered in the order before reranking")
 
 
 class Reranker(Protocol):
-    """Judges passages for a query.
+    """Scores passages for a query.
 
     Attributes:
-        digest: SHA-256 of what decides a score.
+        digest: SHA-256 of all that decides a score.
     """
 
     digest: str
 
-    def scores(self, query: str, contents: Sequence[str]) -> NDArray[np.float32]:
-        """Scores [len(contents)], higher is better."""
+    def score_passages(self, query: str, contents: Sequence[str]) -> NDArray[np.float32]:
+        """Scores [len(contents)]; higher is better."""
         ...
 
 
@@ -45,44 +45,44 @@ class CrossEncoder:
     """A cross-encoder on ONNX Runtime."""
 
     def __init__(self, folder: Path, precision: EncoderPrecision, cache_dir: Path, threads: int) -> None:
-        """Load the cross-encoder of a Hugging Face folder, exporting it first if that was not done before.
+        """Load the cross-encoder of a Hugging Face folder, exporting it first if it was not exported before.
 
         Raises:
-            UserError: the folder is not a cross-encoder's, or the cache cannot be written.
+            UserError: the folder is not a cross-encoder, or the cache cannot be written.
         """
         # Imported here: an endpoint needs no ONNX Runtime.
-        from forage_retriever.encoders.onnx_model import EXPORT_RECIPE, INT8_RECIPE, RUN_RECIPE, OnnxModel, exported
+        from forage_retriever.encoders.onnx_model import EXPORT_RECIPE, INT8_RECIPE, RUN_RECIPE, OnnxModel, export_model
 
-        digest = model_folder.digest(folder)
-        self.digest = artifacts.digest_of(RECIPE, EXPORT_RECIPE, INT8_RECIPE, RUN_RECIPE, precision, digest)
-        graph = exported(folder, digest, cache_dir, precision, threads, "reranker")
-        self._model = OnnxModel(graph, model_folder.max_tokens(folder, MAX_TOKENS), threads)
+        digest = model_folder.digest_model(folder)
+        self.digest = artifacts.compute_digest(RECIPE, EXPORT_RECIPE, INT8_RECIPE, RUN_RECIPE, precision, digest)
+        graph = export_model(folder, digest, cache_dir, precision, threads, "reranker")
+        self._model = OnnxModel(graph, model_folder.limit_max_tokens(folder, MAX_TOKENS), threads)
 
-    def scores(self, query: str, contents: Sequence[str]) -> NDArray[np.float32]:
+    def score_passages(self, query: str, contents: Sequence[str]) -> NDArray[np.float32]:
         return self._model.run([(query, text) for text in contents])
 
 
 class RemoteReranker:
-    """An endpoint that speaks the text-embeddings-inference protocol."""
+    """A reranker behind an endpoint of the text-embeddings-inference protocol."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        # The endpoint is asked only when there is something to judge: a search goes on without it.
-        self.digest = artifacts.digest_of(RECIPE, "tei", url)
+        # The endpoint is not called at start: searches work without it.
+        self.digest = artifacts.compute_digest(RECIPE, "tei", url)
         self._tei = TeiClient("reranker", url, timeout_s)
 
-    def scores(self, query: str, contents: Sequence[str]) -> NDArray[np.float32]:
+    def score_passages(self, query: str, contents: Sequence[str]) -> NDArray[np.float32]:
         """Scores [len(contents)].
 
         Raises:
             UnavailableError: no answer within the deadline.
-            MalformedReplyError: the answer is not what the protocol says.
+            MalformedReplyError: the reply violates the protocol.
         """
         batches = [contents[begin : begin + MAX_BATCH] for begin in range(0, len(contents), MAX_BATCH)]
         return np.concatenate([self._tei.rerank(query, batch) for batch in batches])
 
 
-def load(settings: RetrieverSettings) -> Reranker | None:
-    """The reranker of `settings.rerank`, if it names one.
+def load_reranker(settings: RetrieverSettings) -> Reranker | None:
+    """The reranker of `settings.rerank`; None where it names none.
 
     Raises:
         SettingsError: it names two.
@@ -99,7 +99,7 @@ def load(settings: RetrieverSettings) -> Reranker | None:
 
 
 class RerankedSearcher:
-    """A searcher whose best `depth` hits are judged again."""
+    """Reranks the best `depth` hits of another searcher."""
 
     def __init__(self, searcher: Searcher, corpus: Corpus, reranker: Reranker, depth: int) -> None:
         self._searcher = searcher
@@ -108,29 +108,29 @@ class RerankedSearcher:
         self._depth = depth
 
     def search(self, queries: Sequence[str], topk: int, filters: Filters = ()) -> list[list[Hit]]:
-        """Judged hits first, best first; then, where `topk` is greater than the depth, the others as they were."""
+        """Reranked hits, best first; then, where `topk` is greater than the depth, the others in their order."""
         found = self._searcher.search(queries, max(topk, self._depth), filters)
         with SECONDS.time():
             try:
-                return [self._judged(query, hits)[:topk] for query, hits in zip(queries, found, strict=True)]
-            except UnavailableError as error:  # told once, not waited for once a query
-                get_logger().warning("reranker_away", reason=str(error))
+                return [self._rerank_hits(query, hits)[:topk] for query, hits in zip(queries, found, strict=True)]
+            except UnavailableError as error:  # wait and log once for the batch, not once per query
+                get_logger().warning("reranker_unavailable", reason=str(error))
                 FAILURES.inc(sum(1 for hits in found if hits))
                 return [hits[:topk] for hits in found]
 
-    def _judged(self, query: str, hits: list[Hit]) -> list[Hit]:
+    def _rerank_hits(self, query: str, hits: list[Hit]) -> list[Hit]:
         best, others = hits[: self._depth], hits[self._depth :]
         if not best:
             return hits
         try:
-            scores = self._reranker.scores(query, [self._corpus.contents[hit.row] for hit in best])
+            scores = self._reranker.score_passages(query, [self._corpus.contents[hit.row] for hit in best])
         except UnavailableError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a model or an endpoint raises, something was found; counted
+        except Exception as error:  # noqa: BLE001 - a failing reranker must not cost the search its hits; counted
             get_logger().warning("rerank_failed", reason=str(error))
             FAILURES.inc()
             return hits
         order = np.argsort(-scores, kind="stable")
-        judged = [Hit(best[place].row, float(scores[place])) for place in order]
-        # Scores of two kinds: those of the others are moved below, with their distances kept.
-        return judged + [Hit(hit.row, judged[-1].score + hit.score - others[0].score) for hit in others]
+        reranked = [Hit(best[place].row, float(scores[place])) for place in order]
+        # The two kinds of scores do not compare: those of the others are shifted below, with their differences kept.
+        return reranked + [Hit(hit.row, reranked[-1].score + hit.score - others[0].score) for hit in others]

@@ -1,4 +1,4 @@
-"""Nearest vectors: a FAISS index in a folder, with the vectors for exact scores where the folder has them."""
+"""Vector search: a FAISS index in a folder, with the vectors for exact scores where the folder has them."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from forage_common.errors import SettingsError
 from forage_common.settings import RetrieverSettings
 from forage_retriever.search import faiss_build, faiss_gpu, flat_scan
 from forage_retriever.search.flat_scan import FlatScan
-from forage_retriever.search.vectors import VECTORS_FILE, mapped
+from forage_retriever.search.vectors import VECTORS_FILE, map_vectors
 
 AUTOMATIC_REFINE = 40
-"""Candidates a wanted neighbour that are scored exactly, where the index has stored vectors."""
+"""Candidates per requested neighbour that are scored exactly, where the index has stored vectors."""
 
 MIN_CANDIDATES = 400
-"""Of a query that are scored exactly, however few neighbours are wanted: of a million MiniLM vectors in RaBitQ codes,
-100, 200 and 400 hold 0.992, 0.996 and 1.000 of the exact top 3; 400 take 0.4 ms."""
+"""Minimum number of candidates per query that are scored exactly: of a million MiniLM vectors in RaBitQ codes, 100, 200
+and 400 candidates contain 0.992, 0.996 and 1.000 of the exact top 3; scoring 400 takes 0.4 ms."""
 
 EXACT_ROWS = 2000
-"""Where a filter passes no more, exact scores cost no more than a search that skips the others: of a million, 1,000
-take 1.3 ms a query and the search 2.4; 4,096 take 9.8 and the search 3.2."""
+"""Rows passing a filter up to which they are scored exactly: of a million vectors, scoring 1,000 takes 1.3 ms per query
+and a filtered search 2.4 ms; scoring 4,096 takes 9.8 ms and the search 3.2 ms."""
 
 _BLOCK_ROWS = 16_384
 
-# FAISS multiplies matrices where queries x dimensions reach this number, and else reads all vectors once a query. Its
-# own 128,000 is 334 queries of 384 dimensions; the product is the faster from 4 to 8 queries on, by size and dimension.
+# FAISS multiplies matrices where queries x dimensions reach this number; below, it reads all vectors once per query.
+# Its default of 128,000 is 334 queries of 384 dimensions, but the product is faster from 4 to 8 queries on.
 faiss.cvar.distance_compute_blas_threshold = 2000
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How thoroughly a query is searched; it goes with the call, because set on an index it would race.
+    """How thoroughly a query is searched. Passed with each call: setting it on the shared index would be a race.
 
     Attributes:
-        ef_search: candidates that an HNSW graph keeps; FAISS's own 16 silently loses a third of the neighbours.
+        ef_search: candidates that an HNSW graph keeps; FAISS's default of 16 silently loses a third of the neighbours.
         nprobe: cells that an IVF index visits.
-        refine: candidates a wanted neighbour that are scored exactly; 1 = none, 0 = automatic.
+        refine: candidates per requested neighbour that are scored exactly; 1 = none, 0 = automatic.
     """
 
     ef_search: int
@@ -50,18 +50,18 @@ class Effort:
     refine: int
 
     @classmethod
-    def of(cls, settings: RetrieverSettings) -> Effort:
+    def from_settings(cls, settings: RetrieverSettings) -> Effort:
         return cls(settings.ef_search, settings.nprobe, settings.refine)
 
 
 class VectorIndex:
-    """Thread-safe. Rows are [n, k], best first; -1 and a score of -inf where there are no more.
+    """A vector index. Thread-safe. Rows are [n, k], best first; -1 with a score of -inf where there are no more.
 
     Attributes:
-        passages: vectors in it.
-        dimension: of a vector.
-        stores_vectors: whether the folder has them, for exact scores.
-        cells: of an IVF index; 0 = none.
+        passages: number of vectors.
+        dimension: length of a vector.
+        stores_vectors: whether the folder has the vectors, for exact scores.
+        cells: number of cells of an IVF index; 0 = none.
         has_graph: whether it is searched along an HNSW graph.
     """
 
@@ -70,13 +70,13 @@ class VectorIndex:
 
         Raises:
             UserError: a file is missing or damaged.
-            SettingsError: refinement is asked for, but no vectors are stored.
+            SettingsError: refinement is set, but no vectors are stored.
         """
-        self._index = faiss_build.read(folder / faiss_build.INDEX_FILE)
-        self._stored = mapped(folder / VECTORS_FILE) if (folder / VECTORS_FILE).exists() else None
-        self._effort = Effort.of(settings)
+        self._index = faiss_build.read_index(folder / faiss_build.INDEX_FILE)
+        self._stored = map_vectors(folder / VECTORS_FILE) if (folder / VECTORS_FILE).exists() else None
+        self._effort = Effort.from_settings(settings)
         self._threads = settings.threads
-        inner = faiss_build.inside(self._index)
+        inner = faiss_build.unwrap_index(self._index)
         self.passages = int(self._index.ntotal)
         self.dimension = int(self._index.d)
         self.stores_vectors = self._stored is not None
@@ -87,12 +87,14 @@ class VectorIndex:
                 f"retriever.refine is {self._effort.refine}, but {folder} stores no vectors to refine by:"
                 " set it to 0, or build the index with them"
             )
-        self._gpu = faiss_gpu.moved(self._index)
-        self._scan = _scan(self._index, settings.threads)
-        self._reconstructs = self._stored is None and _reconstructs(self._index)
-        self._selects = _selects(self._index)
+        self._gpu = faiss_gpu.move_to_gpu(self._index)
+        self._scan = _create_flat_scan(self._index, settings.threads)
+        self._reconstructs = self._stored is None and _can_reconstruct(self._index)
+        self._selects = _can_select(self._index)
         top = faiss.downcast_index(self._index)
-        self._graph = top if isinstance(top, faiss.IndexHNSW) and _selects(faiss.downcast_index(top.storage)) else None
+        self._graph = (
+            top if isinstance(top, faiss.IndexHNSW) and _can_select(faiss.downcast_index(top.storage)) else None
+        )
 
     def search(
         self,
@@ -101,7 +103,7 @@ class VectorIndex:
         mask: NDArray[np.bool_] | None = None,
         effort: Effort | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores and rows of the greatest inner products with vectors [n, dimension], of rows that `mask` lets pass."""
+        """Scores and rows of the greatest inner products with vectors [n, dimension], among rows that pass `mask`."""
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
         effort = effort or self._effort
         passing = self.passages if mask is None else int(np.count_nonzero(mask))
@@ -110,18 +112,18 @@ class VectorIndex:
             return np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
         vectors = np.ascontiguousarray(vectors, np.float32)
         if mask is not None and passing <= EXACT_ROWS and (self._stored is not None or self._reconstructs):
-            return self._exact(vectors, np.flatnonzero(mask), k)
-        depth = self._depth(k, effort, passing)
-        scores, rows = self._candidates(vectors, depth, mask, passing, effort)
-        return self._refined(vectors, rows, k) if depth > k else (scores[:, :k], rows[:, :k])
+            return self._score_rows(vectors, np.flatnonzero(mask), k)
+        depth = self._choose_depth(k, effort, passing)
+        scores, rows = self._find_candidates(vectors, depth, mask, passing, effort)
+        return self._refine(vectors, rows, k) if depth > k else (scores[:, :k], rows[:, :k])
 
-    def _depth(self, k: int, effort: Effort, passing: int) -> int:
+    def _choose_depth(self, k: int, effort: Effort, passing: int) -> int:
         if self._stored is None or effort.refine == 1:
             return k
         wanted = effort.refine * k if effort.refine else max(AUTOMATIC_REFINE * k, MIN_CANDIDATES)
         return min(wanted, passing)
 
-    def _candidates(
+    def _find_candidates(
         self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, passing: int, effort: Effort
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         if mask is None:
@@ -129,43 +131,43 @@ class VectorIndex:
                 return self._gpu.search(vectors, k, effort.nprobe)
             if self._scan is not None and len(vectors) >= flat_scan.MIN_QUERIES:
                 return self._scan.search(vectors, k)
-            return self._ask(vectors, k, effort)
+            return self._search_index(vectors, k, effort)
         if not self._selects:
-            return self._sifted(vectors, k, mask, passing, effort)
-        # Among candidates only a share passes, so that many more are looked at.
+            return self._post_filter(vectors, k, mask, passing, effort)
+        # Only a share of the candidates passes, so the search visits as many more.
         share = passing / self.passages
         wider = Effort(math.ceil(effort.ef_search / share), math.ceil(effort.nprobe / share), effort.refine)
         selector = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
-        if self._graph is not None and _graph_is_dearer(self._graph, wider.ef_search, passing):
-            found: tuple[NDArray[np.float32], NDArray[np.int64]] = self._graph.storage.search(
+        if self._graph is not None and _graph_costs_more(self._graph, wider.ef_search, passing):
+            result: tuple[NDArray[np.float32], NDArray[np.int64]] = self._graph.storage.search(
                 vectors, k, params=faiss.SearchParameters(sel=selector)
             )
-            return found
-        return self._ask(vectors, k, wider, selector)
+            return result
+        return self._search_index(vectors, k, wider, selector)
 
-    def _ask(
+    def _search_index(
         self, vectors: NDArray[np.float32], k: int, effort: Effort, selector: Any = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        scores, rows = self._index.search(vectors, k, params=parameters(self._index, k, effort, selector))
+        scores, rows = self._index.search(vectors, k, params=build_parameters(self._index, k, effort, selector))
         return np.where(rows < 0, np.float32(-np.inf), scores), rows
 
-    def _sifted(
+    def _post_filter(
         self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_], passing: int, effort: Effort
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """For kinds that take no filter: ask for more, drop what does not pass, until there are enough."""
-        asked = min(math.ceil(2 * k * self.passages / passing), self.passages)
+        """Search more and more rows and drop those that do not pass, for index types that take no filter."""
+        depth = min(math.ceil(2 * k * self.passages / passing), self.passages)
         while True:
-            scores, rows = self._ask(vectors, asked, effort)
+            scores, rows = self._search_index(vectors, depth, effort)
             out = (rows < 0) | ~mask[rows]
-            if asked == self.passages or (~out).sum(axis=1).min() >= k:
-                order = np.argsort(out, axis=1, kind="stable")[:, :k]  # what passes first, as it was ranked
+            if depth == self.passages or (~out).sum(axis=1).min() >= k:
+                order = np.argsort(out, axis=1, kind="stable")[:, :k]  # passing rows first, in their order
                 left = np.take_along_axis(out, order, 1)
                 scores, rows = np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
                 return np.where(left, np.float32(-np.inf), scores), np.where(left, np.int64(-1), rows)
-            asked = min(4 * asked, self.passages)
+            depth = min(4 * depth, self.passages)
 
-    def exact(self, vectors: NDArray[np.float32], topk: int) -> NDArray[np.int64] | None:
-        """Rows [n, topk] by exact scores of every vector; None where the index does not have the vectors."""
+    def search_exact(self, vectors: NDArray[np.float32], topk: int) -> NDArray[np.int64] | None:
+        """Rows [n, topk] by exact scores of all vectors; None where the index does not have the vectors."""
         flat = isinstance(faiss.downcast_index(self._index), faiss.IndexFlat)
         if not flat and self._stored is None:
             return None
@@ -173,19 +175,19 @@ class VectorIndex:
         top: NDArray[np.float32] = np.empty((len(vectors), 0), np.float32)
         for begin in range(0, self.passages, _BLOCK_ROWS):
             rows = np.arange(begin, min(begin + _BLOCK_ROWS, self.passages))
-            scores, found = self._exact(vectors, rows, min(topk, len(rows)))
+            scores, found = self._score_rows(vectors, rows, min(topk, len(rows)))
             top, best = np.concatenate([top, scores], axis=1), np.concatenate([best, found], axis=1)
             order = np.argsort(-top, axis=1, kind="stable")[:, :topk]
             top, best = np.take_along_axis(top, order, 1), np.take_along_axis(best, order, 1)
         return best
 
-    def _exact(
+    def _score_rows(
         self, vectors: NDArray[np.float32], rows: NDArray[np.int64], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The best of a few rows, by exact scores."""
+        """Scores and rows [n, k] of the best of a few rows, by exact scores."""
         scores = np.concatenate(
             [
-                vectors @ self._vectors(rows[begin : begin + _BLOCK_ROWS]).T
+                vectors @ self._read_vectors(rows[begin : begin + _BLOCK_ROWS]).T
                 for begin in range(0, len(rows), _BLOCK_ROWS)
             ],
             axis=1,
@@ -193,35 +195,35 @@ class VectorIndex:
         best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(scores, best, 1), rows[best]
 
-    def _refined(
+    def _refine(
         self, vectors: NDArray[np.float32], rows: NDArray[np.int64], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The best of each query's own candidates [n, depth], by exact scores."""
+        """Scores and rows [n, k] of the best of each query's own candidates [n, depth], by exact scores."""
         scores: NDArray[np.float32] = np.full((len(vectors), k), -np.inf, np.float32)
         found: NDArray[np.int64] = np.full((len(vectors), k), -1, np.int64)
         for query, (vector, candidates) in enumerate(zip(vectors, rows, strict=True)):
-            own = np.sort(candidates[candidates >= 0])  # in the order of the file
-            exact = self._vectors(own) @ vector
+            own = np.sort(candidates[candidates >= 0])  # in file order, for sequential reads
+            exact = self._read_vectors(own) @ vector
             best = np.argsort(-exact, kind="stable")[:k]
             scores[query, : len(best)], found[query, : len(best)] = exact[best], own[best]
         return scores, found
 
-    def _vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _read_vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         if self._stored is not None:
             return np.asarray(self._stored[rows], np.float32)
-        found: NDArray[np.float32] = self._index.reconstruct_batch(rows)
-        return found
+        vectors: NDArray[np.float32] = self._index.reconstruct_batch(rows)
+        return vectors
 
 
-def parameters(index: Any, k: int, effort: Effort, selector: Any = None) -> Any:
-    """FAISS's search parameters for an index of any kind."""
+def build_parameters(index: Any, k: int, effort: Effort, selector: Any = None) -> Any:
+    """FAISS's search parameters for an index of any type."""
     index = faiss.downcast_index(index)
     selected = {} if selector is None else {"sel": selector}
     if isinstance(index, faiss.IndexPreTransform):
-        nested = parameters(index.index, k, effort, selector)
+        nested = build_parameters(index.index, k, effort, selector)
         return faiss.SearchParametersPreTransform(index_params=nested) if nested is not None else None
     if isinstance(index, faiss.IndexRefine):
-        nested = parameters(index.base_index, k, effort, selector)
+        nested = build_parameters(index.base_index, k, effort, selector)
         factor = effort.refine or AUTOMATIC_REFINE
         return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=nested)
     if isinstance(index, faiss.IndexHNSW):
@@ -231,13 +233,13 @@ def parameters(index: Any, k: int, effort: Effort, selector: Any = None) -> Any:
     return faiss.SearchParameters(**selected) if selected else None
 
 
-def _graph_is_dearer(graph: Any, ef_search: int, passing: int) -> bool:
-    """Whether walking the graph scores more vectors than there are that pass."""
+def _graph_costs_more(graph: Any, ef_search: int, passing: int) -> bool:
+    """Whether walking the graph scores more vectors than pass the filter."""
     return bool(ef_search * graph.hnsw.nb_neighbors(0) / 2 >= passing)
 
 
-def _scan(index: Any, threads: int) -> FlatScan | None:
-    """A faster way through a large flat index; None for others."""
+def _create_flat_scan(index: Any, threads: int) -> FlatScan | None:
+    """A faster scan for a large flat index; None for others."""
     index = faiss.downcast_index(index)
     inner_product = isinstance(index, faiss.IndexFlat) and index.metric_type == faiss.METRIC_INNER_PRODUCT
     if not inner_product or index.ntotal < flat_scan.MIN_ROWS:
@@ -246,7 +248,7 @@ def _scan(index: Any, threads: int) -> FlatScan | None:
     return FlatScan(vectors, threads)
 
 
-def _reconstructs(index: Any) -> bool:
+def _can_reconstruct(index: Any) -> bool:
     if not index.ntotal:
         return False
     try:
@@ -256,14 +258,16 @@ def _reconstructs(index: Any) -> bool:
     return True
 
 
-def _selects(index: Any) -> bool:
-    """Whether this kind searches among selected rows only."""
+def _can_select(index: Any) -> bool:
+    """Whether this index type can search among selected rows only."""
     if not index.ntotal:
         return True
-    selector = faiss.IDSelectorBitmap(np.zeros(math.ceil(index.ntotal / 8), np.uint8))  # so that no codes are read
+    selector = faiss.IDSelectorBitmap(
+        np.zeros(math.ceil(index.ntotal / 8), np.uint8)
+    )  # selects nothing, so that no codes are read
     probe = np.zeros((1, index.d), np.float32)
     try:
-        index.search(probe, 1, params=parameters(index, 1, Effort(1, 1, 1), selector))
+        index.search(probe, 1, params=build_parameters(index, 1, Effort(1, 1, 1), selector))
     except RuntimeError:  # PQ and fast-scan codes without cells
         return False
     return True

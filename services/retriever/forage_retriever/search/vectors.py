@@ -1,4 +1,4 @@
-"""Vectors on disk: `vectors.npy`, grown part by part, of which what was written before a kill is kept."""
+"""Vectors on disk: `vectors.npy`, written part by part; parts written before a kill are kept."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _BLOCK_BYTES = 64 * 2**20
 
 
 class VectorsWriter:
-    """Writes vectors [passages, dimension] in float32, and goes on with those that a killed process left.
+    """Writes vectors [passages, dimension] in float32, and resumes from those of a killed process.
 
     Attributes:
-        done: how many are on disk for good.
+        done: number of vectors that are synced to disk.
     """
 
     def __init__(self, folder: Path, key: str, passages: int, dimension: int) -> None:
-        """`key` names what the vectors are of; those of another are written over."""
+        """`key` names the texts and the encoder; vectors of another key are overwritten."""
         self._progress = folder / _PROGRESS_FILE
         self._key = key
         self._passages = passages
         self._row_bytes = 4 * dimension
-        self.done = self._kept()
+        self.done = self._read_progress()
         self._file = (folder / VECTORS_FILE).open("r+b" if self.done else "w+b")
         header: dict[str, Any] = {"descr": "<f4", "fortran_order": False, "shape": (passages, dimension)}
         np.lib.format.write_array_header_1_0(self._file, header)
@@ -42,10 +42,10 @@ class VectorsWriter:
         self._file.truncate(self._begin + self.done * self._row_bytes)
 
     def append(self, part: NDArray[np.float32]) -> None:
-        """Add the next vectors [n, dimension].
+        """Add the next vectors [n, dimension] and sync them.
 
         Raises:
-            UserError: one of them is no number.
+            UserError: one of them is not finite.
         """
         bad = np.flatnonzero(~np.isfinite(part).all(axis=1))
         if len(bad):
@@ -58,10 +58,10 @@ class VectorsWriter:
         durable.write_atomically(self._progress, json.dumps({"key": self._key, "done": self.done}))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
-    def _kept(self) -> int:
+    def _read_progress(self) -> int:
         try:
             progress = json.loads(self._progress.read_text())
         except FileNotFoundError:
@@ -69,37 +69,37 @@ class VectorsWriter:
         return int(progress["done"]) if progress["key"] == self._key else 0
 
 
-def mapped(file: Path) -> NDArray[Any]:
+def map_vectors(file: Path) -> NDArray[Any]:
     """Vectors [n, d] mapped into memory.
 
     Raises:
         UserError: the file is damaged.
     """
     try:
-        found: NDArray[Any] = np.load(file, mmap_mode="r")
+        vectors: NDArray[Any] = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"vectors {file} cannot be read ({error}): build this index again") from None
-    return found
+    return vectors
 
 
-def blocks(vectors: NDArray[Any]) -> Iterator[NDArray[np.float32]]:
+def iterate_blocks(vectors: NDArray[Any]) -> Iterator[NDArray[np.float32]]:
     """Vectors [n, d] as float32 blocks of bounded size, in order."""
     rows = max(_BLOCK_BYTES // (4 * vectors.shape[1]), 1)
     for begin in range(0, len(vectors), rows):
         yield np.asarray(vectors[begin : begin + rows], np.float32)
 
 
-def sample(vectors: NDArray[Any], rows: int) -> NDArray[np.float32]:
-    """At most so many of them [rows, d], evenly spaced."""
+def sample_vectors(vectors: NDArray[Any], rows: int) -> NDArray[np.float32]:
+    """At most `rows` of the vectors [n, d], evenly spaced."""
     places = np.linspace(0, len(vectors), min(rows, len(vectors)), endpoint=False).astype(np.int64)
     return np.asarray(vectors[places], np.float32)
 
 
-def save(vectors: NDArray[Any], file: Path, precision: str) -> None:
-    """Write a copy in another precision."""
+def save_vectors(vectors: NDArray[Any], file: Path, precision: str) -> None:
+    """Write a copy of the vectors in another precision."""
     with file.open("wb") as out:
         header: dict[str, Any] = {"fortran_order": False, "shape": vectors.shape}
         header["descr"] = np.lib.format.dtype_to_descr(np.dtype(precision))
         np.lib.format.write_array_header_1_0(out, header)
-        for block in blocks(vectors):
+        for block in iterate_blocks(vectors):
             out.write(block.astype(precision).tobytes())

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from forage_retriever.corpus import columns
 from forage_retriever.hits import Filters
 from forage_retriever.serve.retrieval import Results
-from forage_retriever.serve.source import Found
+from forage_retriever.serve.source import QueryResult
 
 Value = str | bool | int | float
 Count = Annotated[int | None, Field(description="documents a query; absent, null or 0 = the server's default")]
@@ -56,10 +56,10 @@ class Search(Body, ABC):
     @property
     def conditions(self) -> Filters:
         """The filters in canonical form."""
-        return filters(self.filters or {})
+        return normalize_filters(self.filters or {})
 
     @abstractmethod
-    def reply(self, results: Results) -> bytes:
+    def build_reply(self, results: Results) -> bytes:
         """The reply, in JSON."""
 
 
@@ -79,8 +79,8 @@ class RetrieveRequest(Search):
     def limit(self) -> int:
         return self.topk or 0
 
-    def reply(self, results: Results) -> bytes:
-        return _result(results, self.return_scores)
+    def build_reply(self, results: Results) -> bytes:
+        return _encode_result(results, self.return_scores)
 
 
 class QueryRequest(Search):
@@ -101,12 +101,12 @@ class QueryRequest(Search):
     def limit(self) -> int:
         return self.topk or self.top_k or self.k or 0
 
-    def reply(self, results: Results) -> bytes:
+    def build_reply(self, results: Results) -> bytes:
         if self.top_k is None and self.k is None:
-            return _result(results, self.return_scores)
-        (found,) = results.found
+            return _encode_result(results, self.return_scores)
+        (found,) = results.per_query
         head = json.dumps({"query": self.query, "method": results.provenance.mode, "num_results": len(found.hits)})
-        return b'%b,"results":%b%b}' % (head[:-1].encode(), _documents(found, True), _mark(results))
+        return b'%b,"results":%b%b}' % (head[:-1].encode(), _encode_documents(found, True), _encode_partial(results))
 
 
 class QueriesRequest(Search):
@@ -124,11 +124,13 @@ class QueriesRequest(Search):
     def limit(self) -> int:
         return self.k or 0
 
-    def reply(self, results: Results) -> bytes:
+    def build_reply(self, results: Results) -> bytes:
         # An answer is a line of R1-Searcher's corpus file: its clients cut the leading number off.
-        answers = [[f"{hit.row}\t{found.passages.contents[hit.row]}" for hit in found.hits] for found in results.found]
+        answers = [
+            [f"{hit.row}\t{found.passages.contents[hit.row]}" for hit in found.hits] for found in results.per_query
+        ]
         head = json.dumps({"queries": self.queries, "answers": answers}, ensure_ascii=False)
-        return b"%b%b}" % (head[:-1].encode(), _mark(results))
+        return b"%b%b}" % (head[:-1].encode(), _encode_partial(results))
 
 
 class AccessRequest(Body):
@@ -186,17 +188,19 @@ class AccessReply(BaseModel):
     result: list[Page | None]
 
 
-def filters(by_field: Mapping[str, Any]) -> Filters:
+def normalize_filters(by_field: Mapping[str, Any]) -> Filters:
     """Filters in canonical form, from field → value or values."""
-    return tuple(sorted((field, tuple(sorted(columns.values(value, field)))) for field, value in by_field.items()))
+    return tuple(
+        sorted((field, tuple(sorted(columns.extract_values(value, field)))) for field, value in by_field.items())
+    )
 
 
-def _result(results: Results, with_scores: bool) -> bytes:
-    lists = b",".join([_documents(found, with_scores) for found in results.found])
-    return b'{"result":[%b]%b}' % (lists, _mark(results))
+def _encode_result(results: Results, with_scores: bool) -> bytes:
+    lists = b",".join([_encode_documents(found, with_scores) for found in results.per_query])
+    return b'{"result":[%b]%b}' % (lists, _encode_partial(results))
 
 
-def _documents(found: Found, with_scores: bool) -> bytes:
+def _encode_documents(found: QueryResult, with_scores: bool) -> bytes:
     # Rows are JSON already; putting them in as they are spares decoding and encoding every document.
     rows = found.passages.rows
     if with_scores:
@@ -206,5 +210,5 @@ def _documents(found: Found, with_scores: bool) -> bytes:
     return b"[%b]" % b",".join([rows[hit.row] for hit in found.hits])
 
 
-def _mark(results: Results) -> bytes:
+def _encode_partial(results: Results) -> bytes:
     return b',"partial":true' if results.partial else b""

@@ -23,7 +23,7 @@ MAX_BATCH = 64
 MAX_BATCH_TOKENS = 2048
 """Estimated; a batch of long queries is a smaller one."""
 
-TURN = 32
+TURN_QUERIES = 32
 """Queries of one request that are taken before it goes to the back of its queue."""
 
 CHARS_PER_TOKEN = 4
@@ -45,7 +45,7 @@ class OverloadedError(Exception):
     """The queue is full: come back later."""
 
 
-class Asked(NamedTuple):
+class SearchOptions(NamedTuple):
     """How queries are to be searched; those that ask the same share a batch.
 
     What is wanted of one query never changes another's answer: how deep a ranking is read depends on `topk`.
@@ -85,15 +85,15 @@ class Batcher:
         """
         self._searchers = searchers
         self._max_waiting = max_waiting
-        self._queues: dict[Asked, deque[_Request]] = {}
+        self._queues: dict[SearchOptions, deque[_Request]] = {}
         self._waiting = 0
         self._closed = False
         self._changed = threading.Condition()
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        threading.Thread(target=self._work, name=SEARCH_THREAD, daemon=True).start()
+        threading.Thread(target=self._run, name=SEARCH_THREAD, daemon=True).start()
 
-    async def search(self, queries: Sequence[str], asked: Asked) -> list[list[Hit]]:
+    async def search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
         """The hits of each query. A caller that is cancelled takes its queries with it.
 
         Raises:
@@ -104,14 +104,14 @@ class Batcher:
             if self._waiting + len(queries) > self._max_waiting:
                 SHED.inc(len(queries))
                 raise OverloadedError(f"{self._waiting} queries are waiting already")
-            self._queues.setdefault(asked, deque()).append(request)
+            self._queues.setdefault(options, deque()).append(request)
             self._waiting += len(queries)
             WAITING.set(self._waiting)
             self._changed.notify()
         try:
             return await request.result
         finally:
-            self._forget(request)
+            self._withdraw(request)
 
     async def close(self) -> None:
         """Search what is waiting, then end the thread."""
@@ -120,19 +120,19 @@ class Batcher:
             self._changed.notify()
         await self._ended.wait()
 
-    def _forget(self, request: _Request) -> None:
+    def _withdraw(self, request: _Request) -> None:
         with self._changed:
             self._waiting -= len(request.texts) - request.taken
             request.taken = len(request.texts)
             WAITING.set(self._waiting)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
-            while (taken := self._take()) is not None:
+            while (taken := self._take_batch()) is not None:
                 self._search(*taken)
             self._loop.call_soon_threadsafe(self._ended.set)
 
-    def _take(self) -> tuple[Asked, _Batch] | None:
+    def _take_batch(self) -> tuple[SearchOptions, _Batch] | None:
         """The next batch, waiting for one; None when closed and nothing waits."""
         with self._changed:
             while not self._waiting:
@@ -140,23 +140,23 @@ class Batcher:
                 if self._closed:
                     return None
                 self._changed.wait()
-            asked = next(iter(self._queues))
-            queue = self._queues.pop(asked)
-            batch = self._fill(queue)
+            options = next(iter(self._queues))
+            queue = self._queues.pop(options)
+            batch = self._fill_batch(queue)
             if queue:
-                self._queues[asked] = queue  # behind the other queues
+                self._queues[options] = queue  # behind the other queues
             self._waiting -= len(batch)
             WAITING.set(self._waiting)
-            return asked, batch
+            return options, batch
 
     @staticmethod
-    def _fill(queue: deque[_Request]) -> _Batch:
+    def _fill_batch(queue: deque[_Request]) -> _Batch:
         """Take from the front of a queue, where a request that the batch cuts short stays with the rest of its turn."""
         batch: _Batch = []
         tokens = 0
         while queue:
             request = queue[0]
-            while request.taken < len(request.texts) and request.turn < TURN:
+            while request.taken < len(request.texts) and request.turn < TURN_QUERIES:
                 cost = min(len(request.texts[request.taken]) // CHARS_PER_TOKEN + 2, MAX_QUERY_TOKENS)
                 if batch and (len(batch) == MAX_BATCH or tokens + cost > MAX_BATCH_TOKENS):
                     return batch
@@ -170,21 +170,21 @@ class Batcher:
                 queue.append(request)
         return batch
 
-    def _search(self, asked: Asked, batch: _Batch) -> None:
+    def _search(self, options: SearchOptions, batch: _Batch) -> None:
         texts = list(dict.fromkeys(request.texts[place] for request, place in batch))
         if not texts:
             return
         BATCH.observe(len(texts))
         try:
             with SECONDS.time():
-                found = self._searchers[asked.mode].search(texts, asked.topk, asked.filters)
+                found = self._searchers[options.mode].search(texts, options.topk, options.filters)
         except Exception as error:  # noqa: BLE001 - what a search library raises belongs to the caller, not the thread
             FAILURES.inc()
             if len(texts) == 1 or isinstance(error, UnavailableError):
                 self._loop.call_soon_threadsafe(_fail, batch, error)
                 return
             for text in texts:  # one bad query must not cost its neighbours their results
-                self._search(asked, [(request, place) for request, place in batch if request.texts[place] == text])
+                self._search(options, [(request, place) for request, place in batch if request.texts[place] == text])
             return
         self._loop.call_soon_threadsafe(_deliver, batch, dict(zip(texts, found, strict=True)))
 

@@ -22,11 +22,11 @@ from forage_retriever import artifacts
 from forage_retriever.hits import Hit, Provenance
 from forage_retriever.index.load import TITLE
 from forage_retriever.search import hybrid
-from forage_retriever.serve.batcher import SHED, Asked, OverloadedError
+from forage_retriever.serve.batcher import SHED, OverloadedError, SearchOptions
 from forage_retriever.serve.retrieval import MAX_DOCUMENTS, NotReadyError
-from forage_retriever.serve.shard import SHARD_FAILURES, Shard, ShardAwayError
-from forage_retriever.serve.source import Found, InvalidRequestError
-from forage_retriever.serve.swap import tell_provenance
+from forage_retriever.serve.shard import SHARD_FAILURES, Shard, ShardUnavailableError
+from forage_retriever.serve.source import InvalidRequestError, QueryResult
+from forage_retriever.serve.swap import report_provenance
 
 SHARD_TIMEOUT_S = 10.0
 """After which a shard that has not answered is left out of a reply."""
@@ -38,7 +38,7 @@ _POLL_S = 0.05
 _FUSED = (TITLE, RetrievalMode.BM25, RetrievalMode.DENSE)
 
 
-class _Rows:
+class _MergedPassages:
     """The passages that one query found, from any shard; a passage is known by the order in which it came."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class _Rows:
     def contents(self) -> Sequence[str]:
         return [json.loads(row)["contents"] for row in self.rows]
 
-    def number(self, shard: int, id: str, row: bytes) -> int:
+    def add(self, shard: int, id: str, row: bytes) -> int:
         """Of a passage, which is added if it is new."""
         number = self._numbers.setdefault((shard, id), len(self.rows))
         if number == len(self.rows):
@@ -72,7 +72,7 @@ class Front:
             raise SettingsError("retriever.rerank is set together with retriever.shards: rerank in the shards instead")
         self._settings = settings
         self._health = health
-        self._shards = [Shard(address, self._changed) for address in settings.shards]
+        self._shards = [Shard(address, self._update_health) for address in settings.shards]
         self._watching = [asyncio.create_task(shard.watch()) for shard in self._shards]
         self._timeout_s = min(SHARD_TIMEOUT_S, settings.queue_timeout_s)
         self._waiting = 0
@@ -80,7 +80,7 @@ class Front:
     @property
     def provenance(self) -> Provenance:
         known = tuple(shard.provenance for shard in self._shards)
-        return _joined(known, self._settings.mode)
+        return _join_provenance(known, self._settings.mode)
 
     async def start(self) -> None:
         """Wait until all shards answer, or some do and the others had their time."""
@@ -92,31 +92,35 @@ class Front:
                 return
             await asyncio.sleep(_POLL_S)
 
-    def fit(self, asked: Asked) -> Asked:
-        return asked._replace(topk=min(asked.topk, MAX_DOCUMENTS))
+    def fit_options(self, options: SearchOptions) -> SearchOptions:
+        return options._replace(topk=min(options.topk, MAX_DOCUMENTS))
 
-    async def search(self, queries: Sequence[str], asked: Asked) -> tuple[Provenance, Sequence[Found]]:
+    async def search(self, queries: Sequence[str], options: SearchOptions) -> tuple[Provenance, Sequence[QueryResult]]:
         if self._waiting + len(queries) > self._settings.max_waiting:
             SHED.inc(len(queries))
             raise OverloadedError(f"{self._waiting} queries are waiting already")
         self._waiting += len(queries)
         try:
             replies = await asyncio.gather(
-                *(self._ask(shard, queries, one) for one in self._rankings(asked) for shard in self._shards),
+                *(
+                    self._search_shard(shard, queries, one)
+                    for one in self._plan_rankings(options)
+                    for shard in self._shards
+                ),
                 return_exceptions=True,
             )
         finally:
             self._waiting -= len(queries)
         for reply in replies:
-            if isinstance(reply, BaseException) and not isinstance(reply, ShardAwayError):
+            if isinstance(reply, BaseException) and not isinstance(reply, ShardUnavailableError):
                 raise reply
         answered = [None if isinstance(reply, BaseException) else reply for reply in replies]
         if not any(answered):
             raise NotReadyError("no shard answers")
-        found = [self._merged(answered, place, asked) for place in range(len(queries))]
-        return replace(self.provenance, mode=asked.mode), found
+        found = [self._merge_replies(answered, place, options) for place in range(len(queries))]
+        return replace(self.provenance, mode=options.mode), found
 
-    async def pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
+    async def find_pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
         raise InvalidRequestError("this retriever merges shards, which know pages by address: ask them")
 
     async def close(self) -> None:
@@ -125,45 +129,51 @@ class Front:
         await asyncio.gather(*self._watching, return_exceptions=True)
         await asyncio.gather(*(shard.close() for shard in self._shards))
 
-    def _rankings(self, asked: Asked) -> list[Asked]:
-        """What every shard is asked for, so that the answers can be merged."""
-        if asked.mode != RetrievalMode.HYBRID:
-            return [asked]
-        depth = hybrid.depth(asked.topk)
-        return [asked._replace(mode=mode, topk=depth) for mode in _FUSED]
+    def _plan_rankings(self, options: SearchOptions) -> list[SearchOptions]:
+        """What every shard is options for, so that the answers can be merged."""
+        if options.mode != RetrievalMode.HYBRID:
+            return [options]
+        depth = hybrid.choose_depth(options.topk)
+        return [options._replace(mode=mode, topk=depth) for mode in _FUSED]
 
-    async def _ask(self, shard: Shard, queries: Sequence[str], asked: Asked) -> retriever_pb2.RetrieveResponse:
+    async def _search_shard(
+        self, shard: Shard, queries: Sequence[str], options: SearchOptions
+    ) -> retriever_pb2.RetrieveResponse:
         if shard.provenance is not None and shard.provenance.encoder != self.provenance.encoder:
             SHARD_FAILURES.labels(shard.address, "OTHER_ENCODER").inc()
-            raise ShardAwayError(f"shard {shard.address} has another encoder")
-        reply = await shard.search(queries, asked, self._timeout_s)
+            raise ShardUnavailableError(f"shard {shard.address} has another encoder")
+        reply = await shard.search(queries, options, self._timeout_s)
         if len(reply.results) != len(queries):
             SHARD_FAILURES.labels(shard.address, "MALFORMED").inc()
-            raise ShardAwayError(f"shard {shard.address} gave {len(reply.results)} results for {len(queries)} queries")
+            raise ShardUnavailableError(
+                f"shard {shard.address} gave {len(reply.results)} results for {len(queries)} queries"
+            )
         return reply
 
-    def _merged(self, replies: Sequence[retriever_pb2.RetrieveResponse | None], place: int, asked: Asked) -> Found:
+    def _merge_replies(
+        self, replies: Sequence[retriever_pb2.RetrieveResponse | None], place: int, options: SearchOptions
+    ) -> QueryResult:
         """The answer to one query, from the replies of all shards to each ranking in turn."""
-        documents = _Rows()
+        documents = _MergedPassages()
         rankings: list[list[Hit]] = []
         for begin in range(0, len(replies), len(self._shards)):
             ranking: list[Hit] = []
             for shard, reply in enumerate(replies[begin : begin + len(self._shards)]):
                 part = reply.results[place] if reply is not None else retriever_pb2.DocumentList()
                 for document, row in zip(part.documents, part.rows, strict=True):
-                    ranking.append(Hit(documents.number(shard, document.id, row), document.score))
+                    ranking.append(Hit(documents.add(shard, document.id, row), document.score))
             rankings.append(sorted(ranking, key=lambda hit: -hit.score))  # ties by shard: in the order of the corpus
         if len(rankings) > 1:
-            depth = hybrid.depth(asked.topk)
+            depth = hybrid.choose_depth(options.topk)
             rows = [[hit.row for hit in ranking[:depth]] for ranking in rankings]
-            best = hybrid.fuse(rows, hybrid.weights(self._settings), asked.topk, self._settings.rrf_k)
+            best = hybrid.fuse_rankings(rows, hybrid.read_weights(self._settings), options.topk, self._settings.rrf_k)
         else:
-            best = rankings[0][: asked.topk]
-        kept = _Rows()
-        hits = [Hit(kept.number(0, documents.ids[hit.row], documents.rows[hit.row]), hit.score) for hit in best]
-        return Found(kept, hits, partial=None in replies)
+            best = rankings[0][: options.topk]
+        kept = _MergedPassages()
+        hits = [Hit(kept.add(0, documents.ids[hit.row], documents.rows[hit.row]), hit.score) for hit in best]
+        return QueryResult(kept, hits, partial=None in replies)
 
-    def _changed(self) -> None:
+    def _update_health(self) -> None:
         """A shard has come, gone or another index."""
         if any(shard.is_up for shard in self._shards):
             self._health.mark_ready("shards")
@@ -171,12 +181,14 @@ class Front:
             self._health.wait_for("shards", "no shard answers")
         if len(encoders := {shard.provenance.encoder for shard in self._shards if shard.provenance}) > 1:
             get_logger().error("shards_disagree", encoders=sorted(encoders), remedy="build all shards with one encoder")
-        tell_provenance(self.provenance)
+        report_provenance(self.provenance)
 
 
 @lru_cache(16)
-def _joined(known: tuple[Provenance | None, ...], mode: str) -> Provenance:
+def _join_provenance(known: tuple[Provenance | None, ...], mode: str) -> Provenance:
     """What shards are together: digests over theirs, in order."""
     encoder = next((source.encoder for source in known if source), "")
-    corpus = artifacts.digest_of(*(source.corpus if source else "" for source in known))
-    return Provenance(corpus, encoder, artifacts.digest_of(*(source.index if source else "" for source in known)), mode)
+    corpus = artifacts.compute_digest(*(source.corpus if source else "" for source in known))
+    return Provenance(
+        corpus, encoder, artifacts.compute_digest(*(source.index if source else "" for source in known)), mode
+    )

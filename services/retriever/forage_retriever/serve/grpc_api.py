@@ -21,7 +21,7 @@ from forage_retriever.hits import Hit
 from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.http_api import REQUESTS
 from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Results, Retrieval
-from forage_retriever.serve.source import Found, InvalidRequestError
+from forage_retriever.serve.source import InvalidRequestError, QueryResult
 
 MAX_MESSAGE_BYTES = 256 * 2**20
 MAX_IN_FLIGHT = 64
@@ -55,7 +55,7 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
         self, request: retriever_pb2.RetrieveRequest | None, context: grpc.aio.ServicerContext
     ) -> retriever_pb2.RetrieveResponse:
         try:
-            return await self._traced("Retrieve", request, tracing.read_trace_context(context))
+            return await self._answer_traced("Retrieve", request, tracing.read_trace_context(context))
         except _RefusedError as error:
             await context.abort(error.code, str(error))
             raise AssertionError("unreachable: abort raises") from None
@@ -74,7 +74,7 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
                 if asked is not None:
                     reply.id = asked.id
                 request = asked.request if asked is not None else None
-                reply.response.CopyFrom(await self._traced("RetrieveStream", request, parent))
+                reply.response.CopyFrom(await self._answer_traced("RetrieveStream", request, parent))
             except _RefusedError as error:
                 reply.status, reply.detail = _STATUS[error.code], str(error)
             async with writing:
@@ -86,7 +86,7 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
                 await room.acquire()
                 answers.create_task(answer(asked))
 
-    async def _traced(
+    async def _answer_traced(
         self, method: str, request: retriever_pb2.RetrieveRequest | None, parent: str
     ) -> retriever_pb2.RetrieveResponse:
         if request is None or not request.queries:  # as a front asks again and again, to see whether there is a shard
@@ -97,31 +97,31 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
 
     async def _answer(self, request: retriever_pb2.RetrieveRequest | None) -> retriever_pb2.RetrieveResponse:
         if request is None:
-            raise self._refused(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are no message of this call")
+            raise self._refuse(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are no message of this call")
         try:
             filters = tuple(sorted((one.field, tuple(sorted(set(one.values)))) for one in request.filters))
             with SECONDS.time():
                 results = await self._retrieval.retrieve(list(request.queries), request.topk, filters, request.mode)
-            reply = _message(results, request.rows)
+            reply = _build_response(results, request.rows)
         except InvalidRequestError as error:
-            raise self._refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+            raise self._refuse(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         except NotReadyError:
             waits_for = "; ".join(self._ready.waiting.values()) or "starting"
-            raise self._refused(grpc.StatusCode.UNAVAILABLE, waits_for) from None
+            raise self._refuse(grpc.StatusCode.UNAVAILABLE, waits_for) from None
         except UnavailableError as error:
-            raise self._refused(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+            raise self._refuse(grpc.StatusCode.UNAVAILABLE, str(error)) from None
         except OverloadedError as error:
-            raise self._refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"overloaded: {error}") from None
+            raise self._refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, f"overloaded: {error}") from None
         except TimeoutError:
-            raise self._refused(grpc.StatusCode.DEADLINE_EXCEEDED, "the search took too long") from None
+            raise self._refuse(grpc.StatusCode.DEADLINE_EXCEEDED, "the search took too long") from None
         except Exception:  # noqa: BLE001 - gRPC would send the exception's text to the caller; counted by its code
             get_logger().exception("retrieve_failed")
             sentence = "the search failed; the service's log says why"
-            raise self._refused(grpc.StatusCode.INTERNAL, sentence) from None
+            raise self._refuse(grpc.StatusCode.INTERNAL, sentence) from None
         REQUESTS.labels("grpc", grpc.StatusCode.OK.name).inc()
         return reply
 
-    def _refused(self, code: grpc.StatusCode, sentence: str) -> _RefusedError:
+    def _refuse(self, code: grpc.StatusCode, sentence: str) -> _RefusedError:
         REQUESTS.labels("grpc", code.name).inc()
         return _RefusedError(code, sentence)
 
@@ -141,7 +141,7 @@ class GrpcServer:
             ("grpc.so_reuseport", 0),  # else a second server would share the port in silence
         ]
         self._server = grpc.aio.server(options=options)
-        self._server.add_generic_rpc_handlers((_handlers(RetrieverServicer(retrieval, ready)),))
+        self._server.add_generic_rpc_handlers((_build_handlers(RetrieverServicer(retrieval, ready)),))
         self._probes = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._probes, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
@@ -152,7 +152,7 @@ class GrpcServer:
         await self._server.start()
         await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
 
-    async def serving(self) -> None:
+    async def mark_serving(self) -> None:
         """Tell probes that there is an index."""
         await self._set(health_pb2.HealthCheckResponse.SERVING)
 
@@ -166,33 +166,33 @@ class GrpcServer:
             await self._probes.set(name, status)
 
 
-def _handlers(servicer: RetrieverServicer) -> grpc.GenericRpcHandler:
+def _build_handlers(servicer: RetrieverServicer) -> grpc.GenericRpcHandler:
     """As the generated code has them, but that bytes which are no message are the caller's mistake, not a defect."""
     to_bytes = retriever_pb2.RetrieveResponse.SerializeToString
-    one = grpc.unary_unary_rpc_method_handler(servicer.Retrieve, _request, to_bytes)
+    one = grpc.unary_unary_rpc_method_handler(servicer.Retrieve, _parse_request, to_bytes)
     to_bytes = retriever_pb2.RetrieveStreamResponse.SerializeToString
-    stream = grpc.stream_stream_rpc_method_handler(servicer.RetrieveStream, _stream_request, to_bytes)
+    stream = grpc.stream_stream_rpc_method_handler(servicer.RetrieveStream, _parse_stream_request, to_bytes)
     return grpc.method_handlers_generic_handler(SERVICE, {"Retrieve": one, "RetrieveStream": stream})
 
 
-def _request(message: bytes) -> retriever_pb2.RetrieveRequest | None:
+def _parse_request(message: bytes) -> retriever_pb2.RetrieveRequest | None:
     try:
         return retriever_pb2.RetrieveRequest.FromString(message)
     except DecodeError:
         return None
 
 
-def _stream_request(message: bytes) -> retriever_pb2.RetrieveStreamRequest | None:
+def _parse_stream_request(message: bytes) -> retriever_pb2.RetrieveStreamRequest | None:
     try:
         return retriever_pb2.RetrieveStreamRequest.FromString(message)
     except DecodeError:
         return None
 
 
-def _message(results: Results, with_rows: bool) -> retriever_pb2.RetrieveResponse:
+def _build_response(results: Results, with_rows: bool) -> retriever_pb2.RetrieveResponse:
     source = results.provenance
     return retriever_pb2.RetrieveResponse(
-        results=[_documents(found, with_rows) for found in results.found],
+        results=[_build_documents(found, with_rows) for found in results.per_query],
         provenance=trajectory_pb2.Provenance(
             corpus_digest=source.corpus, encoder_digest=source.encoder, index_digest=source.index, mode=source.mode
         ),
@@ -200,14 +200,14 @@ def _message(results: Results, with_rows: bool) -> retriever_pb2.RetrieveRespons
     )
 
 
-def _documents(found: Found, with_rows: bool) -> retriever_pb2.DocumentList:
+def _build_documents(found: QueryResult, with_rows: bool) -> retriever_pb2.DocumentList:
     ids = found.passages.ids
     if with_rows:
         documents = [trajectory_pb2.Document(id=ids[row], score=score) for row, score in found.hits]
         return retriever_pb2.DocumentList(documents=documents, rows=[found.passages.rows[row] for row, _ in found.hits])
-    return retriever_pb2.DocumentList(documents=[_document(found, hit) for hit in found.hits])
+    return retriever_pb2.DocumentList(documents=[_build_document(found, hit) for hit in found.hits])
 
 
-def _document(found: Found, hit: Hit) -> trajectory_pb2.Document:
+def _build_document(found: QueryResult, hit: Hit) -> trajectory_pb2.Document:
     passages = found.passages
     return trajectory_pb2.Document(id=passages.ids[hit.row], contents=passages.contents[hit.row], score=hit.score)

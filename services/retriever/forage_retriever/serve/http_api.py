@@ -39,7 +39,7 @@ from forage_retriever.serve.adapters import (
 from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Retrieval
 from forage_retriever.serve.source import InvalidRequestError
-from forage_retriever.serve.swap import ReloadError, Swap, Swapped
+from forage_retriever.serve.swap import IndexSwap, ReloadError, ReloadReply
 
 MAX_BODY_BYTES = 16 * 2**20
 BODY_TIMEOUT_S = 20.0
@@ -78,19 +78,19 @@ class _Route(APIRoute):  # type: ignore[misc]
         return endpoint
 
 
-def make_app(retrieval: Retrieval, health: Health, swap: Swap | None = None) -> FastAPI:
+def make_app(retrieval: Retrieval, health: Health, swap: IndexSwap | None = None) -> FastAPI:
     """The application; `health` says what a start is waiting for, `swap` exchanges the index where one can be."""
     app = FastAPI(title="Forage retriever", description=__doc__, redirect_slashes=False)
     app.router.route_class = _Route
 
     async def retrieve(body: bytes) -> Response:
-        return await _searched(retrieval, _retrieve_request(body))
+        return await _search(retrieval, _parse_search(body))
 
     async def queries(body: bytes) -> Response:
-        return await _searched(retrieval, _parsed(QueriesRequest, body))
+        return await _search(retrieval, _parse_body(QueriesRequest, body))
 
     async def access(body: bytes) -> Response:
-        return JSONResponse({"result": await retrieval.pages(_parsed(AccessRequest, body).urls)})
+        return JSONResponse({"result": await retrieval.find_pages(_parse_body(AccessRequest, body).urls)})
 
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -111,17 +111,17 @@ def make_app(retrieval: Retrieval, health: Health, swap: Swap | None = None) -> 
         codes = (400, 408, 413, 422, 500, 503) if bodies else (409, 500)
         app.add_api_route(
             path,
-            _endpoint(retrieval, health, answer, path),
+            _make_endpoint(retrieval, health, answer, path),
             methods=["POST"],
             name=answer.__name__,
             responses={200: {"model": reduce(or_, replies)}} | {code: {"model": Refusal} for code in codes},
-            openapi_extra={"requestBody": _described(bodies)} if bodies else None,
+            openapi_extra={"requestBody": _describe_bodies(bodies)} if bodies else None,
         )
 
     post("/retrieve", retrieve, (RetrieveRequest, QueryRequest), (RetrieveReply, QueryReply))
     post("/queries", queries, (QueriesRequest,), (QueriesReply,))
     post("/access", access, (AccessRequest,), (AccessReply,))
-    post("/reload", reload, (), (Swapped,))
+    post("/reload", reload, (), (ReloadReply,))
     states: dict[int | str, dict[str, Any]] = {200: {"model": Readiness}, 503: {"model": Readiness}}
     app.add_api_route("/readyz", readyz, methods=["GET"], responses=states)
     app.add_api_route("/healthz", healthz, methods=["GET"])
@@ -130,12 +130,12 @@ def make_app(retrieval: Retrieval, health: Health, swap: Swap | None = None) -> 
     return app
 
 
-def _endpoint(retrieval: Retrieval, health: Health, answer: Answer, path: str) -> Endpoint:
+def _make_endpoint(retrieval: Retrieval, health: Health, answer: Answer, path: str) -> Endpoint:
     name, facts = f"POST {path}", {"http.request.method": "POST", "http.route": path}
 
     async def endpoint(request: Request) -> Response:
         with tracing.span(name, facts, kind=SpanKind.SERVER, parent=request.headers.get(tracing.HEADER, "")) as span:
-            response = await _guarded(request, answer, health)
+            response = await _answer_safely(request, answer, health)
             span.set_attributes({"http.response.status_code": response.status_code})
             if response.status_code >= 500:
                 tracing.mark_failed(span, bytes(response.body).decode())
@@ -147,10 +147,10 @@ def _endpoint(retrieval: Retrieval, health: Health, answer: Answer, path: str) -
     return endpoint
 
 
-async def _searched(retrieval: Retrieval, asked: Search) -> Response:
+async def _search(retrieval: Retrieval, asked: Search) -> Response:
     with SECONDS.time():
         results = await retrieval.retrieve(asked.texts, asked.limit, asked.conditions, asked.mode or "")
-    response = Response(asked.reply(results), media_type="application/json")
+    response = Response(asked.build_reply(results), media_type="application/json")
     response.raw_headers += _provenance_headers(results.provenance)
     if results.partial:
         response.headers["X-Forage-Partial"] = "1"
@@ -167,38 +167,38 @@ def _provenance_headers(source: Provenance) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def _retrieve_request(body: bytes) -> Search:
+def _parse_search(body: bytes) -> Search:
     try:
         return RetrieveRequest.model_validate_json(body)
     except ValidationError as error:
-        if not _lacks(error, "queries"):
-            raise _unfit(error, RetrieveRequest) from None
+        if not _lacks_field(error, "queries"):
+            raise _make_refusal(error, RetrieveRequest) from None
     try:
         return QueryRequest.model_validate_json(body)
     except ValidationError as error:
-        if _lacks(error, "query"):
+        if _lacks_field(error, "query"):
             raise _RefusedError(422, f"queries: Field required; send {RetrieveRequest.example}") from None
-        raise _unfit(error, QueryRequest) from None
+        raise _make_refusal(error, QueryRequest) from None
 
 
-def _lacks(error: ValidationError, field: str) -> bool:
+def _lacks_field(error: ValidationError, field: str) -> bool:
     return any(wrong["type"] == "missing" and wrong["loc"] == (field,) for wrong in error.errors(include_url=False))
 
 
-def _parsed(model: type[_B], body: bytes) -> _B:
+def _parse_body(model: type[_B], body: bytes) -> _B:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise _unfit(error, model) from None
+        raise _make_refusal(error, model) from None
 
 
-def _unfit(error: ValidationError, model: type[Body]) -> _RefusedError:
+def _make_refusal(error: ValidationError, model: type[Body]) -> _RefusedError:
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part)[:80] for part in first["loc"]) or "the body"
     return _RefusedError(422, f"{place}: {first['msg']}; send {model.example}")
 
 
-async def _body(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -214,26 +214,26 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _guarded(request: Request, answer: Answer, health: Health) -> Response:
+async def _answer_safely(request: Request, answer: Answer, health: Health) -> Response:
     try:
-        return await _while_connected(request, answer(await _body(request)))
+        return await _while_connected(request, answer(await _read_body(request)))
     except _RefusedError as error:
-        return _refusal(error.code, str(error))
+        return _refuse(error.code, str(error))
     except InvalidRequestError as error:
-        return _refusal(422, str(error))
+        return _refuse(422, str(error))
     except ReloadError as error:
-        return _refusal(409, str(error))
+        return _refuse(409, str(error))
     except NotReadyError:
-        return _later("; ".join(health.waiting.values()) or "starting")
+        return _refuse_for_now("; ".join(health.waiting.values()) or "starting")
     except OverloadedError as error:
-        return _later(f"overloaded: {error}")
+        return _refuse_for_now(f"overloaded: {error}")
     except UnavailableError as error:
-        return _later(str(error))
+        return _refuse_for_now(str(error))
     except TimeoutError:
-        return _later("the search took too long")
+        return _refuse_for_now("the search took too long")
     except Exception:  # noqa: BLE001 - a search that fails must not cost the connection; counted by its code
         get_logger().exception("request_failed", path=request.url.path)
-        return _refusal(500, "the request failed; the service's log says why")
+        return _refuse(500, "the request failed; the service's log says why")
 
 
 async def _while_connected(request: Request, answer: Awaitable[Response]) -> Response:
@@ -255,22 +255,22 @@ async def _while_connected(request: Request, answer: Awaitable[Response]) -> Res
     except asyncio.CancelledError:
         if not hung_up or answering.uncancel():
             raise  # it is this process that gives up
-        return _refusal(400, "the connection was closed before the answer")
+        return _refuse(400, "the connection was closed before the answer")
     finally:
         watching.cancel()
 
 
-def _later(sentence: str) -> Response:
-    response = _refusal(503, sentence)
+def _refuse_for_now(sentence: str) -> Response:
+    response = _refuse(503, sentence)
     response.headers["Retry-After"] = str(RETRY_AFTER_S)
     return response
 
 
-def _refusal(code: int, sentence: str) -> Response:
+def _refuse(code: int, sentence: str) -> Response:
     return JSONResponse({"detail": sentence}, code)
 
 
-def _described(bodies: tuple[type[Body], ...]) -> dict[str, Any]:
+def _describe_bodies(bodies: tuple[type[Body], ...]) -> dict[str, Any]:
     schemas = [body.model_json_schema() for body in bodies]
     schema = {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
     return {"required": True, "content": {"application/json": {"schema": schema}}}

@@ -11,9 +11,9 @@ from prometheus_client import Counter, Histogram
 
 from forage_common.telemetry import tracing
 from forage_retriever.hits import Filters, Provenance
-from forage_retriever.serve.batcher import Asked
+from forage_retriever.serve.batcher import SearchOptions
 from forage_retriever.serve.cache import LruCache
-from forage_retriever.serve.source import Found, InvalidRequestError, Source
+from forage_retriever.serve.source import InvalidRequestError, QueryResult, Source
 
 MAX_QUERIES = 4096
 MAX_DOCUMENTS = 100_000
@@ -45,12 +45,12 @@ class Results:
     """What was found for each query, and what answered."""
 
     provenance: Provenance
-    found: Sequence[Found]
+    per_query: Sequence[QueryResult]
 
     @property
     def partial(self) -> bool:
         """Whether a shard of the index was missing."""
-        return any(found.partial for found in self.found)
+        return any(found.partial for found in self.per_query)
 
 
 class Retrieval:
@@ -61,14 +61,14 @@ class Retrieval:
         self._timeout_s = timeout_s
         self._source: Source | None = None
         self._retiring: set[asyncio.Task[None]] = set()
-        self._cache: LruCache[tuple[str, Asked, str], Found] = LruCache(CACHED_RESULTS)
+        self._cache: LruCache[tuple[str, SearchOptions, str], QueryResult] = LruCache(CACHED_RESULTS)
 
     @property
     def provenance(self) -> Provenance | None:
         """What is being searched; None before there is anything."""
         return self._source.provenance if self._source is not None else None
 
-    def serve(self, source: Source) -> None:
+    def set_source(self, source: Source) -> None:
         """Search this from now on; what was searched before finishes what it has in hand, and is closed."""
         self._retire()
         self._source = source
@@ -93,30 +93,30 @@ class Retrieval:
             OverloadedError: too many queries are waiting.
             TimeoutError: there was no answer within the time limit.
         """
-        _check(queries, topk, filters)
-        source = self._ready()
+        _check_request(queries, topk, filters)
+        source = self._get_source()
         before = source.provenance
-        asked = source.fit(Asked(mode or before.mode, topk or self._default_topk, filters))
-        if asked.topk * len(queries) > MAX_DOCUMENTS:
+        options = source.fit_options(SearchOptions(mode or before.mode, topk or self._default_topk, filters))
+        if options.topk * len(queries) > MAX_DOCUMENTS:
             raise InvalidRequestError(
-                f"{len(queries)} queries of {asked.topk} documents are more than {MAX_DOCUMENTS} documents in one"
+                f"{len(queries)} queries of {options.topk} documents are more than {MAX_DOCUMENTS} documents in one"
                 " reply: ask for fewer at a time"
             )
-        found = {query: self._cache.get((before.index, asked, query)) for query in queries}
+        found = {query: self._cache.get((before.index, options, query)) for query in queries}
         missing = [query for query, known in found.items() if known is None]
-        provenance = Provenance(before.corpus, before.encoder, before.index, asked.mode)
+        provenance = Provenance(before.corpus, before.encoder, before.index, options.mode)
         if missing:
-            provenance, searched = await self._search(source, missing, asked)
+            provenance, searched = await self._search(source, missing, options)
             if provenance.index != before.index and len(missing) < len(found):
                 return await self.retrieve(queries, topk, filters, mode)  # a shard has another index by now
             found.update(zip(missing, searched, strict=True))
             if source is self._source:
-                self._remember(provenance.index, asked, missing, searched)
+                self._remember(provenance.index, options, missing, searched)
         _MISSES.inc(len(missing))
         _HITS.inc(len(queries) - len(missing))
         return Results(provenance, [known for query in queries if (known := found[query]) is not None])
 
-    async def pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
+    async def find_pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
         """For each address the page that its passages make, or None.
 
         Raises:
@@ -125,28 +125,32 @@ class Retrieval:
         """
         if len(urls) > MAX_URLS:
             raise InvalidRequestError(f"{len(urls)} urls are more than {MAX_URLS} in one request: split it")
-        return await self._ready().pages(urls)
+        return await self._get_source().find_pages(urls)
 
-    def _ready(self) -> Source:
+    def _get_source(self) -> Source:
         if self._source is None:
             raise NotReadyError("the index is not ready yet")
         return self._source
 
-    async def _search(self, source: Source, queries: Sequence[str], asked: Asked) -> tuple[Provenance, Sequence[Found]]:
+    async def _search(
+        self, source: Source, queries: Sequence[str], options: SearchOptions
+    ) -> tuple[Provenance, Sequence[QueryResult]]:
         try:
-            with tracing.span("retriever.index", {"forage.queries": len(queries), "forage.mode": asked.mode}):
+            with tracing.span("retriever.index", {"forage.queries": len(queries), "forage.mode": options.mode}):
                 async with asyncio.timeout(self._timeout_s):
-                    return await source.search(queries, asked)
+                    return await source.search(queries, options)
         except TimeoutError:
             TIMEOUTS.inc()
             raise
 
-    def _remember(self, index: str, asked: Asked, queries: Sequence[str], searched: Sequence[Found]) -> None:
+    def _remember(
+        self, index: str, options: SearchOptions, queries: Sequence[str], searched: Sequence[QueryResult]
+    ) -> None:
         for query, found in zip(queries, searched, strict=True):
             if found.partial:
                 PARTIAL.inc()
             elif len(query) <= MAX_CACHED_CHARS:
-                self._cache.put((index, asked, query), found)
+                self._cache.put((index, options, query), found)
 
     def _retire(self) -> None:
         if self._source is not None:
@@ -155,7 +159,7 @@ class Retrieval:
             closing.add_done_callback(self._retiring.discard)
 
 
-def _check(queries: Sequence[str], topk: int, filters: Filters) -> None:
+def _check_request(queries: Sequence[str], topk: int, filters: Filters) -> None:
     if topk < 0:
         raise InvalidRequestError(f"topk is {topk}: give a positive number, or 0 for the server's default")
     if len(queries) > MAX_QUERIES:

@@ -21,7 +21,7 @@ from forage_retriever.serve.batcher import SEARCH_THREAD
 from forage_retriever.serve.grpc_api import GrpcServer
 from forage_retriever.serve.http_api import make_app
 from forage_retriever.serve.retrieval import Retrieval
-from forage_retriever.serve.swap import INDEX_THREAD, Swap
+from forage_retriever.serve.swap import INDEX_THREAD, IndexSwap
 
 DRAIN_S = 20
 KEEP_ALIVE_S = 75
@@ -62,8 +62,8 @@ async def _serve(settings: Settings) -> None:
     listening = listen(settings.retriever.http_address)
     grpc_server = GrpcServer(settings.retriever.grpc_address, retrieval, ready)
     await grpc_server.start()
-    swap = None if settings.retriever.shards else Swap(settings, retrieval)
-    loop.add_signal_handler(signal.SIGHUP, swap.reload_soon if swap is not None else lambda: None)
+    swap = None if settings.retriever.shards else IndexSwap(settings, retrieval)
+    loop.add_signal_handler(signal.SIGHUP, swap.schedule_reload if swap is not None else lambda: None)
     config = uvicorn.Config(
         make_app(retrieval, ready, swap),
         log_config=None,
@@ -76,14 +76,14 @@ async def _serve(settings: Settings) -> None:
     )
     http_server = _HttpServer(config)
     http = asyncio.create_task(http_server.serve([listening]))
-    starting = asyncio.create_task(_start(settings, retrieval, ready, swap))
+    starting = asyncio.create_task(_load_source(settings, retrieval, ready, swap))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([starting, stopping, http], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
             ready.mark_started()
-            await grpc_server.serving()
+            await grpc_server.mark_serving()
             log.info(
                 "serving",
                 http=settings.retriever.http_address,
@@ -104,13 +104,13 @@ async def _serve(settings: Settings) -> None:
     log.info("stopped")
 
 
-async def _start(settings: Settings, retrieval: Retrieval, ready: Health, swap: Swap | None) -> None:
+async def _load_source(settings: Settings, retrieval: Retrieval, ready: Health, swap: IndexSwap | None) -> None:
     """Make searches possible: from an index of this process, or from shards."""
     if swap is not None:
-        await swap.first(lambda what: ready.wait_for("start", what))
+        await swap.load_first(lambda what: ready.wait_for("start", what))
     else:
         from forage_retriever.serve.front import Front  # here: it costs a start without shards a tenth of its time
 
         front = Front(settings.retriever, ready)
-        retrieval.serve(front)
+        retrieval.set_source(front)
         await front.start()

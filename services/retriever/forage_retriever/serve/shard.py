@@ -14,7 +14,7 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
 from forage_retriever.hits import Provenance
-from forage_retriever.serve.batcher import Asked, OverloadedError
+from forage_retriever.serve.batcher import OverloadedError, SearchOptions
 from forage_retriever.serve.grpc_api import MAX_MESSAGE_BYTES
 from forage_retriever.serve.source import InvalidRequestError
 
@@ -30,7 +30,7 @@ SHARD_FAILURES = Counter(
 )
 
 
-class ShardAwayError(Exception):
+class ShardUnavailableError(Exception):
     """The shard did not answer, or is being left alone because it did not."""
 
 
@@ -51,7 +51,7 @@ class Shard:
         ]
         self._channel = grpc.aio.insecure_channel(address, options)
         self._stub = retriever_pb2_grpc.RetrieverStub(self._channel)
-        self._told: tuple[bool, Provenance | None] = (False, None)
+        self._reported: tuple[bool, Provenance | None] = (False, None)
         UP.labels(address).set(0)
 
     @property
@@ -59,7 +59,9 @@ class Shard:
         """Whether it has answered, and has not failed several times in a row since."""
         return self.provenance is not None and not self._circuit.is_open
 
-    async def search(self, queries: Sequence[str], asked: Asked, timeout_s: float) -> retriever_pb2.RetrieveResponse:
+    async def search(
+        self, queries: Sequence[str], options: SearchOptions, timeout_s: float
+    ) -> retriever_pb2.RetrieveResponse:
         """The shard's best passages for each query, as whole rows.
 
         Raises:
@@ -68,10 +70,10 @@ class Shard:
             InvalidRequestError: the shard refuses the request.
         """
         if not self.is_up:
-            raise ShardAwayError(f"shard {self.address} is away")
-        filters = [retriever_pb2.Filter(field=field, values=values) for field, values in asked.filters]
+            raise ShardUnavailableError(f"shard {self.address} is away")
+        filters = [retriever_pb2.Filter(field=field, values=values) for field, values in options.filters]
         request = retriever_pb2.RetrieveRequest(
-            queries=queries, topk=asked.topk, filters=filters, mode=asked.mode, rows=True
+            queries=queries, topk=options.topk, filters=filters, mode=options.mode, rows=True
         )
         with tracing.span("retriever.shard", {"server.address": self.address}, kind=tracing.SpanKind.CLIENT):
             return await self._call(request, timeout_s)
@@ -79,7 +81,7 @@ class Shard:
     async def watch(self) -> None:
         """Ask it for its provenance again and again, until cancelled."""
         while True:
-            with contextlib.suppress(ShardAwayError, OverloadedError, InvalidRequestError):
+            with contextlib.suppress(ShardUnavailableError, OverloadedError, InvalidRequestError):
                 await self._call(retriever_pb2.RetrieveRequest(), PROBE_S)
             await asyncio.sleep(PROBE_S)
 
@@ -93,25 +95,25 @@ class Shard:
                     request, timeout=timeout_s, metadata=tracing.trace_metadata()
                 )
         except CircuitOpenError as error:
-            raise ShardAwayError(str(error)) from None
+            raise ShardUnavailableError(str(error)) from None
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise InvalidRequestError(error.details()) from None
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise OverloadedError(f"shard {self.address}: {error.details()}") from None
             SHARD_FAILURES.labels(self.address, error.code().name).inc()
-            self._tell()
-            raise ShardAwayError(f"shard {self.address}: {error.details()}") from None
+            self._report_change()
+            raise ShardUnavailableError(f"shard {self.address}: {error.details()}") from None
         source = reply.provenance
-        self._tell(Provenance(source.corpus_digest, source.encoder_digest, source.index_digest, source.mode))
+        self._report_change(Provenance(source.corpus_digest, source.encoder_digest, source.index_digest, source.mode))
         return reply
 
-    def _tell(self, source: Provenance | None = None) -> None:
+    def _report_change(self, source: Provenance | None = None) -> None:
         now = (self.is_up, source or self.provenance)
-        if now == self._told:
+        if now == self._reported:
             return
         self.provenance = now[1]
-        self._told = (self.is_up, self.provenance)
+        self._reported = (self.is_up, self.provenance)
         UP.labels(self.address).set(self.is_up)
         index = self.provenance.index if self.provenance else None
         get_logger().info("shard_changed", shard=self.address, up=self.is_up, index=index)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from forage_retriever.corpus.columns import UnknownFieldError
 from forage_retriever.hits import Hit, Provenance
 from forage_retriever.index.load import Index
-from forage_retriever.serve.batcher import Asked, Batcher
+from forage_retriever.serve.batcher import Batcher, SearchOptions
 
 URL_FIELD = "url"
 
@@ -31,7 +31,7 @@ class Passages(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class QueryResult:
     """Hits of one query, and the passages that they are rows of; `partial` where a shard was missing."""
 
     passages: Passages
@@ -47,7 +47,7 @@ class Source(Protocol):
         """What answers, and the mode of a request that names none."""
         ...
 
-    def fit(self, asked: Asked) -> Asked:
+    def fit_options(self, options: SearchOptions) -> SearchOptions:
         """The same with `topk` no greater than what there is.
 
         Raises:
@@ -55,11 +55,11 @@ class Source(Protocol):
         """
         ...
 
-    async def search(self, queries: Sequence[str], asked: Asked) -> tuple[Provenance, Sequence[Found]]:
+    async def search(self, queries: Sequence[str], options: SearchOptions) -> tuple[Provenance, Sequence[QueryResult]]:
         """What is found for each query, and what answered."""
         ...
 
-    async def pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
+    async def find_pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
         """For each address the page that its passages make, or None.
 
         Raises:
@@ -83,26 +83,26 @@ class LocalSource:
     def provenance(self) -> Provenance:
         return self._index.provenance
 
-    def fit(self, asked: Asked) -> Asked:
+    def fit_options(self, options: SearchOptions) -> SearchOptions:
         modes = self._index.searchers
-        if asked.mode not in modes:
-            raise InvalidRequestError(f"mode '{asked.mode}' is not served here: this index has {', '.join(modes)}")
-        for field, _ in asked.filters:
-            with _refusing():
-                self._index.corpus.columns.check(field)
-        return asked._replace(topk=min(asked.topk, len(self._index.corpus)))
+        if options.mode not in modes:
+            raise InvalidRequestError(f"mode '{options.mode}' is not served here: this index has {', '.join(modes)}")
+        for field, _ in options.filters:
+            with _refuse_unknown_field():
+                self._index.corpus.columns.check_field(field)
+        return options._replace(topk=min(options.topk, len(self._index.corpus)))
 
-    async def search(self, queries: Sequence[str], asked: Asked) -> tuple[Provenance, Sequence[Found]]:
+    async def search(self, queries: Sequence[str], options: SearchOptions) -> tuple[Provenance, Sequence[QueryResult]]:
         index = self._index
-        hits = await self._batcher.search(queries, asked)
-        return replace(index.provenance, mode=asked.mode), [Found(index.corpus, found) for found in hits]
+        hits = await self._batcher.search(queries, options)
+        return replace(index.provenance, mode=options.mode), [QueryResult(index.corpus, found) for found in hits]
 
-    async def pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
+    async def find_pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
         corpus = self._index.corpus
         found: list[dict[str, Any] | None] = []
         for url in urls:
-            with _refusing():
-                rows = corpus.columns.rows(URL_FIELD, url)
+            with _refuse_unknown_field():
+                rows = corpus.columns.find_rows(URL_FIELD, url)
             texts = [corpus.contents[int(row)] for row in rows]
             found.append({"url": url, "contents": "\n".join(texts)} if texts else None)
         return found
@@ -112,7 +112,7 @@ class LocalSource:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _refuse_unknown_field() -> Iterator[None]:
     try:
         yield
     except UnknownFieldError as error:

@@ -30,7 +30,7 @@ class ReloadError(ForageError):
     """The index was not exchanged; the message says why."""
 
 
-class Swapped(BaseModel):
+class ReloadReply(BaseModel):
     """The index that is searched now; `swapped` is false where it was so before."""
 
     swapped: bool
@@ -40,7 +40,7 @@ class Swapped(BaseModel):
     mode: str
 
 
-class Swap:
+class IndexSwap:
     """Puts the index that the settings name behind a retrieval. All methods belong to one event loop."""
 
     def __init__(self, settings: Settings, retrieval: Retrieval) -> None:
@@ -49,7 +49,7 @@ class Swap:
         self._loading = False
         self._asked: asyncio.Task[None] | None = None
 
-    async def first(self, waits_for: Callable[[str], None]) -> None:
+    async def load_first(self, waits_for: Callable[[str], None]) -> None:
         """Load the index and serve it; `waits_for` is told what is being done.
 
         Raises:
@@ -57,7 +57,7 @@ class Swap:
         """
         self._serve(await self._load(waits_for))
 
-    async def reload(self) -> Swapped:
+    async def reload(self) -> ReloadReply:
         """Load what the settings' path names now and serve it; what is served goes on until then, and on failure.
 
         Raises:
@@ -82,7 +82,7 @@ class Swap:
             self._serve(found)
             SWAPS.inc()
             log.info("swapped", index=source.index, passages=len(found.corpus))
-        return Swapped(
+        return ReloadReply(
             swapped=source != before,
             index=source.index,
             corpus=source.corpus,
@@ -90,7 +90,7 @@ class Swap:
             mode=source.mode,
         )
 
-    def reload_soon(self) -> None:
+    def schedule_reload(self) -> None:
         """Reload without anybody who waits: what goes wrong is logged and counted where it does."""
 
         async def reload() -> None:
@@ -100,8 +100,8 @@ class Swap:
         self._asked = asyncio.create_task(reload())
 
     def _serve(self, found: Index) -> None:
-        self._retrieval.serve(LocalSource(found, self._settings.retriever.max_waiting))
-        tell_provenance(found.provenance)
+        self._retrieval.set_source(LocalSource(found, self._settings.retriever.max_waiting))
+        report_provenance(found.provenance)
 
     async def _load(self, waits_for: Callable[[str], None]) -> Index:
         """Load or build the index on a daemon thread: it may take long, and must not keep a process that is told to
@@ -119,7 +119,7 @@ class Swap:
 
         def work() -> None:
             try:
-                found: Index | BaseException = index.load(
+                found: Index | BaseException = index.load_index(
                     self._settings.data.corpus, self._settings.retriever, waits_for
                 )
                 if isinstance(found, Index):
@@ -137,6 +137,6 @@ class Swap:
             self._loading = False
 
 
-def tell_provenance(source: Provenance) -> None:
+def report_provenance(source: Provenance) -> None:
     """Show on the metrics page what is being searched."""
     SERVED.info({"index": source.index, "corpus": source.corpus, "encoder": source.encoder, "mode": source.mode})
