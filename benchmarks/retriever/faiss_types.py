@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from forage_common.settings import RetrieverSettings
+from forage_retriever.command.bench import measure_throughput
 from forage_retriever.command.evaluate import compute_overlap
-from forage_retriever.command.measure import measure_throughput
 from forage_retriever.corpus import read
 from forage_retriever.encoders.factory import create_encoder
 from forage_retriever.search import faiss_build, memory

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 from prometheus_client import REGISTRY
 
 from forage_common.telemetry.health import Health
+from forage_retriever.corpus.read import Passage
+from forage_retriever.corpus.store import Corpus, CorpusWriter
 from forage_retriever.hits import Filters, Hit, Searcher
 from forage_retriever.index.load import Index
 from forage_retriever.serve.http_api import make_app
@@ -39,6 +42,14 @@ class Recorder:
         if "poison" in queries:
             raise RuntimeError("poison")
         return self.inner.search(queries, topk, filters)
+
+
+def write_corpus(folder: Path, passages: Iterable[Passage], filter_fields: Sequence[str] = ()) -> Corpus:
+    """A corpus store of these passages in an empty folder."""
+    writer = CorpusWriter(folder, filter_fields)
+    for passage in passages:
+        writer.add_passage(passage)
+    return writer.finish()
 
 
 def recorded(index: Index) -> tuple[Index, Recorder]:

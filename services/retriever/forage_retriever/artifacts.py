@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -16,6 +16,7 @@ from forage_common.errors import UserError
 from forage_common.files import durable
 from forage_common.telemetry.logs import get_logger
 
+_HASHED_BYTES = 2**20
 _STAGING_PREFIX = f".building-{socket.gethostname()}-"
 
 
@@ -24,6 +25,17 @@ def compute_digest(*parts: str) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part.encode()).to_bytes(8, "big") + part.encode())
+    return digest.hexdigest()
+
+
+def hash_files(files: Iterable[Path], progress: Callable[[int], None] = lambda read: None) -> str:
+    """SHA-256 of the content of files in order; `progress` gets the bytes read since its last call."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(_HASHED_BYTES):
+                digest.update(block)
+                progress(len(block))
     return digest.hexdigest()
 
 

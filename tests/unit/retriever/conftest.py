@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from retriever_parts import write_corpus
 
 from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_retriever.corpus import read, store
+from forage_retriever.corpus import read
 from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.encoders.factory import create_encoder
@@ -38,7 +39,7 @@ def corpus_file(tmp_path: Path) -> Path:
 def texts(corpus_file: Path, tmp_path: Path) -> Corpus:
     folder = tmp_path / "corpus"
     folder.mkdir()
-    return store.write_corpus(folder, read.read_passages(corpus_file), filter_fields=["lang"])
+    return write_corpus(folder, read.read_passages(corpus_file), filter_fields=["lang"])
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from retriever_parts import write_corpus
 
 from forage_common.errors import UserError
-from forage_retriever.corpus import store
 from forage_retriever.corpus.columns import UnknownFieldError
 from forage_retriever.corpus.read import Passage
 from forage_retriever.corpus.store import Corpus
@@ -131,7 +131,7 @@ def test_equal_scores_are_told_apart_by_row(tmp_path: Path, monkeypatch: pytest.
     for folder in ("corpus", "bm25"):
         (tmp_path / folder).mkdir()
     rows = (b'{"id":%d,"contents":"same words"}' % number for number in range(12))
-    corpus = store.write_corpus(tmp_path / "corpus", (Passage.from_row(row) for row in rows))
+    corpus = write_corpus(tmp_path / "corpus", (Passage.from_row(row) for row in rows))
     told: list[int] = []
     monkeypatch.setattr(bm25, "_PROGRESS_PASSAGES", 5)
     bm25.build_bm25_index(tmp_path / "bm25", corpus, told.append)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from retriever_parts import write_corpus
 
 from forage_common.errors import DataError
 from forage_retriever.corpus import columns, read, store
@@ -61,7 +62,7 @@ def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path: Path) -> None:
         ('{"id": "a"}', "c.jsonl:1: field 'contents' is missing"),
         ('{"id": "a", "contents": " \\n"}', "field 'contents' is ' \\n'"),
         ('{"id": "a", "contents": ["x"]}', "field 'contents' is ['x']"),
-        ('{"id": "a", "contents": "x", "n": NaN}', "NaN is no JSON number"),
+        ('{"id": "a", "contents": "x", "n": NaN}', "NaN is not a JSON number"),
         ('{"id": "a", "contents": "\\ud800"}', "c.jsonl:1 is not JSON"),
         ("[" * 100_000, "c.jsonl:1 is not JSON"),
     ],
@@ -126,7 +127,7 @@ def test_how_a_corpus_is_packed_does_not_change_what_it_is(
     for name in ("plain.jsonl", "packed.jsonl.gz", "folder", "table.parquet"):
         out = tmp_path / f"{name}.store"
         out.mkdir()
-        made[name] = store.write_corpus(out, read.read_passages(tmp_path / name), ["year", "tags"])
+        made[name] = write_corpus(out, read.read_passages(tmp_path / name), ["year", "tags"])
     assert len({corpus.digest for corpus in made.values()}) == 1
     assert [json.loads(row) for row in made["table.parquet"].rows] == rows
     assert made["table.parquet"].columns.compute_mask((("tags", ("b",)),)).tolist() == [n % 3 == 2 for n in range(50)]
@@ -170,10 +171,10 @@ def test_an_id_that_comes_twice_is_found_wherever_it_is(
     monkeypatch.setattr(store, "_SORTED", sorted_at_once)
     ids = [str(n) for n in range(100)]
     (tmp_path / "good").mkdir()
-    assert len(store.write_corpus(tmp_path / "good", map(passage, ids))) == 100
+    assert len(write_corpus(tmp_path / "good", map(passage, ids))) == 100
     (tmp_path / "bad").mkdir()
     with pytest.raises(DuplicateIdError, match="'17'"):
-        store.write_corpus(tmp_path / "bad", map(passage, [*ids, "17"]))
+        write_corpus(tmp_path / "bad", map(passage, [*ids, "17"]))
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +189,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytes
         folder = tmp_path / str(count)
         folder.mkdir()
         tracemalloc.start()
-        store.write_corpus(folder, generated(count), ["lang"])
+        write_corpus(folder, generated(count), ["lang"])
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
@@ -214,7 +215,7 @@ def test_a_damaged_corpus_is_one_sentence(texts: Corpus, tmp_path: Path, file: s
 
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no passages"):
-        store.write_corpus(tmp_path, [])
+        write_corpus(tmp_path, [])
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_values_of_every_kind_are_text(tmp_path: Path) -> None:
     rows = [
         passage(str(n), f=value) for n, value in enumerate([1, True, "1", None, 1.5, ["1", 2, "1", None], [], "a=b"])
     ]
-    made = store.write_corpus(tmp_path, rows, ["f", "g"])
+    made = write_corpus(tmp_path, rows, ["f", "g"])
     assert [made.columns.list_filter_terms(row.fields) for row in rows] == [
         ["f=1"], ["f=true"], ["f=1"], [], ["f=1.5"], ["f=1", "f=2"], [], ["f=a=b"],
     ]  # fmt: skip
@@ -258,13 +259,13 @@ def test_values_of_every_kind_are_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [{"a": 1}, [["a"]], [{}]])
 def test_a_value_that_cannot_be_filtered_by_names_passage_and_field(tmp_path: Path, value: object) -> None:
     with pytest.raises(DataError, match=r"passage 'x': field 'f' is .*: give a text, a number, or a list of these"):
-        store.write_corpus(tmp_path, [passage("x", f=value)], ["f"])
+        write_corpus(tmp_path, [passage("x", f=value)], ["f"])
 
 
 def test_a_field_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MAX_VALUES", 10)
     with pytest.raises(DataError, match="field 'id' has more than 10 values"):
-        store.write_corpus(tmp_path, (passage(str(n)) for n in range(11)), ["id"])
+        write_corpus(tmp_path, (passage(str(n)) for n in range(11)), ["id"])
 
 
 @given(
@@ -276,7 +277,7 @@ def test_sorting_values_block_by_block_loses_nothing(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "_BLOCK", block)
-        made = store.write_corpus(
+        made = write_corpus(
             tmp_path_factory.mktemp("c"), (passage(str(n), f=one) for n, one in enumerate(lists)), ["f"]
         )
     for value in "abcdef":

@@ -58,7 +58,7 @@ def test_sentence_transformers_files_win_over_the_name_but_never_lengthen(tmp_pa
 @pytest.mark.parametrize(
     ("module", "config", "said"),
     [
-        ("Dense", {}, "ends in Dense"),
+        ("Dense", {}, "has the modules Dense"),
         ("Pooling", {"pooling_mode_lasttoken": True}, "asks for pooling_mode_lasttoken"),
         ("Pooling", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "mean and cls are supported"),
         ("Pooling", {"pooling_mode": "max"}, "asks for max"),

@@ -17,8 +17,7 @@ from rich.table import Table
 
 from forage_common.errors import DataError, SettingsError
 from forage_common.settings import RetrievalMode, RetrieverSettings
-from forage_retriever.command.measure import list_modes, measure_throughput, open_index
-from forage_retriever.command.plot import Point, save_plot
+from forage_retriever.command.bench import list_modes, measure_throughput, open_index
 from forage_retriever.command.questions import Question, read_questions
 from forage_retriever.index import load
 
@@ -36,25 +35,25 @@ ALL = "all"
 
 
 def evaluate_index(
-    folder: Path, questions: Path, settings: RetrieverSettings, out: Path | None = None, sweep: bool = False
+    folder: Path, questions_file: Path, settings: RetrieverSettings, out: Path | None = None, sweep: bool = False
 ) -> None:
     """Measure an index: print tables, then one line of JSON. `out` gets `eval.json` and, with a sweep, `sweep.svg`.
 
     Raises:
         UserError: the index, the questions or the settings are at fault.
     """
-    asked = read_questions(questions)
+    questions = read_questions(questions_file)
     index = open_index(folder, settings)
     console = Console()
-    quality = {mode: _measure_quality(index, mode, asked) for mode in list_modes(index)}
+    quality = {mode: _measure_quality(index, mode, questions) for mode in list_modes(index)}
     if not any(rows[ALL]["hit@10"] for rows in quality.values()):
         raise DataError(
-            f"questions {questions}: no gold passage was found at all: are gold_ids ids of this index's corpus?"
+            f"questions {questions_file}: no gold passage was found at all: are gold_ids ids of this index's corpus?"
         )
-    console.print(_build_quality_table(quality, f"{folder}: {len(index.corpus)} passages, {len(asked)} questions"))
+    console.print(_build_quality_table(quality, f"{folder}: {len(index.corpus)} passages, {len(questions)} questions"))
     report: dict[str, Any] = {"quality": quality}
     if sweep:
-        report["sweep"] = _sweep_settings(index, asked)
+        report["sweep"] = _sweep_settings(index, questions)
         console.print(_build_sweep_table(report["sweep"]))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -167,13 +166,26 @@ def _build_sweep_table(points: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _plot_sweep(file: Path, points: Sequence[Mapping[str, Any]]) -> None:
-    """Draw a line for each refinement (or one), along the other setting."""
-    lines: dict[str, list[Point]] = defaultdict(list)
+    """Save an SVG of recall against queries per second: a line for each refinement, or one, along another setting."""
+    # Imported here: only a sweep with --out pays for it.
+    import matplotlib
+    from matplotlib.figure import Figure
+
     along = next((name for name in _list_varied(points) if name != "refine"), "refine")
+    lines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for point in points:
-        name = f"refine {point['refine']}" if point["refine"] is not None and along != "refine" else along
-        lines[name].append(Point(point["qps"], point["top10"], str(point[along])))
-    save_plot(file, lines, "queries per second", f"share of the exact top 10, by {along}")
+        lines[f"refine {point['refine']}" if point["refine"] is not None and along != "refine" else along].append(point)
+    axes = (figure := Figure(figsize=(8, 5), layout="constrained")).subplots()
+    for name, line in lines.items():
+        axes.plot([point["qps"] for point in line], [point["top10"] for point in line], marker="o", label=name)
+        for point in line:
+            place = point["qps"], point["top10"]
+            axes.annotate(point[along], place, xytext=(4, 4), textcoords="offset points", fontsize=8)
+    axes.set(xscale="log", xlabel="queries per second", ylabel=f"share of the exact top 10, by {along}")
+    axes.grid(color="#dddddd")
+    axes.legend()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(file, format="svg")
 
 
 def _list_varied(points: Sequence[Mapping[str, Any]]) -> list[str]:

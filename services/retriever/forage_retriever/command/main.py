@@ -1,4 +1,4 @@
-"""`forage index`: build, look at, check, measure and convert indexes. Runs in this service's own environment."""
+"""`forage index`: builds, inspects, verifies, measures and converts indexes, in the retriever's environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from forage_retriever.index.manifest import DamagedError, Manifest, Vectors
 from forage_retriever.index.progress import open_report
 from forage_retriever.index.recipe import Recipe, load_encoder
 
-_EVERYTHING = sys.maxsize
+_ALL_BYTES = sys.maxsize
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file of settings.", show_default=False)]
 Overrides = Annotated[
@@ -45,8 +45,9 @@ Fields = Annotated[
         "--filter-field", help="A field that requests may filter by (retriever.filter_fields).", show_default=False
     ),
 ]
-Kept = Annotated[
-    str, typer.Option("--vectors", help="Keep vectors: none, float16, float32; auto = where the type gains by them.")
+StoredVectors = Annotated[
+    str,
+    typer.Option("--vectors", help="Store vectors: none, float16, float32; auto = where exact scores help this type."),
 ]
 
 app = typer.Typer(
@@ -68,17 +69,17 @@ app = typer.Typer(
     forage index build words --corpus docs.parquet --mode bm25"""
 )
 def build(
-    out: Annotated[Path, typer.Argument(help="Folder to make.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="Folder to create.", show_default=False)],
     overrides: Overrides = None,
     corpus: Corpus = None,
     mode: Mode = None,
     faiss_factory: Factory = "",
     filter_field: Fields = None,
-    vectors: Kept = "auto",
+    vectors: StoredVectors = "auto",
     shards: Annotated[int, typer.Option(help="Cut the corpus into so many indexes.", min=1)] = 1,
     config: Config = None,
 ) -> None:
-    """Build an index folder. If it is killed, the same command goes on where it was."""
+    """Build an index folder. If it is killed, the same command resumes."""
     settings = _load_settings(config, overrides, corpus=corpus, mode=mode, factory=faiss_factory, fields=filter_field)
     encoder = load_encoder(settings.retriever, building=True)
     recipe = Recipe.from_settings(settings.retriever, encoder, _parse_vectors(vectors))
@@ -106,16 +107,16 @@ def convert(
     mode: Mode = None,
     faiss_factory: Factory = "",
     filter_field: Fields = None,
-    vectors: Kept = "auto",
+    vectors: StoredVectors = "auto",
     config: Config = None,
 ) -> None:
-    """Make another type of index without encoding again, or an index folder of a FAISS file and its corpus."""
-    named = [Path(word) for word in folders if "=" not in word]
+    """Convert an index to another type without encoding again, or adopt a FAISS file with its corpus."""
+    paths = [Path(word) for word in folders if "=" not in word]
     overrides = [word for word in folders if "=" in word]
     settings = _load_settings(config, overrides, corpus=corpus, mode=mode, factory=faiss_factory, fields=filter_field)
-    if len(named) != (2 if faiss is None else 1):
+    if len(paths) != (2 if faiss is None else 1):
         raise SettingsError("convert takes OLD NEW --faiss-factory TYPE, or NEW --faiss FILE --corpus FILE")
-    new = named[-1]
+    new = paths[-1]
     if new.exists():
         raise SettingsError(f"{new} is there already: give a new folder")
     with open_report() as report:
@@ -123,7 +124,7 @@ def convert(
             from forage_retriever.index.convert import convert_index
 
             recipe = Recipe.from_settings(settings.retriever, None, _parse_vectors(vectors))
-            convert_index(named[0], new, _staging_dir(new), recipe, report)
+            convert_index(paths[0], new, _staging_dir(new), recipe, report)
         else:
             from forage_retriever.index.adopt import adopt_index
 
@@ -138,7 +139,7 @@ def convert(
 def inspect(
     folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False
 ) -> None:
-    """Show what an index holds, what it was made from and the memory that it needs."""
+    """Show the content, origin and memory needs of an index."""
     for one in _list_indexes(folder):
         if as_json:
             typer.echo(manifest.read_manifest(one).model_dump_json(indent=1))
@@ -148,19 +149,19 @@ def inspect(
 
 @app.command()
 def verify(folder: Folder) -> None:
-    """Check every file against the manifest. Exit code 1: one is damaged, and named."""
+    """Check every file against the manifest. Exit code 1: a file is damaged."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     for one in _list_indexes(folder):
         try:
-            kept = manifest.read_manifest(one)
+            description = manifest.read_manifest(one)
             with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-                task = progress.add_task("checking", total=manifest.sum_bytes(kept.files))
-                manifest.check_files(one, kept, _advance(progress, task), _EVERYTHING)
+                task = progress.add_task("checking", total=manifest.sum_bytes(description.files))
+                manifest.check_files(one, description, _advance(progress, task), _ALL_BYTES)
         except DamagedError as error:
             console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1) from None
-        typer.echo(f"{one}: all {len(kept.files)} files are as they were built")
+        typer.echo(f"{one}: all {len(description.files)} files are as they were built")
 
 
 @app.command(
@@ -171,11 +172,11 @@ def evaluate(
     folder: Folder,
     questions: Annotated[Path, typer.Argument(help="JSONL: question, gold_ids.", show_default=False)],
     overrides: Overrides = None,
-    sweep: Annotated[bool, typer.Option(help="Also over ef_search, nprobe and refine.")] = False,
+    sweep: Annotated[bool, typer.Option(help="Also measure over ef_search, nprobe and refine.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for tables and plot.", show_default=False)] = None,
     config: Config = None,
 ) -> None:
-    """Measure recall and hits on questions whose passages are known, by mode."""
+    """Measure recall and hits by mode on questions with known passages."""
     from forage_retriever.command.evaluate import evaluate_index
 
     evaluate_index(folder, questions, load_settings(config, overrides or []).retriever, out, sweep)
@@ -189,14 +190,14 @@ def bench(
     seconds: Annotated[float, typer.Option(help="For each batch size.", min=0.1)] = 5.0,
     config: Config = None,
 ) -> None:
-    """Measure queries a second and their latency, in this process."""
+    """Measure queries per second and their latency, in this process."""
     from forage_retriever.command.bench import benchmark_index
 
     benchmark_index(folder, load_settings(config, overrides or []).retriever, seconds, questions)
 
 
 def main() -> None:
-    """Entry point of `python -m forage_retriever.command`: a user's error is one sentence and exit code 2."""
+    """Entry point of `python -m forage_retriever.command`: a user error is one sentence and exit code 2."""
     configure_logs("retriever", "INFO")
     errors = Console(stderr=True, soft_wrap=True)
     try:
@@ -205,7 +206,7 @@ def main() -> None:
         errors.print(f"forage: {error}", style="red", markup=False, highlight=False)
         sys.exit(error.exit_code if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
-        errors.print("stopped: the same command goes on from here", markup=False)
+        errors.print("stopped: the same command resumes from here", markup=False)
         sys.exit(130)
 
 
@@ -217,15 +218,15 @@ def _load_settings(
     factory: str,
     fields: list[str] | None,
 ) -> Settings:
-    """Options are short for settings, and come after them."""
-    given = list(overrides or [])
+    """Load the settings; options are short for settings, and override them."""
+    assignments = list(overrides or [])
     if corpus is not None:
-        given.append(f"data.corpus={corpus}")
+        assignments.append(f"data.corpus={corpus}")
     if mode is not None:
-        given.append(f"retriever.mode={mode}")
+        assignments.append(f"retriever.mode={mode}")
     if factory:
-        given.append(f"retriever.faiss_factory={factory}")
-    settings = load_settings(config, given)
+        assignments.append(f"retriever.faiss_factory={factory}")
+    settings = load_settings(config, assignments)
     if fields:
         settings = settings.model_copy(
             update={"retriever": settings.retriever.model_copy(update={"filter_fields": tuple(fields)})}
@@ -233,11 +234,11 @@ def _load_settings(
     return settings
 
 
-def _parse_vectors(asked: str) -> Vectors | None:
-    named: dict[str, Vectors | None] = {"auto": None, "none": "", "float16": "float16", "float32": "float32"}
-    if asked not in named:
-        raise SettingsError(f"--vectors is {asked!r}: give {', '.join(named)}")
-    return named[asked]
+def _parse_vectors(choice: str) -> Vectors | None:
+    choices: dict[str, Vectors | None] = {"auto": None, "none": "", "float16": "float16", "float32": "float32"}
+    if choice not in choices:
+        raise SettingsError(f"--vectors is {choice!r}: give {', '.join(choices)}")
+    return choices[choice]
 
 
 def _staging_dir(out: Path) -> Path:
@@ -245,13 +246,13 @@ def _staging_dir(out: Path) -> Path:
 
 
 def _check_target(out: Path, recipe: str) -> None:
-    """A folder that is there may only be this very index, of a build that ended before."""
+    """Check that the target folder is missing, empty, or already this index."""
     if out.is_dir() and not any(out.iterdir()):
         out.rmdir()
     if not out.exists():
         return
-    made = [manifest.read_manifest(folder).recipe for folder in _list_indexes(out)]
-    if set(made) != {recipe}:
+    recipes = {manifest.read_manifest(folder).recipe for folder in _list_indexes(out)}
+    if recipes != {recipe}:
         raise SettingsError(f"{out} is there already and is another index: give a new folder, or delete it")
 
 
@@ -268,36 +269,38 @@ def _print_index(folder: Path) -> None:
         Console(soft_wrap=True).print(_index_table(one, manifest.read_manifest(one)), markup=False)
 
 
-def _index_table(folder: Path, kept: Manifest) -> Table:
+def _index_table(folder: Path, description: Manifest) -> Table:
     table = Table(Column(), Column(overflow="fold"), title=str(folder), show_header=False, title_justify="left")
     rows = {
-        "passages": f"{kept.passages:,}",
-        "searched by": ", ".join(kept.modes),
-        "filters": ", ".join(kept.filter_fields) or "none",
-        "corpus": kept.corpus_digest,
+        "passages": f"{description.passages:,}",
+        "searched by": ", ".join(description.modes),
+        "filters": ", ".join(description.filter_fields) or "none",
+        "corpus": description.corpus_digest,
     }
-    if kept.shard is not None:
-        rows["shard"] = f"{kept.shard.number} of {kept.shard.of}, from passage {kept.shard.first:,}"
-    if kept.encoder is not None and kept.dense is not None:
-        encoder = kept.encoder
+    if description.shard is not None:
+        rows["shard"] = (
+            f"{description.shard.number} of {description.shard.of}, from passage {description.shard.first:,}"
+        )
+    if description.encoder is not None and description.dense is not None:
+        encoder = description.encoder
         rows["encoder"] = f"{encoder.model} ({encoder.convention}, {encoder.precision}, {encoder.dimension} numbers)"
         rows["encoder digest"] = encoder.digest
-        rows["dense type"] = kept.dense.factory
-        rows["kept vectors"] = kept.dense.vectors or "none"
-        rows["memory"] = _format_memory(kept)
-    for mode in kept.modes:
-        rows[f"{mode} index"] = kept.compute_digest(mode)
-    rows["on disk"] = f"{decimal(manifest.sum_bytes(kept.files))} in {len(kept.files)} files"
-    rows["made with"] = ", ".join(f"{library} {version}" for library, version in kept.made_with.items())
+        rows["dense type"] = description.dense.factory
+        rows["stored vectors"] = description.dense.vectors or "none"
+        rows["memory"] = _format_memory(description)
+    for mode in description.modes:
+        rows[f"{mode} index"] = description.compute_digest(mode)
+    rows["on disk"] = f"{decimal(manifest.sum_bytes(description.files))} in {len(description.files)} files"
+    rows["built with"] = ", ".join(f"{library} {version}" for library, version in description.made_with.items())
     for name, value in rows.items():
         table.add_row(name, value)
     return table
 
 
-def _format_memory(kept: Manifest) -> str:
+def _format_memory(description: Manifest) -> str:
     from forage_retriever.search import memory
 
-    assert kept.dense is not None
-    assert kept.encoder is not None
-    needs = memory.estimate_needs(kept.dense.factory, kept.encoder.dimension, kept.passages)
+    assert description.dense is not None
+    assert description.encoder is not None
+    needs = memory.estimate_needs(description.dense.factory, description.encoder.dimension, description.passages)
     return f"{decimal(needs.held_bytes)} held, and {decimal(needs.mapped_bytes)} mapped from disk for full speed"

@@ -6,7 +6,6 @@ A corpus is JSON lines (`.jsonl`, `.jsonl.gz`), Parquet (`.parquet`), or a folde
 from __future__ import annotations
 
 import gzip
-import hashlib
 import importlib.util
 import json
 import os
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from forage_common.errors import DataError
+from forage_retriever.artifacts import hash_files
 
 PARQUET_READER = "FORAGE_PARQUET_PYTHON"
 """Names an interpreter that can read Parquet; the `forage` command sets it to its own."""
 
 MAX_LINE_BYTES = 64 * 2**20
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
-_HASHED_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +84,10 @@ def hash_corpus(path: Path) -> str:
     Raises:
         DataError: a file cannot be read.
     """
-    digest = hashlib.sha256()
     try:
-        for file in list_files(path):
-            with file.open("rb") as stream:
-                while block := stream.read(_HASHED_BYTES):
-                    digest.update(block)
+        return hash_files(list_files(path))
     except OSError as error:
         raise _make_unreadable_error(path, error) from None
-    return digest.hexdigest()
 
 
 def list_files(path: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import mmap
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar, overload
 
@@ -54,7 +54,7 @@ class _View(Sequence[T]):
         return self._read(self._rows[place])
 
 
-class Corpus(Sequence[Passage]):
+class Corpus(_View[Passage]):
     """All passages in file order, identified by row number. Thread-safe.
 
     Attributes:
@@ -89,19 +89,9 @@ class Corpus(Sequence[Passage]):
 
         self.bytes = len(data)
         self.rows = _View(range(count), row)
-        self.ids = _View(range(count), lambda place: Passage.from_row(row(place)).id)
-        self.contents = _View(range(count), lambda place: Passage.from_row(row(place)).contents)
-        self._passages = _View(range(count), lambda place: Passage.from_row(row(place)))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, place: int) -> Passage: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Passage]: ...
-    def __getitem__(self, place: int | slice) -> Passage | list[Passage]:
-        return self._passages[place]
+        self.ids = _View(range(count), lambda place: self[place].id)
+        self.contents = _View(range(count), lambda place: self[place].contents)
+        super().__init__(range(count), lambda place: Passage.from_row(row(place)))
 
 
 class CorpusWriter:
@@ -163,18 +153,6 @@ class CorpusWriter:
             numbers.tofile(file)
             file.flush()
             del numbers[:]
-
-
-def write_corpus(folder: Path, passages: Iterable[Passage], filter_fields: Sequence[str] = ()) -> Corpus:
-    """Write these passages to an empty folder as a corpus.
-
-    Raises:
-        DataError: as `CorpusWriter` does.
-    """
-    writer = CorpusWriter(folder, filter_fields)
-    for passage in passages:
-        writer.add_passage(passage)
-    return writer.finish()
 
 
 def _find_equal_hashes(hashes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

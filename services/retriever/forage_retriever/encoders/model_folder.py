@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -33,7 +32,9 @@ def digest_model(folder: Path) -> str:
             names += sorted(set(json.loads((folder / _SHARDS).read_text())["weight_map"].values()))
         else:
             names.append(_WEIGHTS)
-        return artifacts.compute_digest(*(part for name in names for part in (name, _hash_file(folder / name))))
+        return artifacts.compute_digest(
+            *(part for name in names for part in (name, artifacts.hash_files([folder / name])))
+        )
     except OSError as error:
         raise DataError(
             f"model {folder} lacks {Path(str(error.filename)).name} ({error.strerror}): give a folder in Hugging Face's"
@@ -56,8 +57,3 @@ def limit_max_tokens(folder: Path, wanted: int) -> int:
         if isinstance(limit, int) and limit > 0:
             limits.append(limit)
     return min(limits)
-
-
-def _hash_file(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -81,15 +81,15 @@ def _link_index(folder: Path, file: Path, corpus: Corpus, encoder: Encoder) -> N
             " built from"
         )
     rows = np.linspace(0, len(corpus) - 1, min(_PROBED, len(corpus))).astype(int).tolist()
-    wanted = encoder.encode_passages([corpus.contents[row] for row in rows], lambda done: None)
+    expected = encoder.encode_passages([corpus.contents[row] for row in rows], lambda done: None)
     try:
         stored = np.stack([index.reconstruct(row) for row in rows])
     except RuntimeError:  # a type that does not give vectors back: a passage should at least find itself
-        found = index.search(wanted, 10)[1]
-        agreement = float(np.mean([row in near for row, near in zip(rows, found, strict=True)]))
+        nearest = index.search(expected, 10)[1]
+        agreement = float(np.mean([row in near for row, near in zip(rows, nearest, strict=True)]))
     else:
-        lengths = np.linalg.norm(stored, axis=1) * np.linalg.norm(wanted, axis=1)
-        agreement = float(np.median((stored * wanted).sum(axis=1) / np.maximum(lengths, 1e-9)))
+        lengths = np.linalg.norm(stored, axis=1) * np.linalg.norm(expected, axis=1)
+        agreement = float(np.median((stored * expected).sum(axis=1) / np.maximum(lengths, 1e-9)))
     if agreement < MIN_COSINE:
         raise DataError(
             f"the vectors of {file} are not those of the corpus under encoder {encoder.model} (agreement"

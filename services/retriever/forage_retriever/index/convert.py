@@ -27,36 +27,36 @@ def convert_index(old: Path, final: Path, staging_dir: Path, recipe: Recipe, rep
     Raises:
         UserError: the old index stores no vectors, or the recipe or the machine are at fault.
     """
-    kept = manifest.read_manifest(old)
-    manifest.check_files(old, kept)
-    if kept.dense is None or kept.encoder is None:
+    description = manifest.read_manifest(old)
+    manifest.check_files(old, description)
+    if description.dense is None or description.encoder is None:
         raise UserError(f"index {old} has no dense part to convert: build one with `forage index build`")
-    precision, vectors = _map_vectors(old, kept)
-    name = compute_digest("convert/1", kept.recipe, recipe.factory, str(recipe.vectors), precision)
-    dimension, passages = kept.encoder.dimension, kept.passages
+    precision, vectors = _map_vectors(old, description)
+    name = compute_digest("convert/1", description.recipe, recipe.factory, str(recipe.vectors), precision)
+    dimension, passages = description.encoder.dimension, description.passages
     with open_workspace(staging_dir, final, report) as workspace:
         if workspace is None:
             return
         for part in (CORPUS_FOLDER, BM25_FOLDER):
             if (old / part).is_dir():
-                workspace.stage(part, kept.recipe, lambda folder, part=part: _link_tree(old / part, folder))  # type: ignore[misc]
+                workspace.stage(part, description.recipe, lambda folder, part=part: _link_tree(old / part, folder))  # type: ignore[misc]
         space.check_disk(
             staging_dir, memory.estimate_needs(recipe.factory, dimension, passages).disk_bytes, "the index"
         )
         space.check_build_memory(recipe.factory, dimension, passages)
-        key = compute_digest(kept.corpus_digest, kept.encoder.digest, precision)
+        key = compute_digest(description.corpus_digest, description.encoder.digest, precision)
         dense = stages.build_dense(workspace, recipe, key, dimension, lambda: vectors, report)
         changed = {"recipe": name, "dense": dense, "made_with": manifest.list_versions()}
-        stages.write_manifest(workspace, kept.model_copy(update=changed), report)
+        stages.write_manifest(workspace, description.model_copy(update=changed), report)
         workspace.finish(final)
 
 
-def _map_vectors(folder: Path, kept: Manifest) -> tuple[str, NDArray[Any]]:
+def _map_vectors(folder: Path, description: Manifest) -> tuple[str, NDArray[Any]]:
     """The precision of an index's vectors, and the vectors [n, d] mapped into memory."""
-    assert kept.dense is not None
-    if kept.dense.vectors:
-        return kept.dense.vectors, map_vectors(folder / DENSE_FOLDER / VECTORS_FILE)
-    return "float32", _map_flat_index(folder / DENSE_FOLDER, kept.dense.factory)
+    assert description.dense is not None
+    if description.dense.vectors:
+        return description.dense.vectors, map_vectors(folder / DENSE_FOLDER / VECTORS_FILE)
+    return "float32", _map_flat_index(folder / DENSE_FOLDER, description.dense.factory)
 
 
 def _map_flat_index(folder: Path, factory: str) -> NDArray[Any]:
@@ -68,8 +68,8 @@ def _map_flat_index(folder: Path, factory: str) -> NDArray[Any]:
     file = folder / faiss_build.INDEX_FILE
     owner = faiss_build.read_index(file)
     index = faiss.downcast_index(owner)
-    kept = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
-    if not isinstance(kept, faiss.IndexFlat):
+    flat = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
+    if not isinstance(flat, faiss.IndexFlat):
         raise UserError(
             f"index {folder.parent} keeps no vectors and {factory} does not give them back: build it with --vectors"
         )

@@ -46,7 +46,7 @@ def load_index(corpus_file: Path, settings: RetrieverSettings, report_wait: Call
     """
     if settings.index is not None:
         folder = settings.index.resolve()  # once: a link that is moved meanwhile must not mix two indexes
-        kept = _check_index(folder, settings, report_wait)
+        description = _check_index(folder, settings, report_wait)
     encoder = None
     if settings.mode is not RetrievalMode.BM25:
         report_wait("loading the encoder (exported to ONNX on its first start)")
@@ -56,9 +56,9 @@ def load_index(corpus_file: Path, settings: RetrieverSettings, report_wait: Call
         kind = "BM25" if encoder is None else "dense"
         report = LogReport(lambda stage: report_wait(f"loading the {kind} index (built on its first start): {stage}"))
         folder = cache.build_cached(corpus_file, settings, encoder, report)
-        kept = _check_index(folder, settings, report_wait)
-    report_wait(f"loading an index of {kept.passages} passages")
-    return _open_index(folder, kept, settings, encoder)
+        description = _check_index(folder, settings, report_wait)
+    report_wait(f"loading an index of {description.passages} passages")
+    return _open_index(folder, description, settings, encoder)
 
 
 def _check_index(folder: Path, settings: RetrieverSettings, report_wait: Callable[[str], None]) -> Manifest:
@@ -67,45 +67,45 @@ def _check_index(folder: Path, settings: RetrieverSettings, report_wait: Callabl
     Raises:
         UserError: it is damaged, lacks a mode or a filter field, or does not fit into memory.
     """
-    kept = manifest.read_manifest(folder)
-    if settings.mode not in kept.modes:
+    description = manifest.read_manifest(folder)
+    if settings.mode not in description.modes:
         raise SettingsError(
-            f"retriever.mode is {settings.mode}, and index {folder} has {', '.join(kept.modes)}: set one of these, or"
-            " build it with the other part"
+            f"retriever.mode is {settings.mode}, and index {folder} has {', '.join(description.modes)}: set one of"
+            " these, or build it with the other part"
         )
-    if missing := sorted(set(settings.filter_fields) - set(kept.filter_fields)):
+    if missing := sorted(set(settings.filter_fields) - set(description.filter_fields)):
         raise SettingsError(
             f"retriever.filter_fields has {missing[0]!r}, and index {folder} was built with"
-            f" {', '.join(kept.filter_fields) or 'none'}: build it with --filter-field {missing[0]}"
+            f" {', '.join(description.filter_fields) or 'none'}: build it with --filter-field {missing[0]}"
         )
-    _check_recipes(folder, kept, settings.mode)
-    if kept.dense is not None and kept.encoder is not None and settings.mode is not RetrievalMode.BM25:
-        space.check_load_memory(kept.dense.factory, kept.encoder.dimension, kept.passages)
+    _check_recipes(folder, description, settings.mode)
+    if description.dense is not None and description.encoder is not None and settings.mode is not RetrievalMode.BM25:
+        space.check_load_memory(description.dense.factory, description.encoder.dimension, description.passages)
     report_wait(f"checking the files of index {folder}")
-    if unchecked := manifest.check_files(folder, kept):
+    if unchecked := manifest.check_files(folder, description):
         get_logger().info("index_partly_checked", sizes_only=unchecked, remedy=f"forage index verify {folder}")
-    return kept
+    return description
 
 
-def _check_recipes(folder: Path, kept: Manifest, mode: RetrievalMode) -> None:
+def _check_recipes(folder: Path, description: Manifest, mode: RetrievalMode) -> None:
     from forage_retriever.search import bm25
 
-    recipes = {kept.bm25.recipe: bm25.RECIPE} if kept.bm25 is not None else {}
-    if kept.dense is not None and mode is not RetrievalMode.BM25:
+    recipes = {description.bm25.recipe: bm25.RECIPE} if description.bm25 is not None else {}
+    if description.dense is not None and mode is not RetrievalMode.BM25:
         from forage_retriever.search import faiss_build
 
-        recipes[kept.dense.recipe] = faiss_build.RECIPE
+        recipes[description.dense.recipe] = faiss_build.RECIPE
     for built, needed in recipes.items():
         if built != needed:
             raise UserError(f"index {folder} was built by other code ({built}, not {needed}): build it again")
 
 
-def _open_index(folder: Path, kept: Manifest, settings: RetrieverSettings, encoder: Encoder | None) -> Index:
+def _open_index(folder: Path, description: Manifest, settings: RetrieverSettings, encoder: Encoder | None) -> Index:
     from forage_retriever.search import rerank
 
     corpus = Corpus(folder / CORPUS_FOLDER)
     searchers: dict[str, Searcher] = {}
-    if kept.bm25 is not None:
+    if description.bm25 is not None:
         from forage_retriever.search import bm25
 
         bm25_index = bm25.Bm25Index(folder / BM25_FOLDER, corpus.columns)
@@ -113,14 +113,14 @@ def _open_index(folder: Path, kept: Manifest, settings: RetrieverSettings, encod
     if encoder is not None:
         from forage_retriever.search.dense import DenseIndex
 
-        _check_encoder(folder, kept, encoder)
+        _check_encoder(folder, description, encoder)
         searchers[RetrievalMode.DENSE] = DenseIndex(folder / DENSE_FOLDER, encoder, corpus.columns, settings)
     if RetrievalMode.BM25 in searchers and RetrievalMode.DENSE in searchers:
         from forage_retriever.search.hybrid import HybridIndex
 
         titles, words, vectors = (searchers[key] for key in (TITLE, RetrievalMode.BM25, RetrievalMode.DENSE))
         searchers[RetrievalMode.HYBRID] = HybridIndex(titles, words, vectors, settings)
-    digest = kept.compute_digest(settings.mode)
+    digest = description.compute_digest(settings.mode)
     if (reranker := rerank.load_reranker(settings)) is not None:
         depth = settings.rerank.depth
         digest = compute_digest("reranked/1", digest, reranker.digest, str(depth))
@@ -130,8 +130,8 @@ def _open_index(folder: Path, kept: Manifest, settings: RetrieverSettings, encod
     return Index(corpus, searchers, provenance)
 
 
-def _check_encoder(folder: Path, kept: Manifest, encoder: Encoder) -> None:
-    entry = kept.encoder
+def _check_encoder(folder: Path, description: Manifest, encoder: Encoder) -> None:
+    entry = description.encoder
     assert entry is not None
     known = encoder.family and entry.family  # the weights of a remote encoder are unknown
     if encoder.dimension != entry.dimension or (known and encoder.family != entry.family):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from forage_common.errors import DataError, UserError
 from forage_common.files import durable
 from forage_common.settings import RetrievalMode
-from forage_retriever.artifacts import compute_digest
+from forage_retriever.artifacts import compute_digest, hash_files
 from forage_retriever.encoders.encoder import Encoder
 
 FORMAT = 1
@@ -27,7 +27,6 @@ CORPUS_FOLDER, BM25_FOLDER, DENSE_FOLDER = "corpus", "bm25", "dense"
 CHECKED_BYTES = 4 * 2**30
 """Bytes whose digests are checked at start (a few seconds); beyond it only sizes are checked."""
 
-_BLOCK = 2**20
 _LIBRARIES = ("forage-retriever", "numpy", "faiss-cpu", "faiss-gpu", "tantivy", "onnxruntime", "tokenizers", "torch")
 
 Vectors = Literal["", "float16", "float32"]
@@ -142,10 +141,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST_FILE
     try:
-        content = file.read_bytes()
-        if (format := _read_format(content)) != FORMAT:
+        text = file.read_bytes()
+        if (format := _read_format(text)) != FORMAT:
             raise UserError(f"index {folder} is of format {format}, not {FORMAT}: build it again")
-        kept = _DigestedManifest.model_validate_json(content)
+        content = _DigestedManifest.model_validate_json(text)
     except OSError as error:
         reason = f"{folder} is no index ({MANIFEST_FILE}: {error.strerror})"
         shards = len(list_shards(folder))
@@ -157,10 +156,10 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise DamagedError(f"{file} is damaged ({place}: {first['msg']}): build this index again") from None
-    found = _compute_digest(kept.manifest)
-    if found != kept.sha256:
-        raise DamagedError(f"{file} is damaged (digest {found}, not {kept.sha256}): build this index again")
-    return kept.manifest
+    digest = _compute_digest(content.manifest)
+    if digest != content.sha256:
+        raise DamagedError(f"{file} is damaged (digest {digest}, not {content.sha256}): build this index again")
+    return content.manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -169,10 +168,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     durable.write_atomically(folder / MANIFEST_FILE, text + "\n")
 
 
-def hash_files(folder: Path, progress: Callable[[int], None]) -> dict[str, FileEntry]:
+def list_files(folder: Path, progress: Callable[[int], None]) -> dict[str, FileEntry]:
     """Every file of a folder by its path there, except the manifest and locks; `progress` gets the bytes read."""
     return {
-        path.relative_to(folder).as_posix(): FileEntry(bytes=path.stat().st_size, sha256=_hash_file(path, progress))
+        path.relative_to(folder).as_posix(): FileEntry(bytes=path.stat().st_size, sha256=hash_files([path], progress))
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST_FILE and path.suffix != ".lock"
     }
@@ -194,14 +193,14 @@ def check_files(
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
         if size != entry.bytes:
-            found = "is missing" if size is None else f"has {size} bytes, not {entry.bytes}"
-            raise DamagedError(f"index {folder} is damaged: {name} {found}: build it again")
-    left, unchecked = limit, []
+            problem = "is missing" if size is None else f"has {size} bytes, not {entry.bytes}"
+            raise DamagedError(f"index {folder} is damaged: {name} {problem}: build it again")
+    remaining, unchecked = limit, []
     for name, entry in sorted(manifest.files.items(), key=lambda item: item[1].bytes):
-        left -= entry.bytes
-        if left < 0:
+        remaining -= entry.bytes
+        if remaining < 0:
             unchecked.append(name)
-        elif (digest := _hash_file(folder / name, progress)) != entry.sha256:
+        elif (digest := hash_files([folder / name], progress)) != entry.sha256:
             raise DamagedError(
                 f"index {folder} is damaged: {name} has the digest {digest}, not {entry.sha256}: build it again"
             )
@@ -245,12 +244,3 @@ def _read_format(content: bytes) -> int:
 
 def _compute_digest(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
-
-
-def _hash_file(path: Path, progress: Callable[[int], None]) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            progress(len(block))
-    return digest.hexdigest()

@@ -164,7 +164,7 @@ def write_manifest(workspace: Workspace, description: Manifest, report: Report) 
         done += read
         report("digesting bytes", done, None)
 
-    files = manifest.hash_files(workspace.index, progress)
+    files = manifest.list_files(workspace.index, progress)
     manifest.write_manifest(workspace.index, description.model_copy(update={"files": files}))
 
 

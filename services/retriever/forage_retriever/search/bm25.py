@@ -99,9 +99,9 @@ class Bm25Index:
     def _collect_hits(self, query: tantivy.Query, topk: int, passing: Sequence[tantivy.Query]) -> list[Hit]:
         if passing:
             query = tantivy.Query.boolean_query([(tantivy.Occur.Must, part) for part in (query, *passing)])
-        found = self._searcher.search(query, limit=topk + _TIES, count=False).hits
-        rows = self._searcher.fast_field_values("row", [address for _, address in found])
-        hits = [Hit(int(row), float(score)) for row, (score, _) in zip(rows, found, strict=True) if row is not None]
+        matches = self._searcher.search(query, limit=topk + _TIES, count=False).hits
+        rows = self._searcher.fast_field_values("row", [address for _, address in matches])
+        hits = [Hit(int(row), float(score)) for row, (score, _) in zip(rows, matches, strict=True) if row is not None]
         return sorted(hits, key=lambda hit: (-hit.score, hit.row))[:topk]
 
 

@@ -45,8 +45,8 @@ class HybridIndex:
         Raises:
             UnknownFieldError: a filter names a field that the index does not have.
         """
-        found = [searcher.search(queries, choose_depth(topk), filters) for searcher in self._searchers]
+        results = [searcher.search(queries, choose_depth(topk), filters) for searcher in self._searchers]
         return [
             fuse_rankings([[hit.row for hit in ranking] for ranking in rankings], self._weights, topk, self._rrf_k)
-            for rankings in zip(*found, strict=True)
+            for rankings in zip(*results, strict=True)
         ]

@@ -109,14 +109,14 @@ class RerankedSearcher:
 
     def search(self, queries: Sequence[str], topk: int, filters: Filters = ()) -> list[list[Hit]]:
         """Reranked hits, best first; then, where `topk` is greater than the depth, the others in their order."""
-        found = self._searcher.search(queries, max(topk, self._depth), filters)
+        rankings = self._searcher.search(queries, max(topk, self._depth), filters)
         with SECONDS.time():
             try:
-                return [self._rerank_hits(query, hits)[:topk] for query, hits in zip(queries, found, strict=True)]
+                return [self._rerank_hits(query, hits)[:topk] for query, hits in zip(queries, rankings, strict=True)]
             except UnavailableError as error:  # wait and log once for the batch, not once per query
                 get_logger().warning("reranker_unavailable", reason=str(error))
-                FAILURES.inc(sum(1 for hits in found if hits))
-                return [hits[:topk] for hits in found]
+                FAILURES.inc(sum(1 for hits in rankings if hits))
+                return [hits[:topk] for hits in rankings]
 
     def _rerank_hits(self, query: str, hits: list[Hit]) -> list[Hit]:
         best, others = hits[: self._depth], hits[self._depth :]

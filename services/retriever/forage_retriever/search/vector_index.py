@@ -120,8 +120,8 @@ class VectorIndex:
     def _choose_depth(self, k: int, effort: Effort, passing: int) -> int:
         if self._stored is None or effort.refine == 1:
             return k
-        wanted = effort.refine * k if effort.refine else max(AUTOMATIC_REFINE * k, MIN_CANDIDATES)
-        return min(wanted, passing)
+        depth = effort.refine * k if effort.refine else max(AUTOMATIC_REFINE * k, MIN_CANDIDATES)
+        return min(depth, passing)
 
     def _find_candidates(
         self, vectors: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, passing: int, effort: Effort
@@ -175,8 +175,8 @@ class VectorIndex:
         top: NDArray[np.float32] = np.empty((len(vectors), 0), np.float32)
         for begin in range(0, self.passages, _BLOCK_ROWS):
             rows = np.arange(begin, min(begin + _BLOCK_ROWS, self.passages))
-            scores, found = self._score_rows(vectors, rows, min(topk, len(rows)))
-            top, best = np.concatenate([top, scores], axis=1), np.concatenate([best, found], axis=1)
+            scores, nearest = self._score_rows(vectors, rows, min(topk, len(rows)))
+            top, best = np.concatenate([top, scores], axis=1), np.concatenate([best, nearest], axis=1)
             order = np.argsort(-top, axis=1, kind="stable")[:, :topk]
             top, best = np.take_along_axis(top, order, 1), np.take_along_axis(best, order, 1)
         return best
@@ -200,13 +200,13 @@ class VectorIndex:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Scores and rows [n, k] of the best of each query's own candidates [n, depth], by exact scores."""
         scores: NDArray[np.float32] = np.full((len(vectors), k), -np.inf, np.float32)
-        found: NDArray[np.int64] = np.full((len(vectors), k), -1, np.int64)
+        nearest: NDArray[np.int64] = np.full((len(vectors), k), -1, np.int64)
         for query, (vector, candidates) in enumerate(zip(vectors, rows, strict=True)):
             own = np.sort(candidates[candidates >= 0])  # in file order, for sequential reads
             exact = self._read_vectors(own) @ vector
             best = np.argsort(-exact, kind="stable")[:k]
-            scores[query, : len(best)], found[query, : len(best)] = exact[best], own[best]
-        return scores, found
+            scores[query, : len(best)], nearest[query, : len(best)] = exact[best], own[best]
+        return scores, nearest
 
     def _read_vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         if self._stored is not None:

@@ -1,9 +1,9 @@
-"""The JSON bodies that search agents send, each with the reply that its clients read.
+"""The JSON bodies of search agents' clients, each with the reply that they expect.
 
-| endpoint | spoken by | body | reply |
+| endpoint | clients | body | reply |
 |---|---|---|---|
 | `/retrieve` | Search-R1, verl, slime, ASearcher | `queries`, `topk`, `return_scores` | `{"result": [[document]]}` |
-| `/retrieve` | SkyRL | `query`, `topk`, `return_scores` | the same, of one query |
+| `/retrieve` | SkyRL | `query`, `topk`, `return_scores` | the same, for one query |
 | `/retrieve` | rLLM | `query`, `top_k` or `k` | `{"results": [{"document", "score"}]}` |
 | `/queries` | R1-Searcher | `queries`, `k` | `{"answers": [["number, tab, text"]]}` |
 | `/access` | ASearcher | `urls` | `{"result": [page or null]}` |
@@ -24,12 +24,12 @@ from forage_retriever.serve.retrieval import Results
 from forage_retriever.serve.source import QueryResult
 
 Value = str | bool | int | float
-Count = Annotated[int | None, Field(description="documents a query; absent, null or 0 = the server's default")]
+Count = Annotated[int | None, Field(description="documents per query; absent, null or 0 = the server's default")]
 WithScores = Annotated[bool, Field(description="pair each document with its score")]
 
 
 class Body(BaseModel):
-    """A request's body. Fields that it does not name are ignored, as other servers do."""
+    """A request body. Unknown fields are ignored, as other servers do."""
 
     model_config = ConfigDict(strict=True)
     example: ClassVar[str]
@@ -46,12 +46,12 @@ class Search(Body, ABC):
     @property
     @abstractmethod
     def texts(self) -> Sequence[str]:
-        """What to search for."""
+        """The queries."""
 
     @property
     @abstractmethod
     def limit(self) -> int:
-        """Documents a query; 0 = the server's default."""
+        """Documents per query; 0 = the server's default."""
 
     @property
     def conditions(self) -> Filters:
@@ -104,9 +104,9 @@ class QueryRequest(Search):
     def build_reply(self, results: Results) -> bytes:
         if self.top_k is None and self.k is None:
             return _encode_result(results, self.return_scores)
-        (found,) = results.per_query
-        head = json.dumps({"query": self.query, "method": results.provenance.mode, "num_results": len(found.hits)})
-        return b'%b,"results":%b%b}' % (head[:-1].encode(), _encode_documents(found, True), _encode_partial(results))
+        (result,) = results.per_query
+        head = json.dumps({"query": self.query, "method": results.provenance.mode, "num_results": len(result.hits)})
+        return b'%b,"results":%b%b}' % (head[:-1].encode(), _encode_documents(result, True), _encode_partial(results))
 
 
 class QueriesRequest(Search):
@@ -125,42 +125,42 @@ class QueriesRequest(Search):
         return self.k or 0
 
     def build_reply(self, results: Results) -> bytes:
-        # An answer is a line of R1-Searcher's corpus file: its clients cut the leading number off.
+        # An answer is a line of R1-Searcher's corpus file: its clients strip the leading number.
         answers = [
-            [f"{hit.row}\t{found.passages.contents[hit.row]}" for hit in found.hits] for found in results.per_query
+            [f"{hit.row}\t{result.passages.contents[hit.row]}" for hit in result.hits] for result in results.per_query
         ]
         head = json.dumps({"queries": self.queries, "answers": answers}, ensure_ascii=False)
         return b"%b%b}" % (head[:-1].encode(), _encode_partial(results))
 
 
 class AccessRequest(Body):
-    """Addresses of pages, as ASearcher sends them."""
+    """URLs of pages, as ASearcher sends them."""
 
     example = '{"urls": [text, …]}'
     urls: list[str]
 
 
 class Scored(BaseModel):
-    """A document with its score, of which higher is better."""
+    """A document with its score; higher is better."""
 
     document: dict[str, Any]
     score: float
 
 
 class Reply(BaseModel):
-    """What every answer to a search may carry."""
+    """The field that every reply to a search may have."""
 
     partial: bool = Field(False, description="true where a shard of the index was missing; absent otherwise")
 
 
 class RetrieveReply(Reply):
-    """For each query its documents, best first: whole corpus rows, bare unless scores were asked for."""
+    """For each query its documents, best first: whole corpus rows, with scores only if requested."""
 
     result: list[list[Scored | dict[str, Any]]]
 
 
 class QueryReply(Reply):
-    """What rLLM's clients read."""
+    """The reply for rLLM's clients."""
 
     query: str
     method: str
@@ -169,21 +169,21 @@ class QueryReply(Reply):
 
 
 class QueriesReply(Reply):
-    """What R1-Searcher's clients read: a number, a tab and the text of each passage."""
+    """The reply for R1-Searcher's clients: number, tab and text of each passage."""
 
     queries: list[str]
     answers: list[list[str]]
 
 
 class Page(BaseModel):
-    """The passages of one address, joined in the order of the corpus."""
+    """The passages of one URL, joined in the order of the corpus."""
 
     url: str
     contents: str
 
 
 class AccessReply(BaseModel):
-    """What ASearcher's clients read: a page for each address, null where there is none."""
+    """The reply for ASearcher's clients: a page for each URL, null where there is none."""
 
     result: list[Page | None]
 
@@ -196,18 +196,18 @@ def normalize_filters(by_field: Mapping[str, Any]) -> Filters:
 
 
 def _encode_result(results: Results, with_scores: bool) -> bytes:
-    lists = b",".join([_encode_documents(found, with_scores) for found in results.per_query])
+    lists = b",".join([_encode_documents(result, with_scores) for result in results.per_query])
     return b'{"result":[%b]%b}' % (lists, _encode_partial(results))
 
 
-def _encode_documents(found: QueryResult, with_scores: bool) -> bytes:
-    # Rows are JSON already; putting them in as they are spares decoding and encoding every document.
-    rows = found.passages.rows
+def _encode_documents(result: QueryResult, with_scores: bool) -> bytes:
+    # Rows are JSON already: inserting them unchanged avoids decoding and encoding every document.
+    rows = result.passages.rows
     if with_scores:
         return b"[%b]" % b",".join(
-            [b'{"document":%b,"score":%b}' % (rows[hit.row], repr(hit.score).encode()) for hit in found.hits]
+            [b'{"document":%b,"score":%b}' % (rows[hit.row], repr(hit.score).encode()) for hit in result.hits]
         )
-    return b"[%b]" % b",".join([rows[hit.row] for hit in found.hits])
+    return b"[%b]" % b",".join([rows[hit.row] for hit in result.hits])
 
 
 def _encode_partial(results: Results) -> bytes:

@@ -1,8 +1,9 @@
-"""Dynamic batching: what waits when the search thread is free is searched together, and no request holds up the others.
+"""Dynamic batching: queries that wait when the search thread is free are searched together, fairly across requests.
 
-The thread takes each batch itself, so it never waits for the event loop: while it searches, the next batch gathers, and
-a query that comes when nothing is searched goes out at once. A batch holds queries that want the same, up to a number
-of queries and an estimate of tokens; requests with more than a turn's worth of queries go to the back after each turn.
+The thread takes each batch itself, so it never waits for the event loop: while it searches, the next batch fills, and a
+query that arrives when the thread is idle is searched at once. A batch holds queries with the same options, up to a
+number of queries and of estimated tokens; a request with more than `TURN_QUERIES` queries goes to the back after each
+turn, so that large requests do not delay small ones.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from forage_retriever.hits import Filters, Hit, Searcher
 
 MAX_BATCH = 64
 MAX_BATCH_TOKENS = 2048
-"""Estimated; a batch of long queries is a smaller one."""
+"""Estimated; a batch of long queries has fewer of them."""
 
 TURN_QUERIES = 32
-"""Queries of one request that are taken before it goes to the back of its queue."""
+"""Queries of one request that are taken before it moves to the back of its queue."""
 
 CHARS_PER_TOKEN = 4
 MAX_QUERY_TOKENS = 256
-"""At which encoders cut, more or less."""
+"""Approximate limit of encoders, beyond which a query costs no more."""
 
 SEARCH_THREAD = "search"
 
@@ -37,18 +38,18 @@ BATCH = Histogram(
 )
 SECONDS = Histogram("forage_retriever_search_seconds", "Time to search a batch")
 WAITING = Gauge("forage_retriever_waiting_queries", "Queries in the queue")
-SHED = Counter("forage_retriever_shed_queries_total", "Queries turned away because the queue was full")
+SHED = Counter("forage_retriever_shed_queries_total", "Queries rejected because the queue was full")
 FAILURES = Counter("forage_retriever_search_failures_total", "Searches that raised")
 
 
 class OverloadedError(Exception):
-    """The queue is full: come back later."""
+    """The queue is full: retry later."""
 
 
 class SearchOptions(NamedTuple):
-    """How queries are to be searched; those that ask the same share a batch.
+    """Options of a search; only queries with equal options share a batch.
 
-    What is wanted of one query never changes another's answer: how deep a ranking is read depends on `topk`.
+    A shared batch must not change results: `topk`, for example, decides how deep rankings are read.
     """
 
     mode: str
@@ -57,17 +58,17 @@ class SearchOptions(NamedTuple):
 
 
 class _Request:
-    """The queries of one caller: how many are taken, and what was found."""
+    """The queries of one caller: how many are taken, and their results."""
 
-    __slots__ = ("found", "left", "result", "taken", "texts", "turn")
+    __slots__ = ("hits", "missing", "result", "taken", "texts", "turn")
 
     def __init__(self, texts: Sequence[str], result: asyncio.Future[list[list[Hit]]]) -> None:
         self.texts = texts
         self.result = result
         self.taken = 0
         self.turn = 0
-        self.found: list[list[Hit]] = [[] for _ in texts]
-        self.left = len(texts)
+        self.hits: list[list[Hit]] = [[] for _ in texts]
+        self.missing = len(texts)
 
 
 _Batch: TypeAlias = list[tuple[_Request, int]]
@@ -81,7 +82,7 @@ class Batcher:
 
         Args:
             searchers: by mode.
-            max_waiting: queries in the queue, beyond which requests are turned away rather than made to wait.
+            max_waiting: limit of queries in the queue, beyond which requests are rejected.
         """
         self._searchers = searchers
         self._max_waiting = max_waiting
@@ -94,10 +95,10 @@ class Batcher:
         threading.Thread(target=self._run, name=SEARCH_THREAD, daemon=True).start()
 
     async def search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
-        """The hits of each query. A caller that is cancelled takes its queries with it.
+        """The hits of each query. Cancelling the call removes its queries from the queue.
 
         Raises:
-            OverloadedError: there is no room for all of them in the queue.
+            OverloadedError: the queue has no room for all of them.
         """
         request = _Request(queries, self._loop.create_future())
         with self._changed:
@@ -114,7 +115,7 @@ class Batcher:
             self._withdraw(request)
 
     async def close(self) -> None:
-        """Search what is waiting, then end the thread."""
+        """Search the waiting queries, then end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -133,10 +134,10 @@ class Batcher:
             self._loop.call_soon_threadsafe(self._ended.set)
 
     def _take_batch(self) -> tuple[SearchOptions, _Batch] | None:
-        """The next batch, waiting for one; None when closed and nothing waits."""
+        """Wait for the next batch; None when closed and nothing waits."""
         with self._changed:
             while not self._waiting:
-                self._queues.clear()  # of requests that were given up
+                self._queues.clear()  # of cancelled requests
                 if self._closed:
                     return None
                 self._changed.wait()
@@ -151,7 +152,7 @@ class Batcher:
 
     @staticmethod
     def _fill_batch(queue: deque[_Request]) -> _Batch:
-        """Take from the front of a queue, where a request that the batch cuts short stays with the rest of its turn."""
+        """Take a batch from the front of a queue; a request that does not fit whole stays in front."""
         batch: _Batch = []
         tokens = 0
         while queue:
@@ -177,8 +178,8 @@ class Batcher:
         BATCH.observe(len(texts))
         try:
             with SECONDS.time():
-                found = self._searchers[options.mode].search(texts, options.topk, options.filters)
-        except Exception as error:  # noqa: BLE001 - what a search library raises belongs to the caller, not the thread
+                hits = self._searchers[options.mode].search(texts, options.topk, options.filters)
+        except Exception as error:  # noqa: BLE001 - an error of a search library is the caller's; the thread must survive it
             FAILURES.inc()
             if len(texts) == 1 or isinstance(error, UnavailableError):
                 self._loop.call_soon_threadsafe(_fail, batch, error)
@@ -186,15 +187,15 @@ class Batcher:
             for text in texts:  # one bad query must not cost its neighbours their results
                 self._search(options, [(request, place) for request, place in batch if request.texts[place] == text])
             return
-        self._loop.call_soon_threadsafe(_deliver, batch, dict(zip(texts, found, strict=True)))
+        self._loop.call_soon_threadsafe(_deliver, batch, dict(zip(texts, hits, strict=True)))
 
 
 def _deliver(batch: _Batch, hits: Mapping[str, list[Hit]]) -> None:
     for request, place in batch:
-        request.found[place] = hits[request.texts[place]]
-        request.left -= 1
-        if not request.left and not request.result.done():
-            request.result.set_result(request.found)
+        request.hits[place] = hits[request.texts[place]]
+        request.missing -= 1
+        if not request.missing and not request.result.done():
+            request.result.set_result(request.hits)
 
 
 def _fail(batch: _Batch, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Results of recent queries: policies ask the same thing again and again."""
+"""The cache of recent results: policies repeat queries often."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENTRIES = Gauge("forage_retriever_cache_entries", "Results in the cache")
 
 
 class LruCache(Generic[K, V]):
-    """The last `capacity` values by key; the one unused for longest goes first. Not thread-safe."""
+    """At most `capacity` values by key; the least recently used one is evicted. Not thread-safe."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -1,7 +1,7 @@
-"""The merging front: asks every shard of a corpus at once and gives the best of what they find.
+"""The front: searches all shards of a corpus at once and merges their results.
 
-Scores of one ranking are compared across shards: inner products are the same as in one index; BM25's depend a little on
-the shard, which counts words in its own passages. Hybrid search fuses the merged rankings as one process would.
+Scores of one ranking are compared across shards: inner products are the same as in one index; BM25 scores differ
+slightly, because a shard counts words in its own passages. Hybrid search fuses the merged rankings as one process does.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from forage_retriever.search import hybrid
 from forage_retriever.serve.batcher import SHED, OverloadedError, SearchOptions
 from forage_retriever.serve.retrieval import MAX_DOCUMENTS, NotReadyError
 from forage_retriever.serve.shard import SHARD_FAILURES, Shard, ShardUnavailableError
-from forage_retriever.serve.source import InvalidRequestError, QueryResult
+from forage_retriever.serve.source import Answer, InvalidRequestError, QueryResult
 from forage_retriever.serve.swap import report_provenance
 
 SHARD_TIMEOUT_S = 10.0
-"""After which a shard that has not answered is left out of a reply."""
+"""Limit after which a shard that has not replied is left out of the answer."""
 
 START_GRACE_S = 60.0
-"""How long a start waits for all shards before it goes on with those that are there."""
+"""Limit of the wait for all shards at start; after it, the front serves those that reply."""
 
 _POLL_S = 0.05
 _FUSED = (TITLE, RetrievalMode.BM25, RetrievalMode.DENSE)
 
 
 class _MergedPassages:
-    """The passages that one query found, from any shard; a passage is known by the order in which it came."""
+    """The passages of one query from all shards, numbered in order of arrival."""
 
     def __init__(self) -> None:
         self.rows: list[bytes] = []
@@ -51,7 +51,7 @@ class _MergedPassages:
         return [json.loads(row)["contents"] for row in self.rows]
 
     def add(self, shard: int, id: str, row: bytes) -> int:
-        """Of a passage, which is added if it is new."""
+        """The number of a passage, which is added if it is new."""
         number = self._numbers.setdefault((shard, id), len(self.rows))
         if number == len(self.rows):
             self.rows.append(row)
@@ -60,13 +60,13 @@ class _MergedPassages:
 
 
 class Front:
-    """Shards as one source."""
+    """Serves shards as one source."""
 
     def __init__(self, settings: RetrieverSettings, health: Health) -> None:
-        """Begin to ask the shards for what they are.
+        """Start to watch the shards.
 
         Raises:
-            SettingsError: there are settings that only a retriever with a corpus can follow.
+            SettingsError: a setting needs a corpus, which a front has not.
         """
         if settings.rerank.model or settings.rerank.url:
             raise SettingsError("retriever.rerank is set together with retriever.shards: rerank in the shards instead")
@@ -83,19 +83,19 @@ class Front:
         return _join_provenance(known, self._settings.mode)
 
     async def start(self) -> None:
-        """Wait until all shards answer, or some do and the others had their time."""
-        late = asyncio.get_running_loop().time() + START_GRACE_S
-        while away := [shard.address for shard in self._shards if not shard.is_up]:
-            self._health.wait_for("start", f"no answer yet from shards {', '.join(away)}")
-            if len(away) < len(self._shards) and asyncio.get_running_loop().time() > late:
-                get_logger().warning("starting_without_shards", shards=away)
+        """Wait until all shards reply, or until some do and `START_GRACE_S` has passed."""
+        deadline = asyncio.get_running_loop().time() + START_GRACE_S
+        while missing := [shard.address for shard in self._shards if not shard.is_up]:
+            self._health.wait_for("start", f"no answer yet from shards {', '.join(missing)}")
+            if len(missing) < len(self._shards) and asyncio.get_running_loop().time() > deadline:
+                get_logger().warning("starting_without_shards", shards=missing)
                 return
             await asyncio.sleep(_POLL_S)
 
     def fit_options(self, options: SearchOptions) -> SearchOptions:
         return options._replace(topk=min(options.topk, MAX_DOCUMENTS))
 
-    async def search(self, queries: Sequence[str], options: SearchOptions) -> tuple[Provenance, Sequence[QueryResult]]:
+    async def search(self, queries: Sequence[str], options: SearchOptions) -> Answer:
         if self._waiting + len(queries) > self._settings.max_waiting:
             SHED.inc(len(queries))
             raise OverloadedError(f"{self._waiting} queries are waiting already")
@@ -117,11 +117,11 @@ class Front:
         answered = [None if isinstance(reply, BaseException) else reply for reply in replies]
         if not any(answered):
             raise NotReadyError("no shard answers")
-        found = [self._merge_replies(answered, place, options) for place in range(len(queries))]
-        return replace(self.provenance, mode=options.mode), found
+        results = [self._merge_replies(answered, place, options) for place in range(len(queries))]
+        return replace(self.provenance, mode=options.mode), results
 
     async def find_pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
-        raise InvalidRequestError("this retriever merges shards, which know pages by address: ask them")
+        raise InvalidRequestError("this retriever merges shards, which find pages by URL: ask them")
 
     async def close(self) -> None:
         for watching in self._watching:
@@ -130,7 +130,7 @@ class Front:
         await asyncio.gather(*(shard.close() for shard in self._shards))
 
     def _plan_rankings(self, options: SearchOptions) -> list[SearchOptions]:
-        """What every shard is options for, so that the answers can be merged."""
+        """The searches of every shard whose rankings are merged."""
         if options.mode != RetrievalMode.HYBRID:
             return [options]
         depth = hybrid.choose_depth(options.topk)
@@ -153,28 +153,28 @@ class Front:
     def _merge_replies(
         self, replies: Sequence[retriever_pb2.RetrieveResponse | None], place: int, options: SearchOptions
     ) -> QueryResult:
-        """The answer to one query, from the replies of all shards to each ranking in turn."""
-        documents = _MergedPassages()
+        """The result of one query, from the replies of all shards to each ranking in turn."""
+        passages = _MergedPassages()
         rankings: list[list[Hit]] = []
         for begin in range(0, len(replies), len(self._shards)):
             ranking: list[Hit] = []
             for shard, reply in enumerate(replies[begin : begin + len(self._shards)]):
                 part = reply.results[place] if reply is not None else retriever_pb2.DocumentList()
                 for document, row in zip(part.documents, part.rows, strict=True):
-                    ranking.append(Hit(documents.add(shard, document.id, row), document.score))
-            rankings.append(sorted(ranking, key=lambda hit: -hit.score))  # ties by shard: in the order of the corpus
+                    ranking.append(Hit(passages.add(shard, document.id, row), document.score))
+            rankings.append(sorted(ranking, key=lambda hit: -hit.score))  # ties keep the order of the corpus
         if len(rankings) > 1:
             depth = hybrid.choose_depth(options.topk)
             rows = [[hit.row for hit in ranking[:depth]] for ranking in rankings]
             best = hybrid.fuse_rankings(rows, hybrid.read_weights(self._settings), options.topk, self._settings.rrf_k)
         else:
             best = rankings[0][: options.topk]
-        kept = _MergedPassages()
-        hits = [Hit(kept.add(0, documents.ids[hit.row], documents.rows[hit.row]), hit.score) for hit in best]
-        return QueryResult(kept, hits, partial=None in replies)
+        best_passages = _MergedPassages()
+        hits = [Hit(best_passages.add(0, passages.ids[hit.row], passages.rows[hit.row]), hit.score) for hit in best]
+        return QueryResult(best_passages, hits, partial=None in replies)
 
     def _update_health(self) -> None:
-        """A shard has come, gone or another index."""
+        """Update readiness and metrics after a shard came, went or changed its index."""
         if any(shard.is_up for shard in self._shards):
             self._health.mark_ready("shards")
         else:
@@ -186,7 +186,7 @@ class Front:
 
 @lru_cache(16)
 def _join_provenance(known: tuple[Provenance | None, ...], mode: str) -> Provenance:
-    """What shards are together: digests over theirs, in order."""
+    """The provenance of all shards: digests over theirs, in order."""
     encoder = next((source.encoder for source in known if source), "")
     corpus = artifacts.compute_digest(*(source.corpus if source else "" for source in known))
     return Provenance(

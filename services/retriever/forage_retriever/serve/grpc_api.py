@@ -1,4 +1,4 @@
-"""The gRPC side: `forage.v1.Retriever`, health and reflection, on the event loop of the HTTP side."""
+"""The gRPC server: `forage.v1.Retriever`, health and reflection, on the event loop of the HTTP server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from forage_retriever.serve.source import InvalidRequestError, QueryResult
 
 MAX_MESSAGE_BYTES = 256 * 2**20
 MAX_IN_FLIGHT = 64
-"""Requests of one stream that are answered at once; more are read when there is room."""
+"""Requests of one stream that are answered concurrently; more are read as these finish."""
 
 SERVICE = retriever_pb2.DESCRIPTOR.services_by_name["Retriever"].full_name
 
@@ -60,7 +60,7 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
             await context.abort(error.code, str(error))
             raise AssertionError("unreachable: abort raises") from None
 
-    async def RetrieveStream(  # type: ignore[override]  # a coroutine that writes, which grpc.aio takes too
+    async def RetrieveStream(  # type: ignore[override]  # a coroutine that writes, which grpc.aio accepts too
         self,
         requests: AsyncIterator[retriever_pb2.RetrieveStreamRequest | None],
         context: grpc.aio.ServicerContext,
@@ -68,12 +68,12 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
         room, writing = asyncio.Semaphore(MAX_IN_FLIGHT), asyncio.Lock()
         parent = tracing.read_trace_context(context)
 
-        async def answer(asked: retriever_pb2.RetrieveStreamRequest | None) -> None:
+        async def answer(stream_request: retriever_pb2.RetrieveStreamRequest | None) -> None:
             reply = retriever_pb2.RetrieveStreamResponse(status=trajectory_pb2.STATUS_OK)
             try:
-                if asked is not None:
-                    reply.id = asked.id
-                request = asked.request if asked is not None else None
+                if stream_request is not None:
+                    reply.id = stream_request.id
+                request = stream_request.request if stream_request is not None else None
                 reply.response.CopyFrom(await self._answer_traced("RetrieveStream", request, parent))
             except _RefusedError as error:
                 reply.status, reply.detail = _STATUS[error.code], str(error)
@@ -82,17 +82,17 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
             room.release()
 
         async with asyncio.TaskGroup() as answers:
-            async for asked in requests:
+            async for stream_request in requests:
                 await room.acquire()
-                answers.create_task(answer(asked))
+                answers.create_task(answer(stream_request))
 
     async def _answer_traced(
         self, method: str, request: retriever_pb2.RetrieveRequest | None, parent: str
     ) -> retriever_pb2.RetrieveResponse:
-        if request is None or not request.queries:  # as a front asks again and again, to see whether there is a shard
+        if request is None or not request.queries:  # a front's probe of a shard
             return await self._answer(request)
-        facts = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
-        with tracing.span(f"{SERVICE}/{method}", facts, kind=SpanKind.SERVER, parent=parent):
+        attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
+        with tracing.span(f"{SERVICE}/{method}", attributes, kind=SpanKind.SERVER, parent=parent):
             return await self._answer(request)
 
     async def _answer(self, request: retriever_pb2.RetrieveRequest | None) -> retriever_pb2.RetrieveResponse:
@@ -127,7 +127,7 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
 
 
 class GrpcServer:
-    """The server and its health entries, which say NOT_SERVING until `serving`."""
+    """The server and its health entries, which are NOT_SERVING until `mark_serving`."""
 
     def __init__(self, address: str, retrieval: Retrieval, ready: Health) -> None:
         """Bind the address.
@@ -138,7 +138,7 @@ class GrpcServer:
         options = [
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.so_reuseport", 0),  # else a second server would share the port in silence
+            ("grpc.so_reuseport", 0),  # else a second server would silently share the port
         ]
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((_build_handlers(RetrieverServicer(retrieval, ready)),))
@@ -153,7 +153,7 @@ class GrpcServer:
         await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def mark_serving(self) -> None:
-        """Tell probes that there is an index."""
+        """Report SERVING to probes: there is an index."""
         await self._set(health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace_s: float) -> None:
@@ -167,7 +167,7 @@ class GrpcServer:
 
 
 def _build_handlers(servicer: RetrieverServicer) -> grpc.GenericRpcHandler:
-    """As the generated code has them, but that bytes which are no message are the caller's mistake, not a defect."""
+    """The generated handlers, except that bytes which are no message are an invalid request, not an internal error."""
     to_bytes = retriever_pb2.RetrieveResponse.SerializeToString
     one = grpc.unary_unary_rpc_method_handler(servicer.Retrieve, _parse_request, to_bytes)
     to_bytes = retriever_pb2.RetrieveStreamResponse.SerializeToString
@@ -192,7 +192,7 @@ def _parse_stream_request(message: bytes) -> retriever_pb2.RetrieveStreamRequest
 def _build_response(results: Results, with_rows: bool) -> retriever_pb2.RetrieveResponse:
     source = results.provenance
     return retriever_pb2.RetrieveResponse(
-        results=[_build_documents(found, with_rows) for found in results.per_query],
+        results=[_build_documents(result, with_rows) for result in results.per_query],
         provenance=trajectory_pb2.Provenance(
             corpus_digest=source.corpus, encoder_digest=source.encoder, index_digest=source.index, mode=source.mode
         ),
@@ -200,14 +200,16 @@ def _build_response(results: Results, with_rows: bool) -> retriever_pb2.Retrieve
     )
 
 
-def _build_documents(found: QueryResult, with_rows: bool) -> retriever_pb2.DocumentList:
-    ids = found.passages.ids
+def _build_documents(result: QueryResult, with_rows: bool) -> retriever_pb2.DocumentList:
+    ids = result.passages.ids
     if with_rows:
-        documents = [trajectory_pb2.Document(id=ids[row], score=score) for row, score in found.hits]
-        return retriever_pb2.DocumentList(documents=documents, rows=[found.passages.rows[row] for row, _ in found.hits])
-    return retriever_pb2.DocumentList(documents=[_build_document(found, hit) for hit in found.hits])
+        documents = [trajectory_pb2.Document(id=ids[row], score=score) for row, score in result.hits]
+        return retriever_pb2.DocumentList(
+            documents=documents, rows=[result.passages.rows[row] for row, _ in result.hits]
+        )
+    return retriever_pb2.DocumentList(documents=[_build_document(result, hit) for hit in result.hits])
 
 
-def _build_document(found: QueryResult, hit: Hit) -> trajectory_pb2.Document:
-    passages = found.passages
+def _build_document(result: QueryResult, hit: Hit) -> trajectory_pb2.Document:
+    passages = result.passages
     return trajectory_pb2.Document(id=passages.ids[hit.row], contents=passages.contents[hit.row], score=hit.score)

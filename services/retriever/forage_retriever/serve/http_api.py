@@ -1,6 +1,6 @@
-"""The HTTP side: searches in the bodies that agents send, probes, metrics, and the exchange of the index.
+"""The HTTP server: searches, probes, metrics, and the reload of the index.
 
-Refusals are `{"detail": sentence}`. 503 with Retry-After means: the same request may go through later.
+Errors are `{"detail": sentence}`. 503 with Retry-After means that the same request may succeed later.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ Answer: TypeAlias = Callable[[bytes], Awaitable[Response]]
 
 
 class Refusal(BaseModel):
-    """Why a request was not served."""
+    """The reason why a request was not served."""
 
     detail: str
 
 
 class Readiness(BaseModel):
-    """Whether searches are answered and, if not, what is being waited for."""
+    """Whether searches are answered and, if not, what the service is waiting for."""
 
     ready: bool
     waiting_for: dict[str, str]
@@ -71,7 +71,7 @@ class _RefusedError(Exception):
 
 
 class _Route(APIRoute):  # type: ignore[misc]
-    """FastAPI describes the endpoint and leaves the request to it: its own parsing would cost more than a search."""
+    """A route that FastAPI only describes: its parsing of requests would cost more than a search."""
 
     def get_route_handler(self) -> Endpoint:
         endpoint: Endpoint = self.endpoint
@@ -79,7 +79,7 @@ class _Route(APIRoute):  # type: ignore[misc]
 
 
 def make_app(retrieval: Retrieval, health: Health, swap: IndexSwap | None = None) -> FastAPI:
-    """The application; `health` says what a start is waiting for, `swap` exchanges the index where one can be."""
+    """The application; `health` says what the start is waiting for, `swap` reloads the index (None for a front)."""
     app = FastAPI(title="Forage retriever", description=__doc__, redirect_slashes=False)
     app.router.route_class = _Route
 
@@ -125,16 +125,18 @@ def make_app(retrieval: Retrieval, health: Health, swap: IndexSwap | None = None
     states: dict[int | str, dict[str, Any]] = {200: {"model": Readiness}, 503: {"model": Readiness}}
     app.add_api_route("/readyz", readyz, methods=["GET"], responses=states)
     app.add_api_route("/healthz", healthz, methods=["GET"])
-    app.add_api_route("/health", healthz, methods=["GET"], include_in_schema=False)  # where rLLM's client looks
+    app.add_api_route("/health", healthz, methods=["GET"], include_in_schema=False)  # rLLM's client probes it
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response)
     return app
 
 
 def _make_endpoint(retrieval: Retrieval, health: Health, answer: Answer, path: str) -> Endpoint:
-    name, facts = f"POST {path}", {"http.request.method": "POST", "http.route": path}
+    name, attributes = f"POST {path}", {"http.request.method": "POST", "http.route": path}
 
     async def endpoint(request: Request) -> Response:
-        with tracing.span(name, facts, kind=SpanKind.SERVER, parent=request.headers.get(tracing.HEADER, "")) as span:
+        with tracing.span(
+            name, attributes, kind=SpanKind.SERVER, parent=request.headers.get(tracing.HEADER, "")
+        ) as span:
             response = await _answer_safely(request, answer, health)
             span.set_attributes({"http.response.status_code": response.status_code})
             if response.status_code >= 500:
@@ -147,10 +149,10 @@ def _make_endpoint(retrieval: Retrieval, health: Health, answer: Answer, path: s
     return endpoint
 
 
-async def _search(retrieval: Retrieval, asked: Search) -> Response:
+async def _search(retrieval: Retrieval, search: Search) -> Response:
     with SECONDS.time():
-        results = await retrieval.retrieve(asked.texts, asked.limit, asked.conditions, asked.mode or "")
-    response = Response(asked.build_reply(results), media_type="application/json")
+        results = await retrieval.retrieve(search.texts, search.limit, search.conditions, search.mode or "")
+    response = Response(search.build_reply(results), media_type="application/json")
     response.raw_headers += _provenance_headers(results.provenance)
     if results.partial:
         response.headers["X-Forage-Partial"] = "1"
@@ -231,30 +233,30 @@ async def _answer_safely(request: Request, answer: Answer, health: Health) -> Re
         return _refuse_for_now(str(error))
     except TimeoutError:
         return _refuse_for_now("the search took too long")
-    except Exception:  # noqa: BLE001 - a search that fails must not cost the connection; counted by its code
+    except Exception:  # noqa: BLE001 - a failed search must not cost the connection; counted by its code
         get_logger().exception("request_failed", path=request.url.path)
         return _refuse(500, "the request failed; the service's log says why")
 
 
 async def _while_connected(request: Request, answer: Awaitable[Response]) -> Response:
-    """The answer, given up when the caller hangs up: nobody would read it."""
+    """The answer; cancelled when the caller disconnects, because nobody would read it."""
     answering = asyncio.current_task()
     assert answering is not None
-    hung_up = False
+    disconnected = False
 
     async def watch() -> None:
-        nonlocal hung_up
+        nonlocal disconnected
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        hung_up = True
+        disconnected = True
         answering.cancel()
 
     watching = asyncio.create_task(watch())
     try:
         return await answer
     except asyncio.CancelledError:
-        if not hung_up or answering.uncancel():
-            raise  # it is this process that gives up
+        if not disconnected or answering.uncancel():
+            raise  # cancelled by this process, not by the caller
         return _refuse(400, "the connection was closed before the answer")
     finally:
         watching.cancel()

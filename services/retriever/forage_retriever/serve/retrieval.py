@@ -1,4 +1,4 @@
-"""What both transports serve: checked requests, answered from the cache or by a source, once there is one."""
+"""The core behind both transports: checks requests and answers them from the cache or a source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forage_common.telemetry import tracing
 from forage_retriever.hits import Filters, Provenance
 from forage_retriever.serve.batcher import SearchOptions
 from forage_retriever.serve.cache import LruCache
-from forage_retriever.serve.source import InvalidRequestError, QueryResult, Source
+from forage_retriever.serve.source import Answer, InvalidRequestError, QueryResult, Source
 
 MAX_QUERIES = 4096
 MAX_DOCUMENTS = 100_000
@@ -23,26 +23,26 @@ MAX_FILTER_VALUES = 1000
 MAX_URLS = 64
 CACHED_RESULTS = 32_768
 MAX_CACHED_CHARS = 1000
-"""Of a query; longer ones hardly come twice."""
+"""Limit of a cached query; longer ones are rarely repeated."""
 
 QUERIES = Counter("forage_retriever_queries_total", "Queries answered", ["cache"])
 PARTIAL = Counter("forage_retriever_partial_queries_total", "Queries answered without one of the shards")
 TIMEOUTS = Counter("forage_retriever_timeouts_total", "Requests given up after retriever.queue_timeout_s")
 SECONDS = Histogram(
     "forage_retriever_request_seconds",
-    "Time to answer all queries of a request, in the queue or from the cache included",
+    "Time to answer all queries of a request, waiting in the queue included",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
 _HITS, _MISSES = QUERIES.labels("hit"), QUERIES.labels("miss")
 
 
 class NotReadyError(Exception):
-    """There is no index yet; the message says what is being waited for."""
+    """There is no index yet; the message says what the service is waiting for."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """What was found for each query, and what answered."""
+    """The results of each query, and their provenance."""
 
     provenance: Provenance
     per_query: Sequence[QueryResult]
@@ -50,11 +50,11 @@ class Results:
     @property
     def partial(self) -> bool:
         """Whether a shard of the index was missing."""
-        return any(found.partial for found in self.per_query)
+        return any(result.partial for result in self.per_query)
 
 
 class Retrieval:
-    """Searches a source that comes later and may be exchanged. All methods belong to one event loop."""
+    """Searches a source, which is set later and may be replaced. All methods belong to one event loop."""
 
     def __init__(self, default_topk: int, timeout_s: float) -> None:
         self._default_topk = default_topk
@@ -65,30 +65,30 @@ class Retrieval:
 
     @property
     def provenance(self) -> Provenance | None:
-        """What is being searched; None before there is anything."""
+        """The provenance of the source; None before there is one."""
         return self._source.provenance if self._source is not None else None
 
     def set_source(self, source: Source) -> None:
-        """Search this from now on; what was searched before finishes what it has in hand, and is closed."""
+        """Search this source from now on; the previous one finishes its searches and is closed."""
         self._retire()
         self._source = source
         self._cache.clear()
 
     async def stop(self) -> None:
-        """Search no more."""
+        """Close the source after its searches."""
         self._retire()
         self._source = None
         await asyncio.gather(*self._retiring)
 
     async def retrieve(self, queries: Sequence[str], topk: int = 0, filters: Filters = (), mode: str = "") -> Results:
-        """The best `topk` passages for each query; 0 stands for the default, and no corpus gives more than it has.
+        """The best `topk` passages for each query; 0 = the default. A smaller corpus gives fewer.
 
         Args:
-            filters: what a passage must pass.
-            mode: one of the index's; empty for its default.
+            filters: a passage must pass all of them.
+            mode: a mode of the index; empty for its default.
 
         Raises:
-            InvalidRequestError: the request asks for too much, or for what is not there.
+            InvalidRequestError: the request exceeds a limit, or its mode or a filter field is unknown.
             NotReadyError: there is no index yet.
             OverloadedError: too many queries are waiting.
             TimeoutError: there was no answer within the time limit.
@@ -102,25 +102,26 @@ class Retrieval:
                 f"{len(queries)} queries of {options.topk} documents are more than {MAX_DOCUMENTS} documents in one"
                 " reply: ask for fewer at a time"
             )
-        found = {query: self._cache.get((before.index, options, query)) for query in queries}
-        missing = [query for query, known in found.items() if known is None]
+        results = {query: self._cache.get((before.index, options, query)) for query in queries}
+        missing = [query for query, result in results.items() if result is None]
         provenance = Provenance(before.corpus, before.encoder, before.index, options.mode)
         if missing:
             provenance, searched = await self._search(source, missing, options)
-            if provenance.index != before.index and len(missing) < len(found):
-                return await self.retrieve(queries, topk, filters, mode)  # a shard has another index by now
-            found.update(zip(missing, searched, strict=True))
+            if provenance.index != before.index and len(missing) < len(results):
+                # A shard changed its index meanwhile: results of both must not be mixed.
+                return await self.retrieve(queries, topk, filters, mode)
+            results.update(zip(missing, searched, strict=True))
             if source is self._source:
-                self._remember(provenance.index, options, missing, searched)
+                self._cache_results(provenance.index, options, missing, searched)
         _MISSES.inc(len(missing))
         _HITS.inc(len(queries) - len(missing))
-        return Results(provenance, [known for query in queries if (known := found[query]) is not None])
+        return Results(provenance, [result for query in queries if (result := results[query]) is not None])
 
     async def find_pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
-        """For each address the page that its passages make, or None.
+        """For each URL the page of its passages, or None.
 
         Raises:
-            InvalidRequestError: too many addresses, or passages cannot be found by address here.
+            InvalidRequestError: too many URLs, or the index has no filter field `url`.
             NotReadyError: there is no index yet.
         """
         if len(urls) > MAX_URLS:
@@ -132,9 +133,7 @@ class Retrieval:
             raise NotReadyError("the index is not ready yet")
         return self._source
 
-    async def _search(
-        self, source: Source, queries: Sequence[str], options: SearchOptions
-    ) -> tuple[Provenance, Sequence[QueryResult]]:
+    async def _search(self, source: Source, queries: Sequence[str], options: SearchOptions) -> Answer:
         try:
             with tracing.span("retriever.index", {"forage.queries": len(queries), "forage.mode": options.mode}):
                 async with asyncio.timeout(self._timeout_s):
@@ -143,14 +142,14 @@ class Retrieval:
             TIMEOUTS.inc()
             raise
 
-    def _remember(
+    def _cache_results(
         self, index: str, options: SearchOptions, queries: Sequence[str], searched: Sequence[QueryResult]
     ) -> None:
-        for query, found in zip(queries, searched, strict=True):
-            if found.partial:
+        for query, result in zip(queries, searched, strict=True):
+            if result.partial:
                 PARTIAL.inc()
             elif len(query) <= MAX_CACHED_CHARS:
-                self._cache.put((index, options, query), found)
+                self._cache.put((index, options, query), result)
 
     def _retire(self) -> None:
         if self._source is not None:

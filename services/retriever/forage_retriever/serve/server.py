@@ -1,4 +1,4 @@
-"""The process: both servers listen at once, the index is made ready on a thread, SIGTERM ends all in order."""
+"""The process: both servers listen at once, the index is loaded on a thread, SIGTERM drains and stops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from forage_retriever.serve.swap import INDEX_THREAD, IndexSwap
 
 DRAIN_S = 20
 KEEP_ALIVE_S = 75
-"""Of an idle connection: longer than a training step without searches, so that clients keep theirs."""
+"""Of an idle connection: longer than a training step without searches, so that clients keep their connections."""
 
 
 def serve(settings: Settings) -> None:
@@ -36,15 +36,15 @@ def serve(settings: Settings) -> None:
     """
     asyncio.run(_serve(settings))
     if any(thread.name in (INDEX_THREAD, SEARCH_THREAD) and thread.is_alive() for thread in threading.enumerate()):
-        # All is drained but a build, or a search, goes on in FAISS or ONNX Runtime, which abort an interpreter that
-        # ends under them. What it had written aside is removed by the next start.
+        # All requests are drained, but a build or a search still runs in FAISS or ONNX Runtime, which abort when the
+        # interpreter exits under them. The next start removes the staging directory of an interrupted build.
         tracing.stop()
         sys.stderr.flush()
         os._exit(0)
 
 
 class _HttpServer(uvicorn.Server):  # type: ignore[misc]
-    """Leaves signals to this module, which has more than HTTP to end."""
+    """Leaves signals to this module, which has to stop more than HTTP."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -105,11 +105,11 @@ async def _serve(settings: Settings) -> None:
 
 
 async def _load_source(settings: Settings, retrieval: Retrieval, ready: Health, swap: IndexSwap | None) -> None:
-    """Make searches possible: from an index of this process, or from shards."""
+    """Load the index of this process, or connect to shards."""
     if swap is not None:
         await swap.load_first(lambda what: ready.wait_for("start", what))
     else:
-        from forage_retriever.serve.front import Front  # here: it costs a start without shards a tenth of its time
+        from forage_retriever.serve.front import Front  # here: a tenth of the start without shards
 
         front = Front(settings.retriever, ready)
         retrieval.set_source(front)

@@ -1,4 +1,4 @@
-"""One shard: a retriever elsewhere that has a part of the corpus."""
+"""One shard: a retriever in another process with a part of the corpus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forage_retriever.serve.grpc_api import MAX_MESSAGE_BYTES
 from forage_retriever.serve.source import InvalidRequestError
 
 PROBE_S = 1.0
-"""Between two probes, and how long one may take."""
+"""Interval of probes, and their time limit."""
 
 FAILURES_TO_OPEN = 3
 _RECONNECT_MS = 500
@@ -31,17 +31,17 @@ SHARD_FAILURES = Counter(
 
 
 class ShardUnavailableError(Exception):
-    """The shard did not answer, or is being left alone because it did not."""
+    """The shard did not answer, or is not called because its circuit is open."""
 
 
 class Shard:
-    """Asks one shard. A circuit breaker makes one that is away cost nothing; `watch` finds out when it is back."""
+    """Searches one shard. A circuit breaker skips an unavailable one; `watch` detects when it is back."""
 
-    def __init__(self, address: str, changed: Callable[[], None]) -> None:
-        """`changed` is called when the shard comes, goes or has another index."""
+    def __init__(self, address: str, report_change: Callable[[], None]) -> None:
+        """`report_change` is called when the shard comes, goes or changes its index."""
         self.address = address
         self.provenance: Provenance | None = None
-        self._changed = changed
+        self._report = report_change
         self._circuit = Circuit("shard", address, FAILURES_TO_OPEN, PROBE_S)
         options = [
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -56,7 +56,7 @@ class Shard:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has answered, and has not failed several times in a row since."""
+        """Whether it has answered, and its circuit is closed."""
         return self.provenance is not None and not self._circuit.is_open
 
     async def search(
@@ -66,11 +66,11 @@ class Shard:
 
         Raises:
             ShardAwayError: there was no answer.
-            OverloadedError: the shard has too much to do.
-            InvalidRequestError: the shard refuses the request.
+            OverloadedError: the shard is overloaded.
+            InvalidRequestError: the shard rejects the request.
         """
         if not self.is_up:
-            raise ShardUnavailableError(f"shard {self.address} is away")
+            raise ShardUnavailableError(f"shard {self.address} is unavailable")
         filters = [retriever_pb2.Filter(field=field, values=values) for field, values in options.filters]
         request = retriever_pb2.RetrieveRequest(
             queries=queries, topk=options.topk, filters=filters, mode=options.mode, rows=True
@@ -79,7 +79,7 @@ class Shard:
             return await self._call(request, timeout_s)
 
     async def watch(self) -> None:
-        """Ask it for its provenance again and again, until cancelled."""
+        """Probe it for its provenance until cancelled."""
         while True:
             with contextlib.suppress(ShardUnavailableError, OverloadedError, InvalidRequestError):
                 await self._call(retriever_pb2.RetrieveRequest(), PROBE_S)
@@ -117,4 +117,4 @@ class Shard:
         UP.labels(self.address).set(self.is_up)
         index = self.provenance.index if self.provenance else None
         get_logger().info("shard_changed", shard=self.address, up=self.is_up, index=index)
-        self._changed()
+        self._report()

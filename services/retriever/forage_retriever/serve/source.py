@@ -1,11 +1,11 @@
-"""What answers searches: the index of this process, or shards in other processes."""
+"""Sources of search results: the index of this process, or shards in other processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from forage_retriever.corpus.columns import UnknownFieldError
 from forage_retriever.hits import Hit, Provenance
@@ -20,7 +20,7 @@ class InvalidRequestError(ValueError):
 
 
 class Passages(Protocol):
-    """Passages by row number: the whole JSON object, the id, the text."""
+    """Passages by row number: whole JSON objects, ids and texts."""
 
     @property
     def rows(self) -> Sequence[bytes]: ...
@@ -32,43 +32,47 @@ class Passages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Hits of one query, and the passages that they are rows of; `partial` where a shard was missing."""
+    """The hits of one query, and the passages of their rows; `partial` where a shard was missing."""
 
     passages: Passages
     hits: Sequence[Hit]
     partial: bool = False
 
 
+Answer: TypeAlias = tuple[Provenance, Sequence[QueryResult]]
+"""The results of each query, and their provenance."""
+
+
 class Source(Protocol):
-    """Something that can be searched. All methods belong to one event loop."""
+    """A searchable source. All methods belong to one event loop."""
 
     @property
     def provenance(self) -> Provenance:
-        """What answers, and the mode of a request that names none."""
+        """The provenance of results, with the default mode."""
         ...
 
     def fit_options(self, options: SearchOptions) -> SearchOptions:
-        """The same with `topk` no greater than what there is.
+        """The same options with `topk` limited to the number of passages.
 
         Raises:
-            InvalidRequestError: the mode or a filter field is not served here.
+            InvalidRequestError: the mode or a filter field is unknown.
         """
         ...
 
-    async def search(self, queries: Sequence[str], options: SearchOptions) -> tuple[Provenance, Sequence[QueryResult]]:
-        """What is found for each query, and what answered."""
+    async def search(self, queries: Sequence[str], options: SearchOptions) -> Answer:
+        """The results of each query, and their provenance."""
         ...
 
     async def find_pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
-        """For each address the page that its passages make, or None.
+        """For each URL the page of its passages, or None.
 
         Raises:
-            InvalidRequestError: passages cannot be found by address here.
+            InvalidRequestError: the source cannot find passages by URL.
         """
         ...
 
     async def close(self) -> None:
-        """Finish the searches in hand and let go of what is held."""
+        """Finish the running searches and release resources."""
         ...
 
 
@@ -92,20 +96,20 @@ class LocalSource:
                 self._index.corpus.columns.check_field(field)
         return options._replace(topk=min(options.topk, len(self._index.corpus)))
 
-    async def search(self, queries: Sequence[str], options: SearchOptions) -> tuple[Provenance, Sequence[QueryResult]]:
+    async def search(self, queries: Sequence[str], options: SearchOptions) -> Answer:
         index = self._index
         hits = await self._batcher.search(queries, options)
-        return replace(index.provenance, mode=options.mode), [QueryResult(index.corpus, found) for found in hits]
+        return replace(index.provenance, mode=options.mode), [QueryResult(index.corpus, own) for own in hits]
 
     async def find_pages(self, urls: Sequence[str]) -> list[dict[str, Any] | None]:
         corpus = self._index.corpus
-        found: list[dict[str, Any] | None] = []
+        pages: list[dict[str, Any] | None] = []
         for url in urls:
             with _refuse_unknown_field():
                 rows = corpus.columns.find_rows(URL_FIELD, url)
             texts = [corpus.contents[int(row)] for row in rows]
-            found.append({"url": url, "contents": "\n".join(texts)} if texts else None)
-        return found
+            pages.append({"url": url, "contents": "\n".join(texts)} if texts else None)
+        return pages
 
     async def close(self) -> None:
         await self._batcher.close()

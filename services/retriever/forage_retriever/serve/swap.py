@@ -1,4 +1,4 @@
-"""Loading an index on a thread, at the start and to exchange it: the new one beside the old, no request failing."""
+"""Loads an index on a thread, at start and on reload: the old one serves until the new one is ready."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from forage_retriever.serve.retrieval import Retrieval
 from forage_retriever.serve.source import LocalSource
 
 INDEX_THREAD = "index"
-SWAPS = Counter("forage_retriever_swaps_total", "Indexes exchanged while serving")
+SWAPS = Counter("forage_retriever_swaps_total", "Indexes replaced while serving")
 SWAP_FAILURES = Counter("forage_retriever_swap_failures_total", "New indexes that could not be loaded")
-SERVED = Info("forage_retriever_index", "The index that is being searched: labels index, corpus, encoder, mode")
+SERVED = Info("forage_retriever_index", "The index that is searched: labels index, corpus, encoder, mode")
 
 
 class ReloadError(ForageError):
-    """The index was not exchanged; the message says why."""
+    """The index was not replaced; the message says why."""
 
 
 class ReloadReply(BaseModel):
-    """The index that is searched now; `swapped` is false where it was so before."""
+    """The index that is searched now; `swapped` is false where it did not change."""
 
     swapped: bool
     index: str
@@ -41,24 +41,24 @@ class ReloadReply(BaseModel):
 
 
 class IndexSwap:
-    """Puts the index that the settings name behind a retrieval. All methods belong to one event loop."""
+    """Serves the index that the settings name through a retrieval. All methods belong to one event loop."""
 
     def __init__(self, settings: Settings, retrieval: Retrieval) -> None:
         self._settings = settings
         self._retrieval = retrieval
         self._loading = False
-        self._asked: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
 
-    async def load_first(self, waits_for: Callable[[str], None]) -> None:
-        """Load the index and serve it; `waits_for` is told what is being done.
+    async def load_first(self, report_wait: Callable[[str], None]) -> None:
+        """Load the index and serve it; `report_wait` is called with what the load is waiting for.
 
         Raises:
             UserError: the corpus, the settings or the machine are at fault.
         """
-        self._serve(await self._load(waits_for))
+        self._serve(await self._load(report_wait))
 
     async def reload(self) -> ReloadReply:
-        """Load what the settings' path names now and serve it; what is served goes on until then, and on failure.
+        """Load the index at the settings' path and serve it; until then, and on failure, the old one is served.
 
         Raises:
             ReloadError: the new index cannot be loaded, or another is being loaded.
@@ -68,7 +68,7 @@ class IndexSwap:
         before = self._retrieval.provenance
         log = get_logger()
         try:
-            found = await self._load(lambda what: log.info("reloading", what=what))
+            loaded = await self._load(lambda what: log.info("reloading", what=what))
         except UserError as error:
             SWAP_FAILURES.inc()
             log.error("reload_failed", reason=str(error))
@@ -77,11 +77,11 @@ class IndexSwap:
             SWAP_FAILURES.inc()
             log.exception("reload_failed")
             raise
-        source = found.provenance
+        source = loaded.provenance
         if source != before:
-            self._serve(found)
+            self._serve(loaded)
             SWAPS.inc()
-            log.info("swapped", index=source.index, passages=len(found.corpus))
+            log.info("swapped", index=source.index, passages=len(loaded.corpus))
         return ReloadReply(
             swapped=source != before,
             index=source.index,
@@ -91,43 +91,42 @@ class IndexSwap:
         )
 
     def schedule_reload(self) -> None:
-        """Reload without anybody who waits: what goes wrong is logged and counted where it does."""
+        """Start a reload in the background; `reload` logs and counts its failures."""
 
         async def reload() -> None:
             with contextlib.suppress(Exception):
                 await self.reload()
 
-        self._asked = asyncio.create_task(reload())
+        self._reloading = asyncio.create_task(reload())
 
-    def _serve(self, found: Index) -> None:
-        self._retrieval.set_source(LocalSource(found, self._settings.retriever.max_waiting))
-        report_provenance(found.provenance)
+    def _serve(self, loaded: Index) -> None:
+        self._retrieval.set_source(LocalSource(loaded, self._settings.retriever.max_waiting))
+        report_provenance(loaded.provenance)
 
-    async def _load(self, waits_for: Callable[[str], None]) -> Index:
-        """Load or build the index on a daemon thread: it may take long, and must not keep a process that is told to
-        end."""
+    async def _load(self, report_wait: Callable[[str], None]) -> Index:
+        """Load or build the index on a daemon thread: it may take long, and must not delay the exit of the process."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Index] = loop.create_future()
 
-        def settle(found: Index | BaseException) -> None:
+        def settle(outcome: Index | BaseException) -> None:
             if done.cancelled():
                 return
-            if isinstance(found, BaseException):
-                done.set_exception(found)
+            if isinstance(outcome, BaseException):
+                done.set_exception(outcome)
             else:
-                done.set_result(found)
+                done.set_result(outcome)
 
         def work() -> None:
             try:
-                found: Index | BaseException = index.load_index(
-                    self._settings.data.corpus, self._settings.retriever, waits_for
+                outcome: Index | BaseException = index.load_index(
+                    self._settings.data.corpus, self._settings.retriever, report_wait
                 )
-                if isinstance(found, Index):
-                    found.searcher.search(["what is it"], 1)  # an index that cannot be searched must not be served
+                if isinstance(outcome, Index):
+                    outcome.searcher.search(["what is it"], 1)  # an index that cannot be searched must not be served
             except BaseException as error:  # noqa: BLE001 - handed to the event loop
-                found = error
+                outcome = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
-                loop.call_soon_threadsafe(settle, found)
+                loop.call_soon_threadsafe(settle, outcome)
 
         self._loading = True
         threading.Thread(target=contextvars.copy_context().run, args=(work,), name=INDEX_THREAD, daemon=True).start()
@@ -138,5 +137,5 @@ class IndexSwap:
 
 
 def report_provenance(source: Provenance) -> None:
-    """Show on the metrics page what is being searched."""
+    """Set the info metric of the index that is searched."""
     SERVED.info({"index": source.index, "corpus": source.corpus, "encoder": source.encoder, "mode": source.mode})
