@@ -153,7 +153,7 @@ def dashboard() -> Dashboard:
     )
     board.lines(
         "Reranking",
-        "Time to judge the passages of a batch of queries, where a reranker is set.",
+        "Time to score the passages of a batch of queries, where a reranker is set.",
         "s",
         *(Query(S.quantile(q, "forage_retriever_rerank_seconds"), f"p{q * 100:g}") for q in (0.5, 0.99)),
         least=0,
