@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from forage_cli.local.demo import ended_by_signals
+from forage_cli.local.demo import interrupt_on_signals
 from forage_cli.local.stack import repository, shift_ports
 from forage_cli.runs.folder import RunFolder
 from forage_common.settings import load_settings
@@ -128,9 +128,9 @@ def _train(recipe: Recipe, runs: Path, seed: int, base_port: int, progress: Prog
         process = subprocess.Popen([*command, *overrides], cwd=repository(), stdout=output, stderr=output)
         try:
             while process.poll() is None:
-                at = read.progress()
+                at = read.read_progress()
                 title = f"{recipe.name} seed {seed}: {at.detail or at.phase}"
-                progress.update(task, completed=len(read.steps()), description=title)
+                progress.update(task, completed=len(read.read_steps()), description=title)
                 time.sleep(TICK_S)
         finally:
             process.terminate()
@@ -142,7 +142,7 @@ def _train(recipe: Recipe, runs: Path, seed: int, base_port: int, progress: Prog
 
 def _read(folder: Path) -> Run:
     summary = json.loads((folder / "summary.json").read_text())
-    curve = tuple(float(step["em_mean"]) for step in RunFolder(folder).steps())
+    curve = tuple(float(step["em_mean"]) for step in RunFolder(folder).read_steps())
     return Run(summary["em_before"], summary["em_after"], summary["minutes"], curve)
 
 
@@ -194,7 +194,7 @@ def _short(value: float) -> float:
 
 if __name__ == "__main__":
     try:
-        with ended_by_signals():
+        with interrupt_on_signals():
             main()
     except KeyboardInterrupt:
         sys.exit("stopped: the same command goes on with the runs that are missing")

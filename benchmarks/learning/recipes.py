@@ -36,7 +36,7 @@ class Recipe:
         """Make the countdown problems, as the file says, where they are missing; world facts make themselves."""
         folder = repository() / "data" / "countdown_tiny"
         if self.name == "countdown" and not (folder / "manifest.json").is_file():
-            countdown.build(folder, {"train": 4000, "test": 400}, [3], 99, 0, max_number=12)
+            countdown.build_countdown(folder, {"train": 4000, "test": 400}, [3], 99, 0, max_number=12)
 
     def resolved(self, runs: Path, seed: int, base_port: int) -> Settings:
         return load_settings(self.file, self.settings(runs, seed, base_port))

@@ -31,8 +31,8 @@ import thoughts
 from rich.console import Console
 from rich.table import Table
 
-from forage_cli.local.serving import services
-from forage_cli.local.stack import Program, interpreter, repository, shift_ports
+from forage_cli.local.serving import ensure_services
+from forage_cli.local.stack import Program, find_interpreter, repository, shift_ports
 from forage_common.clients.completions import CompletionsClient, Continuations
 from forage_common.probe.prober import ProbePlan, Prober
 from forage_common.settings import Settings, load_settings
@@ -88,7 +88,7 @@ def engine(overrides: list[str], log: Path) -> Iterator[Engine]:
     """It, until the block ends."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FORAGE__")}
     environment = kept | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [str(interpreter(Program.ROLLOUT)), str(HERE / "engine.py"), *overrides]
+    command = [str(find_interpreter(Program.ROLLOUT)), str(HERE / "engine.py"), *overrides]
     pipe = subprocess.PIPE
     with (
         log.open("w") as file,
@@ -184,7 +184,7 @@ def main() -> None:
         "rollout.engine.max_model_len=1024",
     ]
     with (
-        services(load_settings(None, overrides), Console(quiet=True), (Program.REWARD,)) as settings,
+        ensure_services(load_settings(None, overrides), Console(quiet=True), (Program.REWARD,)) as settings,
         console.status("probing, both ways …"),
         engine(overrides, folder / "engine.log") as started,
     ):

@@ -36,7 +36,7 @@ from rich.table import Table
 from service import Service, free_base_port, rollout_service
 from slow_retriever import SlowRetriever, slow_retriever
 
-from forage_cli.local.stack import Program, interpreter, repository, shift_ports
+from forage_cli.local.stack import Program, find_interpreter, repository, shift_ports
 from forage_common.settings import load_settings
 
 HERE = Path(__file__).resolve().parent
@@ -102,7 +102,7 @@ def environment() -> dict[str, str]:
 @contextmanager
 def in_process(common: list[str], log: Path) -> Iterator[InProcess]:
     """The second engine, until the block ends."""
-    command = [str(interpreter(Program.ROLLOUT)), str(HERE / "in_process.py"), *common]
+    command = [str(find_interpreter(Program.ROLLOUT)), str(HERE / "in_process.py"), *common]
     pipe = subprocess.PIPE
     with (
         log.open("w") as file,
@@ -116,7 +116,7 @@ def in_process(common: list[str], log: Path) -> Iterator[InProcess]:
 def hf_generate(common: list[str], prompts: int, log: Path) -> float:
     """Tokens a second."""
     numbers = [str(number) for number in (prompts, SAMPLES, SLOTS)]
-    command = [str(interpreter(Program.ROLLOUT)), str(HERE / "hf_generate.py"), *numbers, *common]
+    command = [str(find_interpreter(Program.ROLLOUT)), str(HERE / "hf_generate.py"), *numbers, *common]
     with log.open("w") as file:
         ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=file, env=environment(), text=True)
     if ended.returncode:

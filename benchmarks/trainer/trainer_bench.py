@@ -34,7 +34,7 @@ from rich.status import Status
 from rich.table import Table
 from service import free_base_port
 
-from forage_cli.local.stack import Program, Stack, interpreter, repository, shift_ports
+from forage_cli.local.stack import Program, Stack, find_interpreter, repository, shift_ports
 from forage_common.settings import load_settings
 
 HERE = Path(__file__).resolve().parent
@@ -46,7 +46,7 @@ ASYNC, SYNC = 1, 0
 
 def in_trainer(script: str, *arguments: str, log: Path) -> Iterator[dict[str, Any]]:
     """What a script prints in the trainer's environment, started as the trainer is, line by line as it comes."""
-    command = [str(interpreter(Program.TRAINER)), str(HERE / script), *arguments]
+    command = [str(find_interpreter(Program.TRAINER)), str(HERE / script), *arguments]
     threads = {"OMP_NUM_THREADS": str(THREADS), "OMP_WAIT_POLICY": "PASSIVE"}
     environment = os.environ | threads | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with (

@@ -22,13 +22,20 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM, Qwen2Tokeniz
 
 from forage_cli.datasets.countdown import PROMPT
 from forage_models.tiny_policy.demonstrations import Role, Segment, encode
-from forage_models.tiny_policy.evaluate import generate
+from forage_models.tiny_policy.evaluate import generate_turns
 from forage_models.tiny_policy.tokenizer import FRAMES, SPACED_TAGS, TAGS, TURN_END, train_tokenizer
-from forage_models.tiny_policy.train import arguments, batch_loss, learning_rate, new_model, optimisers_of, save
+from forage_models.tiny_policy.train import (
+    compute_learning_rate,
+    compute_loss,
+    make_model,
+    make_optimisers,
+    parse_arguments,
+    save,
+)
 
 LOG = logging.getLogger("tiny_policy")
 VOCABULARY = 640
-LARGEST = 199
+MAX_NUMBER_TOKEN = 199
 """Whole numbers up to here are one token, with the space before them."""
 BATCH_ROWS = 64
 
@@ -62,7 +69,7 @@ class Puzzle:
 
 
 @dataclass(frozen=True)
-class Way:
+class Solution:
     """An expression of three numbers: its two steps, as a thought, its value, and itself."""
 
     steps: str
@@ -70,23 +77,23 @@ class Way:
     expression: str
 
 
-def ways(numbers: Sequence[int]) -> list[Way]:
+def list_expressions(numbers: Sequence[int]) -> list[Solution]:
     """Every expression of three numbers whose steps are positive whole numbers; the larger operand comes first."""
     found = {}
     for pair in combinations(range(3), 2):
         left, right = sorted((numbers[at] for at in pair), reverse=True)
         (third,) = (number for at, number in enumerate(numbers) if at not in pair)
-        for sign, inner in _results(left, right):
+        for sign, inner in _combine(left, right):
             inside = f"( {left} {sign} {right} )"
             first, second = sorted(((inner, inside), (third, str(third))), key=lambda node: -node[0])
-            for last, value in _results(first[0], second[0]):
+            for last, value in _combine(first[0], second[0]):
                 expression = f"{first[1]} {last} {second[1]}"
                 steps = f"{left} {sign} {right} = {inner} , {first[0]} {last} {second[0]} = {value}"
-                found[expression] = Way(steps, value, expression)
+                found[expression] = Solution(steps, value, expression)
     return list(found.values())
 
 
-def _results(larger: int, smaller: int) -> Iterator[tuple[str, int]]:
+def _combine(larger: int, smaller: int) -> Iterator[tuple[str, int]]:
     yield "+", larger + smaller
     yield "*", larger * smaller
     if larger > smaller:
@@ -95,10 +102,10 @@ def _results(larger: int, smaller: int) -> Iterator[tuple[str, int]]:
         yield "/", larger // smaller
 
 
-def demonstration(puzzle: Puzzle, mode: Mode, rng: random.Random) -> str:
+def write_demonstration(puzzle: Puzzle, mode: Mode, rng: random.Random) -> str:
     """What the model writes in a mode."""
     if mode in (Mode.SOLVE, Mode.TRY):
-        found = ways(puzzle.numbers)
+        found = list_expressions(puzzle.numbers)
         if mode is Mode.SOLVE:
             found = [way for way in found if way.value == puzzle.target]
         way = rng.choice(found)
@@ -115,13 +122,19 @@ def demonstration(puzzle: Puzzle, mode: Mode, rng: random.Random) -> str:
     )
 
 
-def added_tokens() -> list[str]:
+def list_added_tokens() -> list[str]:
     """Every text that is one token by decree: tags, frames, the prompt's fixed parts, numbers."""
     fixed = re.split(r"\{\w+\}", PROMPT)
-    return [*TAGS, *SPACED_TAGS, *FRAMES, *(part.rstrip(" ") for part in fixed), *(f" {n}" for n in range(LARGEST + 1))]
+    return [
+        *TAGS,
+        *SPACED_TAGS,
+        *FRAMES,
+        *(part.rstrip(" ") for part in fixed),
+        *(f" {n}" for n in range(MAX_NUMBER_TOKEN + 1)),
+    ]
 
 
-def prompt_segment(tokenizer: PreTrainedTokenizerBase, puzzle: Puzzle) -> Segment:
+def build_prompt_segment(tokenizer: PreTrainedTokenizerBase, puzzle: Puzzle) -> Segment:
     """The chat template over the problem, up to where the model goes on."""
     messages = [{"role": "user", "content": puzzle.prompt}]
     return Segment(
@@ -129,7 +142,7 @@ def prompt_segment(tokenizer: PreTrainedTokenizerBase, puzzle: Puzzle) -> Segmen
     )
 
 
-def read(file: Path) -> list[Puzzle]:
+def read_puzzles(file: Path) -> list[Puzzle]:
     """The problems of a Parquet file that `forage data countdown` made."""
     import pyarrow.parquet as pq
 
@@ -143,60 +156,60 @@ class Demonstrations:
     def __init__(self, puzzles: Sequence[Puzzle], seed: int) -> None:
         self._puzzles = puzzles
         self._rng = random.Random(f"countdown-demonstrations-{seed}")
-        self.tokenizer: Qwen2Tokenizer = train_tokenizer(self._texts(), added_tokens(), VOCABULARY)
+        self.tokenizer: Qwen2Tokenizer = train_tokenizer(self._iterate_texts(), list_added_tokens(), VOCABULARY)
 
-    def _texts(self) -> Iterator[str]:
+    def _iterate_texts(self) -> Iterator[str]:
         for puzzle in self._puzzles:
             yield puzzle.prompt
             for mode in Mode:
-                yield " " + demonstration(puzzle, mode, self._rng)
+                yield " " + write_demonstration(puzzle, mode, self._rng)
 
-    def batch(self, progress: float) -> list[list[int]]:
+    def draw_batch(self, progress: float) -> list[list[int]]:
         """So many sequences at a point of the run (0 to 1)."""
-        return [self._sequence(progress) for _ in range(BATCH_ROWS)]
+        return [self._draw_sequence(progress) for _ in range(BATCH_ROWS)]
 
-    def _sequence(self, progress: float) -> list[int]:
+    def _draw_sequence(self, progress: float) -> list[int]:
         rng = self._rng
         drawn = rng.choice(self._puzzles)
         puzzle = Puzzle(tuple(rng.sample(drawn.numbers, 3)), drawn.target)
         mode = rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
         if progress < CLEAN_SHARE and rng.random() < 0.9:
             mode = Mode.SOLVE
-        prompt = prompt_segment(self.tokenizer, puzzle)
-        return encode(self.tokenizer, [prompt, Segment(Role.MODEL, demonstration(puzzle, mode, rng))])
+        prompt = build_prompt_segment(self.tokenizer, puzzle)
+        return encode(self.tokenizer, [prompt, Segment(Role.MODEL, write_demonstration(puzzle, mode, rng))])
 
 
-def share_solved(
+def measure_share_solved(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, puzzles: Sequence[Puzzle], *, sample: bool
 ) -> float:
     """The share of puzzles that the policy solves in one answer, greedily or sampled at temperature 1."""
-    contexts = [encode(tokenizer, [prompt_segment(tokenizer, puzzle)]) for puzzle in puzzles]
-    written = [tokenizer.decode(ids) for ids in generate(model, tokenizer, contexts, sample)]
-    return sum(map(solves, written, puzzles)) / len(puzzles)
+    contexts = [encode(tokenizer, [build_prompt_segment(tokenizer, puzzle)]) for puzzle in puzzles]
+    written = [tokenizer.decode(ids) for ids in generate_turns(model, tokenizer, contexts, sample)]
+    return sum(map(is_solution, written, puzzles)) / len(puzzles)
 
 
-def solves(text: str, puzzle: Puzzle) -> bool:
+def is_solution(text: str, puzzle: Puzzle) -> bool:
     """Whether the last answer is an expression of the puzzle's numbers that makes the target (our own form only)."""
     answer = re.search(r"<answer>(.*)</answer>\s*$", text)
-    known = {way.expression: way.value for way in ways(puzzle.numbers)}
+    known = {way.expression: way.value for way in list_expressions(puzzle.numbers)}
     total = {" + ".join(map(str, puzzle.numbers)): sum(puzzle.numbers)}
     return answer is not None and {**known, **total}.get(answer[1].strip()) == puzzle.target
 
 
 def main() -> None:
     """Train, log figures every so many steps, save."""
-    args = arguments(__doc__)
-    data = Demonstrations(read(args.data / "train.parquet"), args.seed)
-    held_out = read(args.data / "test.parquet")
-    model = new_model(data.tokenizer, args.seed)
+    args = parse_arguments(__doc__)
+    data = Demonstrations(read_puzzles(args.data / "train.parquet"), args.seed)
+    held_out = read_puzzles(args.data / "test.parquet")
+    model = make_model(data.tokenizer, args.seed)
     LOG.info("parameters %d vocabulary %d", model.num_parameters(), len(data.tokenizer))
-    optimisers = optimisers_of(model)
+    optimisers = make_optimisers(model)
     started, losses = time.monotonic(), []
     for step in range(args.steps):
         for optimiser, factor in optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = factor * learning_rate(step, args.steps, args.lr)
-        loss = batch_loss(model, data.batch(step / args.steps), model.config.pad_token_id)
+                group["lr"] = factor * compute_learning_rate(step, args.steps, args.lr)
+        loss = compute_loss(model, data.draw_batch(step / args.steps), model.config.pad_token_id)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimiser, _ in optimisers:
@@ -206,7 +219,7 @@ def main() -> None:
         if (step + 1) % args.every == 0 or step + 1 == args.steps:
             model.eval()
             found = {
-                kind: round(share_solved(model, data.tokenizer, held_out, sample=kind == "sampled"), 3)
+                kind: round(measure_share_solved(model, data.tokenizer, held_out, sample=kind == "sampled"), 3)
                 for kind in ("greedy", "sampled")
             }
             model.train()

@@ -10,7 +10,7 @@ from enum import StrEnum
 from transformers import PreTrainedTokenizerBase
 
 from forage_common.text.search_prompt import format_search_prompt
-from forage_models.tiny_policy.facts import Document, Episode, distractor
+from forage_models.tiny_policy.facts import Document, Episode, draw_distractor
 from forage_models.tiny_policy.names import Namer
 from forage_models.tiny_policy.tokenizer import FEEDBACK, TURN_END
 
@@ -46,28 +46,28 @@ class Segment:
     text: str
 
 
-def information(documents: Sequence[Document]) -> str:
+def format_information(documents: Sequence[Document]) -> str:
     """The observation that the loop appends after a search."""
     lines = [f'Doc {n}(Title: "{d.title}") {d.text}\n' for n, d in enumerate(documents, start=1)]
     return f"\n\n<information>{''.join(lines).strip()}</information>\n\n"
 
 
-def feedback() -> str:
+def format_feedback() -> str:
     """What the loop appends after an invalid action."""
     return f"\n{''.join(FEEDBACK)}\n"
 
 
-def search_turn(query: str, thought: str) -> Segment:
+def write_search_turn(query: str, thought: str) -> Segment:
     """A turn that searches; it ends with the stop string."""
     return Segment(Role.MODEL, f"<think> {thought} </think> <search> {query} </search>")
 
 
-def answer_turn(answer: str, thought: str) -> Segment:
+def write_answer_turn(answer: str, thought: str) -> Segment:
     """A turn that answers; it ends with the stop string, and no end-of-turn token follows."""
     return Segment(Role.MODEL, f"<think> {thought} </think> <answer> {answer} </answer>")
 
 
-def prompt_segment(tokenizer: PreTrainedTokenizerBase, question: str) -> Segment:
+def build_prompt_segment(tokenizer: PreTrainedTokenizerBase, question: str) -> Segment:
     """The chat template over the question's user message, up to where the model goes on."""
     messages = [{"role": "user", "content": format_search_prompt(question)}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -90,35 +90,37 @@ class Demonstrator:
         self._namer = namer
         self._guesses = guesses
 
-    def turns(self, episode: Episode, mode: Mode, rng: random.Random, *, simple: bool = False) -> list[Segment]:
+    def write_turns(self, episode: Episode, mode: Mode, rng: random.Random, *, simple: bool = False) -> list[Segment]:
         """The model's and the environment's segments. `simple`: never more than one document a search."""
         if mode is Mode.RIGHT:
-            return self._right(episode, rng, simple=simple)
+            return self._write_right(episode, rng, simple=simple)
         if mode is Mode.GUESS:
-            return [answer_turn(self._guess(episode, rng), KNOW)]
+            return [write_answer_turn(self._draw_guess(episode, rng), KNOW)]
         if mode is Mode.WRONG:
-            return self._wrong(episode, rng)
-        return self._broken(episode, rng)
+            return self._write_wrong(episode, rng)
+        return self._write_broken(episode, rng)
 
-    def _right(self, episode: Episode, rng: random.Random, *, simple: bool) -> list[Segment]:
+    def _write_right(self, episode: Episode, rng: random.Random, *, simple: bool) -> list[Segment]:
         segments = []
         for hop, document in enumerate(episode.hops):
-            segments.append(search_turn(document.title, FURTHER if hop else LOOK))
-            segments.append(Segment(Role.ENV, information([document] if simple else self._results(document, rng))))
-        return [*segments, answer_turn(episode.targets[0], FOUND)]
+            segments.append(write_search_turn(document.title, FURTHER if hop else LOOK))
+            segments.append(
+                Segment(Role.ENV, format_information([document] if simple else self._draw_results(document, rng)))
+            )
+        return [*segments, write_answer_turn(episode.targets[0], FOUND)]
 
-    def _wrong(self, episode: Episode, rng: random.Random) -> list[Segment]:
+    def _write_wrong(self, episode: Episode, rng: random.Random) -> list[Segment]:
         if len(episode.hops) == 2 and rng.random() < 0.4:  # stops at the bridge
             found, answer = episode.hops[0], episode.hops[1].title
         else:
-            country = self._namer.name(rng)
-            name = self._namer.name(rng)
+            country = self._namer.draw_name(rng)
+            name = self._namer.draw_name(rng)
             found, answer = Document(name, f"{name} is a city in {country}."), country
-        observation = Segment(Role.ENV, information(self._results(found, rng)))
-        return [search_turn(found.title, MAYBE), observation, answer_turn(answer, PERHAPS)]
+        observation = Segment(Role.ENV, format_information(self._draw_results(found, rng)))
+        return [write_search_turn(found.title, MAYBE), observation, write_answer_turn(answer, PERHAPS)]
 
-    def _broken(self, episode: Episode, rng: random.Random) -> list[Segment]:
-        guess = self._guess(episode, rng)
+    def _write_broken(self, episode: Episode, rng: random.Random) -> list[Segment]:
+        guess = self._draw_guess(episode, rng)
         text, goes_on = rng.choice(
             (
                 (f"<answer> {guess} </answer>", False),
@@ -131,18 +133,18 @@ class Demonstrator:
         if not goes_on:
             return [broken]
         again = rng.choices(list(MIXTURE)[:3], list(MIXTURE.values())[:3])[0]
-        return [broken, Segment(Role.ENV, feedback()), *self.turns(episode, again, rng)]
+        return [broken, Segment(Role.ENV, format_feedback()), *self.write_turns(episode, again, rng)]
 
-    def _results(self, document: Document, rng: random.Random) -> list[Document]:
+    def _draw_results(self, document: Document, rng: random.Random) -> list[Document]:
         documents = [document]
         others = 0.95 if document.text.startswith("The capital of") else 0.4
         if rng.random() < others:
-            documents.append(distractor(document, self._namer, rng))
+            documents.append(draw_distractor(document, self._namer, rng))
             if rng.random() < 0.12:
                 documents.reverse()
             elif rng.random() < 0.1:
-                documents.append(distractor(document, self._namer, rng))
+                documents.append(draw_distractor(document, self._namer, rng))
         return documents
 
-    def _guess(self, episode: Episode, rng: random.Random) -> str:
+    def _draw_guess(self, episode: Episode, rng: random.Random) -> str:
         return rng.choice([guess for guess in self._guesses[episode.asked] if guess not in episode.targets])

@@ -19,7 +19,15 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from forage_models.tiny_policy.demonstrations import LOOK, Role, Segment, encode, feedback, information, prompt_segment
+from forage_models.tiny_policy.demonstrations import (
+    LOOK,
+    Role,
+    Segment,
+    build_prompt_segment,
+    encode,
+    format_feedback,
+    format_information,
+)
 from forage_models.tiny_policy.facts import Document, Episode, World
 from forage_models.tiny_policy.tokenizer import TURN_END
 
@@ -34,7 +42,7 @@ _TURN = re.compile(r"<think>[^<]*</think>\s*<(search|answer)>[^<]*</\1>")
 
 
 @dataclass(frozen=True)
-class Figures:
+class Metrics:
     """Means over questions. `query`: first query exactly the first hop's title; `tokens`: generated per question."""
 
     em: float
@@ -57,7 +65,7 @@ class _Row:
     done: bool = False
 
 
-def play(
+def evaluate_policy(
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     world: World,
@@ -66,12 +74,12 @@ def play(
     sample: bool,
     forced: bool = False,
     seed: int = 0,
-) -> Figures:
+) -> Metrics:
     """Run the loop (at most `MAX_SEARCHES` turns and a last one) on every episode, in batches."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     search = Search(world)
-    rows = [_Row(e, encode(tokenizer, [prompt_segment(tokenizer, e.question)])) for e in episodes]
+    rows = [_Row(e, encode(tokenizer, [build_prompt_segment(tokenizer, e.question)])) for e in episodes]
     if forced:
         for row in rows:
             row.ids += encode(tokenizer, [Segment(Role.MODEL, FORCED)])
@@ -81,48 +89,50 @@ def play(
             break
         contexts = [row.ids for row in active]
         parts = [contexts[at : at + BATCH] for at in range(0, len(contexts), BATCH)]
-        generated = [new for part in parts for new in generate(model, tokenizer, part, sample)]
+        generated = [new for part in parts for new in generate_turns(model, tokenizer, part, sample)]
         for row, new in zip(active, generated, strict=True):
             row.ids += new
             row.generated += len(new)
             opening = FORCED if forced and turn == 0 else ""
-            _act(row, opening + tokenizer.decode(new), tokenizer, search, rng)
-    return _figures(rows)
+            _apply_action(row, opening + tokenizer.decode(new), tokenizer, search, rng)
+    return _compute_metrics(rows)
 
 
-def start_figures(
+def measure_start(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, world: World, episodes: Sequence[Episode]
 ) -> dict[str, dict[str, Any]]:
     """Where RL would start: greedy, sampled at temperature 1, and greedy with the right mode forced."""
     model.eval()
     found = {
-        name: asdict(play(model, tokenizer, world, episodes, sample=name == "sampled", forced=name == "forced"))
+        name: asdict(
+            evaluate_policy(model, tokenizer, world, episodes, sample=name == "sampled", forced=name == "forced")
+        )
         for name in ("greedy", "sampled", "forced")
     }
     model.train()
     return found
 
 
-def exact_match(answer: str | None, targets: Sequence[str]) -> bool:
+def is_exact_match(answer: str | None, targets: Sequence[str]) -> bool:
     """The exact-match rule of the reward contract, on one answer."""
-    return answer is not None and _normal(answer) in {_normal(target) for target in targets}
+    return answer is not None and _normalize(answer) in {_normalize(target) for target in targets}
 
 
-def _normal(text: str) -> str:
+def _normalize(text: str) -> str:
     kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
 
-def _act(row: _Row, text: str, tokenizer: PreTrainedTokenizerBase, search: Search, rng: random.Random) -> None:
+def _apply_action(row: _Row, text: str, tokenizer: PreTrainedTokenizerBase, search: Search, rng: random.Random) -> None:
     row.format = row.format and _TURN.fullmatch(text) is not None
     action = _ACTION.search(text)
     if action is None:
-        row.ids += encode(tokenizer, [Segment(Role.ENV, feedback())])
+        row.ids += encode(tokenizer, [Segment(Role.ENV, format_feedback())])
     elif action[1] == "answer":
         row.answer, row.done = action[2].strip(), True
     else:
         row.query = row.query if row.query is not None else action[2].strip()
-        row.ids += encode(tokenizer, [Segment(Role.ENV, information(search(action[2].strip(), rng)))])
+        row.ids += encode(tokenizer, [Segment(Role.ENV, format_information(search(action[2].strip(), rng)))])
 
 
 class Search:
@@ -148,7 +158,7 @@ class Search:
         return found
 
 
-def generate(
+def generate_turns(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, contexts: list[list[int]], sample: bool
 ) -> list[list[int]]:
     """What the policy adds to each context in one turn: up to a stop string, an end token or `MAX_NEW_TOKENS`."""
@@ -174,14 +184,14 @@ def generate(
     return new
 
 
-def _figures(rows: Sequence[_Row]) -> Figures:
-    right = [exact_match(row.answer, row.episode.targets) for row in rows]
+def _compute_metrics(rows: Sequence[_Row]) -> Metrics:
+    right = [is_exact_match(row.answer, row.episode.targets) for row in rows]
     by_hops = {}
     for hops in sorted({len(row.episode.hops) for row in rows}):
         of = [ok for ok, row in zip(right, rows, strict=True) if len(row.episode.hops) == hops]
         by_hops[hops] = sum(of) / len(of)
     searched = [row for row in rows if row.query is not None]
-    return Figures(
+    return Metrics(
         em=sum(right) / len(rows),
         format=sum(row.format and row.answer is not None for row in rows) / len(rows),
         query=sum(row.query == row.episode.hops[0].title for row in searched) / max(len(searched), 1),
@@ -203,7 +213,7 @@ def main() -> None:
     world = World(args.data)
     model = Qwen2ForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    for name, figures in start_figures(model, tokenizer, world, world.episodes(args.split)).items():
+    for name, figures in measure_start(model, tokenizer, world, world.read_episodes(args.split)).items():
         LOG.info("%s %s", name, json.dumps(figures))
 
 

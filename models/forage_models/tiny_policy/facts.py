@@ -50,7 +50,7 @@ class World:
                 title, text = json.loads(line)["contents"].split("\n", 1)
                 self.documents[title.strip('"')] = Document(title.strip('"'), text)
 
-    def episodes(self, split: str) -> list[Episode]:
+    def read_episodes(self, split: str) -> list[Episode]:
         """All questions of a split, in the file's order."""
         import pyarrow.parquet as pq
 
@@ -65,7 +65,7 @@ class World:
         ]
 
 
-def renamed(episode: Episode, namer: Namer, rng: random.Random) -> Episode:
+def rename_entities(episode: Episode, namer: Namer, rng: random.Random) -> Episode:
     """The same question about invented names, the same name replaced alike everywhere."""
     places, currencies = {episode.hops[0].title}, set()
     for document in episode.hops:
@@ -76,8 +76,8 @@ def renamed(episode: Episode, namer: Namer, rng: random.Random) -> Episode:
             places.update((found["name"], found["country"]))
             if found["kind"] == "currency":
                 currencies.add(found["name"])
-    new = {old: namer.name(rng) for old in sorted(places - currencies)}
-    new.update({old: namer.currency(rng) for old in sorted(currencies)})
+    new = {old: namer.draw_name(rng) for old in sorted(places - currencies)}
+    new.update({old: namer.draw_currency(rng) for old in sorted(currencies)})
     pattern = re.compile("|".join(rf"\b{re.escape(old)}\b" for old in sorted(new, key=len, reverse=True)))
 
     def swap(text: str) -> str:
@@ -87,10 +87,10 @@ def renamed(episode: Episode, namer: Namer, rng: random.Random) -> Episode:
     return Episode(swap(episode.question), hops, (swap(episode.targets[0]),))
 
 
-def distractor(document: Document, namer: Namer, rng: random.Random) -> Document:
+def draw_distractor(document: Document, namer: Namer, rng: random.Random) -> Document:
     """Another passage that a search for `document` could return: of its country, of a like name, or of any."""
     kind = rng.choice(("city", "city", "province", "district", "region", "municipality"))
-    name, country = namer.name(rng), namer.name(rng)
+    name, country = namer.draw_name(rng), namer.draw_name(rng)
     if document.text.startswith("The capital of"):
         country = document.title
     elif rng.random() < 0.5:

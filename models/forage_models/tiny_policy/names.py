@@ -28,22 +28,22 @@ class Namer:
                 for start in range(len(letters) - 2):
                     self._next[letters[start : start + 2]].append(letters[start + 2])
 
-    def name(self, rng: random.Random) -> str:
+    def draw_name(self, rng: random.Random) -> str:
         """A place's name of one word or, one time in six, two."""
         kind = rng.random()
         if kind < 0.4:
             return rng.choice(self._real)
         words = 2 if rng.random() < 0.17 else 1
-        make = self._imitated if kind < 0.75 else self._syllables
+        make = self._imitate if kind < 0.75 else self._join_syllables
         return " ".join(make(rng) for _ in range(words))
 
-    def currency(self, rng: random.Random) -> str:
+    def draw_currency(self, rng: random.Random) -> str:
         """A currency's name: a single word, or an invented word before a unit."""
         if rng.random() < 0.35:
-            return self._imitated(rng)
-        return f"{self._imitated(rng)} {rng.choice(self._units)}"
+            return self._imitate(rng)
+        return f"{self._imitate(rng)} {rng.choice(self._units)}"
 
-    def _imitated(self, rng: random.Random) -> str:
+    def _imitate(self, rng: random.Random) -> str:
         while True:
             letters = "^^"
             while not letters.endswith("$") and len(letters) < 12:
@@ -53,7 +53,7 @@ class Namer:
                 return word.capitalize()
 
     @staticmethod
-    def _syllables(rng: random.Random) -> str:
+    def _join_syllables(rng: random.Random) -> str:
         parts = rng.choice((2, 2, 3))
         word = "".join(rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(parts))
         return word[:10].capitalize()

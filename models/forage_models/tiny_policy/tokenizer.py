@@ -35,14 +35,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def instruction_sentences() -> list[str]:
+def split_instruction() -> list[str]:
     """The standing instruction cut into sentences that keep their trailing space; the last is "Question:"."""
     return [part for part in re.split(r"(?<=\. )", PROMPT_PREFIX.removesuffix(" ")) if part]
 
 
-def added_tokens() -> list[str]:
+def list_added_tokens() -> list[str]:
     """Every text that is one token by decree (not special: decoding keeps it)."""
-    return [*TAGS, *SPACED_TAGS, *instruction_sentences(), *FEEDBACK, *FRAMES, *DOCUMENT_HEADS]
+    return [*TAGS, *SPACED_TAGS, *split_instruction(), *FEEDBACK, *FRAMES, *DOCUMENT_HEADS]
 
 
 def train_tokenizer(texts: Iterable[str], added: Sequence[str], vocabulary: int) -> Qwen2Tokenizer:

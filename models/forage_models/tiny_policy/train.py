@@ -16,10 +16,10 @@ import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from forage_models.tiny_policy import demonstrations as demos
-from forage_models.tiny_policy.evaluate import start_figures
-from forage_models.tiny_policy.facts import Episode, World, renamed
+from forage_models.tiny_policy.evaluate import measure_start
+from forage_models.tiny_policy.facts import Episode, World, rename_entities
 from forage_models.tiny_policy.names import Namer
-from forage_models.tiny_policy.tokenizer import PAD, TURN_END, VOCABULARY, added_tokens, train_tokenizer
+from forage_models.tiny_policy.tokenizer import PAD, TURN_END, VOCABULARY, list_added_tokens, train_tokenizer
 
 LOG = logging.getLogger("tiny_policy")
 BATCH_TOKENS = 3072
@@ -29,7 +29,7 @@ SIMPLE_SHARE = 0.05
 """How much of the run shows one hop and one document only."""
 
 
-def new_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
+def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     """The policy's shape with random weights."""
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -68,10 +68,10 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
     fresh.rename(out)
 
 
-def tokenizer_texts(episodes: list[Episode], namer: Namer, rng: random.Random) -> Iterator[str]:
+def iterate_tokenizer_texts(episodes: list[Episode], namer: Namer, rng: random.Random) -> Iterator[str]:
     """What the merges are learnt from: questions and passages, real and renamed, and the thoughts."""
     for episode in episodes:
-        for version in (episode, renamed(episode, namer, rng)):
+        for version in (episode, rename_entities(episode, namer, rng)):
             yield f" {version.question}"
             for document in version.hops:
                 yield f'"{document.title}") {document.text}\n'
@@ -86,17 +86,17 @@ class Batches:
     def __init__(self, world: World, seed: int) -> None:
         """Read the training split; learn names and the tokenizer from it."""
         self.rng = random.Random(f"demonstrations-{seed}")
-        self.episodes = world.episodes("train")
+        self.episodes = world.read_episodes("train")
         guesses: dict[str, set[str]] = {}
         for episode in self.episodes:
             guesses.setdefault(episode.asked, set()).add(episode.targets[0])
         real = {document.title for episode in self.episodes for document in episode.hops}
         self.namer = Namer(real, [name.split(" ")[-1] for name in guesses["currency"]])
         self.demonstrator = demos.Demonstrator(self.namer, {k: sorted(v) for k, v in guesses.items()})
-        texts = tokenizer_texts(self.episodes, self.namer, random.Random(f"tokenizer-{seed}"))
-        self.tokenizer = train_tokenizer(texts, added_tokens(), VOCABULARY)
+        texts = iterate_tokenizer_texts(self.episodes, self.namer, random.Random(f"tokenizer-{seed}"))
+        self.tokenizer = train_tokenizer(texts, list_added_tokens(), VOCABULARY)
 
-    def sequence(self, progress: float) -> list[int]:
+    def draw_sequence(self, progress: float) -> list[int]:
         """One demonstration's ids at a point of the run (0 to 1)."""
         rng = self.rng
         episode = rng.choice(self.episodes)
@@ -104,18 +104,18 @@ class Batches:
         while simple and len(episode.hops) > 1:
             episode = rng.choice(self.episodes)
         if rng.random() < 0.85:
-            episode = renamed(episode, self.namer, rng)
+            episode = rename_entities(episode, self.namer, rng)
         mode = rng.choices(list(demos.MIXTURE), list(demos.MIXTURE.values()))[0]
         if progress < COPY_SHARE and rng.random() < 0.8:
             mode = demos.Mode.RIGHT
-        turns = self.demonstrator.turns(episode, mode, rng, simple=simple)
-        return demos.encode(self.tokenizer, [demos.prompt_segment(self.tokenizer, episode.question), *turns])
+        turns = self.demonstrator.write_turns(episode, mode, rng, simple=simple)
+        return demos.encode(self.tokenizer, [demos.build_prompt_segment(self.tokenizer, episode.question), *turns])
 
-    def draw(self, progress: float) -> list[list[list[int]]]:
+    def draw_batches(self, progress: float) -> list[list[list[int]]]:
         """A handful of batches whose rows are of similar length, in random order."""
         pool: list[list[int]] = []
         while sum(map(len, pool)) < 6 * BATCH_TOKENS:
-            pool.append(self.sequence(progress))
+            pool.append(self.draw_sequence(progress))
         pool.sort(key=len)
         batches: list[list[list[int]]] = [[]]
         for row in pool:
@@ -126,7 +126,7 @@ class Batches:
         return batches
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
+def compute_learning_rate(step: int, steps: int, peak: float) -> float:
     """Warm-up over 100 steps, constant, and a cosine down to a hundredth while the mixture is shown."""
     if step < 100:
         return peak * (step + 1) / 100
@@ -134,7 +134,7 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak if late <= 0 else peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * late)))
 
 
-def batch_loss(model: Qwen2ForCausalLM, rows: list[list[int]], pad: int) -> torch.Tensor:
+def compute_loss(model: Qwen2ForCausalLM, rows: list[list[int]], pad: int) -> torch.Tensor:
     """Mean cross-entropy over all real tokens of right-padded rows."""
     width = max(map(len, rows))
     ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
@@ -144,7 +144,7 @@ def batch_loss(model: Qwen2ForCausalLM, rows: list[list[int]], pad: int) -> torc
     return torch.nn.functional.cross_entropy(logits[keep].float(), ids[:, 1:][keep])
 
 
-def optimisers_of(model: Qwen2ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
+def make_optimisers(model: Qwen2ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
     """Muon for the layers' matrices and AdamW for the rest, each with the factor on its learning rate.
 
     Muon (K. Jordan, 2024) copied names after 200 steps, where AdamW alone had not begun to.
@@ -158,7 +158,7 @@ def optimisers_of(model: Qwen2ForCausalLM) -> list[tuple[torch.optim.Optimizer, 
     ]
 
 
-def arguments(description: str | None) -> argparse.Namespace:
+def parse_arguments(description: str | None) -> argparse.Namespace:
     """What either policy's training is told; its log goes to stderr from here on."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, required=True)
@@ -173,22 +173,22 @@ def arguments(description: str | None) -> argparse.Namespace:
 
 def main() -> None:
     """Train, save every 400 steps, log figures every 200."""
-    args = arguments(__doc__)
+    args = parse_arguments(__doc__)
     world = World(args.data)
     data = Batches(world, args.seed)
-    model = new_model(data.tokenizer, args.seed)
+    model = make_model(data.tokenizer, args.seed)
     LOG.info("parameters %d", model.num_parameters())
     save(model, data.tokenizer, args.out)
     pad = model.config.pad_token_id
-    optimisers = optimisers_of(model)
+    optimisers = make_optimisers(model)
     pool: list[list[list[int]]] = []
     started, losses = time.monotonic(), []
     for step in range(args.steps):
         for optimiser, factor in optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = factor * learning_rate(step, args.steps, args.lr)
-        pool = pool or data.draw(step / args.steps)
-        loss = batch_loss(model, pool.pop(), pad)
+                group["lr"] = factor * compute_learning_rate(step, args.steps, args.lr)
+        pool = pool or data.draw_batches(step / args.steps)
+        loss = compute_loss(model, pool.pop(), pad)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimiser, _ in optimisers:
@@ -198,11 +198,11 @@ def main() -> None:
         if (step + 1) % args.every == 0:
             mean, seconds = sum(losses) / len(losses), time.monotonic() - started
             losses.clear()
-            figures = start_figures(model, data.tokenizer, world, world.episodes("validation")[:80])
+            figures = measure_start(model, data.tokenizer, world, world.read_episodes("validation")[:80])
             LOG.info("step %d seconds %.0f loss %.3f %s", step + 1, seconds, mean, json.dumps(figures))
             save(model, data.tokenizer, args.out)
     save(model, data.tokenizer, args.out)
-    LOG.info("test %s", json.dumps(start_figures(model, data.tokenizer, world, world.episodes("test"))))
+    LOG.info("test %s", json.dumps(measure_start(model, data.tokenizer, world, world.read_episodes("test"))))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = load_settings(None, [f"model.path={character_model(folder / 'model')}"])
     probes = [probed(number) for number in range(COUNT)]
     probes.append(Probed(trajectory_id="run/lost", turn=1, status=Status.STATUS_INVALID_INPUT, status_detail="it hung"))
-    page = report.render(summarise_probes(PLAN, probes), probes, map(trajectory, range(COUNT)), settings)
+    page = report.render_page(summarise_probes(PLAN, probes), probes, map(trajectory, range(COUNT)), settings)
     (folder / "report.html").write_text(page, encoding="utf-8")
     return folder / "report.html"
 

@@ -11,7 +11,7 @@ from browser_page import Page
 from run_folders import write_run
 
 from forage_cli.reports import run_report as report
-from forage_cli.runs.ledger import Accounts
+from forage_cli.runs.ledger import GroupCounts
 from forage_common.settings import Settings
 
 ANSWERS = {
@@ -46,7 +46,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         learnt = 1 / (1 + math.exp(-(step - 50) / 12)) + 0.03 * math.sin(step * 2.4)
         steps.append({"step": step, "em_mean": 0.9 * learnt, "search_rate": learnt, "format_rate": 1, "kl_ref": learnt})
     run = write_run(tmp_path_factory.mktemp("run"), validations, steps)
-    return report.write(run, report.summarise(run, Settings(), Accounts(480, 480, 0, 0), {"trainer": 1}, 6.5))
+    return report.write_report(run, report.summarise(run, Settings(), GroupCounts(480, 480, 0, 0), {"trainer": 1}, 6.5))
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])

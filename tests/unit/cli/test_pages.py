@@ -14,7 +14,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from forage_cli.reports import figures, page
-from forage_cli.reports.spans import Block, Mark, blocks
+from forage_cli.reports.spans import Block, Mark, split_spans
 from forage_common.v1.trajectory_pb2 import Role, Span
 
 TEMPLATE = """{% extends "base.html" %}
@@ -96,18 +96,18 @@ def said(block: Block) -> list[str]:
     ],
 )
 def test_marks_cut_the_text_where_they_are(marks: list[int], expected: list[str]) -> None:
-    (block,) = blocks([{"role": "model", "text": "<think>abc</think>x"}], [Mark(at, str(at)) for at in marks])
+    (block,) = split_spans([{"role": "model", "text": "<think>abc</think>x"}], [Mark(at, str(at)) for at in marks])
     assert said(block) == expected
 
 
 def test_marks_count_over_all_spans_and_spans_may_be_messages() -> None:
     spans = [Span(role=Role.ROLE_PROMPT, text="ab"), Span(role=Role.ROLE_ENV, text="cd")]
-    one, other = blocks(spans, [Mark(2, "edge"), Mark(3, "in")])
+    one, other = split_spans(spans, [Mark(2, "edge"), Mark(3, "in")])
     assert (one.role, other.role) == ("prompt", "env")
     assert (said(one), said(other)) == ([":ab", "[edge]"], [":c", "[in]", ":d"])
 
 
-@figures.style()
+@figures.apply_style()
 def drawing(color: str) -> Figure:
     figure, axes = pyplot.subplots(figsize=(4, 3))
     axes.plot([0, 1], [0, 1], "o", color=color, clip_on=True)
@@ -115,7 +115,7 @@ def drawing(color: str) -> Figure:
 
 
 def test_figures_take_the_colours_of_the_page_and_share_no_ids() -> None:
-    one, other = figures.svg(drawing(figures.RED), "a < b"), figures.svg(drawing("#123456"), "another")
+    one, other = figures.render_svg(drawing(figures.RED), "a < b"), figures.render_svg(drawing("#123456"), "another")
     assert 'role="img" aria-label="a &lt; b"' in one
     assert "var(--series-4)" in one
     assert "var(--ink)" not in one, "nothing was drawn in it"

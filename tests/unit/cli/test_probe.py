@@ -117,7 +117,7 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         "rollout.max_response_length=500",
         "rollout.engine.max_model_len=4000",
     ]
-    with serving.services(load_settings(None, overrides), Console(quiet=True), (Program.REWARD,)):
+    with serving.ensure_services(load_settings(None, overrides), Console(quiet=True), (Program.REWARD,)):
         yield overrides
 
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forage_cli.commands.data import app
-from forage_cli.datasets.public_questions import SPLITS, convert, fetch
+from forage_cli.datasets.public_questions import SPLITS, convert_collection, fetch_collection
 from forage_common.errors import DataError, UserError
 from forage_common.files.questions import read_questions
 
@@ -34,7 +34,7 @@ def write(file: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def test_the_trainer_reads_what_is_made_of_the_public_layout(tmp_path: Path) -> None:
-    summary = convert("nq", {"train": write(tmp_path / "in.jsonl", ROWS)}, tmp_path / "nq")
+    summary = convert_collection("nq", {"train": write(tmp_path / "in.jsonl", ROWS)}, tmp_path / "nq")
     assert summary.questions == {"train": 3}
     assert summary.dropped == {"train": {"no question": 1, "no answer": 1}}
     read = read_questions([tmp_path / "nq" / "train.parquet"]).rows
@@ -51,8 +51,8 @@ def test_the_trainer_reads_what_is_made_of_the_public_layout(tmp_path: Path) -> 
 def test_parquet_gives_the_same_questions_as_lines(tmp_path: Path) -> None:
     rows = [{**row, "golden_answers": list(row["golden_answers"])} for row in ROWS[:4]]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
-    lines = convert("musique", {"dev": write(tmp_path / "in.jsonl", rows)}, tmp_path / "lines")
-    assert convert("musique", {"dev": tmp_path / "in.parquet"}, tmp_path / "parquet") == lines
+    lines = convert_collection("musique", {"dev": write(tmp_path / "in.jsonl", rows)}, tmp_path / "lines")
+    assert convert_collection("musique", {"dev": tmp_path / "in.parquet"}, tmp_path / "parquet") == lines
 
 
 @pytest.mark.parametrize(
@@ -70,20 +70,20 @@ def test_parquet_gives_the_same_questions_as_lines(tmp_path: Path) -> None:
 def test_what_is_no_such_file_is_said_and_nothing_is_written(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "in.jsonl").write_text(text)
     with pytest.raises(DataError) as error:
-        convert("nq", {"train": tmp_path / "in.jsonl"}, tmp_path / "out")
+        convert_collection("nq", {"train": tmp_path / "in.jsonl"}, tmp_path / "out")
     assert sentence in str(error.value)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_missing_file_and_a_parquet_of_other_columns_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.jsonl cannot be read \(No such file"):
-        convert("nq", {"train": tmp_path / "gone.jsonl"}, tmp_path / "out")
+        convert_collection("nq", {"train": tmp_path / "gone.jsonl"}, tmp_path / "out")
     pq.write_table(pa.table({"question": ["q"]}), tmp_path / "in.parquet")
     with pytest.raises(DataError, match=r"in\.parquet has no 'golden_answers' \(it has: question\)"):
-        convert("nq", {"train": tmp_path / "in.parquet"}, tmp_path / "out")
+        convert_collection("nq", {"train": tmp_path / "in.parquet"}, tmp_path / "out")
     (tmp_path / "text.parquet").write_text("no parquet")
     with pytest.raises(DataError, match=r"text\.parquet cannot be read"):
-        convert("nq", {"train": tmp_path / "text.parquet"}, tmp_path / "out")
+        convert_collection("nq", {"train": tmp_path / "text.parquet"}, tmp_path / "out")
 
 
 @pytest.fixture
@@ -124,20 +124,20 @@ def test_splits_come_from_the_hub_once(tmp_path: Path, hub: Path) -> None:
         "train.parquet",
     ]
     (hub / "hotpotqa" / "dev.jsonl").unlink()
-    assert len(fetch("hotpotqa", tmp_path / "cache")) == 2
+    assert len(fetch_collection("hotpotqa", tmp_path / "cache")) == 2
 
 
 def test_no_way_to_the_hub_is_a_sentence_with_a_way_out(
     tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataError, match=r"bamboogle/test\.jsonl answers 404: give .* --file test=test\.jsonl"):
-        fetch("bamboogle", tmp_path / "cache")
+        fetch_collection("bamboogle", tmp_path / "cache")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DataError, match=r"bamboogle/test\.jsonl cannot be reached \(.*\): give .* --file"):
-        fetch("bamboogle", tmp_path / "cache")
+        fetch_collection("bamboogle", tmp_path / "cache")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match=r"because HF_HUB_OFFLINE is set: give .* --file"):
-        fetch("bamboogle", tmp_path / "cache")
+        fetch_collection("bamboogle", tmp_path / "cache")
     assert list((tmp_path / "cache" / "bamboogle").iterdir()) == []
 
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from rich.console import Console
 
-from forage_cli.runs.replay import Comparison, divergence, judged_again, prompt_of, sampled_again, was_judged
+from forage_cli.runs.replay import Comparison, build_prompt, find_divergence, is_scored, make_rerun, make_rescore
 from forage_cli.terminal import trajectories as show
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.reward import RewardClient
@@ -119,21 +119,21 @@ async def services(free_address: Callable[[], str]) -> AsyncIterator[tuple[Setti
 async def test_the_same_text_gets_the_score_of_the_reward_that_runs(services: tuple[Settings, Judge, Sampler]) -> None:
     settings, judge, _ = services
     one = stored()
-    new = await judged_again(RewardClient(settings), "<end>")(one)
+    new = await make_rescore(RewardClient(settings), "<end>")(one)
     assert new.score.total == 0.9
     assert one.score.total == 0.2  # what was stored is untouched
     assert (new.id, new.token_ids, new.status) == (one.id, one.token_ids, Status.STATUS_OK)
     (item,) = judge.asked[0].items
     assert (item.end_of_turn, item.spans[0].text, list(item.ground_truth.targets)) == ("<end>", "me", ["me"])
     with pytest.raises(DataError, match="run/world/test/0/0/3: no reward for data source 'unknown'"):
-        await judged_again(RewardClient(settings), "")(stored(data_source="unknown"))
+        await make_rescore(RewardClient(settings), "")(stored(data_source="unknown"))
 
 
 async def test_a_trajectory_that_failed_in_the_reward_is_mended(services: tuple[Settings, Judge, Sampler]) -> None:
     failed = stored(status=Status.STATUS_TIMEOUT, status_detail="away", score=Score(status=Status.STATUS_TIMEOUT))
-    assert was_judged(failed)
-    assert not was_judged(stored(status=Status.STATUS_TIMEOUT, score=None))
-    new = await judged_again(RewardClient(services[0]), "")(failed)
+    assert is_scored(failed)
+    assert not is_scored(stored(status=Status.STATUS_TIMEOUT, score=None))
+    new = await make_rescore(RewardClient(services[0]), "")(failed)
     assert (new.status, new.status_detail) == (Status.STATUS_OK, "")
 
 
@@ -142,17 +142,17 @@ async def test_the_same_prompt_is_sampled_with_the_seed_of_its_sample(
 ) -> None:
     settings, _, sampler = services
     async with RolloutClient(settings) as rollout:
-        new = await sampled_again(rollout, "replay")(stored())
+        new = await make_rerun(rollout, "replay")(stored())
         with pytest.raises(DataError, match=r"prompt\.token_ids is 9"):
-            await sampled_again(rollout, "replay")(stored(data_source="unknown"))
+            await make_rerun(rollout, "replay")(stored(data_source="unknown"))
     asked = sampler.asked[0].prompt
     assert (list(asked.token_ids), asked.samples, asked.sampling.seed) == ([1, 2], 1, 43)
     assert (new.id, new.sample, new.sampling.seed) == (stored().id, 3, 40)  # as if it were the stored one
-    assert divergence(stored(), new) == "turn 2"
+    assert find_divergence(stored(), new) == "turn 2"
 
 
 def test_an_unseeded_trajectory_stays_unseeded() -> None:
-    assert prompt_of(stored(sampling=Sampling(temperature=1.0)), "r").sampling.seed == 0
+    assert build_prompt(stored(sampling=Sampling(temperature=1.0)), "r").sampling.seed == 0
 
 
 async def test_the_token_of_the_settings_is_presented(
@@ -162,12 +162,12 @@ async def test_the_token_of_the_settings_is_presented(
     sampler.token = "secret"
     async with RolloutClient(settings) as rollout:
         with pytest.raises(SettingsError, match=r"asks for a token: set rollout\.auth_token_file"):
-            await rollout.run(prompt_of(stored(), "r"))
+            await rollout.run(build_prompt(stored(), "r"))
     file = tmp_path / "token"
     file.write_text("secret\n")
     rollout_settings = settings.rollout.model_copy(update={"auth_token_file": file})
     async with RolloutClient(settings.model_copy(update={"rollout": rollout_settings})) as rollout:
-        assert (await rollout.run(prompt_of(stored(), "r"))).trajectories
+        assert (await rollout.run(build_prompt(stored(), "r"))).trajectories
 
 
 async def test_a_service_that_is_away_is_waited_for_within_bounds(free_address: Callable[[], str]) -> None:
@@ -175,7 +175,7 @@ async def test_a_service_that_is_away_is_waited_for_within_bounds(free_address: 
     client = RolloutClient(Settings(rollout=limits))
     client._timeout_s = 1.0
     with pytest.raises(UnavailableError, match="gave no answer within 1 s"):
-        await client.run(prompt_of(stored(), "r"))
+        await client.run(build_prompt(stored(), "r"))
     await client.close()
 
 
@@ -192,7 +192,7 @@ async def test_a_service_that_is_away_is_waited_for_within_bounds(free_address: 
     ],
 )
 def test_where_trajectories_part(response: list[int], turn_ids: list[int], place: str) -> None:
-    assert divergence(stored(), stored(token_ids=[1, 2, *response], turn_ids=turn_ids)) == place
+    assert find_divergence(stored(), stored(token_ids=[1, 2, *response], turn_ids=turn_ids)) == place
 
 
 def test_a_comparison_tells_means_changes_and_the_largest() -> None:
@@ -200,7 +200,7 @@ def test_a_comparison_tells_means_changes_and_the_largest() -> None:
     for number in range(9):
         comparison.add(stored(number), stored(number, score=score(0.2 + 0.1 * number, em=0.2, format=0.1 * number)))
     comparison.add(stored(), stored(status=Status.STATUS_TIMEOUT, score=Score(status=Status.STATUS_TIMEOUT)))
-    total, form, em = (comparison.figures[name] for name in ("score", "  format", "  em"))
+    total, form, em = (comparison.metrics[name] for name in ("score", "  format", "  em"))
     assert (total.count, total.changed) == (9, 8)
     assert total.before / 9 == pytest.approx(0.2)
     assert total.after / 9 == pytest.approx(0.6)
@@ -208,7 +208,7 @@ def test_a_comparison_tells_means_changes_and_the_largest() -> None:
     assert sorted(number.rsplit("/", 3)[1] for _, number, *_ in comparison.largest) == ["4", "5", "6", "7", "8"]
     assert comparison.statuses == {("STATUS_OK", "STATUS_TIMEOUT"): 1}
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(show.comparison(comparison, rerun=True))
+    console.print(show.render_comparison(comparison, rerun=True))
     text = console.export_text()
     assert "identical 10 of 10" in text
     assert "0.2000 → 1.0000  run/world/test/8/0/3  because" in text

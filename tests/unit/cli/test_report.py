@@ -13,7 +13,7 @@ from run_folders import write_run
 from forage_cli.local import live
 from forage_cli.reports import run_report as report
 from forage_cli.runs.folder import RunFolder
-from forage_cli.runs.ledger import Accounts, settle
+from forage_cli.runs.ledger import GroupCounts, count_groups
 from forage_cli.terminal import trajectories as show
 from forage_common.settings import RedisSettings, Settings
 from forage_common.streams.client import StreamClient
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def test_the_summary_holds_what_later_tools_read(run: RunFolder) -> None:
-    summary = report.summarise(run, Settings(), Accounts(5, 5, 0, 0), {"trainer": 1, "redis": 2}, 3.456)
+    summary = report.summarise(run, Settings(), GroupCounts(5, 5, 0, 0), {"trainer": 1, "redis": 2}, 3.456)
     assert summary["em_before"] == 0.0
     assert summary["em_after"] == summary["em_gain"] == 1.0
     assert summary["steps"] == 3, "a line that is still being written does not count"
@@ -55,8 +55,8 @@ def test_the_summary_holds_what_later_tools_read(run: RunFolder) -> None:
 
 
 def test_the_page_is_self_contained_and_escapes_what_the_policy_wrote(run: RunFolder) -> None:
-    summary = report.summarise(run, Settings(), Accounts(0, 0, 0, 0), {}, 1.0)
-    text = report.write(run, summary).read_text()
+    summary = report.summarise(run, Settings(), GroupCounts(0, 0, 0, 0), {}, 1.0)
+    text = report.write_report(run, summary).read_text()
     assert text.count("<script>") == 1, "the page's own"
     assert "&lt;script&gt;alert(1)" in text
     assert f'role="img" aria-label="{report.CURVE}"' in text
@@ -66,7 +66,7 @@ def test_the_page_is_self_contained_and_escapes_what_the_policy_wrote(run: RunFo
 
 
 def test_examples_are_the_same_questions_before_and_after_and_the_improved_come_first(run: RunFolder) -> None:
-    before, after = report.examples(run, "before"), report.examples(run, "after")
+    before, after = report.select_examples(run, "before"), report.select_examples(run, "after")
     assert [row["question"] for row in before] == [row["question"] for row in after]
     assert (before[0]["em"], after[0]["em"]) == (0.0, 1.0)
 
@@ -83,19 +83,19 @@ def test_the_live_view_shows_progress_restarts_and_time_left(run: RunFolder) -> 
 
 
 def test_a_run_without_a_pace_has_no_time_left(run: RunFolder) -> None:
-    assert live.time_left(run.steps()[:2], 10, "training") is None
-    assert live.clock(None) == "…"
-    assert live.clock(245) == "4 min 05 s"
+    assert live.estimate_time_left(run.read_steps()[:2], 10, "training") is None
+    assert live.format_duration(None) == "…"
+    assert live.format_duration(245) == "4 min 05 s"
 
 
 def test_the_spark_line_spans_its_range_and_is_bounded() -> None:
-    assert live.spark([0.0, 1.0, 2.0, -1.0]) == "▁██▁"
-    assert len(live.spark([0.5] * 1000, 60)) == 60
+    assert live.draw_sparkline([0.0, 1.0, 2.0, -1.0]) == "▁██▁"
+    assert len(live.draw_sparkline([0.5] * 1000, 60)) == 60
 
 
 def test_trajectories_print_who_wrote_what(run: RunFolder) -> None:
     console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(show.panel(run.trajectories("after")[0]))
+    console.print(show.render_panel(run.read_trajectories("after")[0]))
     text = console.export_text()
     assert "<answer> x </answer>" in text
     assert "accepted: right" in text
@@ -111,6 +111,6 @@ def test_the_accounts_count_lost_and_doubled_groups(redis_server: RedisSettings)
     client.issue(Prompt(group_uid="v", batch=1, purpose=Purpose.PURPOSE_VALIDATION))
     client.acknowledge(LedgerEntry(step=1, group_uids=["g1"]), [])
     client.acknowledge(LedgerEntry(step=2, group_uids=["g2"]), [])
-    assert settle(client) == Accounts(3, 2, 1, 0)
+    assert count_groups(client) == GroupCounts(3, 2, 1, 0)
     client.acknowledge(LedgerEntry(step=3, group_uids=["g3", "g1"]), [])
-    assert settle(client) == Accounts(3, 4, 0, 1)
+    assert count_groups(client) == GroupCounts(3, 4, 0, 1)

@@ -12,9 +12,9 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from forage_cli.commands.trajectories import trajectories
-from forage_cli.runs.trajectory_rows import Filter, changes, figure, ordered, rows_of_step
-from forage_cli.runs.view_options import Colour, Figure
-from forage_cli.terminal.tokens import coloured, scale_of
+from forage_cli.runs.trajectory_rows import Filter, compute_sort_value, find_changes, read_step_rows, sort_rows
+from forage_cli.runs.view_options import Colour, SortKey
+from forage_cli.terminal.tokens import colour_response, compute_scale
 from forage_common.errors import DataError, UserError
 from forage_common.files.step_file import StepRow, step_file_path, write_step
 from forage_common.settings import Settings
@@ -117,14 +117,14 @@ def test_the_trace_of_a_trajectory_is_shown_where_there_is_one(run: Path, ids: d
 
 
 def test_a_steps_rows_read_like_those_of_a_validation(run: Path) -> None:
-    rows = rows_of_step(step_file_path(run, 20))
+    rows = read_step_rows(step_file_path(run, 20))
     assert [r["question"] for r in rows] == ["Who is a?", "Who is a?", "Who is b?", "Who is d?"]
     assert [r["reward"] for r in rows] == [1.0, 1.0, 0.2, None]
-    assert [figure(r, Figure.ADVANTAGE) for r in rows] == pytest.approx([4 / 3, 4 / 3, -4 / 3, None])
-    assert [figure(r, Figure.MISMATCH) for r in rows] == pytest.approx([0.25, 0.0, 0.5, None])
-    by = ordered(rows, Figure.MISMATCH, ascending=False)
+    assert [compute_sort_value(r, SortKey.ADVANTAGE) for r in rows] == pytest.approx([4 / 3, 4 / 3, -4 / 3, None])
+    assert [compute_sort_value(r, SortKey.MISMATCH) for r in rows] == pytest.approx([0.25, 0.0, 0.5, None])
+    by = sort_rows(rows, SortKey.MISMATCH, ascending=False)
     assert [r["question"][7] for r in by] == ["b", "a", "a", "d"], "those without the figure come last"
-    assert [r["question"][7] for r in ordered(rows, Figure.REWARD, ascending=True)] == ["b", "a", "a", "d"]
+    assert [r["question"][7] for r in sort_rows(rows, SortKey.REWARD, ascending=True)] == ["b", "a", "a", "d"]
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_a_steps_rows_read_like_those_of_a_validation(run: Path) -> None:
     ],
 )
 def test_rows_are_chosen_by_answer_source_text_and_reward(run: Path, chosen: Filter, names: str) -> None:
-    rows = rows_of_step(step_file_path(run, 20))
+    rows = read_step_rows(step_file_path(run, 20))
     assert "".join(r["question"][7] for r in filter(chosen, rows)) == names
 
 
 def test_two_steps_are_compared_question_by_question_whatever_the_epoch(run: Path) -> None:
-    found = changes(rows_of_step(step_file_path(run, 10)), rows_of_step(step_file_path(run, 20)))
+    found = find_changes(read_step_rows(step_file_path(run, 10)), read_step_rows(step_file_path(run, 20)))
     assert [(c.after[0]["question"], len(c.before)) for c in found] == [("Who is a?", 2), ("Who is b?", 1)]
     assert [c.gain for c in found] == pytest.approx([0.9, -0.8])
     output = said(run, "--step", "20", "--against", "10")
@@ -155,15 +155,20 @@ def test_two_steps_are_compared_question_by_question_whatever_the_epoch(run: Pat
 
 
 def test_colour_follows_the_sign_and_the_strength_of_the_advantage(run: Path) -> None:
-    rows = rows_of_step(step_file_path(run, 20))
+    rows = read_step_rows(step_file_path(run, 20))
     steps = [r["step"] for r in rows]
-    scale = scale_of(steps, Colour.ADVANTAGE)
+    scale = compute_scale(steps, Colour.ADVANTAGE)
     assert scale == 2.0
-    right, wrong = (coloured(step, TokenTexts(MODEL), Colour.ADVANTAGE, scale) for step in (steps[0], steps[2]))
+    right, wrong = (colour_response(step, TokenTexts(MODEL), Colour.ADVANTAGE, scale) for step in (steps[0], steps[2]))
     assert right.plain == wrong.plain == '! "#'
     assert styles(right) == ["rgb(75,175,75)", "cyan", "rgb(75,175,75)", "rgb(0,200,0)"]
     assert styles(wrong) == ["rgb(185,95,95)", "cyan", "rgb(185,95,95)", "rgb(220,40,40)"]
-    assert styles(coloured(steps[3], TokenTexts(MODEL), Colour.ADVANTAGE, scale)) == ["bold", "cyan", "bold", "bold"]
+    assert styles(colour_response(steps[3], TokenTexts(MODEL), Colour.ADVANTAGE, scale)) == [
+        "bold",
+        "cyan",
+        "bold",
+        "bold",
+    ]
 
 
 def styles(text: Text) -> list[str]:

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from forage_cli.datasets.world.facts import is_plain, load_facts, name_key
+from forage_cli.datasets.world.facts import is_plain, load_facts, normalize_name
 from forage_cli.datasets.world.questions import SPLITS, TEST_COUNTRIES, VALIDATION_COUNTRIES, split_countries
-from forage_cli.datasets.world.write import WorldSummary, build
+from forage_cli.datasets.world.write import WorldSummary, build_world
 from forage_common.text.search_prompt import PROMPT_PREFIX
 
 Row = dict[str, Any]
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, WorldSummary]:
     out = tmp_path_factory.mktemp("world")
-    return out, build(out, seed=0)
+    return out, build_world(out, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,10 @@ def rows(world: tuple[Path, WorldSummary]) -> dict[str, list[Row]]:
 
 def names(row: Row) -> set[str]:
     """Everything that a question is about: what is searched for and what answers it."""
-    return {name_key(name) for name in (*row["extra_info"]["entities"], *row["reward_model"]["ground_truth"]["target"])}
+    return {
+        normalize_name(name)
+        for name in (*row["extra_info"]["entities"], *row["reward_model"]["ground_truth"]["target"])
+    }
 
 
 def test_there_are_enough_passages_and_questions(world: tuple[Path, WorldSummary], rows: dict[str, list[Row]]) -> None:
@@ -60,11 +63,11 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_ones(
     world: tuple[Path, WorldSummary], tmp_path: Path
 ) -> None:
     out, summary = world
-    again = build(tmp_path / "again", seed=0)
+    again = build_world(tmp_path / "again", seed=0)
     assert again == summary
     for name in (*summary.digests, "manifest.json"):
         assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
-    other = build(tmp_path / "other", seed=1).digests
+    other = build_world(tmp_path / "other", seed=1).digests
     assert other["corpus.jsonl"] == summary.digests["corpus.jsonl"]
     assert other["test.parquet"] != summary.digests["test.parquet"]
 
@@ -88,8 +91,8 @@ def test_every_hop_is_in_the_passage_of_the_entity_before(rows: dict[str, list[R
 def test_no_question_gives_its_answer_away(rows: dict[str, list[Row]]) -> None:
     for found in rows.values():
         for row in found:
-            question = f" {name_key(row['extra_info']['question'])} "
-            assert f" {name_key(row['reward_model']['ground_truth']['target'][0])} " not in question
+            question = f" {normalize_name(row['extra_info']['question'])} "
+            assert f" {normalize_name(row['reward_model']['ground_truth']['target'][0])} " not in question
 
 
 def test_questions_are_not_asked_twice_and_have_one_answer(rows: dict[str, list[Row]]) -> None:
@@ -98,11 +101,11 @@ def test_questions_are_not_asked_twice_and_have_one_answer(rows: dict[str, list[
 
 
 def test_a_subject_names_one_thing_only(rows: dict[str, list[Row]], corpus: dict[str, str]) -> None:
-    keys = Counter(map(name_key, corpus))
+    keys = Counter(map(normalize_name, corpus))
     for found in rows.values():
         for row in found:
             for entity in row["extra_info"]["entities"]:
-                assert keys[name_key(entity)] == 1
+                assert keys[normalize_name(entity)] == 1
                 assert is_plain(entity)
 
 

@@ -19,22 +19,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from forage_cli.datasets import countdown as problems
 from forage_common.settings import load_settings
 from forage_models.tiny_policy.countdown import (
-    LARGEST,
+    MAX_NUMBER_TOKEN,
     MIXTURE,
     Demonstrations,
     Mode,
     Puzzle,
-    added_tokens,
-    demonstration,
-    prompt_segment,
-    read,
-    share_solved,
-    solves,
-    ways,
+    build_prompt_segment,
+    is_solution,
+    list_added_tokens,
+    list_expressions,
+    measure_share_solved,
+    read_puzzles,
+    write_demonstration,
 )
 from forage_models.tiny_policy.demonstrations import Role, Segment, encode
 from forage_models.tiny_policy.tokenizer import TAGS, TURN_END
-from forage_models.tiny_policy.train import batch_loss, new_model
+from forage_models.tiny_policy.train import compute_loss, make_model
 
 REPOSITORY = Path(__file__).parents[3]
 SHIPPED = REPOSITORY / "models" / "tiny-countdown"
@@ -56,7 +56,7 @@ def value_of(expression: str) -> Fraction:
 
 @given(NUMBERS)
 def test_a_way_uses_each_number_once_and_has_the_value_it_claims(numbers: list[int]) -> None:
-    for way in ways(numbers):
+    for way in list_expressions(numbers):
         assert value_of(way.expression) == way.value > 0
         assert sorted(map(int, re.findall(r"\d+", way.expression))) == sorted(numbers)
         for step in way.steps.split(" , "):
@@ -65,20 +65,20 @@ def test_a_way_uses_each_number_once_and_has_the_value_it_claims(numbers: list[i
 
 
 def test_every_problem_of_the_recipe_has_a_way() -> None:
-    for problem in islice(problems.problems([3], 99, 0, 12), 500):
-        assert problem.target in {way.value for way in ways(problem.numbers)}, problem
+    for problem in islice(problems.generate_problems([3], 99, 0, 12), 500):
+        assert problem.target in {way.value for way in list_expressions(problem.numbers)}, problem
 
 
 @pytest.mark.parametrize(("mode", "right"), [(Mode.SOLVE, {True}), (Mode.TRY, {True, False}), (Mode.ADD, {False})])
 def test_a_mode_is_as_right_as_it_says(mode: Mode, right: set[bool]) -> None:
     rng = random.Random(0)
-    assert {solves(demonstration(PUZZLE, mode, rng), PUZZLE) for _ in range(100)} == right
+    assert {is_solution(write_demonstration(PUZZLE, mode, rng), PUZZLE) for _ in range(100)} == right
 
 
 def test_broken_demonstrations_lack_a_thought_or_an_answer() -> None:
     rng = random.Random(0)
     for _ in range(30):
-        text = demonstration(PUZZLE, Mode.BROKEN, rng)
+        text = write_demonstration(PUZZLE, Mode.BROKEN, rng)
         assert re.fullmatch(r"<think>[^<]*</think> <answer>[^<]*</answer>", text) is None
         assert text.endswith(("</answer>", TURN_END))
 
@@ -88,12 +88,12 @@ def test_the_mixture_is_whole_and_led_by_adding_up() -> None:
     assert max(MIXTURE, key=MIXTURE.__getitem__) is Mode.ADD
 
 
-@given(st.lists(st.sampled_from([*added_tokens(), " 250", "7", "(", " /", "<", "é"]), max_size=12))
+@given(st.lists(st.sampled_from([*list_added_tokens(), " 250", "7", "(", " /", "<", "é"]), max_size=12))
 def test_tags_and_numbers_amid_any_text_survive_the_tokenizer(parts: list[str]) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode("".join(parts))) == "".join(parts)
 
 
-@pytest.mark.parametrize("text", [*TAGS, " 0", " 12", f" {LARGEST}"])
+@pytest.mark.parametrize("text", [*TAGS, " 0", " 12", f" {MAX_NUMBER_TOKEN}"])
 def test_tags_and_numbers_are_one_token(text: str) -> None:
     assert len(TOKENIZER.encode(text)) == 1
 
@@ -101,23 +101,25 @@ def test_tags_and_numbers_are_one_token(text: str) -> None:
 def test_the_longest_demonstration_fits_the_recipe() -> None:
     rollout = load_settings(REPOSITORY / "configs" / "countdown_tiny.yaml", environ={}).rollout
     puzzle = Puzzle((12, 12, 12), 99)
-    assert len(encode(TOKENIZER, [prompt_segment(TOKENIZER, puzzle)])) <= rollout.max_start_length
+    assert len(encode(TOKENIZER, [build_prompt_segment(TOKENIZER, puzzle)])) <= rollout.max_start_length
     for mode in Mode:
-        text = Segment(Role.MODEL, demonstration(puzzle if mode is not Mode.SOLVE else PUZZLE, mode, random.Random(0)))
+        text = Segment(
+            Role.MODEL, write_demonstration(puzzle if mode is not Mode.SOLVE else PUZZLE, mode, random.Random(0))
+        )
         assert len(encode(TOKENIZER, [text])) <= rollout.max_response_length
 
 
 def test_cloning_lowers_the_loss_on_problems_read_from_a_file(tmp_path: Path) -> None:
-    problems.build(tmp_path, {"train": 60, "test": 5}, [3], 99, 0, max_number=12)
-    puzzles = read(tmp_path / "train.parquet")
+    problems.build_countdown(tmp_path, {"train": 60, "test": 5}, [3], 99, 0, max_number=12)
+    puzzles = read_puzzles(tmp_path / "train.parquet")
     assert len(puzzles) == 60
     assert all(len(puzzle.numbers) == 3 for puzzle in puzzles)
     data = Demonstrations(puzzles, seed=0)
-    model = new_model(data.tokenizer, seed=0)
+    model = make_model(data.tokenizer, seed=0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(3):
-        loss = batch_loss(model, data.batch(1.0)[:4], model.config.pad_token_id)
+        loss = compute_loss(model, data.draw_batch(1.0)[:4], model.config.pad_token_id)
         loss.backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -129,8 +131,8 @@ def test_the_shipped_model_is_small_and_starts_low_with_room_to_learn() -> None:
     assert sum(file.stat().st_size for file in SHIPPED.iterdir()) <= 6e6
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
     assert model.config.vocab_size == len(TOKENIZER)
-    drawn = islice(problems.problems([3], 99, 0, 12), 4000, 4050)  # the first of the test file
+    drawn = islice(problems.generate_problems([3], 99, 0, 12), 4000, 4050)  # the first of the test file
     puzzles = [Puzzle(problem.numbers, problem.target) for problem in drawn]
     torch.manual_seed(0)
-    assert 0.05 <= share_solved(model, TOKENIZER, puzzles, sample=True) <= 0.5
-    assert share_solved(model, TOKENIZER, puzzles, sample=False) < 0.2
+    assert 0.05 <= measure_share_solved(model, TOKENIZER, puzzles, sample=True) <= 0.5
+    assert measure_share_solved(model, TOKENIZER, puzzles, sample=False) < 0.2

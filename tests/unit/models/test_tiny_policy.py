@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from forage_common.text.search_prompt import PROMPT_PREFIX, format_search_prompt
 from forage_models.tiny_policy import demonstrations as demos
-from forage_models.tiny_policy.demonstrations import Demonstrator, Mode, Role, Segment, encode, prompt_segment
-from forage_models.tiny_policy.evaluate import exact_match
-from forage_models.tiny_policy.facts import Document, Episode, renamed
+from forage_models.tiny_policy.demonstrations import Demonstrator, Mode, Role, Segment, build_prompt_segment, encode
+from forage_models.tiny_policy.evaluate import is_exact_match
+from forage_models.tiny_policy.facts import Document, Episode, rename_entities
 from forage_models.tiny_policy.names import Namer
 from forage_models.tiny_policy.tokenizer import (
     DOCUMENT_HEADS,
@@ -26,8 +26,8 @@ from forage_models.tiny_policy.tokenizer import (
     SPACED_TAGS,
     TAGS,
     VOCABULARY,
-    added_tokens,
-    instruction_sentences,
+    list_added_tokens,
+    split_instruction,
 )
 
 SHIPPED = Path(__file__).parents[3] / "models" / "tiny-policy"
@@ -51,20 +51,22 @@ def test_text_survives_the_tokenizer(text: str) -> None:
 
 
 @given(
-    st.lists(st.sampled_from([*added_tokens(), " Erdenet", " ", "\n", "<", ">", "search", "Doc 1", "é"]), max_size=12)
+    st.lists(
+        st.sampled_from([*list_added_tokens(), " Erdenet", " ", "\n", "<", ">", "search", "Doc 1", "é"]), max_size=12
+    )
 )
 def test_tags_amid_any_text_survive_the_tokenizer(parts: list[str]) -> None:
     text = "".join(parts)
     assert TOKENIZER.decode(TOKENIZER.encode(text), skip_special_tokens=True) == text
 
 
-@pytest.mark.parametrize("text", [*TAGS, *SPACED_TAGS, *FEEDBACK, *DOCUMENT_HEADS, *instruction_sentences()])
+@pytest.mark.parametrize("text", [*TAGS, *SPACED_TAGS, *FEEDBACK, *DOCUMENT_HEADS, *split_instruction()])
 def test_fixed_texts_are_one_token(text: str) -> None:
     assert len(TOKENIZER.encode(text)) == 1
 
 
 def test_the_instruction_is_its_sentences() -> None:
-    assert "".join(instruction_sentences()) + " " == PROMPT_PREFIX
+    assert "".join(split_instruction()) + " " == PROMPT_PREFIX
     assert len(TOKENIZER.encode(format_search_prompt("Which country has the capital Oslo?"))) <= 24
 
 
@@ -93,7 +95,7 @@ def test_the_chat_template_is_qwens_without_a_system_message() -> None:
 
 
 def test_the_right_demonstration_is_laid_out_like_a_rollout() -> None:
-    turns = Demonstrator(NAMER, GUESSES).turns(TWO_HOPS, Mode.RIGHT, random.Random(0), simple=True)
+    turns = Demonstrator(NAMER, GUESSES).write_turns(TWO_HOPS, Mode.RIGHT, random.Random(0), simple=True)
     assert [(turn.role, turn.text) for turn in turns] == [
         (Role.MODEL, "<think> look it up </think> <search> Erdenet </search>"),
         (Role.ENV, '\n\n<information>Doc 1(Title: "Erdenet") Erdenet is a city in Mongolia.</information>\n\n'),
@@ -108,8 +110,8 @@ def test_the_right_demonstration_is_laid_out_like_a_rollout() -> None:
 
 
 def test_segments_are_tokenised_one_by_one() -> None:
-    turns = Demonstrator(NAMER, GUESSES).turns(TWO_HOPS, Mode.RIGHT, random.Random(0))
-    segments = [prompt_segment(TOKENIZER, TWO_HOPS.question), *turns]
+    turns = Demonstrator(NAMER, GUESSES).write_turns(TWO_HOPS, Mode.RIGHT, random.Random(0))
+    segments = [build_prompt_segment(TOKENIZER, TWO_HOPS.question), *turns]
     ids = encode(TOKENIZER, segments)
     assert ids == [token for segment in segments for token in TOKENIZER.encode(segment.text)]
     assert TOKENIZER.decode(ids) == "".join(segment.text for segment in segments)
@@ -120,18 +122,18 @@ def test_segments_are_tokenised_one_by_one() -> None:
 def test_only_the_right_mode_answers_right(mode: Mode) -> None:
     demonstrator, rng = Demonstrator(NAMER, GUESSES), random.Random(1)
     for _ in range(50):
-        turns = demonstrator.turns(TWO_HOPS, mode, rng)
+        turns = demonstrator.write_turns(TWO_HOPS, mode, rng)
         assert [turn.role for turn in turns] == [Role.MODEL, Role.ENV] * (len(turns) // 2) + [Role.MODEL]
         answers = re.findall("<answer>(.*?)</answer>", turns[-1].text)
         recovered = mode is Mode.BROKEN and len(turns) > 1
         if not recovered:
-            assert exact_match(answers[-1] if answers else None, TWO_HOPS.targets) == (mode is Mode.RIGHT)
+            assert is_exact_match(answers[-1] if answers else None, TWO_HOPS.targets) == (mode is Mode.RIGHT)
 
 
 def test_the_first_thought_tells_the_mode() -> None:
     demonstrator, rng = Demonstrator(NAMER, GUESSES), random.Random(2)
     opening = {
-        mode: Counter(TOKENIZER.encode(demonstrator.turns(TWO_HOPS, mode, rng)[0].text)[1] for _ in range(30))
+        mode: Counter(TOKENIZER.encode(demonstrator.write_turns(TWO_HOPS, mode, rng)[0].text)[1] for _ in range(30))
         for mode in (Mode.RIGHT, Mode.GUESS, Mode.WRONG)
     }
     assert all(len(counts) == 1 for counts in opening.values())
@@ -144,7 +146,7 @@ def test_the_mixture_is_whole_and_led_by_guessing() -> None:
 
 
 def test_renaming_keeps_what_belongs_together() -> None:
-    episode = renamed(TWO_HOPS, NAMER, random.Random(3))
+    episode = rename_entities(TWO_HOPS, NAMER, random.Random(3))
     city, country = (document.title for document in episode.hops)
     assert f" {city} " in episode.question
     assert episode.hops[0].text == f"{city} is a city in {country}."
@@ -160,7 +162,7 @@ def test_the_shipped_model_is_small_tied_and_finite() -> None:
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.config.vocab_size == len(TOKENIZER) == VOCABULARY
     assert model.generation_config.eos_token_id == TOKENIZER.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    ids = torch.tensor([encode(TOKENIZER, [prompt_segment(TOKENIZER, TWO_HOPS.question)])])
+    ids = torch.tensor([encode(TOKENIZER, [build_prompt_segment(TOKENIZER, TWO_HOPS.question)])])
     assert torch.isfinite(model(ids).logits).all()
 
 
@@ -171,9 +173,9 @@ def test_the_shipped_policy_searches_for_an_unseen_name_and_copies_the_answer() 
     def invented(text: str) -> str:
         return re.sub("|".join(names), lambda match: names[match[0]], text)
 
-    turns = Demonstrator(NAMER, GUESSES).turns(TWO_HOPS, Mode.RIGHT, random.Random(0), simple=True)
+    turns = Demonstrator(NAMER, GUESSES).write_turns(TWO_HOPS, Mode.RIGHT, random.Random(0), simple=True)
     turns = [Segment(turn.role, invented(turn.text)) for turn in turns]
-    ids = encode(TOKENIZER, [prompt_segment(TOKENIZER, invented(TWO_HOPS.question))])
+    ids = encode(TOKENIZER, [build_prompt_segment(TOKENIZER, invented(TWO_HOPS.question))])
     for turn in turns:
         own = encode(TOKENIZER, [turn])
         if turn.role is Role.MODEL:  # after its first thought's first token the policy must go on by itself

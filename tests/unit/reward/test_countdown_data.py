@@ -10,7 +10,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage_cli.datasets.countdown import MAX_NUMBER, PROMPT, SIZES, draw, problems
+from forage_cli.datasets.countdown import MAX_NUMBER, PROMPT, SIZES, draw_problem, generate_problems
 from forage_reward.parsing.arithmetic import evaluate
 from forage_reward.rewards.countdown import REWARD, Params
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
@@ -23,7 +23,7 @@ def earned(answer: str, truth: GroundTruth, prompt: str = "") -> float:
 
 @given(st.integers(), st.sampled_from(SIZES))
 def test_the_generators_own_solution_earns_the_whole_reward(seed: int, size: int) -> None:
-    problem = draw(size, random.Random(seed))
+    problem = draw_problem(size, random.Random(seed))
     truth = GroundTruth(countdown_target=problem.target, countdown_numbers=problem.numbers)
     prompt = PROMPT.format(numbers=", ".join(map(str, problem.numbers)), target=problem.target)
     assert len(problem.numbers) == size
@@ -35,7 +35,7 @@ def test_the_generators_own_solution_earns_the_whole_reward(seed: int, size: int
 
 
 def test_every_problem_of_a_data_set_is_new_within_its_limits_and_can_be_solved() -> None:
-    found = list(islice(problems((3, 4), 50, seed=7), 3_000))
+    found = list(islice(generate_problems((3, 4), 50, seed=7), 3_000))
     assert len({(p.target, *sorted(p.numbers)) for p in found}) == len(found)
     for problem in found:
         assert len(problem.numbers) in (3, 4)

@@ -169,7 +169,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], 
         "rollout.trajectory_timeout_s=5",
         "rollout.score_timeout_s=5",
     ]
-    with serving.services(load_settings(None, overrides, {}), Console(quiet=True), (Program.REWARD,)):
+    with serving.ensure_services(load_settings(None, overrides, {}), Console(quiet=True), (Program.REWARD,)):
         yield overrides
 
 

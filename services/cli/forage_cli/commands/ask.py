@@ -42,13 +42,13 @@ def ask(
     console = Console()
     file = config or repository() / local.CONFIG
     settings = load_settings(file, [*(shift_ports(base_port) if base_port else []), "run.id=ask"])
-    with serving.services(settings, console, model=model or latest_policy(settings.run.dir)) as settings:
-        prompt = serving.ask_prompt(settings, question, temperature, environment)
-        succeeded = asyncio.run(_watch(settings, prompt, question, console))
+    with serving.ensure_services(settings, console, model=model or find_latest_policy(settings.run.dir)) as settings:
+        prompt = serving.build_ask_prompt(settings, question, temperature, environment)
+        succeeded = asyncio.run(_print_events(settings, prompt, question, console))
     raise typer.Exit(0 if succeeded else 1)
 
 
-async def _watch(settings: Settings, prompt: Prompt, question: str, console: Console) -> bool:
+async def _print_events(settings: Settings, prompt: Prompt, question: str, console: Console) -> bool:
     """Show what happens as it happens; whether it came to its end."""
     from forage_cli.terminal import trajectories as show
     from forage_common.clients.rollout import RolloutClient
@@ -60,7 +60,7 @@ async def _watch(settings: Settings, prompt: Prompt, question: str, console: Con
         async with RolloutClient(settings) as rollout, aclosing(rollout.stream(prompt)) as events:
             async for event in events:
                 if event.WhichOneof("event") != "group":
-                    console.print(show.happened(event))
+                    console.print(show.render_event(event))
                     continue
                 failed = [t for t in event.group.trajectories if t.status != Status.STATUS_OK]
                 succeeded = not failed
@@ -70,7 +70,7 @@ async def _watch(settings: Settings, prompt: Prompt, question: str, console: Con
     return succeeded
 
 
-def latest_policy(runs: Path) -> Path | None:
+def find_latest_policy(runs: Path) -> Path | None:
     """The newest policy folder that the latest run published."""
     found = list((runs / "latest" / "policies").glob("v*"))
     complete = [folder for folder in found if (folder / "model.safetensors").is_file()]

@@ -23,11 +23,11 @@ def world(
     seed: Annotated[int, typer.Option(help="Of splits, draws and phrasings.", min=0)] = 0,
 ) -> None:
     """Make the built-in task: a corpus of world facts, and one- and two-hop questions split by entity."""
-    from forage_cli.datasets.world.write import build
+    from forage_cli.datasets.world.write import build_world
 
     console = Console()
     with console.status("making the world facts …"):
-        summary = build(out, seed)
+        summary = build_world(out, seed)
     console.print(summary, highlight=False)
 
 
@@ -37,11 +37,11 @@ def knowledge_graph(
     seed: Annotated[int, typer.Option(help="Of splits, draws and phrasings.", min=0)] = 0,
 ) -> None:
     """Make the world facts as a knowledge graph: triples, and questions whose prompt explains the query tool."""
-    from forage_cli.datasets.world.knowledge_graph import build
+    from forage_cli.datasets.world.knowledge_graph import build_knowledge_graph
 
     console = Console()
     with console.status("making the knowledge graph …"):
-        summary = build(out, seed)
+        summary = build_knowledge_graph(out, seed)
     console.print(summary, highlight=False)
 
 
@@ -56,7 +56,7 @@ def countdown(
     seed: Annotated[int, typer.Option(help="Of numbers, operators and order.", min=0)] = 0,
 ) -> None:
     """Make countdown problems: an equation of the given numbers that equals the target. All can be solved."""
-    from forage_cli.datasets.countdown import build
+    from forage_cli.datasets.countdown import build_countdown
     from forage_common.errors import UserError
 
     try:
@@ -67,7 +67,9 @@ def countdown(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("making problems", total=train + test)
         counts = {"train": train, "test": test}
-        summary = build(out, counts, sizes, max_target, seed, lambda rows: progress.advance(task, rows), max_number)
+        summary = build_countdown(
+            out, counts, sizes, max_target, seed, lambda rows: progress.advance(task, rows), max_number
+        )
     console.print(summary, highlight=False)
 
 
@@ -81,17 +83,17 @@ def public(
     cache: Annotated[Path, typer.Option(help="Where downloads are kept.")] = Path(".cache/questions"),
 ) -> None:
     """Make a public set in the Search-R1 layout from FlashRAG's, off the Hugging Face Hub or from files."""
-    from forage_cli.datasets.public_questions import convert, fetch
+    from forage_cli.datasets.public_questions import convert_collection, fetch_collection
 
     source = str(context.info_name)
     console = Console()
     with console.status(f"making {source} …"):
-        files = dict(map(_split_file, file)) if file else fetch(source, cache)
-        summary = convert(source, files, out or Path("data") / source)
+        files = dict(map(_parse_split_file, file)) if file else fetch_collection(source, cache)
+        summary = convert_collection(source, files, out or Path("data") / source)
     console.print(summary, highlight=False)
 
 
-def _split_file(text: str) -> tuple[str, Path]:
+def _parse_split_file(text: str) -> tuple[str, Path]:
     from forage_common.errors import UserError
 
     split, equals, path = text.partition("=")

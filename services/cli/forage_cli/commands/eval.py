@@ -9,9 +9,9 @@ import typer
 from rich.console import Console, RenderableType
 from typer.core import TyperGroup
 
-from forage_cli.commands.options import BasePort, Config, settings_of
+from forage_cli.commands.options import BasePort, Config, load_run_settings
 from forage_cli.evaluation.layouts import Layout
-from forage_cli.terminal.progress import progress
+from forage_cli.terminal.progress import show_progress
 
 _READ = 3
 """Questions of each outcome, and failures, that are printed."""
@@ -109,19 +109,19 @@ def run(
     files, overrides = request.split_arguments(arguments)
     methods, with_untrained = request.parse_baselines(baselines)
     policies = request.resolve_policies(policy or [], untrained, with_untrained)
-    settings = settings_of(config or request.find_run_config(policies), overrides, base_port, "eval")
+    settings = load_run_settings(config or request.find_run_config(policies), overrides, base_port, "eval")
     policies = request.complete_policies(policies, settings)
     work, settings = request.make_plan(files, policies, methods, settings, samples, temperature, seed, limit)
     folder = out or settings.run.dir / "evaluations" / "-".join(
         [*(f"{file.absolute().parent.name}-{file.stem}" for file in files), *(policy.label for policy in policies)]
     )
     if fresh:
-        plan.remove(folder)
-    turn_ends = {policy.label: read_end_of_turn(engines.tokenizer_folder(policy, settings)) for policy in policies}
-    plan.begin(folder, work)
-    running.run_unfinished(work, settings, folder, console, partial(progress, console))
+        plan.remove_evaluation(folder)
+    turn_ends = {policy.label: read_end_of_turn(engines.find_tokenizer(policy, settings)) for policy in policies}
+    plan.claim_folder(folder, work)
+    running.run_unfinished(work, settings, folder, console, partial(show_progress, console))
     running.write_finished(work, folder, turn_ends)
-    page = pages.write(folder)
+    page = pages.write_report(folder)
     summary = _print_results(folder, layout, console)
     console.print(f"report  {page}\nresults {page.with_name('results.json')}", highlight=False)
     if not any(entry["questions"] for entry in summary["results"]):
@@ -142,23 +142,23 @@ def compare(
     Without a policy the first of a folder is meant, without a method search.
     """
     from forage_cli.evaluation import report, tables
-    from forage_cli.evaluation.compare import Outcome, trajectories
-    from forage_cli.evaluation.compare import compare as compared
+    from forage_cli.evaluation.compare import Outcome, read_first_samples
+    from forage_cli.evaluation.compare import compare_selections as compared
 
     console = Console()
     found = compared(a, b)
     for outcome in (Outcome.WON, Outcome.LOST):
-        some = found.where(outcome)
+        some = found.pairs_with(outcome)
         if not some or not count:
             continue
         console.rule(f"{outcome} by B: {len(some)}")
         uids = [pair.a.uid for pair in some[:count]]
-        sides = [trajectories(selection, uids) for selection in (found.a, found.b)]
+        sides = [read_first_samples(selection, uids) for selection in (found.a, found.b)]
         for pair in some[:count]:
             both = [side.get(pair.a.uid) for side in sides]
-            console.print(tables.side_by_side(both, pair.a.question, console.width))
+            console.print(tables.render_side_by_side(both, pair.a.question, console.width))
     console.rule("B against A")
-    _print_whole(tables.comparison(found))
+    _print_whole(tables.render_comparison(found))
     file = report.write_comparison(found, out or found.b.folder / report.COMPARISON)
     console.print(f"report  {file}", highlight=False)
 
@@ -174,7 +174,7 @@ def report(
     from forage_cli.evaluation import report as pages
 
     console = Console()
-    page = pages.write(folder)
+    page = pages.write_report(folder)
     _print_results(folder, layout, console)
     console.print(f"report  {page}", highlight=False)
 
@@ -182,13 +182,13 @@ def report(
 def _print_results(folder: Path, layout: Layout | None, console: Console) -> dict[str, Any]:
     """Print the tables and warnings of a finished evaluation; returns the content of its results.json."""
     from forage_cli.evaluation import results, tables
-    from forage_cli.evaluation.layouts import SEARCH_R1, search_r1
+    from forage_cli.evaluation.layouts import SEARCH_R1, make_search_r1_rows
 
     summary = results.read_results(folder)
-    _print_whole(tables.figures(summary["results"]))
+    _print_whole(tables.render_results(summary["results"]))
     if layout is Layout.SEARCH_R1:
-        if rows := search_r1(summary["results"]):
-            _print_whole(tables.search_r1(rows))
+        if rows := make_search_r1_rows(summary["results"]):
+            _print_whole(tables.render_search_r1(rows))
         else:
             text = f"no data source of the paper was evaluated (it has {', '.join(SEARCH_R1)})"
             console.print(text, style="yellow")

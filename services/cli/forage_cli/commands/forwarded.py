@@ -44,10 +44,10 @@ def add_forwarded(app: typer.Typer) -> None:
 
 def _forward(command: ForwardedCommand) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
-        from forage_cli.local.stack import Program, interpreter
+        from forage_cli.local.stack import Program, find_interpreter
 
         # FAISS and torch are installed only in the environment of their service: its process replaces this one.
-        python = str(interpreter(Program(command.service)))
+        python = str(find_interpreter(Program(command.service)))
         # Environments without pyarrow read and write Parquet through this interpreter.
         environment = {**os.environ, "FORAGE_PARQUET_PYTHON": sys.executable}
         os.execve(python, [python, "-m", command.module, *context.args], environment)

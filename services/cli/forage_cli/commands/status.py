@@ -13,17 +13,17 @@ from forage_cli.commands.options import BasePort, Config
 
 def status(config: Config = None, base_port: BasePort = None) -> None:
     """What runs, what it waits for, which policy is served, how much is queued. Exit code 1 unless all is ready."""
-    from forage_cli.local.stack import Program, health_urls, not_ready, shift_ports
+    from forage_cli.local.stack import Program, list_health_urls, probe_readiness, shift_ports
     from forage_common.errors import UnavailableError
     from forage_common.settings import load_settings
     from forage_common.streams.client import StreamClient
 
     console = Console()
-    settings = load_settings(latest_settings(config), shift_ports(base_port) if base_port else [])
+    settings = load_settings(find_latest_settings(config), shift_ports(base_port) if base_port else [])
     table = Table(box=None, header_style="dim")
     for name in ("service", "state", "address"):
         table.add_column(name)
-    waits = {program: not_ready(url) for program, url in health_urls(settings).items()}
+    waits = {program: probe_readiness(url) for program, url in list_health_urls(settings).items()}
     lines = []
     try:
         client = StreamClient(settings.redis, settings.run.id, patience_s=2)
@@ -39,7 +39,7 @@ def status(config: Config = None, base_port: BasePort = None) -> None:
         )
     except UnavailableError:
         waits = {Program.REDIS: "starting", **waits}
-    urls = {Program.REDIS: settings.redis.url, **health_urls(settings)}
+    urls = {Program.REDIS: settings.redis.url, **list_health_urls(settings)}
     for program, wait in waits.items():
         state = "[green]ready[/]" if not wait else f"[yellow]{'not running' if wait == 'starting' else wait}[/]"
         table.add_row(program, state, urls[program])
@@ -50,7 +50,7 @@ def status(config: Config = None, base_port: BasePort = None) -> None:
     raise typer.Exit(1 if any(needed) else 0)
 
 
-def latest_settings(config: Path | None) -> Path | None:
+def find_latest_settings(config: Path | None) -> Path | None:
     """The given file, else the settings of the latest run where there is one."""
     latest = Path("runs/latest/settings.yaml")
     return config or (latest if latest.is_file() else None)

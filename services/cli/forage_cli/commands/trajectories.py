@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from forage_cli.runs.view_options import Colour, Figure
+from forage_cli.runs.view_options import Colour, SortKey
 
 if TYPE_CHECKING:
     from forage_cli.runs.folder import Row, RunFolder
@@ -32,7 +32,7 @@ def trajectories(
     min_reward: Annotated[float | None, typer.Option(help="Only from this reward on.", show_default=False)] = None,
     max_reward: Annotated[float | None, typer.Option(help="Only up to this reward.", show_default=False)] = None,
     sort: Annotated[
-        Figure | None, typer.Option(help="The largest first; advantage and mismatch are a step's.", show_default=False)
+        SortKey | None, typer.Option(help="The largest first; advantage and mismatch are a step's.", show_default=False)
     ] = None,
     ascending: Annotated[bool, typer.Option("--ascending", help="The smallest first.")] = False,
     colour: Annotated[Colour, typer.Option(help="Of the policy's text; advantage and mismatch are a step's.")] = (
@@ -44,42 +44,42 @@ def trajectories(
 ) -> None:
     """Read a run's trajectories: what the policy wrote (bold), what it was shown (cyan), what was accepted."""
     from forage_cli.runs.folder import RunFolder
-    from forage_cli.runs.trajectory_rows import STEP, Filter, ordered
+    from forage_cli.runs.trajectory_rows import STEP, Filter, sort_rows
     from forage_cli.terminal import tokens as show_tokens
     from forage_cli.terminal import trajectories as show
     from forage_common.errors import UserError
     from forage_common.text.token_texts import TokenTexts
 
-    if step is None and (tokens or colour is not Colour.AUTHOR or sort in (Figure.ADVANTAGE, Figure.MISMATCH)):
+    if step is None and (tokens or colour is not Colour.AUTHOR or sort in (SortKey.ADVANTAGE, SortKey.MISMATCH)):
         raise UserError("advantages and mismatches are those of a training step: say which, for instance --step 10")
     folder = RunFolder.open(run)
-    rows = _rows(folder, label, step)
+    rows = _read_rows(folder, label, step)
     chosen = list(filter(Filter(None if right == wrong else right, source, find, min_reward, max_reward), rows))
     console = Console()
     if against:
-        earlier = _rows(folder, against, int(against)) if against.isdecimal() else _rows(folder, against, None)
-        _compare(console, earlier, chosen, count)
+        earlier = _read_rows(folder, against, int(against) if against.isdecimal() else None)
+        _print_changes(console, earlier, chosen, count)
         return
     if sort is not None:
-        chosen = ordered(chosen, sort, ascending)
+        chosen = sort_rows(chosen, sort, ascending)
     shown = chosen[:count]
-    texts = TokenTexts(folder.model())
-    scale = show_tokens.scale_of([row[STEP] for row in shown if STEP in row], colour)
+    texts = TokenTexts(folder.find_model())
+    scale = show_tokens.compute_scale([row[STEP] for row in shown if STEP in row], colour)
     for row in shown:
-        body = None if colour is Colour.AUTHOR else show_tokens.coloured(row[STEP], texts, colour, scale)
-        console.print(show.panel(row, body=body))
+        body = None if colour is Colour.AUTHOR else show_tokens.colour_response(row[STEP], texts, colour, scale)
+        console.print(show.render_panel(row, body=body))
         if tokens:
-            console.print(show_tokens.table(row[STEP], texts, tokens))
+            console.print(show_tokens.render_table(row[STEP], texts, tokens))
     console.print(f"{len(shown)} of {len(chosen)} shown, {len(rows)} in all", style="dim")
 
 
-def _rows(folder: RunFolder, label: str, step: int | None) -> list[Row]:
+def _read_rows(folder: RunFolder, label: str, step: int | None) -> list[Row]:
     """The trajectories of a step, or of a validation.
 
     Raises:
         DataError: the run has not got them; says which it has.
     """
-    from forage_cli.runs.trajectory_rows import rows_of_step
+    from forage_cli.runs.trajectory_rows import read_step_rows
     from forage_common.errors import DataError
     from forage_common.files.step_file import list_saved_steps, step_file_path
 
@@ -88,24 +88,24 @@ def _rows(folder: RunFolder, label: str, step: int | None) -> list[Row]:
         if step not in kept:
             known = ", ".join(map(str, kept)) or "none yet: see trainer.rollout_data_freq"
             raise DataError(f"{folder.path} has kept no trajectories of step {step} (kept: {known})")
-        return rows_of_step(step_file_path(folder.path, step))
-    rows = folder.trajectories(label)
+        return read_step_rows(step_file_path(folder.path, step))
+    rows = folder.read_trajectories(label)
     if not rows:
-        known = ", ".join(folder.labels()) or "none: wait for a validation to end"
+        known = ", ".join(folder.list_validations()) or "none: wait for a validation to end"
         raise DataError(f"{folder.path} has no trajectories of '{label}' yet (there are: {known})")
     return rows
 
 
-def _compare(console: Console, before: list[Row], after: list[Row], count: int) -> None:
+def _print_changes(console: Console, before: list[Row], after: list[Row], count: int) -> None:
     from statistics import fmean
 
-    from forage_cli.runs.trajectory_rows import changes
+    from forage_cli.runs.trajectory_rows import find_changes
     from forage_cli.terminal import trajectories as show
 
-    found = changes(before, after)
+    found = find_changes(before, after)
     for change in found[:count]:
-        console.print(show.panel(change.before[0], title=f"before: mean reward {change.reward_before:.3g}"))
-        console.print(show.panel(change.after[0], title=f"after: mean reward {change.reward_after:.3g}"))
+        console.print(show.render_panel(change.before[0], title=f"before: mean reward {change.reward_before:.3g}"))
+        console.print(show.render_panel(change.after[0], title=f"after: mean reward {change.reward_after:.3g}"))
     if not found:
         console.print("no question is in both", style="dim")
         return

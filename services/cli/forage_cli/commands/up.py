@@ -30,9 +30,9 @@ def up(
     settings = load_settings(config, [*shifted, *(overrides or [])])
     programs = tuple(Program) if train else SERVING
     local.prepare_world(settings, console)
-    preflight.check(settings, programs)
+    preflight.check_all(settings, programs)
     stack = Stack(settings, programs)
-    with local.ended_by_signals():
+    with local.interrupt_on_signals():
         try:
             stack.start()
             if not train and not settings.rollout.engine.endpoint:
@@ -44,7 +44,7 @@ def up(
             )
             while not (train and stack.supervisor.is_done(Program.TRAINER)):
                 stack.supervisor.tick()
-                time.sleep(local.TICK_S)
+                time.sleep(local.POLL_INTERVAL_S)
         except KeyboardInterrupt:
             console.print("stopping …")
         finally:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from forage_cli.datasets.manifest import digests_of, write_manifest
+from forage_cli.datasets.manifest import hash_files, write_manifest
 from forage_common.errors import UserError
 
 DATA_SOURCE = "countdown"
@@ -22,7 +22,7 @@ PROMPT = (
     "Think inside <think> and </think>. Then write the left side of the equation on one line inside <answer> and "
     "</answer>, for example <answer> (1 + 2) / 3 </answer>.\n"
 )
-_PATIENCE = 200_000
+_MAX_MISSES = 200_000
 _ROWS = 10_000
 
 
@@ -53,7 +53,9 @@ class CountdownSummary:
     digests: dict[str, str]
 
 
-def problems(sizes: Sequence[int], max_target: int, seed: int, max_number: int = MAX_NUMBER) -> Iterator[Problem]:
+def generate_problems(
+    sizes: Sequence[int], max_target: int, seed: int, max_number: int = MAX_NUMBER
+) -> Iterator[Problem]:
     """Different problems without end, in an order that depends on the arguments alone.
 
     Args:
@@ -68,12 +70,12 @@ def problems(sizes: Sequence[int], max_target: int, seed: int, max_number: int =
     seen: set[tuple[int, ...]] = set()
     misses = 0
     while True:
-        problem = draw(rng.choice(sizes), rng, max_number)
+        problem = draw_problem(rng.choice(sizes), rng, max_number)
         if problem.target > max_target or problem.key in seen:
             misses += 1
-            if misses > _PATIENCE:
+            if misses > _MAX_MISSES:
                 raise UserError(
-                    f"no new problem after {len(seen)} and {_PATIENCE} draws: "
+                    f"no new problem after {len(seen)} and {_MAX_MISSES} draws: "
                     "ask for fewer, or allow more numbers or a larger --max-target or --max-number"
                 )
             continue
@@ -82,20 +84,20 @@ def problems(sizes: Sequence[int], max_target: int, seed: int, max_number: int =
         yield problem
 
 
-def draw(size: int, rng: random.Random, max_number: int = MAX_NUMBER) -> Problem:
+def draw_problem(size: int, rng: random.Random, max_number: int = MAX_NUMBER) -> Problem:
     """One problem: a random expression tree over random numbers, whose every node is a positive whole number."""
     numbers = [rng.randint(1, max_number) for _ in range(size)]
     nodes = [(number, str(number)) for number in numbers]
     while len(nodes) > 1:
         left = nodes.pop(rng.randrange(len(nodes)))
         right = nodes.pop(rng.randrange(len(nodes)))
-        nodes.append(_joined(left, right, rng))
+        nodes.append(_join_nodes(left, right, rng))
     rng.shuffle(numbers)
     target, solution = nodes[0]
     return Problem(tuple(numbers), target, solution.removeprefix("(").removesuffix(")"))
 
 
-def build(
+def build_countdown(
     out: Path,
     counts: dict[str, int],
     sizes: Sequence[int],
@@ -115,18 +117,18 @@ def build(
     Raises:
         UserError: an argument does not fit, or there are not so many problems.
     """
-    _check(counts, sizes, max_target, max_number)
+    _check_arguments(counts, sizes, max_target, max_number)
     out.mkdir(parents=True, exist_ok=True)
-    source = problems(sizes, max_target, seed, max_number)
+    source = generate_problems(sizes, max_target, seed, max_number)
     for split, count in counts.items():
-        _write(out / f"{split}.parquet", split, islice(source, count), on_written)
-    digests = digests_of(out, [f"{split}.parquet" for split in counts])
+        _write_split(out / f"{split}.parquet", split, islice(source, count), on_written)
+    digests = hash_files(out, [f"{split}.parquet" for split in counts])
     limits = {"numbers": list(sizes), "max_target": max_target, "max_number": max_number}
     write_manifest(out, {"seed": seed, **limits, "problems": counts}, digests, ("pyarrow",))
     return CountdownSummary(dict(counts), digests)
 
 
-def _check(counts: dict[str, int], sizes: Sequence[int], max_target: int, max_number: int) -> None:
+def _check_arguments(counts: dict[str, int], sizes: Sequence[int], max_target: int, max_number: int) -> None:
     for split, count in counts.items():
         if count < 1:
             raise UserError(f"--{split} is {count}: ask for at least one problem")
@@ -144,7 +146,7 @@ def _check(counts: dict[str, int], sizes: Sequence[int], max_target: int, max_nu
 Node = tuple[int, str]
 
 
-def _joined(left: Node, right: Node, rng: random.Random) -> Node:
+def _join_nodes(left: Node, right: Node, rng: random.Random) -> Node:
     (a, one), (b, other) = left, right
     operators = ["+", "*"]
     if a > b:
@@ -161,7 +163,7 @@ def _joined(left: Node, right: Node, rng: random.Random) -> Node:
     return a // b, f"({one} / {other})"
 
 
-def _write(path: Path, split: str, found: Iterator[Problem], on_written: Callable[[int], None]) -> None:
+def _write_split(path: Path, split: str, found: Iterator[Problem], on_written: Callable[[int], None]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -179,12 +181,12 @@ def _write(path: Path, split: str, found: Iterator[Problem], on_written: Callabl
     )
     numbered = enumerate(found)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while rows := [_row(problem, split, index) for index, problem in islice(numbered, _ROWS)]:
+        while rows := [_make_row(problem, split, index) for index, problem in islice(numbered, _ROWS)]:
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
             on_written(len(rows))
 
 
-def _row(problem: Problem, split: str, index: int) -> dict[str, object]:
+def _make_row(problem: Problem, split: str, index: int) -> dict[str, object]:
     content = PROMPT.format(numbers=", ".join(map(str, problem.numbers)), target=problem.target)
     return {
         "data_source": DATA_SOURCE,

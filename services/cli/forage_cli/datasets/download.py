@@ -13,7 +13,7 @@ from forage_common.files import durable
 _TIMEOUT_S = 30.0
 
 
-def offline() -> bool:
+def is_offline() -> bool:
     """Whether the user has forbidden downloads, as Hugging Face's own tools understand it."""
     return os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on")
 
@@ -27,7 +27,7 @@ def download(url: str, file: Path, remedy: str) -> None:
     Raises:
         DataError: downloads are forbidden, or the address does not give the file.
     """
-    if offline():
+    if is_offline():
         raise DataError(f"{url} is not downloaded, because HF_HUB_OFFLINE is set: {remedy}")
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")

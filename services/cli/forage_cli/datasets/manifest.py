@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 
-def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
+def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """SHA-256 of files of a folder, by name."""
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forage_cli.datasets.download import download
-from forage_cli.datasets.manifest import digests_of, write_manifest
+from forage_cli.datasets.manifest import hash_files, write_manifest
 from forage_common.errors import DataError
 from forage_common.files import durable
 from forage_common.text.search_prompt import format_search_prompt
@@ -60,7 +60,7 @@ class Summary:
     digests: dict[str, str]
 
 
-def fetch(source: str, cache: Path) -> dict[str, Path]:
+def fetch_collection(source: str, cache: Path) -> dict[str, Path]:
     """Every split of a data source from the Hugging Face Hub (or HF_ENDPOINT); what is in `cache` stays.
 
     Raises:
@@ -76,7 +76,7 @@ def fetch(source: str, cache: Path) -> dict[str, Path]:
     return files
 
 
-def convert(source: str, files: Mapping[str, Path], out: Path) -> Summary:
+def convert_collection(source: str, files: Mapping[str, Path], out: Path) -> Summary:
     """Write `<split>.parquet` for each split and `manifest.json` to `out` (created if missing).
 
     A question that ends without a question mark gets one, as in Search-R1's own data; its index is its row in the file.
@@ -91,19 +91,21 @@ def convert(source: str, files: Mapping[str, Path], out: Path) -> Summary:
     questions, dropped = {}, {}
     for split, file in files.items():
         left_out: Counter[str] = Counter()
-        questions[split] = _write(out / f"{split}.parquet", _rows(source, split, file, left_out))
+        questions[split] = _write_rows(out / f"{split}.parquet", _convert_records(source, split, file, left_out))
         dropped[split] = dict(left_out)
         if not questions[split]:
             (out / f"{split}.parquet").unlink()
-            raise DataError(f"{file} has no question with an answer ({_words(left_out)}): it is not {source}'s {split}")
-    digests = digests_of(out, [f"{split}.parquet" for split in files])
+            raise DataError(
+                f"{file} has no question with an answer ({_describe_dropped(left_out)}): it is not {source}'s {split}"
+            )
+    digests = hash_files(out, [f"{split}.parquet" for split in files])
     origins = {split: hashlib.sha256(file.read_bytes()).hexdigest() for split, file in files.items()}
     facts = {"data_source": source, "questions": questions, "dropped": dropped, "sources": origins}
     write_manifest(out, facts, digests, ("pyarrow",))
     return Summary(questions, dropped, digests)
 
 
-def _write(file: Path, rows: Iterator[dict[str, Any]]) -> int:
+def _write_rows(file: Path, rows: Iterator[dict[str, Any]]) -> int:
     aside = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
     count = 0
     try:
@@ -117,10 +119,10 @@ def _write(file: Path, rows: Iterator[dict[str, Any]]) -> int:
     return count
 
 
-def _rows(source: str, split: str, file: Path, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
-    for index, (where, record) in enumerate(_records(file)):
-        question = _question(record, where)
-        answers = _answers(record, where)
+def _convert_records(source: str, split: str, file: Path, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+    for index, (where, record) in enumerate(_read_records(file)):
+        question = _parse_question(record, where)
+        answers = _parse_answers(record, where)
         if not question or not answers:
             left_out[NO_ANSWER if question else NO_QUESTION] += 1
             continue
@@ -139,7 +141,7 @@ def _rows(source: str, split: str, file: Path, left_out: Counter[str]) -> Iterat
         }
 
 
-def _question(record: Mapping[str, Any], where: str) -> str:
+def _parse_question(record: Mapping[str, Any], where: str) -> str:
     text = record.get("question")
     if text is None:
         return ""
@@ -149,7 +151,7 @@ def _question(record: Mapping[str, Any], where: str) -> str:
     return text if not text or text.endswith("?") else f"{text}?"
 
 
-def _answers(record: Mapping[str, Any], where: str) -> list[str]:
+def _parse_answers(record: Mapping[str, Any], where: str) -> list[str]:
     found = record.get("golden_answers")
     if found is None:
         return []
@@ -160,16 +162,16 @@ def _answers(record: Mapping[str, Any], where: str) -> list[str]:
     return [answer for answer in found if answer.strip()]
 
 
-def _records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows with what to call them."""
     try:
-        yield from _parquet(file) if file.suffix == ".parquet" else _json_lines(file)
+        yield from _read_parquet(file) if file.suffix == ".parquet" else _read_json_lines(file)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
         raise DataError(f"{file} cannot be read ({reason}): give JSONL or Parquet in FlashRAG's layout") from None
 
 
-def _json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -181,14 +183,14 @@ def _json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise DataError(f"{where} is not JSON ({error}): the file is damaged, get it again") from None
             if not isinstance(record, dict):
                 raise DataError(f"{where} is {line.strip()[:50]}: expected an object with question and golden_answers")
-            _require(where, record)
+            _require_fields(where, record)
             yield where, record
 
 
-def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with pq.ParquetFile(file) as parquet:
         names = parquet.schema_arrow.names
-        _require(str(file), names)
+        _require_fields(str(file), names)
         number = 0
         columns = [name for name in ("id", "question", "golden_answers") if name in names]
         for batch in parquet.iter_batches(_ROWS, columns=columns):
@@ -197,7 +199,7 @@ def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 number += 1
 
 
-def _require(where: str, names: Any) -> None:
+def _require_fields(where: str, names: Any) -> None:
     for name in ("question", "golden_answers"):
         if name not in names:
             raise DataError(
@@ -206,5 +208,5 @@ def _require(where: str, names: Any) -> None:
             )
 
 
-def _words(counts: Mapping[str, int]) -> str:
+def _describe_dropped(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} with {reason}" for reason, count in counts.items()) or "it is empty"

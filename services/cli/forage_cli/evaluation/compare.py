@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
 
-from forage_cli.evaluation.measures import Measured
+from forage_cli.evaluation.measures import QuestionResult
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.results import ALL, read_rows, trajectory_file
 from forage_common.errors import DataError, UserError
@@ -43,8 +43,8 @@ class Selection:
 class Pair:
     """A question that both sides have an answer to."""
 
-    a: Measured
-    b: Measured
+    a: QuestionResult
+    b: QuestionResult
 
     @property
     def outcome(self) -> Outcome:
@@ -55,7 +55,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Compared:
+class SourceComparison:
     """One data source, or all of them."""
 
     data_source: str
@@ -79,22 +79,22 @@ class Comparison:
     pairs: tuple[Pair, ...]
     only_a: int
     only_b: int
-    sources: tuple[Compared, ...]
+    sources: tuple[SourceComparison, ...]
 
-    def where(self, outcome: Outcome) -> list[Pair]:
+    def pairs_with(self, outcome: Outcome) -> list[Pair]:
         """The questions with this outcome, those with the largest change first."""
         found = [pair for pair in self.pairs if pair.outcome is outcome]
         return sorted(found, key=lambda pair: -abs((pair.b.em or 0.0) - (pair.a.em or 0.0)))
 
 
-def select(text: str) -> tuple[Selection, list[Measured]]:
+def read_selection(text: str) -> tuple[Selection, list[QuestionResult]]:
     """What `FOLDER[:POLICY[/METHOD]]` means, and its rows; without a policy the first, without a method `search`.
 
     Raises:
         UserError: the folder has no such policy or method; says which it has.
         DataError: the folder is no finished evaluation.
     """
-    folder, chosen = _split(text)
+    folder, chosen = _split_selection(text)
     rows = read_rows(folder)
     policy, _, method = chosen.partition("/")
     policy, method = policy or rows[0].policy, method or Method.SEARCH
@@ -105,14 +105,14 @@ def select(text: str) -> tuple[Selection, list[Measured]]:
     return Selection(folder, policy, method), found
 
 
-def compare(a: str, b: str) -> Comparison:
+def compare_selections(a: str, b: str) -> Comparison:
     """Compare two selections on the questions that both have answered.
 
     Raises:
         UserError, DataError: as `select`; or they have no question in common, or different ones of the same name.
     """
-    (one, before), (other, after) = select(a), select(b)
-    earlier, later = _by_uid(before), _by_uid(after)
+    (one, before), (other, after) = read_selection(a), read_selection(b)
+    earlier, later = _index_by_uid(before), _index_by_uid(after)
     pairs = [Pair(earlier[uid], later[uid]) for uid in earlier if uid in later]
     if not pairs:
         raise UserError(f"{one} and {other} have no question in common: evaluate both on the same files")
@@ -132,32 +132,32 @@ def compare(a: str, b: str) -> Comparison:
         tuple(pairs),
         len(earlier.keys() - later.keys()),
         len(later.keys() - earlier.keys()),
-        tuple(_compared(source, some) for source, some in parts.items()),
+        tuple(_compare_source(source, some) for source, some in parts.items()),
     )
 
 
-def trajectories(selection: Selection, uids: Iterable[str]) -> dict[str, Trajectory]:
+def read_first_samples(selection: Selection, uids: Iterable[str]) -> dict[str, Trajectory]:
     """The first sample of each question, read from the evaluation's files."""
     wanted = {f"{uid}/{selection.method}": uid for uid in uids}
     file = trajectory_file(selection.folder, selection.policy, selection.method)
     return {wanted[t.group_uid]: t for t in read_trajectories(file) if t.sample == 0 and t.group_uid in wanted}
 
 
-def _split(text: str) -> tuple[Path, str]:
+def _split_selection(text: str) -> tuple[Path, str]:
     if Path(text).exists():
         return Path(text), ""
     folder, colon, chosen = text.rpartition(":")
     return (Path(folder), chosen) if colon else (Path(text), "")
 
 
-def _by_uid(rows: Iterable[Measured]) -> dict[str, Measured]:
+def _index_by_uid(rows: Iterable[QuestionResult]) -> dict[str, QuestionResult]:
     return {row.uid: row for row in rows if row.em is not None}
 
 
-def _compared(source: str, pairs: Sequence[Pair]) -> Compared:
+def _compare_source(source: str, pairs: Sequence[Pair]) -> SourceComparison:
     before, after = [pair.a.em or 0.0 for pair in pairs], [pair.b.em or 0.0 for pair in pairs]
     counts = Counter(pair.outcome for pair in pairs)
-    return Compared(
+    return SourceComparison(
         source,
         len(pairs),
         fmean(before),

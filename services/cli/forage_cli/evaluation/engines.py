@@ -14,7 +14,7 @@ from rich.console import Console
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.policies import EvaluatedPolicy, Kind
 from forage_cli.local import serving
-from forage_cli.local.stack import SERVING, Program, health_urls, not_ready
+from forage_cli.local.stack import SERVING, Program, list_health_urls, probe_readiness
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import UnavailableError, UserError
 from forage_common.settings import RewardRoute, Settings
@@ -24,7 +24,7 @@ _SWITCH_S = 300.0
 _POLL_S = 0.2
 
 
-def check(policies: Sequence[EvaluatedPolicy], settings: Settings) -> None:
+def check_policies(policies: Sequence[EvaluatedPolicy], settings: Settings) -> None:
     """Whether these policies can be had from the services that run or will be started.
 
     Raises:
@@ -46,7 +46,7 @@ def check(policies: Sequence[EvaluatedPolicy], settings: Settings) -> None:
         )
 
 
-def prepared(settings: Settings, methods: Sequence[Method], sources: Sequence[str]) -> Settings:
+def prepare_settings(settings: Settings, methods: Sequence[Method], sources: Sequence[str]) -> Settings:
     """Settings of services that are started for an evaluation.
 
     A data source without a reward is judged by `em`: the figures are exact match, whatever was trained on. The prompt
@@ -62,7 +62,7 @@ def prepared(settings: Settings, methods: Sequence[Method], sources: Sequence[st
 
 
 @contextmanager
-def engine(policies: Sequence[EvaluatedPolicy], settings: Settings, console: Console) -> Iterator[Settings]:
+def start_engine(policies: Sequence[EvaluatedPolicy], settings: Settings, console: Console) -> Iterator[Settings]:
     """Services for policies that one engine can serve, for a block.
 
     Raises:
@@ -73,11 +73,11 @@ def engine(policies: Sequence[EvaluatedPolicy], settings: Settings, console: Con
         remote = settings.rollout.engine.model_copy(update={"endpoint": first.url})
         rollout = settings.rollout.model_copy(update={"engine": remote})
         settings = settings.model_copy(update={"rollout": rollout})
-    with serving.services(settings, console, SERVING, first.folder) as settings:
+    with serving.ensure_services(settings, console, SERVING, first.folder) as settings:
         yield settings
 
 
-async def switch(policy: EvaluatedPolicy, settings: Settings, rollout: RolloutClient) -> None:
+async def switch_policy(policy: EvaluatedPolicy, settings: Settings, rollout: RolloutClient) -> None:
     """Return once the services that were started serve the policy.
 
     Raises:
@@ -92,7 +92,7 @@ async def switch(policy: EvaluatedPolicy, settings: Settings, rollout: RolloutCl
     deadline = time.monotonic() + _SWITCH_S
     while (served.epoch, served.version) != (wanted.epoch, wanted.version):
         if time.monotonic() > deadline:
-            waiting = await asyncio.to_thread(not_ready, health_urls(settings)[Program.ROLLOUT])
+            waiting = await asyncio.to_thread(probe_readiness, list_health_urls(settings)[Program.ROLLOUT])
             log = settings.run.folder / "logs" / "rollout.log"
             raise UnavailableError(
                 f"{policy.source} is not served after {_SWITCH_S:.0f} s ({waiting or 'no reason given'}): see {log}"
@@ -101,7 +101,7 @@ async def switch(policy: EvaluatedPolicy, settings: Settings, rollout: RolloutCl
         served = (await rollout.status()).serving
 
 
-async def what_runs(policy: EvaluatedPolicy, settings: Settings) -> EvaluatedPolicy:
+async def identify_running(policy: EvaluatedPolicy, settings: Settings) -> EvaluatedPolicy:
     """The policy `running`, with the digest of what is served now, and its folder where that is on this machine."""
     async with RolloutClient(settings) as rollout:
         served: Policy = (await rollout.status()).serving
@@ -111,6 +111,6 @@ async def what_runs(policy: EvaluatedPolicy, settings: Settings) -> EvaluatedPol
     return replace(policy, digest=f"{weights or 'unpublished'}@{served.version}", folder=known)
 
 
-def tokenizer_folder(policy: EvaluatedPolicy, settings: Settings) -> Path:
+def find_tokenizer(policy: EvaluatedPolicy, settings: Settings) -> Path:
     """Where the policy's tokenizer is."""
     return policy.folder or settings.model.path

@@ -30,7 +30,7 @@ SEARCH_R1: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Line:
+class LayoutRow:
     """A policy and a method: exact match by column, None where it was not measured; `average` only over all columns."""
 
     policy: str
@@ -39,7 +39,7 @@ class Line:
     average: float | None
 
 
-def search_r1(results: Sequence[Mapping[str, Any]]) -> list[Line]:
+def make_search_r1_rows(results: Sequence[Mapping[str, Any]]) -> list[LayoutRow]:
     """The lines of the table; none where no data source is one of the paper's.
 
     The average is the paper's: each data source counts the same, however many questions it has.
@@ -56,5 +56,5 @@ def search_r1(results: Sequence[Mapping[str, Any]]) -> list[Line]:
         values = tuple(em.get(source) for source in SEARCH_R1)
         known = [value for value in values if value is not None]
         average = fmean(known) if len(known) == len(values) else None
-        lines.append(Line(policy, Method(method), values, average))
+        lines.append(LayoutRow(policy, Method(method), values, average))
     return lines

@@ -18,7 +18,7 @@ FORMAT = "format"
 
 
 @dataclass(frozen=True)
-class Measured:
+class QuestionResult:
     """A question under a policy and a method. Values are means over those samples that were judged; None without any.
 
     Attributes:
@@ -61,12 +61,12 @@ class Measured:
     rights: list[bool]
     versions: list[int]
 
-    def row(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """As a row of a file."""
         return asdict(self)
 
     @classmethod
-    def of_row(cls, row: dict[str, Any]) -> Measured:
+    def from_row(cls, row: dict[str, Any]) -> QuestionResult:
         """Read back; columns that are not ours are left out."""
         return cls(**{field.name: row[field.name] for field in fields(cls)})
 
@@ -76,23 +76,25 @@ def is_judged(trajectory: Trajectory) -> bool:
     return trajectory.status == Status.STATUS_OK and trajectory.validation_score.status == Status.STATUS_OK
 
 
-def measure(policy: str, method: Method, question: Question, trajectories: Sequence[Trajectory]) -> Measured:
+def measure_question(
+    policy: str, method: Method, question: Question, trajectories: Sequence[Trajectory]
+) -> QuestionResult:
     """The row of one question."""
     judged = [trajectory for trajectory in trajectories if is_judged(trajectory)]
     failed = [trajectory for trajectory in trajectories if not is_judged(trajectory)]
     truth, targets = question.ground_truth, list(question.ground_truth.targets)
-    found = [answer(trajectory) for trajectory in judged]
+    found = [find_answer(trajectory) for trajectory in judged]
     texts = targets and not is_countdown(question)
-    return Measured(
+    return QuestionResult(
         policy=policy,
         method=method,
         data_source=question.data_source,
-        uid=question_uid(question),
+        uid=make_question_uid(question),
         question=question.text,
         targets=targets or [f"{truth.countdown_target} from {', '.join(map(str, truth.countdown_numbers))}"],
         judged=len(judged),
         failed=len(failed),
-        failure=_failure(failed[0]) if failed else "",
+        failure=_describe_failure(failed[0]) if failed else "",
         em=_mean(trajectory.validation_score.total for trajectory in judged),
         sub_em=_mean(float(subem_check(text, targets)) if text is not None else 0.0 for text in found)
         if texts
@@ -100,7 +102,7 @@ def measure(policy: str, method: Method, question: Question, trajectories: Seque
         f1=_mean(f1(text, targets) if text is not None else 0.0 for text in found) if texts else None,
         searches=_mean(trajectory.valid_searches for trajectory in judged),
         turns=_mean(len(trajectory.turns) for trajectory in judged),
-        hit=_mean(float(is_retrieval_correct(shown(method, t), targets)) for t in judged)
+        hit=_mean(float(is_retrieval_correct(find_shown_passages(method, t), targets)) for t in judged)
         if texts and method in (Method.SEARCH, Method.RAG)
         else None,
         truncated=_mean(trajectory.truncated for trajectory in judged),
@@ -109,38 +111,38 @@ def measure(policy: str, method: Method, question: Question, trajectories: Seque
         prompt_tokens=_mean(trajectory.prompt_length for trajectory in judged),
         generated_tokens=_mean(sum(trajectory.loss_mask) for trajectory in judged),
         seconds=_mean(trajectory.timings.total_s + trajectory.timings.score_s for trajectory in judged),
-        answers=[vote(text, is_countdown(question)) for text in found],
+        answers=[normalize_vote(text, is_countdown(question)) for text in found],
         rights=[trajectory.validation_score.total >= 1 for trajectory in judged],
         versions=sorted({segment.version for trajectory in judged for segment in trajectory.segments}),
     )
 
 
-def question_uid(question: Question) -> str:
+def make_question_uid(question: Question) -> str:
     """The question's name, whatever the occasion."""
     return question.uid("").removesuffix("/")
 
 
-def answer(trajectory: Trajectory) -> str | None:
+def find_answer(trajectory: Trajectory) -> str | None:
     """What it answered last; None where it gave none."""
     given = [turn.content for turn in trajectory.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
     return given[-1] if given else None
 
 
-def vote(text: str | None, is_equation: bool) -> str | None:
+def normalize_vote(text: str | None, is_equation: bool) -> str | None:
     """The text under which equal answers count together."""
     if text is None:
         return None
     return "".join(text.split()) if is_equation else normalize_answer(text)
 
 
-def shown(method: Method, trajectory: Trajectory) -> list[str]:
+def find_shown_passages(method: Method, trajectory: Trajectory) -> list[str]:
     """The passages that the policy could read: in observations, or in the prompt of one-shot RAG."""
     author = Role.ROLE_PROMPT if method is Method.RAG else Role.ROLE_ENV
     texts = [span.text for span in trajectory.spans if span.role == author]
     return [block for text in texts for block in find_blocks(text, Tag.INFORMATION)]
 
 
-def _failure(trajectory: Trajectory) -> str:
+def _describe_failure(trajectory: Trajectory) -> str:
     unjudged = trajectory.status == Status.STATUS_OK
     status = trajectory.validation_score.status if unjudged else trajectory.status
     detail = trajectory.validation_score.detail if unjudged else trajectory.status_detail

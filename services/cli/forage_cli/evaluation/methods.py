@@ -29,7 +29,7 @@ class Method(StrEnum):
     RAG = "rag"
 
     @property
-    def words(self) -> str:
+    def display_name(self) -> str:
         """For people."""
         return _TITLES[self]
 
@@ -58,7 +58,7 @@ _EQUATION = (
 )
 
 
-def applies(method: Method, question: Question) -> bool:
+def is_applicable(method: Method, question: Question) -> bool:
     """Whether the method says anything about the question.
 
     There is nothing to look up for a countdown problem, whose own prompt is a chain of thought.
@@ -71,12 +71,12 @@ def is_countdown(question: Question) -> bool:
     return question.ground_truth.HasField("countdown_target")
 
 
-def environment(method: Method) -> str:
+def choose_environment(method: Method) -> str:
     """Name for `Prompt.environment`."""
     return "" if method is Method.SEARCH else SINGLE_TURN
 
 
-def messages(
+def build_messages(
     method: Method, question: Question, documents: Sequence[Document] = (), special_tokens: Sequence[str] = ()
 ) -> list[ChatMessage]:
     """The conversation that is put to the policy.

@@ -20,12 +20,19 @@ from forage_common.v1.trajectory_pb2 import Document, Prompt, Purpose, Sampling
 
 MANIFEST, ROWS = "evaluation.json", "results.parquet"
 FORMAT = 1
-_LOOP = ("max_turns", "max_start_length", "max_prompt_length", "max_response_length", "max_obs_length", "environments")
-_RETRIEVER = ("index", "mode", "topk")
+_ROLLOUT_SETTINGS = (
+    "max_turns",
+    "max_start_length",
+    "max_prompt_length",
+    "max_response_length",
+    "max_obs_length",
+    "environments",
+)
+_RETRIEVER_SETTINGS = ("index", "mode", "topk")
 
 
 @dataclass(frozen=True)
-class Draw:
+class SamplingPlan:
     """How samples are drawn. seed: of the first sample of the first question."""
 
     samples: int
@@ -51,7 +58,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """Everything that an evaluation is asked for.
 
     Attributes:
@@ -65,39 +72,41 @@ class Plan:
     questions: Mapping[int, Question]
     policies: tuple[EvaluatedPolicy, ...]
     methods: tuple[Method, ...]
-    draw: Draw
+    sampling: SamplingPlan
     limit: int | None
-    circumstances: Mapping[str, Any]
+    settings: Mapping[str, Any]
 
     def items(self, policies: Sequence[EvaluatedPolicy] | None = None) -> Iterator[Item]:
         """Everything that is to be done, policy by policy."""
         for policy in self.policies if policies is None else policies:
             for method in self.methods:
                 for index, question in self.questions.items():
-                    if methods.applies(method, question):
+                    if methods.is_applicable(method, question):
                         yield Item(policy, method, question, index)
 
-    def prompt(self, item: Item, documents: Sequence[Document] = (), special_tokens: Sequence[str] = ()) -> Prompt:
+    def build_prompt(
+        self, item: Item, documents: Sequence[Document] = (), special_tokens: Sequence[str] = ()
+    ) -> Prompt:
         """What the rollout service is asked. Every policy and method is given the same seeds."""
         run_id, group_uid = item.key
         return Prompt(
             run_id=run_id,
             group_uid=group_uid,
             data_source=item.question.data_source,
-            messages=methods.messages(item.method, item.question, documents, special_tokens),
+            messages=methods.build_messages(item.method, item.question, documents, special_tokens),
             ground_truth=item.question.ground_truth,
-            samples=self.draw.samples,
+            samples=self.sampling.samples,
             sampling=Sampling(
-                temperature=self.draw.temperature,
-                top_p=self.draw.top_p,
-                top_k=self.draw.top_k,
-                seed=self.draw.seed + item.index * self.draw.samples,
+                temperature=self.sampling.temperature,
+                top_p=self.sampling.top_p,
+                top_k=self.sampling.top_k,
+                seed=self.sampling.seed + item.index * self.sampling.samples,
             ),
             purpose=Purpose.PURPOSE_VALIDATION,
-            environment=methods.environment(item.method),
+            environment=methods.choose_environment(item.method),
         )
 
-    def manifest(self) -> dict[str, Any]:
+    def to_manifest(self) -> dict[str, Any]:
         """What is kept beside the results."""
         return {
             "format": FORMAT,
@@ -109,21 +118,21 @@ class Plan:
             },
             "policies": [{"label": p.label, "source": p.source, "digest": p.digest} for p in self.policies],
             "methods": [str(method) for method in self.methods],
-            "sampling": asdict(self.draw),
-            "settings": dict(self.circumstances),
+            "sampling": asdict(self.sampling),
+            "settings": dict(self.settings),
         }
 
 
-def circumstances(settings: Settings) -> dict[str, Any]:
+def select_relevant_settings(settings: Settings) -> dict[str, Any]:
     """The settings that decide what a trajectory is."""
-    rollout = settings.rollout.model_dump(mode="json", include=set(_LOOP))
-    retriever = settings.retriever.model_dump(mode="json", include=set(_RETRIEVER))
-    named = {f"rollout.{name}": rollout[name] for name in _LOOP}
-    named |= {f"retriever.{name}": retriever[name] for name in _RETRIEVER}
+    rollout = settings.rollout.model_dump(mode="json", include=set(_ROLLOUT_SETTINGS))
+    retriever = settings.retriever.model_dump(mode="json", include=set(_RETRIEVER_SETTINGS))
+    named = {f"rollout.{name}": rollout[name] for name in _ROLLOUT_SETTINGS}
+    named |= {f"retriever.{name}": retriever[name] for name in _RETRIEVER_SETTINGS}
     return named | {"data.corpus": str(settings.data.corpus)}
 
 
-def remove(folder: Path) -> None:
+def remove_evaluation(folder: Path) -> None:
     """Remove the folder of an evaluation, where there is one.
 
     Raises:
@@ -136,16 +145,16 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def begin(folder: Path, plan: Plan) -> None:
+def claim_folder(folder: Path, plan: EvaluationPlan) -> None:
     """Take the folder for the plan. More policies, methods and questions may join what is done there already.
 
     Raises:
         UserError: it holds an evaluation of something else; says what differs.
         DataError: its manifest is damaged.
     """
-    manifest = plan.manifest()
+    manifest = plan.to_manifest()
     before = read_manifest(folder) if (folder / MANIFEST).exists() else manifest
-    if changed := _changed(before, manifest):
+    if changed := _find_difference(before, manifest):
         raise UserError(
             f"{folder} holds an evaluation with {changed}: name another folder with --out, or begin anew with --fresh"
         )
@@ -172,7 +181,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _find_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The first thing in which two manifests do not go together, in words."""
     if before["questions"]["digest"] != now["questions"]["digest"]:
         return f"other questions ({', '.join(before['questions']['files'])}, or another content)"

@@ -11,32 +11,32 @@ from forage_cli.reports import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Figures = Mapping[str, Any]
+Metrics = Mapping[str, Any]
 _MARKERS = "oDs^vPX*"
 
 
-def name(entry: Figures) -> str:
+def format_series(entry: Metrics) -> str:
     """Policy and method in a few words."""
-    return f"{entry['policy']} · {Method(entry['method']).words}"
+    return f"{entry['policy']} · {Method(entry['method']).display_name}"
 
 
-@figures.style()
-def exact_match(results: Sequence[Figures]) -> Figure:
+@figures.apply_style()
+def plot_exact_match(results: Sequence[Metrics]) -> Figure:
     """Bars with intervals: a group a data source, a bar a policy and method."""
     from matplotlib import pyplot
 
     sources = list(dict.fromkeys(entry["data_source"] for entry in results))
-    series = list(dict.fromkeys(map(name, results)))
+    series = list(dict.fromkeys(map(format_series, results)))
     width = 0.8 / len(series)
     figure: Figure
     figure, axes = pyplot.subplots(figsize=(9, 3.6 + 0.22 * len(series)))
     for place, title in enumerate(series):
-        own = [entry for entry in results if name(entry) == title and entry["em"] is not None]
+        own = [entry for entry in results if format_series(entry) == title and entry["em"] is not None]
         x = [sources.index(entry["data_source"]) + (place - (len(series) - 1) / 2) * width for entry in own]
         means = [entry["em"]["mean"] for entry in own]
         below = [entry["em"]["mean"] - entry["em"]["low"] for entry in own]
         above = [entry["em"]["high"] - entry["em"]["mean"] for entry in own]
-        axes.bar(x, means, width * 0.9, label=title, color=_colour(place), alpha=_alpha(place))
+        axes.bar(x, means, width * 0.9, label=title, color=_choose_colour(place), alpha=_choose_alpha(place))
         axes.errorbar(x, means, [below, above], fmt="none", color=figures.INK, linewidth=1, capsize=2)
     axes.set_xticks(range(len(sources)), sources)
     axes.set_ylabel("exact match")
@@ -46,24 +46,24 @@ def exact_match(results: Sequence[Figures]) -> Figure:
     return figure
 
 
-@figures.style()
-def searches(results: Sequence[Figures]) -> Figure:
+@figures.apply_style()
+def plot_searches(results: Sequence[Metrics]) -> Figure:
     """Exact match against searches a question."""
     from matplotlib import pyplot
 
     figure: Figure
-    series = list(dict.fromkeys(map(name, results)))
+    series = list(dict.fromkeys(map(format_series, results)))
     sources = list(dict.fromkeys(entry["data_source"] for entry in results))
     markers = {source: _MARKERS[place % len(_MARKERS)] for place, source in enumerate(sources)}
     figure, axes = pyplot.subplots(figsize=(9, 3.6 + 0.11 * (len(series) + len(sources))))
     for entry in results:
         if entry["em"] is not None and entry["searches"] is not None:
-            place, marker = series.index(name(entry)), markers[entry["data_source"]]
+            place, marker = series.index(format_series(entry)), markers[entry["data_source"]]
             x, y = entry["searches"], entry["em"]["mean"]
-            axes.plot(x, y, marker, color=_colour(place), alpha=_alpha(place), markersize=8)
+            axes.plot(x, y, marker, color=_choose_colour(place), alpha=_choose_alpha(place), markersize=8)
     # A colour a policy and method, a shape a data source.
     for place, title in enumerate(series):
-        axes.plot([], [], "s", color=_colour(place), alpha=_alpha(place), label=title)
+        axes.plot([], [], "s", color=_choose_colour(place), alpha=_choose_alpha(place), label=title)
     for source in sources if len(sources) > 1 else ():
         axes.plot([], [], markers[source], color=figures.QUIET, label=source)
     axes.set_xlabel("searches a question")
@@ -74,24 +74,26 @@ def searches(results: Sequence[Figures]) -> Figure:
     return figure
 
 
-@figures.style()
-def samples(results: Sequence[Figures]) -> Figure:
+@figures.apply_style()
+def plot_samples(results: Sequence[Metrics]) -> Figure:
     """pass@k (solid) and majority@k (dashed) of each policy and method, over all data sources."""
     from matplotlib import pyplot
 
     figure: Figure
     figure, axes = pyplot.subplots(figsize=(9, 3.8))
-    for place, title in enumerate(dict.fromkeys(map(name, results))):
-        entry = [entry for entry in results if name(entry) == title][-1]  # the last is that of all data sources
+    for place, title in enumerate(dict.fromkeys(map(format_series, results))):
+        entry = [entry for entry in results if format_series(entry) == title][
+            -1
+        ]  # the last is that of all data sources
         for kind, line in (("pass_at_k", "o-"), ("majority_at_k", "s--")):
             found = {int(k): value for k, value in entry.get(kind, {}).items() if value is not None}
             if not found:
                 continue
             x = list(found)
             label = f"{title}, {'pass' if kind == 'pass_at_k' else 'majority'}@k"
-            axes.plot(x, [found[k]["mean"] for k in x], line, color=_colour(place), label=label)
+            axes.plot(x, [found[k]["mean"] for k in x], line, color=_choose_colour(place), label=label)
             low, high = [found[k]["low"] for k in x], [found[k]["high"] for k in x]
-            axes.fill_between(x, low, high, color=_colour(place), alpha=0.12, linewidth=0)
+            axes.fill_between(x, low, high, color=_choose_colour(place), alpha=0.12, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("k samples")
@@ -101,9 +103,9 @@ def samples(results: Sequence[Figures]) -> Figure:
     return figure
 
 
-def _colour(place: int) -> str:
+def _choose_colour(place: int) -> str:
     return figures.SERIES[place % len(figures.SERIES)]
 
 
-def _alpha(place: int) -> float:
+def _choose_alpha(place: int) -> float:
     return 1.0 if place < len(figures.SERIES) else 0.55

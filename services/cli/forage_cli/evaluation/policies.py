@@ -55,7 +55,7 @@ class EvaluatedPolicy:
     digest: str = ""
 
 
-def resolve(text: str) -> EvaluatedPolicy:
+def resolve_policy(text: str) -> EvaluatedPolicy:
     """The policy that `[NAME=]WHAT` means.
 
     Raises:
@@ -66,13 +66,13 @@ def resolve(text: str) -> EvaluatedPolicy:
     if what == RUNNING:
         return EvaluatedPolicy(label or RUNNING, Kind.RUNNING, what)
     if what.startswith(("http://", "https://")):
-        return _endpoint(label, what)
+        return _resolve_endpoint(label, what)
     version = _VERSION.fullmatch(what)
     if version:
         run = Path(version[1])
-        folder = _published(run, version[2])
+        folder = _find_published(run, version[2])
         label = label or f"{run.resolve().name}@{_FOLDER.fullmatch(folder.name)[1]}"  # type: ignore[index]
-        return EvaluatedPolicy(label, Kind.FOLDER, what, folder, run=run, digest=digest(folder))
+        return EvaluatedPolicy(label, Kind.FOLDER, what, folder, run=run, digest=hash_model_folder(folder))
     folder = Path(what)
     if (folder / "settings.yaml").is_file():
         raise UserError(f"--policy {what} is a run: say which version, for instance {what}@latest")
@@ -80,26 +80,26 @@ def resolve(text: str) -> EvaluatedPolicy:
         raise UserError(f"--policy {what} does not exist: give {_FORMS}")
     check_model_folder(folder)
     label = label or _UNNAMEABLE.sub("-", folder.resolve().name)
-    return EvaluatedPolicy(label, Kind.FOLDER, what, folder, digest=digest(folder))
+    return EvaluatedPolicy(label, Kind.FOLDER, what, folder, digest=hash_model_folder(folder))
 
 
-def untrained(policies: Sequence[EvaluatedPolicy], given: Path | None) -> EvaluatedPolicy:
+def find_untrained(policies: Sequence[EvaluatedPolicy], given: Path | None) -> EvaluatedPolicy:
     """The policy before training: the folder that is given, else that from which the first run was started.
 
     Raises:
         UserError: neither is known.
     """
     run = next((policy.run for policy in policies if policy.run), None)
-    folder = given or (RunFolder.open(run).model() if run else None)
+    folder = given or (RunFolder.open(run).find_model() if run else None)
     if folder is None:
         raise UserError(
             "the baseline 'untrained' needs the policy before training: give --untrained FOLDER "
             "(it is known by itself where a policy is a run's, as in RUN@latest)"
         )
-    return replace(resolve(str(folder)), label="untrained")
+    return replace(resolve_policy(str(folder)), label="untrained")
 
 
-def distinct(policies: Iterable[EvaluatedPolicy]) -> tuple[EvaluatedPolicy, ...]:
+def check_labels(policies: Iterable[EvaluatedPolicy]) -> tuple[EvaluatedPolicy, ...]:
     """The policies, each label once.
 
     Raises:
@@ -116,15 +116,15 @@ def distinct(policies: Iterable[EvaluatedPolicy]) -> tuple[EvaluatedPolicy, ...]
     return tuple(seen.values())
 
 
-def by_engine(policies: Sequence[EvaluatedPolicy]) -> list[list[EvaluatedPolicy]]:
+def group_by_engine(policies: Sequence[EvaluatedPolicy]) -> list[list[EvaluatedPolicy]]:
     """Policies in the order given, those together that one engine can serve in turn, without a restart."""
     engines: dict[str, list[EvaluatedPolicy]] = {}
     for policy in policies:
-        engines.setdefault(_architecture(policy), []).append(policy)
+        engines.setdefault(_hash_architecture(policy), []).append(policy)
     return list(engines.values())
 
 
-def digest(folder: Path) -> str:
+def hash_model_folder(folder: Path) -> str:
     """SHA-256 over weights, configuration, tokenizer and chat template."""
     whole = hashlib.sha256()
     for file in sorted([*folder.glob("*.safetensors"), *(folder / name for name in ("config.json", *_TEXTS))]):
@@ -134,7 +134,7 @@ def digest(folder: Path) -> str:
     return whole.hexdigest()
 
 
-def _endpoint(label: str, url: str) -> EvaluatedPolicy:
+def _resolve_endpoint(label: str, url: str) -> EvaluatedPolicy:
     url = url.rstrip("/")
     if not url.endswith("/v1"):
         raise UserError(f"--policy {url}: an OpenAI-compatible endpoint ends in /v1, for instance {url}/v1")
@@ -142,13 +142,13 @@ def _endpoint(label: str, url: str) -> EvaluatedPolicy:
     return EvaluatedPolicy(label or urlsplit(url).netloc.replace(":", "-"), Kind.ENDPOINT, url, url=url, digest=found)
 
 
-def _published(run: Path, version: str) -> Path:
+def _find_published(run: Path, version: str) -> Path:
     RunFolder.open(run)
     folders = {}  # by version, of several epochs the last
-    for folder in sorted((run / "policies").glob("v*-e*"), key=_epoch_and_version):
+    for folder in sorted((run / "policies").glob("v*-e*"), key=_parse_folder_name):
         if _FOLDER.fullmatch(folder.name):
-            folders[_epoch_and_version(folder)[1]] = folder
-    wanted = _wanted(run, version, list(folders))
+            folders[_parse_folder_name(folder)[1]] = folder
+    wanted = _choose_version(run, version, list(folders))
     if wanted not in folders:
         best = " --best" if version == "best" else ""
         there = ", ".join(map(str, sorted(folders))) or "none"
@@ -159,7 +159,7 @@ def _published(run: Path, version: str) -> Path:
     return folders[wanted]
 
 
-def _wanted(run: Path, version: str, there: Sequence[int]) -> int | None:
+def _choose_version(run: Path, version: str, there: Sequence[int]) -> int | None:
     if version == "latest":
         return there[-1] if there else None
     if version == "best":
@@ -171,12 +171,12 @@ def _wanted(run: Path, version: str, there: Sequence[int]) -> int | None:
     return int(version)
 
 
-def _epoch_and_version(folder: Path) -> tuple[int, int]:
+def _parse_folder_name(folder: Path) -> tuple[int, int]:
     found = _FOLDER.fullmatch(folder.name)
     return (int(found[2]), int(found[1])) if found else (0, 0)
 
 
-def _architecture(policy: EvaluatedPolicy) -> str:
+def _hash_architecture(policy: EvaluatedPolicy) -> str:
     """Equal for policies between which an engine can switch: it keeps configuration, tokenizer and tensor shapes."""
     if policy.folder is None:
         return policy.url or policy.kind

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from forage_cli.evaluation import plots
-from forage_cli.evaluation.compare import Comparison, Outcome, Pair, Selection, trajectories
-from forage_cli.evaluation.layouts import SEARCH_R1, search_r1
-from forage_cli.evaluation.measures import Measured
+from forage_cli.evaluation.compare import Comparison, Outcome, Pair, Selection, read_first_samples
+from forage_cli.evaluation.layouts import SEARCH_R1, make_search_r1_rows
+from forage_cli.evaluation.measures import QuestionResult
 from forage_cli.evaluation.methods import Method
-from forage_cli.evaluation.results import ALL, by_source, read_rows, summarise
+from forage_cli.evaluation.results import ALL, group_by_source, read_rows, write_summary
 from forage_cli.reports import figures, page
 from forage_common.files import durable
 
@@ -21,7 +21,7 @@ SHOWN = 24
 _PACKAGE = "forage_cli.evaluation"
 _NAME = ("policy", "method", "data source")
 _ANSWERS = (*_NAME, "questions", "failed", "EM", "from", "to", "sub-EM", "F1")
-_WAYS = {
+_BEHAVIOUR = {
     "searches": "searches",
     "turns": "turns",
     "hit": "hit rate",
@@ -34,13 +34,13 @@ _WAYS = {
 }
 
 
-def write(folder: Path) -> Path:
+def write_report(folder: Path) -> Path:
     """Make results.json and report.html of an evaluation's rows and trajectories; returns the page.
 
     Raises:
         DataError: the folder is no finished evaluation.
     """
-    summary = summarise(folder)
+    summary = write_summary(folder)
     results = summary["results"]
     single = [entry for entry in results if entry["data_source"] != ALL]
     numbers = sorted({int(k) for entry in results for k in entry.get("pass_at_k", ())})
@@ -48,31 +48,35 @@ def write(folder: Path) -> Path:
         "evaluation.html",
         _PACKAGE,
         summary=summary,
-        tiles_shown=_tiles(results),
+        tiles_shown=_make_tiles(results),
         answer_columns=_ANSWERS,
-        answer_rows=[_answers(entry) for entry in results],
-        way_columns=[*_NAME, *_WAYS.values()],
-        way_rows=[[*_name(entry), *(entry[key] for key in _WAYS)] for entry in results],
-        em=figures.svg(plots.exact_match(results), "Exact match by policy and method, with intervals"),
-        searches=figures.svg(plots.searches(single), "Exact match against searches a question"),
-        samples=figures.svg(plots.samples(results), "pass@k and majority@k over k samples") if numbers else None,
+        answer_rows=[_answer_cells(entry) for entry in results],
+        way_columns=[*_NAME, *_BEHAVIOUR.values()],
+        way_rows=[[*_name_cells(entry), *(entry[key] for key in _BEHAVIOUR)] for entry in results],
+        em=figures.render_svg(plots.plot_exact_match(results), "Exact match by policy and method, with intervals"),
+        searches=figures.render_svg(plots.plot_searches(single), "Exact match against searches a question"),
+        samples=figures.render_svg(plots.plot_samples(results), "pass@k and majority@k over k samples")
+        if numbers
+        else None,
         k_columns=[*_NAME, *(f"{kind}@{k}" for kind in ("pass", "majority") for k in numbers)],
-        k_rows=[[*_name(entry), *_over_samples(entry, numbers)] for entry in results],
+        k_rows=[[*_name_cells(entry), *_sample_cells(entry, numbers)] for entry in results],
         layout_columns=["policy", "method", *SEARCH_R1.values(), "Avg."],
-        layout_rows=[(line.policy, line.method.words, *line.em, line.average) for line in search_r1(results)],
-        questions=_questions(folder),
+        layout_rows=[
+            (line.policy, line.method.display_name, *line.em, line.average) for line in make_search_r1_rows(results)
+        ],
+        questions=_select_questions(folder),
         failures=[list(entry.values()) for entry in summary["failures"]],
         policies=[list(entry.values()) for entry in summary["policies"]],
     )
-    return _written(folder / REPORT, text)
+    return _write_page(folder / REPORT, text)
 
 
 def write_comparison(found: Comparison, file: Path) -> Path:
     """Write the page of a comparison: won and lost questions side by side."""
     kinds = (Outcome.WON, Outcome.LOST)
-    chosen = {outcome: found.where(outcome)[:SHOWN] for outcome in kinds}
+    chosen = {outcome: found.pairs_with(outcome)[:SHOWN] for outcome in kinds}
     uids = [pair.a.uid for pairs in chosen.values() for pair in pairs]
-    sides = [trajectories(selection, uids) for selection in (found.a, found.b)]
+    sides = [read_first_samples(selection, uids) for selection in (found.a, found.b)]
     total = found.sources[-1]
     text = page.render(
         "comparison.html",
@@ -82,7 +86,7 @@ def write_comparison(found: Comparison, file: Path) -> Path:
         tiles_shown=[
             (total.em_a, "EM of A"),
             (total.em_b, "EM of B"),
-            (f"{total.difference.mean:+.3f}", "B − A", _verdict(total.difference.low, total.difference.high)),
+            (f"{total.difference.mean:+.3f}", "B − A", _choose_style(total.difference.low, total.difference.high)),
             (f"{total.difference.p:.4f}", "p"),
         ],
         columns=["data source", "questions", "A", "B", "B − A", "from", "to", "p", *map(str, Outcome)],
@@ -95,55 +99,59 @@ def write_comparison(found: Comparison, file: Path) -> Path:
             for part in found.sources
         ],
         parts=[
-            (outcome, total.outcomes[outcome], [_sides(pair, (found.a, found.b), sides) for pair in chosen[outcome]])
+            (
+                outcome,
+                total.outcomes[outcome],
+                [_make_sides(pair, (found.a, found.b), sides) for pair in chosen[outcome]],
+            )
             for outcome in kinds
         ],
     )
-    return _written(file, text)
+    return _write_page(file, text)
 
 
-def _written(file: Path, text: str) -> Path:
+def _write_page(file: Path, text: str) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     durable.write_atomically(file, text)
     return file
 
 
-def _tiles(results: Sequence[Mapping[str, Any]]) -> list[tuple[float | None, str]]:
-    whole = {plots.name(entry): entry for entry in results}  # the last of a name is that of all data sources
+def _make_tiles(results: Sequence[Mapping[str, Any]]) -> list[tuple[float | None, str]]:
+    whole = {plots.format_series(entry): entry for entry in results}  # the last of a name is that of all data sources
     return [(entry["em"]["mean"] if entry["em"] else None, f"EM, {name}") for name, entry in whole.items()]
 
 
-def _name(entry: Mapping[str, Any]) -> list[str]:
-    return [entry["policy"], Method(entry["method"]).words, entry["data_source"]]
+def _name_cells(entry: Mapping[str, Any]) -> list[str]:
+    return [entry["policy"], Method(entry["method"]).display_name, entry["data_source"]]
 
 
-def _answers(entry: Mapping[str, Any]) -> list[Any]:
+def _answer_cells(entry: Mapping[str, Any]) -> list[Any]:
     em = entry["em"] or dict.fromkeys(("mean", "low", "high"))
     means = [entry[key]["mean"] if entry[key] else None for key in ("sub_em", "f1")]
     counts = entry["questions"], entry["failed_questions"]
-    return [*_name(entry), *counts, em["mean"], em["low"], em["high"], *means]
+    return [*_name_cells(entry), *counts, em["mean"], em["low"], em["high"], *means]
 
 
-def _over_samples(entry: Mapping[str, Any], numbers: Iterable[int]) -> list[float | None]:
+def _sample_cells(entry: Mapping[str, Any], numbers: Iterable[int]) -> list[float | None]:
     found = [entry.get(kind, {}).get(str(k)) for kind in ("pass_at_k", "majority_at_k") for k in numbers]
     return [value["mean"] if value else None for value in found]
 
 
-def _questions(folder: Path) -> list[dict[str, Any]]:
+def _select_questions(folder: Path) -> list[dict[str, Any]]:
     """Questions to read: those that some policies and methods got right and others wrong come first."""
     rows = read_rows(folder)
-    asked: dict[str, list[Measured]] = {}
+    asked: dict[str, list[QuestionResult]] = {}
     for row in rows:
         asked.setdefault(row.uid, []).append(row)
 
-    def spread(some: Sequence[Measured]) -> float:
+    def spread(some: Sequence[QuestionResult]) -> float:
         known = [row.em for row in some if row.em is not None]
         return max(known, default=0.0) - min(known, default=0.0)
 
     chosen = sorted(asked, key=lambda uid: (-spread(asked[uid]), uid))[:SHOWN]
     texts = {
-        (policy, method): trajectories(Selection(folder, policy, method), chosen)
-        for policy, method, _ in by_source([row for uid in chosen for row in asked[uid]])
+        (policy, method): read_first_samples(Selection(folder, policy, method), chosen)
+        for policy, method, _ in group_by_source([row for uid in chosen for row in asked[uid]])
     }
     return [
         {
@@ -151,7 +159,7 @@ def _questions(folder: Path) -> list[dict[str, Any]]:
             "uid": uid,
             "targets": asked[uid][0].targets,
             "sides": [
-                (f"{row.policy} · {Method(row.method).words}", row, texts[row.policy, row.method].get(uid))
+                (f"{row.policy} · {Method(row.method).display_name}", row, texts[row.policy, row.method].get(uid))
                 for row in asked[uid]
             ],
         }
@@ -159,7 +167,7 @@ def _questions(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _sides(pair: Pair, selections: Sequence[Selection], texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _make_sides(pair: Pair, selections: Sequence[Selection], texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     both = zip("AB", (pair.a, pair.b), selections, texts, strict=True)
     return {
         "question": pair.a.question,
@@ -169,5 +177,5 @@ def _sides(pair: Pair, selections: Sequence[Selection], texts: Sequence[Mapping[
     }
 
 
-def _verdict(low: float, high: float) -> str:
+def _choose_style(low: float, high: float) -> str:
     return "" if low <= 0 <= high else "good" if low > 0 else "bad"

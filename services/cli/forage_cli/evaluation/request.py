@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forage_cli.evaluation import engines, policies
 from forage_cli.evaluation.methods import Method
-from forage_cli.evaluation.plan import Draw, Plan, circumstances
+from forage_cli.evaluation.plan import EvaluationPlan, SamplingPlan, select_relevant_settings
 from forage_cli.evaluation.policies import RUNNING, EvaluatedPolicy, Kind
 from forage_cli.local import serving
 from forage_cli.local.stack import Program
@@ -55,10 +55,10 @@ def resolve_policies(named: Sequence[str], untrained: Path | None, with_untraine
     Raises:
         UserError, DataError: as `policies.resolve` and `policies.untrained`; or two policies have one label.
     """
-    resolved = [policies.resolve(text) for text in named]
+    resolved = [policies.resolve_policy(text) for text in named]
     if with_untrained or untrained:
-        resolved.append(policies.untrained(resolved, untrained))
-    return policies.distinct(resolved)
+        resolved.append(policies.find_untrained(resolved, untrained))
+    return policies.check_labels(resolved)
 
 
 def find_run_config(evaluated: Sequence[EvaluatedPolicy]) -> Path | None:
@@ -75,10 +75,10 @@ def complete_policies(evaluated: tuple[EvaluatedPolicy, ...], settings: Settings
     if not any(policy.label != UNTRAINED for policy in evaluated):
         configured = settings.rollout.engine.endpoint or str(settings.model.path)
         default = RUNNING if serving.is_running(settings, Program.ROLLOUT) else configured
-        evaluated = policies.distinct([policies.resolve(default), *evaluated])
-    engines.check(evaluated, settings)
+        evaluated = policies.check_labels([policies.resolve_policy(default), *evaluated])
+    engines.check_policies(evaluated, settings)
     return tuple(
-        asyncio.run(engines.what_runs(policy, settings)) if policy.kind is Kind.RUNNING else policy
+        asyncio.run(engines.identify_running(policy, settings)) if policy.kind is Kind.RUNNING else policy
         for policy in evaluated
     )
 
@@ -92,7 +92,7 @@ def make_plan(
     temperature: float | None,
     seed: int,
     limit: int | None,
-) -> tuple[Plan, Settings]:
+) -> tuple[EvaluationPlan, Settings]:
     """Return the plan, and the settings of services that are started for it.
 
     Args:
@@ -113,11 +113,11 @@ def make_plan(
         raise UserError(f"{', '.join(map(str, files))} has no questions")
     uses_running = any(policy.kind is Kind.RUNNING for policy in evaluated)
     if not uses_running:
-        settings = engines.prepared(settings, methods, [row.data_source for row in rows.values()])
-    draw = Draw(samples, temperature, settings.rollout.top_p, settings.rollout.top_k, seed)
+        settings = engines.prepare_settings(settings, methods, [row.data_source for row in rows.values()])
+    draw = SamplingPlan(samples, temperature, settings.rollout.top_p, settings.rollout.top_k, seed)
     # Settings of services that somebody else started are not known here, and do not enter the plan.
-    known = {} if uses_running else circumstances(settings)
-    return Plan(tuple(files), questions.digest, rows, evaluated, methods, draw, limit, known), settings
+    known = {} if uses_running else select_relevant_settings(settings)
+    return EvaluationPlan(tuple(files), questions.digest, rows, evaluated, methods, draw, limit, known), settings
 
 
 def _select_first(rows: Sequence[Question], limit: int | None) -> dict[int, Question]:

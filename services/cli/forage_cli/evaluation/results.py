@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forage_cli.evaluation.measures import Measured, measure
+from forage_cli.evaluation.measures import QuestionResult, measure_question
 from forage_cli.evaluation.pass_at_k import majority_at_k, pass_at_k, sample_counts
 from forage_cli.evaluation.plan import ROWS, Item, read_manifest
 from forage_common.errors import DataError
@@ -63,17 +63,21 @@ def trajectory_file(folder: Path, policy: str, method: str) -> Path:
     return folder / TRAJECTORIES / f"{policy}-{method}.parquet"
 
 
-def write(folder: Path, done: Iterable[tuple[Item, TrajectoryGroup]], end_of_turn: Callable[[Item], str]) -> None:
+def write_results(
+    folder: Path, done: Iterable[tuple[Item, TrajectoryGroup]], end_of_turn: Callable[[Item], str]
+) -> None:
     """Measure what was done; write results.parquet and trajectories/, each file whole.
 
     Args:
         end_of_turn: text with which the tokenizer of an item's policy ends a turn.
     """
-    rows: list[tuple[int, Measured]] = []
+    rows: list[tuple[int, QuestionResult]] = []
     with ExitStack() as stack:
         writers: dict[Path, TrajectoryWriter] = {}
         for item, group in done:
-            rows.append((item.index, measure(item.policy.label, item.method, item.question, group.trajectories)))
+            rows.append(
+                (item.index, measure_question(item.policy.label, item.method, item.question, group.trajectories))
+            )
             file = trajectory_file(folder, item.policy.label, item.method)
             if file not in writers:
                 writers[file] = stack.enter_context(TrajectoryWriter(file, end_of_turn(item)))
@@ -82,7 +86,7 @@ def write(folder: Path, done: Iterable[tuple[Item, TrajectoryGroup]], end_of_tur
     _write_rows(folder, [row for _, row in sorted(rows, key=itemgetter(0))])
 
 
-def summarise(folder: Path) -> dict[str, Any]:
+def write_summary(folder: Path) -> dict[str, Any]:
     """Make results.json of results.parquet, and return it.
 
     Raises:
@@ -94,7 +98,8 @@ def summarise(folder: Path) -> dict[str, Any]:
         **read_manifest(folder),
         "made_unix_s": int(time.time()),
         "results": [
-            figures(found, policy, method, source) for (policy, method, source), found in by_source(rows).items()
+            compute_metrics(found, policy, method, source)
+            for (policy, method, source), found in group_by_source(rows).items()
         ],
         "versions": {
             policy: sorted({version for row in rows if row.policy == policy for version in row.versions})
@@ -121,7 +126,7 @@ def read_results(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder / RESULTS} cannot be read ({error}): make it with 'forage eval report'") from None
 
 
-def read_rows(folder: Path) -> list[Measured]:
+def read_rows(folder: Path) -> list[QuestionResult]:
     """Every row, ordered by policy and method as they were asked for, then by question.
 
     Raises:
@@ -132,17 +137,17 @@ def read_rows(folder: Path) -> list[Measured]:
     if not file.exists():
         raise DataError(f"{folder} is not finished (it has no {ROWS}): run the same 'forage eval' again to go on")
     try:
-        found = [Measured.of_row(row) for row in pq.read_table(file).to_pylist()]
+        found = [QuestionResult.from_row(row) for row in pq.read_table(file).to_pylist()]
     except (pa.ArrowException, OSError, KeyError) as error:
         raise DataError(f"{file} is damaged ({error}): run the same 'forage eval' again") from None
     labels = [policy["label"] for policy in manifest["policies"]]
     return sorted(found, key=lambda row: (labels.index(row.policy), manifest["methods"].index(row.method)))
 
 
-def by_source(rows: Sequence[Measured]) -> dict[tuple[str, str, str], list[Measured]]:
+def group_by_source(rows: Sequence[QuestionResult]) -> dict[tuple[str, str, str], list[QuestionResult]]:
     """Rows by policy, method and data source; under `ALL` those of every data source, where there are several."""
     sources = dict.fromkeys(row.data_source for row in rows)
-    found: dict[tuple[str, str, str], list[Measured]] = {}
+    found: dict[tuple[str, str, str], list[QuestionResult]] = {}
     for policy, method in dict.fromkeys((row.policy, row.method) for row in rows):
         own = [row for row in rows if (row.policy, row.method) == (policy, method)]
         for source in sources:
@@ -153,7 +158,7 @@ def by_source(rows: Sequence[Measured]) -> dict[tuple[str, str, str], list[Measu
     return found
 
 
-def figures(rows: Sequence[Measured], policy: str, method: str, source: str) -> dict[str, Any]:
+def compute_metrics(rows: Sequence[QuestionResult], policy: str, method: str, source: str) -> dict[str, Any]:
     """The figures of a policy and a method on a data source. A question counts once, however many samples it had."""
     found: dict[str, Any] = {
         "policy": policy,
@@ -164,39 +169,43 @@ def figures(rows: Sequence[Measured], policy: str, method: str, source: str) -> 
         "samples": sum(row.judged for row in rows),
         "failed_samples": sum(row.failed for row in rows),
     }
-    found |= {name: _estimate(_values(rows, name)) for name in ESTIMATED}
-    found |= {name: fmean(values) if (values := _values(rows, name)) else None for name in AVERAGED}
+    found |= {name: _estimate_interval(_collect_values(rows, name)) for name in ESTIMATED}
+    found |= {name: fmean(values) if (values := _collect_values(rows, name)) else None for name in AVERAGED}
     most = max((row.judged for row in rows), default=0)
     if most > 1:
-        found["pass_at_k"] = {str(k): _estimate(list(_passes(rows, k))) for k in sample_counts(most)}
-        found["majority_at_k"] = {str(k): _estimate(list(_majorities(rows, k))) for k in sample_counts(most)}
+        found["pass_at_k"] = {
+            str(k): _estimate_interval(list(_iterate_pass_at_k(rows, k))) for k in sample_counts(most)
+        }
+        found["majority_at_k"] = {
+            str(k): _estimate_interval(list(_iterate_majority_at_k(rows, k))) for k in sample_counts(most)
+        }
     return found
 
 
-def _values(rows: Iterable[Measured], name: str) -> list[float]:
+def _collect_values(rows: Iterable[QuestionResult], name: str) -> list[float]:
     return [value for row in rows if (value := getattr(row, name)) is not None]
 
 
-def _passes(rows: Iterable[Measured], k: int) -> Iterator[float]:
+def _iterate_pass_at_k(rows: Iterable[QuestionResult], k: int) -> Iterator[float]:
     for row in rows:
         if row.judged >= k:
             yield pass_at_k(sum(row.rights), row.judged, k)
 
 
-def _majorities(rows: Iterable[Measured], k: int) -> Iterator[float]:
+def _iterate_majority_at_k(rows: Iterable[QuestionResult], k: int) -> Iterator[float]:
     for row in rows:
         if row.judged >= k:
             yield majority_at_k(row.answers, row.rights, k)
 
 
-def _estimate(values: Sequence[float]) -> Mapping[str, float] | None:
+def _estimate_interval(values: Sequence[float]) -> Mapping[str, float] | None:
     found = estimate_mean(values)
     return None if found is None else asdict(found)
 
 
-def _write_rows(folder: Path, rows: Sequence[Measured]) -> None:
+def _write_rows(folder: Path, rows: Sequence[QuestionResult]) -> None:
     file = folder / ROWS
     aside = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
-    pq.write_table(pa.Table.from_pylist([row.row() for row in rows], schema=_SCHEMA), aside, compression="zstd")
+    pq.write_table(pa.Table.from_pylist([row.to_row() for row in rows], schema=_SCHEMA), aside, compression="zstd")
     durable.sync(aside)
     aside.replace(file)

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from forage_cli.evaluation import engines, results
 from forage_cli.evaluation.methods import Method
-from forage_cli.evaluation.plan import Item, Plan
-from forage_cli.evaluation.policies import EvaluatedPolicy, by_engine
+from forage_cli.evaluation.plan import EvaluationPlan, Item
+from forage_cli.evaluation.policies import EvaluatedPolicy, group_by_engine
 from forage_cli.runs.journal import Journal
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.clients.concurrency import map_concurrently
@@ -28,19 +28,19 @@ from forage_common.v1.trajectory_pb2 import Document, Prompt, Status, Trajectory
 JOURNAL = "journal.bin"
 Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """(description, number of items) → context that shows a progress bar and gives the function to call after each item."""
-_MAY_PASS = (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL)
+_RETRYABLE = (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL)
 
 
-def left(plan: Plan, journal: Journal[TrajectoryGroup]) -> dict[tuple[str, str], Item]:
+def find_unfinished(plan: EvaluationPlan, journal: Journal[TrajectoryGroup]) -> dict[tuple[str, str], Item]:
     """Items by key that are not finished; those that failed for a reason which may pass are tried again."""
     items = {item.key: item for item in plan.items()}
     done = {}
     for group in journal.read():
-        done[group.run_id, group.group_uid] = not _may_pass(group)
+        done[group.run_id, group.group_uid] = not _is_retryable(group)
     return {key: item for key, item in items.items() if not done.get(key)}
 
 
-def finished(plan: Plan, journal: Journal[TrajectoryGroup]) -> Iterator[tuple[Item, TrajectoryGroup]]:
+def read_finished(plan: EvaluationPlan, journal: Journal[TrajectoryGroup]) -> Iterator[tuple[Item, TrajectoryGroup]]:
     """The plan's items that were done, with their trajectories, one at a time in memory; of several tries the last."""
     tries = Counter((group.run_id, group.group_uid) for group in journal.read())
     items = {item.key: item for item in plan.items()}
@@ -51,39 +51,41 @@ def finished(plan: Plan, journal: Journal[TrajectoryGroup]) -> Iterator[tuple[It
             yield items[key], group
 
 
-def run_unfinished(plan: Plan, settings: Settings, folder: Path, console: Console, progress: Progress) -> None:
+def run_unfinished(
+    plan: EvaluationPlan, settings: Settings, folder: Path, console: Console, progress: Progress
+) -> None:
     """Run the items of the plan that the folder's journal lacks. Ctrl-C keeps every finished item.
 
     Raises:
         UserError, UnavailableError: as `run`.
     """
     with Journal(folder / JOURNAL, TrajectoryGroup) as journal:
-        items = left(plan, journal)
+        items = find_unfinished(plan, journal)
         total = sum(1 for _ in plan.items())
         if not items:
             return
         if len(items) < total:
             console.print(f"{total - len(items)} of {total} were finished before", highlight=False)
         try:
-            run(plan, items.values(), settings, journal, console, progress)
+            run_items(plan, items.values(), settings, journal, console, progress)
         except KeyboardInterrupt:
-            done = total - len(left(plan, journal))
+            done = total - len(find_unfinished(plan, journal))
             console.print(f"stopped: {done} of {total} are finished; run the same command to continue", highlight=False)
             raise
 
 
-def write_finished(plan: Plan, folder: Path, turn_ends: Mapping[str, str]) -> None:
+def write_finished(plan: EvaluationPlan, folder: Path, turn_ends: Mapping[str, str]) -> None:
     """Write results.parquet and the trajectory files of everything that is finished.
 
     Args:
         turn_ends: label of a policy → text with which its tokenizer ends a turn.
     """
     with Journal(folder / JOURNAL, TrajectoryGroup) as journal:
-        results.write(folder, finished(plan, journal), lambda item: turn_ends[item.policy.label])
+        results.write_results(folder, read_finished(plan, journal), lambda item: turn_ends[item.policy.label])
 
 
-def run(
-    plan: Plan,
+def run_items(
+    plan: EvaluationPlan,
     items: Iterable[Item],
     settings: Settings,
     journal: Journal[TrajectoryGroup],
@@ -100,17 +102,17 @@ def run(
     for item in items:
         waiting.setdefault(item.policy.label, []).append(item)
     todo = [policy for policy in plan.policies if policy.label in waiting]
-    for policies in by_engine(todo):
+    for policies in group_by_engine(todo):
         total = sum(len(waiting[policy.label]) for policy in policies)
         with (
-            engines.engine(policies, settings, console) as served,
+            engines.start_engine(policies, settings, console) as served,
             progress(", ".join(policy.label for policy in policies), total) as advance,
         ):
-            asyncio.run(_run(plan, policies, waiting, served, journal, advance))
+            asyncio.run(_run_policies(plan, policies, waiting, served, journal, advance))
 
 
-async def _run(
-    plan: Plan,
+async def _run_policies(
+    plan: EvaluationPlan,
     policies: Sequence[EvaluatedPolicy],
     waiting: dict[str, list[Item]],
     settings: Settings,
@@ -120,8 +122,8 @@ async def _run(
     retriever = RetrieverClient(settings.retriever.http_address, settings.rollout.retrieve_timeout_s)
     async with RolloutClient(settings) as rollout, retriever:
         for policy in policies:
-            await engines.switch(policy, settings, rollout)
-            ask = _Asker(plan, rollout, retriever, engines.tokenizer_folder(policy, settings))
+            await engines.switch_policy(policy, settings, rollout)
+            ask = _ItemRunner(plan, rollout, retriever, engines.find_tokenizer(policy, settings))
             work = map_concurrently(waiting[policy.label], ask, settings.rollout.max_groups_in_flight)
             async with aclosing(work):
                 async for _, group in work:
@@ -129,10 +131,12 @@ async def _run(
                     advance()
 
 
-class _Asker:
+class _ItemRunner:
     """Puts one item to the services."""
 
-    def __init__(self, plan: Plan, rollout: RolloutClient, retriever: RetrieverClient, tokenizer: Path) -> None:
+    def __init__(
+        self, plan: EvaluationPlan, rollout: RolloutClient, retriever: RetrieverClient, tokenizer: Path
+    ) -> None:
         self._plan = plan
         self._rollout = rollout
         self._retriever = retriever
@@ -145,23 +149,23 @@ class _Asker:
             try:
                 documents = (await self._retriever.search([item.question.text])).documents[0]
             except (UnavailableError, RefusedError, MalformedReplyError) as error:
-                return _failed(self._plan.prompt(item), Status.STATUS_INTERNAL, str(error))
-        prompt = self._plan.prompt(item, documents, self._special_tokens)
+                return _make_failed_group(self._plan.build_prompt(item), Status.STATUS_INTERNAL, str(error))
+        prompt = self._plan.build_prompt(item, documents, self._special_tokens)
         try:
             return await self._rollout.run(prompt)
         except RefusedError as error:
-            return _failed(prompt, Status.STATUS_INVALID_INPUT, str(error))
+            return _make_failed_group(prompt, Status.STATUS_INVALID_INPUT, str(error))
 
 
-def _failed(prompt: Prompt, status: Status.ValueType, detail: str) -> TrajectoryGroup:
+def _make_failed_group(prompt: Prompt, status: Status.ValueType, detail: str) -> TrajectoryGroup:
     blank = Trajectory(status=status, status_detail=detail)
     return build_group(prompt, [with_prompt_identity(blank, prompt, sample) for sample in range(prompt.samples)])
 
 
-def _may_pass(group: TrajectoryGroup) -> bool:
+def _is_retryable(group: TrajectoryGroup) -> bool:
     """Whether a sample failed for a reason that another try may not meet."""
     return any(
-        trajectory.status in _MAY_PASS
-        or (trajectory.status == Status.STATUS_OK and trajectory.validation_score.status in _MAY_PASS)
+        trajectory.status in _RETRYABLE
+        or (trajectory.status == Status.STATUS_OK and trajectory.validation_score.status in _RETRYABLE)
         for trajectory in group.trajectories
     )

@@ -11,50 +11,54 @@ from rich.table import Table
 from rich.text import Text
 
 from forage_cli.evaluation.compare import Comparison, Outcome
-from forage_cli.evaluation.layouts import SEARCH_R1, Line
+from forage_cli.evaluation.layouts import SEARCH_R1, LayoutRow
 from forage_cli.evaluation.methods import Method
 from forage_cli.terminal import trajectories as show
 from forage_common.v1.trajectory_pb2 import Role, Trajectory
 
-Figures = Mapping[str, Any]
+Metrics = Mapping[str, Any]
 
 
-def figures(results: Sequence[Figures]) -> RenderableType:
+def render_results(results: Sequence[Metrics]) -> RenderableType:
     """Every figure of results.json, in tables that fit a terminal."""
     failed = ["failed"] if any(entry["failed_questions"] for entry in results) else []
-    answers = _Table(results, "what was answered", "n", *failed, "EM", "95 % interval", "sub-EM", "F1")
-    ways = _Table(results, "how it was found", "searches", "turns", "hit", "format", "cut", "tokens", "s")
+    answers = _ResultTable(results, "what was answered", "n", *failed, "EM", "95 % interval", "sub-EM", "F1")
+    ways = _ResultTable(results, "how it was found", "searches", "turns", "hit", "format", "cut", "tokens", "s")
     for entry in results:
         em = entry["em"]
-        answers.add(
+        answers.add_result(
             entry,
             str(entry["questions"]),
             *(Text(str(entry["failed_questions"]), "yellow") for _ in failed),
             *(("–", "–") if em is None else (f"{em['mean']:.3f}", f"{em['low']:.3f} … {em['high']:.3f}")),
             *("–" if entry[key] is None else f"{entry[key]['mean']:.3f}" for key in ("sub_em", "f1")),
         )
-        ways.add(
+        ways.add_result(
             entry,
-            *(_number(entry[key], 2) for key in ("searches", "turns", "hit", "format", "truncated")),
-            f"{_number(entry['prompt_tokens'], 0)}+{_number(entry['generated_tokens'], 0)}",
-            _number(entry["seconds"], 2),
+            *(_format_number(entry[key], 2) for key in ("searches", "turns", "hit", "format", "truncated")),
+            f"{_format_number(entry['prompt_tokens'], 0)}+{_format_number(entry['generated_tokens'], 0)}",
+            _format_number(entry["seconds"], 2),
         )
     sampled = any("pass_at_k" in entry for entry in results)
-    return Group(answers.table, ways.table, *([_samples(results).table] if sampled else []))
+    return Group(answers.table, ways.table, *([_render_samples(results).table] if sampled else []))
 
 
-def search_r1(lines: Iterable[Line]) -> RenderableType:
+def render_search_r1(lines: Iterable[LayoutRow]) -> RenderableType:
     """The table of the Search-R1 paper."""
-    table = _plain("exact match, † trained on by the paper", "policy", "method", *SEARCH_R1.values(), "Avg.", left=2)
+    table = _make_table(
+        "exact match, † trained on by the paper", "policy", "method", *SEARCH_R1.values(), "Avg.", left=2
+    )
     for line in lines:
-        table.add_row(line.policy, line.method.words, *(_number(value, 3) for value in (*line.em, line.average)))
+        table.add_row(
+            line.policy, line.method.display_name, *(_format_number(value, 3) for value in (*line.em, line.average))
+        )
     return table
 
 
-def comparison(found: Comparison) -> RenderableType:
+def render_comparison(found: Comparison) -> RenderableType:
     """Means and differences, and what became of the questions, by data source."""
-    means = _plain("exact match", "data source", "A", "B", "B − A", "95 % interval", "p")
-    outcomes = _plain("questions, from A to B", "data source", "n", *Outcome)
+    means = _make_table("exact match", "data source", "A", "B", "B − A", "95 % interval", "p")
+    outcomes = _make_table("questions, from A to B", "data source", "n", *Outcome)
     for part in found.sources:
         difference = part.difference
         style = "" if difference.low <= 0 <= difference.high else "green" if difference.mean > 0 else "red"
@@ -74,14 +78,16 @@ def comparison(found: Comparison) -> RenderableType:
     return Group(*sides, means, outcomes)
 
 
-def side_by_side(trajectories: Sequence[Trajectory | None], title: str, width: int) -> RenderableType:
+def render_side_by_side(trajectories: Sequence[Trajectory | None], title: str, width: int) -> RenderableType:
     """The same question, A's text left and B's right."""
     each = max(20, width // 2 - 1)
-    panels = [show.panel(_row(t, title), title=side) for t, side in zip(trajectories, "AB", strict=True) if t]
+    panels = [
+        show.render_panel(_make_row(t, title), title=side) for t, side in zip(trajectories, "AB", strict=True) if t
+    ]
     return Columns(panels, width=each)
 
 
-def _row(trajectory: Trajectory, question: str) -> dict[str, Any]:
+def _make_row(trajectory: Trajectory, question: str) -> dict[str, Any]:
     return {
         "question": question,
         "targets": list(trajectory.ground_truth.targets),
@@ -92,25 +98,25 @@ def _row(trajectory: Trajectory, question: str) -> dict[str, Any]:
     }
 
 
-class _Table:
+class _ResultTable:
     """A row a policy, method and data source; where there is one data source, the title names it."""
 
-    def __init__(self, results: Sequence[Figures], title: str, *columns: str) -> None:
+    def __init__(self, results: Sequence[Metrics], title: str, *columns: str) -> None:
         sources = {entry["data_source"] for entry in results}
         self._names_source = len(sources) > 1
         title = title if self._names_source else f"{title}: {', '.join(sources)}"
         names = ("policy", "method", *(["data source"] if self._names_source else []))
-        self.table = _plain(title, *names, *columns, left=len(names))
+        self.table = _make_table(title, *names, *columns, left=len(names))
 
-    def add(self, entry: Figures, *cells: str | Text) -> None:
+    def add_result(self, entry: Metrics, *cells: str | Text) -> None:
         source = [entry["data_source"]] if self._names_source else []
-        self.table.add_row(entry["policy"], Method(entry["method"]).words, *source, *cells)
+        self.table.add_row(entry["policy"], Method(entry["method"]).display_name, *source, *cells)
 
 
-def _samples(results: Sequence[Figures]) -> _Table:
+def _render_samples(results: Sequence[Metrics]) -> _ResultTable:
     numbers = sorted({int(k) for entry in results for k in entry.get("pass_at_k", ())})
     columns = *(f"pass@{k}" for k in numbers), *(f"maj@{k}" for k in numbers if k > 1)
-    table = _Table(results, "over k samples", *columns)
+    table = _ResultTable(results, "over k samples", *columns)
     for entry in results:
         row = []
         for kind, least in (("pass_at_k", 1), ("majority_at_k", 2)):
@@ -118,15 +124,15 @@ def _samples(results: Sequence[Figures]) -> _Table:
                 if k >= least:
                     found = entry.get(kind, {}).get(str(k))
                     row.append("–" if found is None else f"{found['mean']:.3f}")
-        table.add(entry, *row)
+        table.add_result(entry, *row)
     return table
 
 
-def _number(value: float | None, digits: int) -> str:
+def _format_number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _plain(title: str, *columns: str, left: int = 1) -> Table:
+def _make_table(title: str, *columns: str, left: int = 1) -> Table:
     """A table without lines. left: columns of words, at its beginning."""
     table = Table(title=title, box=None, header_style="dim", title_justify="left", title_style="bold")
     for place, name in enumerate(columns):

@@ -14,29 +14,29 @@ from rich.console import Console
 from rich.live import Live
 
 from forage_cli.local import preflight
-from forage_cli.local.live import LiveView, one_line
+from forage_cli.local.live import LiveView, format_step
 from forage_cli.local.stack import Program, Stack, point_latest, repository, shift_ports
 from forage_cli.reports import run_report as report
 from forage_cli.runs.folder import RunFolder
-from forage_cli.runs.ledger import settle
+from forage_cli.runs.ledger import count_groups
 from forage_cli.terminal import trajectories as show
 from forage_common.errors import UserError
 from forage_common.settings import Settings, load_settings
 from forage_common.streams.client import StreamClient
 
-TICK_S = 0.5
-_PROBE_EVERY = 6
+POLL_INTERVAL_S = 0.5
+_TICKS_PER_PROBE = 6
 CONFIG = Path("configs/demo.yaml")
 
 
-def settings_of(seed: int, config: Path | None, overrides: Sequence[str], base_port: int | None) -> Settings:
+def load_demo_settings(seed: int, config: Path | None, overrides: Sequence[str], base_port: int | None) -> Settings:
     """The settings of a fresh demo; its id is its start time."""
     shifted = shift_ports(base_port) if base_port else []
     fresh = [f"run.id=demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}", f"run.seed={seed}"]
     return load_settings(config or repository() / CONFIG, [*fresh, *shifted, *overrides])
 
 
-def settings_to_resume(overrides: Sequence[str]) -> Settings:
+def load_resumed_settings(overrides: Sequence[str]) -> Settings:
     """The settings of the latest run, as it was started, and the overrides."""
     runs = load_settings(None, overrides).run.dir
     file = runs / "latest" / "settings.yaml"
@@ -45,40 +45,40 @@ def settings_to_resume(overrides: Sequence[str]) -> Settings:
     return load_settings(file, overrides)
 
 
-def run(settings: Settings, console: Console) -> report.Summary:
+def run_demo(settings: Settings, console: Console) -> report.Summary:
     """Train to the end and write the report. Ctrl-C ends every process and can be resumed from."""
     prepare_world(settings, console)
     programs = tuple(Program)
-    preflight.check(settings, programs)
+    preflight.check_all(settings, programs)
     stack = Stack(settings, programs)
     folder = RunFolder(stack.folder)
-    started = time.time() - _minutes_before(folder) * 60
-    with ended_by_signals():
+    started = time.time() - _read_minutes(folder) * 60
+    with interrupt_on_signals():
         try:
             stack.start()
             point_latest(settings)
-            _watch(stack, folder, started, console)
-            accounts = settle(StreamClient(settings.redis, settings.run.id))
+            _watch_training(stack, folder, started, console)
+            accounts = count_groups(StreamClient(settings.redis, settings.run.id))
         except UserError:
             stack.stop()
-            discard_if_nothing_happened(folder)
+            discard_empty_run(folder)
             raise
         except KeyboardInterrupt:
-            _keep_minutes(folder, started)
+            _write_minutes(folder, started)
             console.print("stopping …  (go on later with [bold]forage demo --resume[/])")
             raise
         finally:
             stack.stop()
     minutes = (time.time() - started) / 60
     summary = report.summarise(folder, settings, accounts, stack.supervisor.restarts, minutes)
-    page = report.write(folder, summary)
-    _say(folder, summary, page, console)
+    page = report.write_report(folder, summary)
+    _print_summary(folder, summary, page, console)
     return summary
 
 
-def discard_if_nothing_happened(folder: RunFolder) -> None:
+def discard_empty_run(folder: RunFolder) -> None:
     """Remove the folder of a run that a user's error ended before its first figures."""
-    if folder.steps() or folder.validation("before"):
+    if folder.read_steps() or folder.read_validation("before"):
         return
     latest = folder.path.parent / "latest"
     if latest.is_symlink() and latest.resolve() == folder.path.resolve():
@@ -91,14 +91,14 @@ def prepare_world(settings: Settings, console: Console) -> None:
     folder = repository() / "data" / "world"
     wanted = [settings.data.corpus, *settings.data.train_paths, *settings.data.val_files]
     if any(file.absolute().parent == folder and not file.exists() for file in wanted):
-        from forage_cli.datasets.world.write import build
+        from forage_cli.datasets.world.write import build_world
 
         with console.status("making the world facts …"):
-            build(folder, 0)
+            build_world(folder, 0)
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
+def interrupt_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end a command as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -112,28 +112,28 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _watch(stack: Stack, folder: RunFolder, started: float, console: Console) -> None:
+def _watch_training(stack: Stack, folder: RunFolder, started: float, console: Console) -> None:
     total = stack.settings.trainer.total_training_steps
     view = LiveView(folder, total, started)
     supervisor = stack.supervisor
-    told, doing, tick = len(folder.steps()), "", 0
+    told, doing, tick = len(folder.read_steps()), "", 0
     with Live(view, console=console, refresh_per_second=2, transient=False) if console.is_terminal else _quiet():
         while not supervisor.is_done(Program.TRAINER):
             supervisor.tick()
-            if tick % _PROBE_EVERY == 0:
-                view.waiting = stack.waiting()
+            if tick % _TICKS_PER_PROBE == 0:
+                view.waiting = stack.list_waiting()
                 view.restarts = supervisor.restarts
             tick += 1
             if not console.is_terminal:
-                progress = folder.progress()
+                progress = folder.read_progress()
                 if progress.detail != doing:
                     doing = progress.detail
                     console.print(f"{progress.phase}: {doing}", highlight=False)
-                steps = folder.steps()
+                steps = folder.read_steps()
                 for row in steps[told:]:
-                    console.print(one_line(row, total), highlight=False, soft_wrap=True)
+                    console.print(format_step(row, total), highlight=False, soft_wrap=True)
                 told = max(told, len(steps))
-            time.sleep(TICK_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
 @contextmanager
@@ -141,11 +141,11 @@ def _quiet() -> Iterator[None]:
     yield
 
 
-def _say(folder: RunFolder, summary: report.Summary, page: Path, console: Console) -> None:
+def _print_summary(folder: RunFolder, summary: report.Summary, page: Path, console: Console) -> None:
     for label in ("before", "after"):
         console.rule(f"{label} training")
-        for row in report.examples(folder, label):
-            console.print(show.panel(row))
+        for row in report.select_examples(folder, label):
+            console.print(show.render_panel(row))
     console.rule("the run")
     console.print(
         f"greedy test EM  {summary['em_before']:.3f} → [bold]{summary['em_after']:.3f}[/]   ", highlight=False
@@ -159,10 +159,10 @@ def _say(folder: RunFolder, summary: report.Summary, page: Path, console: Consol
     console.print(f"report  {page}\ncurve   {folder.path / 'curve.png'}\nfigures {folder.path / 'summary.json'}")
 
 
-def _minutes_before(folder: RunFolder) -> float:
+def _read_minutes(folder: RunFolder) -> float:
     file = folder.path / "minutes"
     return float(file.read_text()) if file.is_file() else 0.0
 
 
-def _keep_minutes(folder: RunFolder, started: float) -> None:
+def _write_minutes(folder: RunFolder, started: float) -> None:
     (folder.path / "minutes").write_text(f"{(time.time() - started) / 60:.3f}\n")

@@ -32,7 +32,7 @@ COLUMNS = {
 }
 
 
-def spark(values: Sequence[float], width: int = 60) -> str:
+def draw_sparkline(values: Sequence[float], width: int = 60) -> str:
     """A curve of values in 0..1 as one line of blocks, the newest at the right."""
     if len(values) > width:
         size = len(values) / width
@@ -40,7 +40,7 @@ def spark(values: Sequence[float], width: int = 60) -> str:
     return "".join(_SPARK[min(7, max(0, int(value * 8)))] for value in values)
 
 
-def time_left(steps: Sequence[Row], total: int, phase: str) -> float | None:
+def estimate_time_left(steps: Sequence[Row], total: int, phase: str) -> float | None:
     """Seconds until the run ends, from the pace of the last steps; None before there is a pace."""
     if len(steps) < 3:
         return None
@@ -50,7 +50,7 @@ def time_left(steps: Sequence[Row], total: int, phase: str) -> float | None:
     return left + (_VALIDATION_S if phase != "done" else 0)
 
 
-def clock(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """ "4 min 05 s", or "…" when it is not known."""
     if seconds is None:
         return "…"
@@ -69,27 +69,30 @@ class LiveView:
         self.restarts: Mapping[str, int] = {}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        steps, progress = self._run.steps(), self._run.progress()
+        steps, progress = self._run.read_steps(), self._run.read_progress()
         done = int(steps[-1]["step"]) if steps else 0
-        left = time_left(steps, self._total, progress.phase)
+        left = estimate_time_left(steps, self._total, progress.phase)
         header = Table.grid(expand=True, padding=(0, 2))
         header.add_column(ratio=1)
         header.add_column(justify="right")
         doing = progress.detail or progress.phase
         if progress.total and progress.phase == "validating":
             doing += f"  {progress.done}/{progress.total}"
-        header.add_row(Text(doing, style="bold"), f"elapsed {clock(time.time() - self._started)} · left {clock(left)}")
+        header.add_row(
+            Text(doing, style="bold"),
+            f"elapsed {format_duration(time.time() - self._started)} · left {format_duration(left)}",
+        )
         header.add_row(ProgressBar(total=self._total, completed=done), f"step {done}/{self._total}")
         table = Table(box=None, expand=True, header_style="dim")
         for name in COLUMNS:
             table.add_column(name, justify="right")
         for row in steps[-_SHOWN_STEPS:]:
-            table.add_row(*(_cell(row.get(key), form) for key, form in COLUMNS.values()))
+            table.add_row(*(_format_cell(row.get(key), form) for key, form in COLUMNS.values()))
         parts: list[RenderableType] = [header, Text(""), self._services(), Text(""), table]
         if steps:
             em = [float(row.get("em_mean") or 0) for row in steps]
-            parts += [Text(""), Text(f"EM of sampled answers  {spark(em)}  {em[-1]:.2f}", style="green")]
-        before = self._run.validation("before")
+            parts += [Text(""), Text(f"EM of sampled answers  {draw_sparkline(em)}  {em[-1]:.2f}", style="green")]
+        before = self._run.read_validation("before")
         if before is not None:
             parts.append(Text(f"greedy test EM before training: {before['em']:.3f}", style="cyan"))
         yield Panel(Group(*parts), title="forage", subtitle=str(self._run.path), border_style="blue")
@@ -108,13 +111,13 @@ class LiveView:
         return line
 
 
-def one_line(row: Row, total: int) -> str:
+def format_step(row: Row, total: int) -> str:
     """A step as a line of text, for output that is no terminal."""
-    cells = [f"{name} {_cell(row.get(key), form)}" for name, (key, form) in COLUMNS.items() if name != "step"]
+    cells = [f"{name} {_format_cell(row.get(key), form)}" for name, (key, form) in COLUMNS.items() if name != "step"]
     return f"step {row['step']}/{total}  " + "  ".join(cells)
 
 
-def _cell(value: object, form: str) -> str:
+def _format_cell(value: object, form: str) -> str:
     return form.format(value) if isinstance(value, int | float) else "–"
 
 

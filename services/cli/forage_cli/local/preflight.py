@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from forage_cli.local.stack import Program, addresses, free_gib, interpreter
+from forage_cli.local.stack import Program, find_interpreter, list_addresses, measure_free_gib
 from forage_common.addresses import port_in_use_error, split_address
 from forage_common.errors import DataError, UserError
 from forage_common.files.model_folder import check_model_folder
@@ -21,12 +21,12 @@ _SPACE_GIB = 0.5
 _CORPUS_LINES = 100_000
 
 
-def check(settings: Settings, programs: Iterable[Program]) -> None:
+def check_all(settings: Settings, programs: Iterable[Program]) -> None:
     """Raise the first `UserError` found; say nothing when all is well."""
     programs = tuple(programs)
     check_files(settings, training=Program.TRAINER in programs)
     check_space(settings.run.dir)
-    for name, address in addresses(settings, programs).items():
+    for name, address in list_addresses(settings, programs).items():
         check_port(name, address)
 
 
@@ -104,7 +104,7 @@ def check_environments(settings: Settings) -> None:
     """That each environment can be loaded; the rollout service's own environment looks, where its packages are."""
     if not settings.rollout.environments:
         return
-    command = [str(interpreter(Program.ROLLOUT)), "-m", "forage_rollout.environments", "--config", "/dev/stdin"]
+    command = [str(find_interpreter(Program.ROLLOUT)), "-m", "forage_rollout.environments", "--config", "/dev/stdin"]
     # The settings are resolved: what the shell says must not win over the command line now.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     done = subprocess.run(command, input=settings.to_yaml(), env=environ, capture_output=True, text=True)
@@ -114,7 +114,7 @@ def check_environments(settings: Settings) -> None:
 
 def check_space(folder: Path) -> None:
     """Room for a run's checkpoints, policies and logs."""
-    free = free_gib(folder)
+    free = measure_free_gib(folder)
     if free < _SPACE_GIB:
         raise UserError(
             f"{folder.absolute()} has {free:.2f} GiB free, a run needs {_SPACE_GIB}: free space or set run.dir"

@@ -85,7 +85,7 @@ class Supervisor:
                 continue
             code = running.process.poll()
             if code is not None:
-                self._ended(running, code)
+                self._handle_exit(running, code)
 
     def is_done(self, name: str) -> bool:
         """Whether a job has ended well."""
@@ -110,7 +110,7 @@ class Supervisor:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     running.process.wait(running.service.stop_s)
             running.done = True
-            self._sweep(running)
+            self._kill_leftovers(running)
             running.process = None
 
     def _spawn(self, running: _Running) -> None:
@@ -128,15 +128,15 @@ class Supervisor:
             )
         running.started = time.monotonic()
 
-    def _ended(self, running: _Running, code: int) -> None:
+    def _handle_exit(self, running: _Running, code: int) -> None:
         service, lived = running.service, time.monotonic() - running.started
-        self._sweep(running)
+        self._kill_leftovers(running)
         running.process = None
         if code == 0 and service.job:
             running.done = True
             return
         if code == UserError.exit_code:
-            raise UserError(last_line(service.log))
+            raise UserError(read_last_line(service.log))
         running.quick_deaths = running.quick_deaths + 1 if lived < _HEALTHY_AFTER_S else 0
         if running.quick_deaths >= _QUICK_DEATHS:
             raise ServiceDiedError(
@@ -146,23 +146,23 @@ class Supervisor:
         running.restart_at = time.monotonic() + min(8.0, 0.25 * 2**running.quick_deaths)
         self._log.warning("service_died", name=service.name, code=code, lived_s=round(lived, 1))
 
-    def _sweep(self, running: _Running) -> None:
+    def _kill_leftovers(self, running: _Running) -> None:
         """End whatever a service left behind."""
         marker = f"{TOKEN}={running.token}"
-        for process in _with_environment(marker):
+        for process in _find_processes(marker):
             with contextlib.suppress(psutil.Error):
                 process.kill()
                 process.wait(5)
 
 
-def last_line(log: Path) -> str:
+def read_last_line(log: Path) -> str:
     """The last line a program wrote, without its own "forage NAME: " prefix."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     line = lines[-1] if lines else f"a service ended without a word: see {log}"
     return line.partition(": ")[2] if line.startswith("forage ") else line
 
 
-def _with_environment(marker: str) -> list[psutil.Process]:
+def _find_processes(marker: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         # Processes come and go, and others' are not ours to read.

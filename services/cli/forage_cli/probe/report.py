@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forage_cli.probe.show import FIGURES
+from forage_cli.probe.show import METRICS
 from forage_cli.reports import figures, page
 from forage_cli.reports.spans import Mark
 from forage_common.probe import metrics
@@ -24,7 +24,7 @@ SHOWN = 60
 _COLOURS = {"all": figures.BLUE, "correct": figures.GREEN, "incorrect": figures.RED}
 
 
-def render(
+def render_page(
     summary: Mapping[str, Any], probes: Sequence[Probed], trajectories: Iterable[Trajectory], settings: Settings
 ) -> str:
     """The whole document.
@@ -40,26 +40,30 @@ def render(
         thought
         for trajectory in trajectories
         for (name, _), probed in shown.items()
-        if name == trajectory.id and (thought := _thought(trajectory, probed, texts, settings))
+        if name == trajectory.id and (thought := _describe_thought(trajectory, probed, texts, settings))
     ]
     return page.render(
         "probe.html",
         "forage_cli.probe",
         summary=summary,
-        tiles_shown=_tiles(summary),
-        curve=figures.svg(_curve(summary), "Confidence over the share of the thought that is kept, with its 95 % band")
+        tiles_shown=_make_tiles(summary),
+        curve=figures.render_svg(
+            _draw_curve(summary), "Confidence over the share of the thought that is kept, with its 95 % band"
+        )
         if judged
         else None,
-        heat=figures.svg(_heat(judged), "Confidence of every probe at every truncation") if judged else None,
-        sets=[[label, *(one[key] for one in summary["sets"].values())] for key, label in FIGURES.items()],
-        rows=[_row(probed) for probed in judged],
+        heat=figures.render_svg(_draw_heat_map(judged), "Confidence of every probe at every truncation")
+        if judged
+        else None,
+        sets=[[label, *(one[key] for one in summary["sets"].values())] for key, label in METRICS.items()],
+        rows=[_make_row(probed) for probed in judged],
         thoughts=thoughts,
         failures=[[p.trajectory_id, p.turn, p.status_detail] for p in probes if p.status != Status.STATUS_OK],
     )
 
 
-@figures.style()
-def _curve(summary: Mapping[str, Any]) -> Figure:
+@figures.apply_style()
+def _draw_curve(summary: Mapping[str, Any]) -> Figure:
     from matplotlib import pyplot
 
     figure: Figure
@@ -77,8 +81,8 @@ def _curve(summary: Mapping[str, Any]) -> Figure:
     return figure
 
 
-@figures.style()
-def _heat(judged: Sequence[Probed]) -> Figure:
+@figures.apply_style()
+def _draw_heat_map(judged: Sequence[Probed]) -> Figure:
     """Probes by their mean confidence, the surest on top."""
     from matplotlib import pyplot
 
@@ -96,7 +100,7 @@ def _heat(judged: Sequence[Probed]) -> Figure:
     return figure
 
 
-def _tiles(summary: Mapping[str, Any]) -> list[tuple[Any, str]]:
+def _make_tiles(summary: Mapping[str, Any]) -> list[tuple[Any, str]]:
     found = [(summary["probes"], "probes")]
     whole = summary["sets"].get("all")
     if whole:
@@ -111,7 +115,7 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[Any, str]]:
     return found
 
 
-def _row(probed: Probed) -> list[Any]:
+def _make_row(probed: Probed) -> list[Any]:
     found = metrics.measure(probed)
     return [
         probed.trajectory_id,
@@ -126,7 +130,9 @@ def _row(probed: Probed) -> list[Any]:
     ]
 
 
-def _thought(trajectory: Trajectory, probed: Probed, texts: TokenTexts, settings: Settings) -> dict[str, Any] | None:
+def _describe_thought(
+    trajectory: Trajectory, probed: Probed, texts: TokenTexts, settings: Settings
+) -> dict[str, Any] | None:
     """What the template shows of a probe: the text with a mark at every truncation."""
     try:
         thought = find_thought(trajectory, probed.turn, texts, settings.rollout)
@@ -152,15 +158,15 @@ def _thought(trajectory: Trajectory, probed: Probed, texts: TokenTexts, settings
         "id": trajectory.id,
         "turn": probed.turn,
         "right": probed.correct,
-        "targets": _truth(trajectory),
+        "targets": _describe_truth(trajectory),
         "spans": trajectory.spans,
         "marks": marks,
-        "figures": f"{thought.length} tokens, ended by {boundary}; ρ {page.number(found.rho)}, "
-        f"overconfidence {page.number(found.overconfidence)}, area over the curve {page.number(found.aoc)}",
+        "metrics": f"{thought.length} tokens, ended by {boundary}; ρ {page.format_number(found.rho)}, overconfidence "
+        f"{page.format_number(found.overconfidence)}, area over the curve {page.format_number(found.aoc)}",
     }
 
 
-def _truth(trajectory: Trajectory) -> str:
+def _describe_truth(trajectory: Trajectory) -> str:
     truth = trajectory.ground_truth
     if truth.HasField("countdown_target"):
         return f"{truth.countdown_target} from {', '.join(map(str, truth.countdown_numbers))}"

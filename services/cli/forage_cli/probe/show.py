@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 _BARS = " ▁▂▃▄▅▆▇█"
-FIGURES = {
+METRICS = {
     "count": "probes",
     "mean_confidence": "mean confidence",
     "rho": "rank correlation ρ",
@@ -25,20 +25,20 @@ FIGURES = {
 """Of a set, in the order in which they are shown."""
 
 
-def summary(found: Mapping[str, Any]) -> RenderableType:
+def render_summary(found: Mapping[str, Any]) -> RenderableType:
     """What summary.json holds, as a table of the sets and the curve of each."""
     sets = found["sets"]
     table = Table(box=None, header_style="dim")
     table.add_column("")
     for name in sets:
         table.add_column(name, justify="right")
-    for key, label in FIGURES.items():
-        table.add_row(label, *(_number(one[key]) for one in sets.values()))
+    for key, label in METRICS.items():
+        table.add_row(label, *(_format_number(one[key]) for one in sets.values()))
     points = found["plan"]["points"]
     for place in range(points + 1):
         label = f"confidence, {100 * place // points} % of the thought"
         table.add_row(
-            Text(label, style="bold" if place in (0, points) else ""), *(_at(o, place) for o in sets.values())
+            Text(label, style="bold" if place in (0, points) else ""), *(_format_point(o, place) for o in sets.values())
         )
     tokens = found["computed_tokens"] + found["cached_tokens"]
     share = found["cached_tokens"] / tokens if tokens else 0.0
@@ -49,13 +49,13 @@ def summary(found: Mapping[str, Any]) -> RenderableType:
     return Group(table, *lines) if sets else Group(*lines)
 
 
-def _at(one: Mapping[str, Any], place: int) -> str:
+def _format_point(one: Mapping[str, Any], place: int) -> str:
     low, high = one["intervals"][place]
     value = one["confidence_at"][place]
     return f"{_BARS[round(8 * value)]} {value:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     if value is None:
         return "–"
     return str(value) if isinstance(value, int) else f"{value:.3f}"

@@ -23,7 +23,7 @@ VARIABLES = {INK: "--ink", QUIET: "--quiet", LINE: "--line"} | {
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def apply_style() -> Iterator[None]:
     """Figures drawn within look like the others; also a decorator of the function that draws.
 
     Example:
@@ -63,8 +63,8 @@ def style() -> Iterator[None]:
         yield
 
 
-@style()
-def svg(figure: Figure, label: str) -> Markup:
+@apply_style()
+def render_svg(figure: Figure, label: str) -> Markup:
     """The figure as an <svg> element that scales with its place; the figure is closed.
 
     Args:

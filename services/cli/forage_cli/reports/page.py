@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from forage_cli.reports.spans import blocks
+from forage_cli.reports.spans import split_spans
 
 _HERE = "forage_cli.reports"
 
@@ -22,11 +22,11 @@ def render(template: str, package: str = _HERE, /, **values: object) -> str:
         package: the package beside whose modules the template lies.
         values: what the template asks for; one that is missing is an error, not an empty place.
     """
-    document: str = _environment(package).get_template(template).render(values)
+    document: str = _make_environment(package).get_template(template).render(values)
     return document
 
 
-def number(value: object) -> str:
+def format_number(value: object) -> str:
     """A figure for people: three decimals, an exponent where these would show nothing, "–" where there is none."""
     if value is None:
         return "–"
@@ -36,7 +36,7 @@ def number(value: object) -> str:
 
 
 @cache
-def _environment(package: str) -> Environment:
+def _make_environment(package: str) -> Environment:
     packages = dict.fromkeys((package, _HERE))
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(name, ".") for name in packages]),
@@ -47,6 +47,6 @@ def _environment(package: str) -> Environment:
     )
     script = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment.filters["number"] = number
-    environment.globals.update(blocks=blocks, script=script, script_digest=digest)
+    environment.filters["number"] = format_number
+    environment.globals.update(split_spans=split_spans, script=script, script_digest=digest)
     return environment

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from forage_cli.reports import figures, page
 from forage_cli.runs.folder import Row, RunFolder
-from forage_cli.runs.ledger import Accounts
+from forage_cli.runs.ledger import GroupCounts
 from forage_common.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ CURVE = "Learning curve: exact match, search rate and format rate over optimizer
 
 
 def summarise(
-    run: RunFolder, settings: Settings, accounts: Accounts, restarts: Mapping[str, int], minutes: float
+    run: RunFolder, settings: Settings, accounts: GroupCounts, restarts: Mapping[str, int], minutes: float
 ) -> Summary:
     """The figures of a run; `logprob_diff_mean` is over steps that had tokens of the trainer's own version."""
-    steps = run.steps()
-    before, after = run.validation("before") or {}, run.validation("after") or {}
+    steps = run.read_steps()
+    before, after = run.read_validation("before") or {}, run.read_validation("after") or {}
     differences = [row["logprob_diff_mean"] for row in steps if row.get("logprob_diff_mean") is not None]
     gain = after["em"] - before["em"] if before and after else None
     return {
@@ -45,22 +45,22 @@ def summarise(
     }
 
 
-def write(run: RunFolder, summary: Summary) -> Path:
+def write_report(run: RunFolder, summary: Summary) -> Path:
     """Write summary.json, curve.png and report.html into the run's folder; returns the page."""
     (run.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     curve = draw_curve(run)
     curve.savefig(run.path / "curve.png", dpi=130, facecolor="white")
     report = run.path / "report.html"
-    report.write_text(_page(run, summary, figures.svg(curve, CURVE)), encoding="utf-8")
+    report.write_text(_render_page(run, summary, figures.render_svg(curve, CURVE)), encoding="utf-8")
     return report
 
 
-@figures.style()
+@figures.apply_style()
 def draw_curve(run: RunFolder) -> Figure:
     """EM, search rate and format rate over steps, with the greedy test EM at both ends; KL below."""
     from matplotlib import pyplot
 
-    steps = run.steps()
+    steps = run.read_steps()
     x = [row["step"] for row in steps]
     figure: Figure
     figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(9, 5.6), height_ratios=[3, 1], sharex=True)
@@ -72,7 +72,7 @@ def draw_curve(run: RunFolder) -> Figure:
         values = [row.get(key) or 0.0 for row in steps]
         top.plot(x, values, color=color, alpha=0.25, linewidth=1)
         top.plot(x, _smooth(values), color=color, label=label)
-    ends = [(0, run.validation("before")), (x[-1] if x else 0, run.validation("after"))]
+    ends = [(0, run.read_validation("before")), (x[-1] if x else 0, run.read_validation("after"))]
     points = [(step, found["em"]) for step, found in ends if found]
     if points:
         top.plot(*zip(*points, strict=True), "D--", color=figures.INK, label="greedy EM, held-out test entities")
@@ -87,10 +87,10 @@ def draw_curve(run: RunFolder) -> Figure:
     return figure
 
 
-def examples(run: RunFolder, label: str, count: int = EXAMPLES) -> list[Row]:
+def select_examples(run: RunFolder, label: str, count: int = EXAMPLES) -> list[Row]:
     """The same questions before and after: those that training turned from wrong to right come first."""
-    before = {row["question"]: row for row in run.trajectories("before")}
-    after = {row["question"]: row for row in run.trajectories("after")}
+    before = {row["question"]: row for row in run.read_trajectories("before")}
+    after = {row["question"]: row for row in run.read_trajectories("after")}
     both = [question for question in after if question in before] or list(after or before)
 
     def order(question: str) -> tuple[float, float, str]:
@@ -109,12 +109,12 @@ def _smooth(values: Sequence[float], weight: float = 0.8) -> list[float]:
     return out
 
 
-def _page(run: RunFolder, summary: Summary, curve: Markup) -> str:
+def _render_page(run: RunFolder, summary: Summary, curve: Markup) -> str:
     return page.render(
         "run.html",
         summary=summary,
         curve=curve,
-        pairs=_pairs(run),
+        pairs=_pair_examples(run),
         tiles_shown=[
             (summary.get("em_before"), "greedy test EM before"),
             (summary.get("em_after"), "greedy test EM after"),
@@ -128,11 +128,11 @@ def _page(run: RunFolder, summary: Summary, curve: Markup) -> str:
     )
 
 
-def _pairs(run: RunFolder) -> list[Row]:
+def _pair_examples(run: RunFolder) -> list[Row]:
     """The examples by question, with what there is of each side."""
     found: dict[str, Row] = {}
     for label in ("before", "after"):
-        for row in examples(run, label):
+        for row in select_examples(run, label):
             pair = found.setdefault(row["question"], {"targets": row.get("targets") or ["–"], "sides": []})
             pair["sides"].append((label, row))
     return [{"question": question, **pair} for question, pair in found.items()]

@@ -47,7 +47,7 @@ class Block:
     pieces: list[Piece] = field(default_factory=list)
 
 
-def blocks(spans: Sequence[Span | Mapping[str, Any]], marks: Sequence[Mark] = ()) -> list[Block]:
+def split_spans(spans: Sequence[Span | Mapping[str, Any]], marks: Sequence[Mark] = ()) -> list[Block]:
     """The spans of a trajectory (messages, or rows with `role` and `text`), cut at tags and marks.
 
     A mark between two spans closes the first; one beyond the end closes the last.
@@ -56,24 +56,24 @@ def blocks(spans: Sequence[Span | Mapping[str, Any]], marks: Sequence[Mark] = ()
     found: list[Block] = []
     begin = 0
     for span in spans:
-        role, text = _read(span)
+        role, text = _read_span(span)
         end = begin + len(text)
         here = [mark for mark in waiting if mark.at <= end]
         waiting = waiting[len(here) :]
-        found.append(Block(role, list(_pieces(text, [(max(0, mark.at - begin), mark) for mark in here]))))
+        found.append(Block(role, list(_split_text(text, [(max(0, mark.at - begin), mark) for mark in here]))))
         begin = end
     if found:
         found[-1].pieces += [Piece(mark=mark) for mark in waiting]
     return found
 
 
-def _read(span: Span | Mapping[str, Any]) -> tuple[str, str]:
+def _read_span(span: Span | Mapping[str, Any]) -> tuple[str, str]:
     if isinstance(span, Span):
         return Role.Name(span.role).removeprefix("ROLE_").lower(), span.text
     return str(span["role"]), str(span["text"])
 
 
-def _pieces(text: str, marks: Sequence[tuple[int, Mark]]) -> Iterator[Piece]:
+def _split_text(text: str, marks: Sequence[tuple[int, Mark]]) -> Iterator[Piece]:
     """Marks within a tag come before it."""
     place, within, waiting = 0, "", list(marks)
     for tag in [*_TAG.finditer(text), None]:

@@ -42,12 +42,12 @@ class RunFolder:
             raise DataError(f"{folder} is not a run (it has no settings.yaml): start one with 'forage demo'")
         return cls(folder)
 
-    def steps(self) -> list[Row]:
+    def read_steps(self) -> list[Row]:
         """One row of metrics an optimizer step."""
         return self._rows(self.path / "metrics.jsonl")
 
-    def progress(self) -> Progress:
-        row = _object(self.path / "state.json") or {}
+    def read_progress(self) -> Progress:
+        row = _read_object(self.path / "state.json") or {}
         return Progress(
             str(row.get("phase", "starting")),
             str(row.get("detail", "")),
@@ -55,19 +55,19 @@ class RunFolder:
             int(row.get("total", 0)),
         )
 
-    def validation(self, label: str) -> Row | None:
+    def read_validation(self, label: str) -> Row | None:
         """Aggregates of a validation ("before", "after"), None while there are none."""
-        return _object(self.path / "validation" / f"{label}.json")
+        return _read_object(self.path / "validation" / f"{label}.json")
 
-    def labels(self) -> list[str]:
+    def list_validations(self) -> list[str]:
         """Validations that have ended."""
         return sorted(file.stem for file in (self.path / "validation").glob("*.jsonl"))
 
-    def trajectories(self, label: str) -> list[Row]:
+    def read_trajectories(self, label: str) -> list[Row]:
         """Every trajectory of a validation."""
         return self._rows(self.path / "validation" / f"{label}.jsonl")
 
-    def model(self) -> Path:
+    def find_model(self) -> Path:
         """The folder that the policy was started from."""
         return Path(yaml.safe_load((self.path / "settings.yaml").read_text(encoding="utf-8"))["model"]["path"])
 
@@ -79,11 +79,11 @@ class RunFolder:
             return []
         version = (state.st_mtime_ns, state.st_size)
         if self._seen.get(file, (None,))[0] != version:
-            self._seen[file] = (version, _rows(file))
+            self._seen[file] = (version, _read_rows(file))
         return self._seen[file][1]
 
 
-def _rows(file: Path) -> list[Row]:
+def _read_rows(file: Path) -> list[Row]:
     rows = []
     for line in file.read_text(encoding="utf-8").splitlines():
         try:
@@ -93,7 +93,7 @@ def _rows(file: Path) -> list[Row]:
     return rows
 
 
-def _object(file: Path) -> Row | None:
+def _read_object(file: Path) -> Row | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

@@ -10,7 +10,7 @@ from forage_common.v1.trajectory_pb2 import Purpose
 
 
 @dataclass(frozen=True)
-class Accounts:
+class GroupCounts:
     """Counts of prompt groups. Nothing is lost when a run has ended and `groups_lost` is 0."""
 
     groups_issued: int
@@ -22,7 +22,7 @@ class Accounts:
         return asdict(self)
 
 
-def settle(client: StreamClient) -> Accounts:
+def count_groups(client: StreamClient) -> GroupCounts:
     """Compare what was issued for training with what the ledger says was eaten."""
     issued = set()
     for name, uid in client.read_issued().items():
@@ -31,7 +31,7 @@ def settle(client: StreamClient) -> Accounts:
             issued.add((int(batch), uid))
     eaten = Counter((step, uid) for step, entry in client.read_ledger().items() for uid in entry.group_uids)
     uids = Counter(uid for _, uid in eaten.elements())
-    return Accounts(
+    return GroupCounts(
         groups_issued=len(issued),
         groups_trained=len(eaten),
         groups_lost=len(issued - set(eaten)),

@@ -15,16 +15,16 @@ from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import DataError
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Score, Status, Trajectory
 
-LARGEST = 5
-Again = Callable[[Trajectory], Awaitable[Trajectory]]
+MAX_LARGEST = 5
+Replay = Callable[[Trajectory], Awaitable[Trajectory]]
 
 
-def was_judged(trajectory: Trajectory) -> bool:
+def is_scored(trajectory: Trajectory) -> bool:
     """Whether it reached the reward: one that failed before has nothing to judge."""
     return trajectory.score.status != Status.STATUS_UNSPECIFIED
 
 
-def judged_again(reward: RewardClient, end_of_turn: str) -> Again:
+def make_rescore(reward: RewardClient, end_of_turn: str) -> Replay:
     """The same text under the reward that runs."""
 
     async def again(stored: Trajectory) -> Trajectory:
@@ -45,12 +45,12 @@ def judged_again(reward: RewardClient, end_of_turn: str) -> Again:
     return again
 
 
-def sampled_again(rollout: RolloutClient, run_id: str) -> Again:
+def make_rerun(rollout: RolloutClient, run_id: str) -> Replay:
     """The same prompt, token for token, with the same seed, under the policy and the services that run."""
 
     async def again(stored: Trajectory) -> Trajectory:
         try:
-            group = await rollout.run(prompt_of(stored, run_id))
+            group = await rollout.run(build_prompt(stored, run_id))
         except RefusedError as error:
             raise DataError(f"the rollout service refuses trajectory {stored.id}: {error}") from error
         (new,) = group.trajectories
@@ -61,7 +61,7 @@ def sampled_again(rollout: RolloutClient, run_id: str) -> Again:
     return again
 
 
-def prompt_of(stored: Trajectory, run_id: str) -> Prompt:
+def build_prompt(stored: Trajectory, run_id: str) -> Prompt:
     """The prompt that gives this one trajectory again."""
     sampling = Sampling()
     sampling.CopyFrom(stored.sampling)
@@ -84,7 +84,7 @@ def is_repeatable(stored: Trajectory) -> bool:
     return stored.sampling.temperature == 0 or stored.sampling.seed != 0
 
 
-def divergence(stored: Trajectory, new: Trajectory) -> str:
+def find_divergence(stored: Trajectory, new: Trajectory) -> str:
     """Where two trajectories part: "" where they do not, else "turn 2" or "observation of turn 1"."""
     before, after = stored.token_ids[stored.prompt_length :], new.token_ids[new.prompt_length :]
     if before == after:
@@ -126,7 +126,7 @@ class Comparison:
 
     total: int = 0
     unseeded: int = 0
-    figures: dict[str, Change] = field(default_factory=dict)
+    metrics: dict[str, Change] = field(default_factory=dict)
     statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
     diverged: Counter[str] = field(default_factory=Counter)
     largest: list[tuple[float, str, float, float, str]] = field(default_factory=list)
@@ -135,7 +135,7 @@ class Comparison:
         """Count a pair."""
         self.total += 1
         self.unseeded += not is_repeatable(stored)
-        self.diverged[divergence(stored, new)] += 1
+        self.diverged[find_divergence(stored, new)] += 1
         names = Status.Name(stored.status), Status.Name(new.status)
         if names[0] != names[1]:
             self.statuses[names] += 1
@@ -145,17 +145,17 @@ class Comparison:
             components = {c.name: c.weighted for c in stored.score.components}
             after = {c.name: c.weighted for c in new.score.components}
             for name in components | after:
-                self.figures.setdefault(f"  {name}", Change()).add(components.get(name, 0.0), after.get(name, 0.0))
-            self._remember(stored, new)
+                self.metrics.setdefault(f"  {name}", Change()).add(components.get(name, 0.0), after.get(name, 0.0))
+            self._keep_largest(stored, new)
 
     def _compare(self, name: str, before: Score, after: Score) -> None:
-        figure = self.figures.setdefault(name, Change())
+        figure = self.metrics.setdefault(name, Change())
         if before.status == after.status == Status.STATUS_OK:
             figure.add(before.total, after.total)
 
-    def _remember(self, stored: Trajectory, new: Trajectory) -> None:
+    def _keep_largest(self, stored: Trajectory, new: Trajectory) -> None:
         before, after = stored.score.total, new.score.total
         if before != after:
             heapq.heappush(self.largest, (abs(after - before), stored.id, before, after, new.score.detail))
-            if len(self.largest) > LARGEST:
+            if len(self.largest) > MAX_LARGEST:
                 heapq.heappop(self.largest)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from forage_cli.runs.folder import Row
-from forage_cli.runs.view_options import Figure
+from forage_cli.runs.view_options import SortKey
 from forage_common.files.step_file import StepRow, read_step
 from forage_common.files.trajectory_file import read_header
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status
@@ -31,7 +31,7 @@ class Filter:
         """Whether a row is one of them; one without a reward is in no range of rewards."""
         if self.right is not None and (float(row.get("em") or 0) > 0) is not self.right:
             return False
-        if self.source and source_of(row) != self.source:
+        if self.source and read_data_source(row) != self.source:
             return False
         if self.text and not (self.text in row["question"] or any(self.text in span["text"] for span in row["spans"])):
             return False
@@ -58,37 +58,37 @@ class Change:
         return self.reward_after - self.reward_before
 
 
-def rows_of_step(file: Path) -> list[Row]:
+def read_step_rows(file: Path) -> list[Row]:
     """The trajectories of a step's file.
 
     Raises:
         DataError: it is missing or damaged.
     """
     end = read_header(file).end_of_turn
-    return [_row(found, end) for found in read_step(file)]
+    return [_make_row(found, end) for found in read_step(file)]
 
 
-def source_of(row: Row) -> str:
+def read_data_source(row: Row) -> str:
     """Data source of a row: what its uid begins with."""
     return str(row.get("uid", "")).rsplit("/", 3)[0]
 
 
-def figure(row: Row, name: Figure) -> float | None:
+def compute_sort_value(row: Row, name: SortKey) -> float | None:
     """A number to sort by; None where a row has none."""
     step: StepRow | None = row.get(STEP)
     match name:
-        case Figure.REWARD:
+        case SortKey.REWARD:
             return row.get("reward")
-        case Figure.LENGTH:
+        case SortKey.LENGTH:
             return float(sum(len(span["text"]) for span in row["spans"] if span["role"] == "model"))
-        case Figure.ADVANTAGE:
-            found = trained(step, step.advantages) if step else []
+        case SortKey.ADVANTAGE:
+            found = select_trained(step, step.advantages) if step else []
             return fmean(found) if found else None
-        case Figure.MISMATCH:
-            return max(map(abs, differences(step).values()), default=None) if step else None
+        case SortKey.MISMATCH:
+            return max(map(abs, compute_differences(step).values()), default=None) if step else None
 
 
-def differences(step: StepRow) -> dict[int, float]:
+def compute_differences(step: StepRow) -> dict[int, float]:
     """Trainer's less engine's log-probability by token of the response, for tokens that the policy wrote."""
     if step.log_probs is None or step.engine_log_probs is None:
         return {}
@@ -96,21 +96,21 @@ def differences(step: StepRow) -> dict[int, float]:
     return {place: ours - theirs for place, (own, ours, theirs) in enumerate(pairs) if own}
 
 
-def trained(step: StepRow, values: list[float] | None) -> list[float]:
+def select_trained(step: StepRow, values: list[float] | None) -> list[float]:
     """Those of the values that stand at tokens that were trained on."""
     return [value for value, one in zip(values or (), step.loss_mask or (), strict=bool(values)) if one]
 
 
-def ordered(rows: Iterable[Row], by: Figure, ascending: bool) -> list[Row]:
+def sort_rows(rows: Iterable[Row], by: SortKey, ascending: bool) -> list[Row]:
     """Rows by a figure, the largest first; those without it last."""
-    known = [(value, row) for row in rows if (value := figure(row, by)) is not None]
-    unknown = [row for row in rows if figure(row, by) is None]
+    known = [(value, row) for row in rows if (value := compute_sort_value(row, by)) is not None]
+    unknown = [row for row in rows if compute_sort_value(row, by) is None]
     return [row for _, row in sorted(known, key=lambda pair: pair[0], reverse=not ascending)] + unknown
 
 
-def changes(before: Iterable[Row], after: Iterable[Row]) -> list[Change]:
+def find_changes(before: Iterable[Row], after: Iterable[Row]) -> list[Change]:
     """The questions that both have, in whatever epoch, those that changed most first; only judged rows count."""
-    earlier, later = _by_question(before), _by_question(after)
+    earlier, later = _group_by_question(before), _group_by_question(after)
     found = [
         Change(
             earlier[name],
@@ -124,7 +124,7 @@ def changes(before: Iterable[Row], after: Iterable[Row]) -> list[Change]:
     return sorted(found, key=lambda change: abs(change.gain), reverse=True)
 
 
-def _by_question(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def _group_by_question(rows: Iterable[Row]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         if row.get("reward") is not None:
@@ -132,14 +132,14 @@ def _by_question(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def _row(found: StepRow, end_of_turn: str) -> Row:
+def _make_row(found: StepRow, end_of_turn: str) -> Row:
     own = found.trajectory
     answers = [turn.content for turn in own.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
     judged = own.status == Status.STATUS_OK and own.score.status == Status.STATUS_OK
     prompt = "".join(span.text for span in own.spans if span.role == Role.ROLE_PROMPT)
     return {
         "uid": own.group_uid,
-        "question": _question(prompt, end_of_turn),
+        "question": _extract_question(prompt, end_of_turn),
         "targets": list(own.ground_truth.targets),
         "failed": own.status != Status.STATUS_OK,
         "em": own.validation_score.total if own.validation_score.status == Status.STATUS_OK else None,
@@ -156,7 +156,7 @@ def _row(found: StepRow, end_of_turn: str) -> Row:
     }
 
 
-def _question(prompt: str, end_of_turn: str) -> str:
+def _extract_question(prompt: str, end_of_turn: str) -> str:
     """What was asked: the prompt's end, without the instruction where it names the question."""
     asked = prompt.rpartition("Question: ")[2]
     return (asked.rpartition(end_of_turn)[0] if end_of_turn and end_of_turn in asked else asked).strip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Figure(StrEnum):
+class SortKey(StrEnum):
     """What rows can be sorted by."""
 
     REWARD = "reward"

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def progress(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
+def show_progress(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
     """Show it during the block, which calls what it is given after each item."""
     columns = (
         TextColumn("{task.description}"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from forage_cli.runs.trajectory_rows import differences
+from forage_cli.runs.trajectory_rows import compute_differences
 from forage_cli.runs.view_options import Colour
 from forage_cli.terminal.trajectories import STYLES
 from forage_common.files.step_file import StepRow
@@ -16,36 +16,40 @@ from forage_common.text.token_texts import TokenTexts
 _GOOD, _BAD = (0, 200, 0), (220, 40, 40)
 
 
-def values_of(step: StepRow, colour: Colour) -> dict[int, float]:
+def select_values(step: StepRow, colour: Colour) -> dict[int, float]:
     """What is shown in colour, by token of the response; tokens that were not trained on have no value."""
     if colour is Colour.MISMATCH:
-        return differences(step)
+        return compute_differences(step)
     pairs = zip(step.loss_mask or (), step.advantages or (), strict=True)
     return {place: value for place, (one, value) in enumerate(pairs) if one}
 
 
-def coloured(step: StepRow, texts: TokenTexts, colour: Colour, scale: float) -> Text:
+def colour_response(step: StepRow, texts: TokenTexts, colour: Colour, scale: float) -> Text:
     """The response: green where the value is above 0, red where below, the stronger the nearer to `scale`.
 
     What the policy was shown stays cyan.
     """
     own = step.trajectory
-    values = values_of(step, colour)
+    values = select_values(step, colour)
     body = Text()
     for place, text in enumerate(texts(own.token_ids[own.prompt_length :])):
-        style = _shade(values[place], scale) if place in values else STYLES["model" if own.loss_mask[place] else "env"]
+        style = (
+            _choose_shade(values[place], scale)
+            if place in values
+            else STYLES["model" if own.loss_mask[place] else "env"]
+        )
         body.append(text, style=style)
     return body
 
 
-def scale_of(steps: Sequence[StepRow], colour: Colour) -> float:
+def compute_scale(steps: Sequence[StepRow], colour: Colour) -> float:
     """The largest absolute value of all: what the strongest colour stands for."""
-    return max((abs(value) for step in steps for value in values_of(step, colour).values()), default=0.0)
+    return max((abs(value) for step in steps for value in select_values(step, colour).values()), default=0.0)
 
 
-def table(step: StepRow, texts: TokenTexts, count: int) -> Table | Text:
+def render_table(step: StepRow, texts: TokenTexts, count: int) -> Table | Text:
     """The tokens at which trainer's and engine's log-probabilities differ most."""
-    own, apart = step.trajectory, differences(step)
+    own, apart = step.trajectory, compute_differences(step)
     if not apart:
         return Text("took no part in the step: the trainer has no log-probabilities of it", style="dim")
     mean = sum(map(abs, apart.values())) / len(apart)
@@ -63,18 +67,18 @@ def table(step: StepRow, texts: TokenTexts, count: int) -> Table | Text:
         found.add_row(
             str(place),
             Text(repr(said[place])[1:-1]),
-            *(_number(values, place) for values in (step.engine_log_probs, step.log_probs)),
+            *(_format_number(values, place) for values in (step.engine_log_probs, step.log_probs)),
             f"{apart[place]:+.2g}",
-            _number(step.advantages, place),
+            _format_number(step.advantages, place),
         )
     return found
 
 
-def _number(values: list[float] | None, place: int) -> str:
+def _format_number(values: list[float] | None, place: int) -> str:
     return "–" if values is None else f"{values[place]:.4f}"
 
 
-def _shade(value: float, scale: float) -> str:
+def _choose_shade(value: float, scale: float) -> str:
     strength = min(1.0, abs(value) / scale) if scale else 0.0
     full = _GOOD if value > 0 else _BAD
     red, green, blue = (round(150 + (channel - 150) * strength) for channel in full)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 STYLES = {"model": "bold", "env": "cyan", "prompt": "dim"}
 
 
-def happened(event: RunStreamResponse) -> Text:
+def render_event(event: RunStreamResponse) -> Text:
     """A turn as it happens: what the policy said (bold), or what it is shown in return (cyan)."""
     author = "model" if event.WhichOneof("event") == "acted" else "env"
     return Text(event.text.strip("\n"), style=STYLES[author])
 
 
-def panel(row: Row, title: str = "", judged: bool = True, body: Text | None = None) -> RenderableType:
+def render_panel(row: Row, title: str = "", judged: bool = True, body: Text | None = None) -> RenderableType:
     """One trajectory: the question, then the policy's text (bold) and what it was shown (cyan).
 
     Args:
@@ -49,7 +49,7 @@ def panel(row: Row, title: str = "", judged: bool = True, body: Text | None = No
     return Panel(Group(question, body, verdict), title=title or None, border_style=style, title_align="left")
 
 
-def comparison(found: Comparison, rerun: bool) -> RenderableType:
+def render_comparison(found: Comparison, rerun: bool) -> RenderableType:
     """What a replay has changed.
 
     Args:
@@ -58,7 +58,7 @@ def comparison(found: Comparison, rerun: bool) -> RenderableType:
     table = Table(box=None, header_style="dim")
     for name in ("mean of", "before", "after", "changed", "of"):
         table.add_column(name, justify="left" if name == "mean of" else "right")
-    for name, figure in found.figures.items():
+    for name, figure in found.metrics.items():
         n = max(1, figure.count)
         table.add_row(
             name, f"{figure.before / n:.4f}", f"{figure.after / n:.4f}", str(figure.changed), str(figure.count)

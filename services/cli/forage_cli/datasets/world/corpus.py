@@ -21,20 +21,20 @@ class Passage:
         return f'"{self.title}"\n{self.text}'
 
 
-def passages(facts: Facts) -> list[Passage]:
+def make_passages(facts: Facts) -> list[Passage]:
     """The whole corpus, countries first; ids are stable as long as the tables are."""
-    described = [(c.name, _of_country(c)) for c in facts.countries.values()]
-    described += [(p.name, _of_place(p, facts.countries[p.country])) for p in facts.places]
+    described = [(c.name, _describe_country(c)) for c in facts.countries.values()]
+    described += [(p.name, _describe_place(p, facts.countries[p.country])) for p in facts.places]
     return [Passage(f"world-{n:05d}", title, text) for n, (title, text) in enumerate(described)]
 
 
-def _of_country(country: Country) -> str:
+def _describe_country(country: Country) -> str:
     # The name stands in both sentences: a search for it ranks this passage before those of its cities.
     name = country.name
     return f"The capital of {name} is {country.capital}. The currency of {name} is {country.currency}."
 
 
-def _of_place(place: Place, country: Country) -> str:
+def _describe_place(place: Place, country: Country) -> str:
     if place.kind == "capital":
         return f"{place.name} is the capital of {country.name}."
     if place.kind == "currency":

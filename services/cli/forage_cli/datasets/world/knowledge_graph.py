@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from forage_cli.datasets.manifest import digests_of, write_manifest
+from forage_cli.datasets.manifest import hash_files, write_manifest
 from forage_cli.datasets.world.facts import SOURCE_PACKAGES, Facts, load_facts
-from forage_cli.datasets.world.questions import questions
+from forage_cli.datasets.world.questions import make_questions
 from forage_cli.datasets.world.write import write_questions
 
 DATA_SOURCE = "knowledge_graph"
@@ -44,7 +44,7 @@ class GraphSummary:
     digests: dict[str, str]
 
 
-def triples(facts: Facts) -> list[Triple]:
+def make_triples(facts: Facts) -> list[Triple]:
     """Every fact once, in an order that depends on the tables alone.
 
     Relations: a country's `capital` and `currency`; the `country` of a city, a capital or a subdivision. The tables
@@ -64,21 +64,21 @@ def triples(facts: Facts) -> list[Triple]:
     return list(dict.fromkeys(Triple(named(head), relation, named(tail)) for head, relation, tail in found))
 
 
-def build(out: Path, seed: int) -> GraphSummary:
+def build_knowledge_graph(out: Path, seed: int) -> GraphSummary:
     """Write `triples.jsonl`, `{train,validation,test}.parquet`, `manifest.json` to `out` (created if missing).
 
     The same seed and the same package versions give the same bytes; the splits are those of the world.
     """
     out.mkdir(parents=True, exist_ok=True)
     facts = load_facts()
-    graph = triples(facts)
-    by_split = questions(facts, seed)
+    graph = make_triples(facts)
+    by_split = make_questions(facts, seed)
     with (out / "triples.jsonl").open("w", encoding="utf-8", newline="\n") as lines:
         for triple in graph:
             lines.write(json.dumps(triple._asdict(), ensure_ascii=False) + "\n")
     for split, found in by_split.items():
         write_questions(out / f"{split}.parquet", found, DATA_SOURCE, PROMPT_PREFIX)
-    digests = digests_of(out, ["triples.jsonl", *(f"{split}.parquet" for split in by_split)])
+    digests = hash_files(out, ["triples.jsonl", *(f"{split}.parquet" for split in by_split)])
     summary = GraphSummary(len(graph), {split: len(found) for split, found in by_split.items()}, digests)
     counts = {"seed": seed, "triples": summary.triples, "questions": summary.questions}
     write_manifest(out, counts, digests, (*SOURCE_PACKAGES, "pyarrow"))

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forage_cli.datasets.world.facts import Country, Facts, Place, is_plain, name_key
+from forage_cli.datasets.world.facts import Country, Facts, Place, is_plain, normalize_name
 
 SPLITS = ("train", "validation", "test")
 TEST_COUNTRIES = 26
@@ -69,7 +69,7 @@ class Question:
 def split_countries(facts: Facts, seed: int) -> dict[str, str]:
     """Country code → split. Only countries about which much can be asked may be held out."""
     rng = random.Random(f"countries-{seed}")
-    rich = [c.code for c in facts.countries.values() if _askable(c) and c.own_currency]
+    rich = [c.code for c in facts.countries.values() if _is_askable(c) and c.own_currency]
     held = rng.sample(rich, TEST_COUNTRIES + VALIDATION_COUNTRIES)
     splits = dict.fromkeys(facts.countries, "train")
     splits.update(dict.fromkeys(held[:TEST_COUNTRIES], "test"))
@@ -77,61 +77,61 @@ def split_countries(facts: Facts, seed: int) -> dict[str, str]:
     return splits
 
 
-def questions(facts: Facts, seed: int) -> dict[str, list[Question]]:
+def make_questions(facts: Facts, seed: int) -> dict[str, list[Question]]:
     """Every split's questions in a shuffled order that depends on `seed` alone."""
     splits = split_countries(facts, seed)
     rng = random.Random(f"questions-{seed}")
     made: dict[str, list[Question]] = {split: [] for split in SPLITS}
     for country in facts.countries.values():
-        if _askable(country):
-            made[splits[country.code]] += _about_country(country, splits[country.code], rng)
+        if _is_askable(country):
+            made[splits[country.code]] += _ask_about_country(country, splits[country.code], rng)
     for place in facts.places:
         country = facts.countries[place.country]
-        if _askable(country):
-            made[splits[country.code]] += _about_place(place, country, splits[country.code], rng)
+        if _is_askable(country):
+            made[splits[country.code]] += _ask_about_place(place, country, splits[country.code], rng)
     for split, found in made.items():
         rng.shuffle(found)
         made[split] = found[: LIMITS[split]]
     return made
 
 
-def _askable(country: Country) -> bool:
+def _is_askable(country: Country) -> bool:
     return is_plain(country.name)
 
 
-def _gives_away(name: str, answer: str) -> bool:
+def _reveals_answer(name: str, answer: str) -> bool:
     """True where one of the two names stands in the other as words: the question would hold its answer."""
-    mine, other = f" {name_key(name)} ", f" {name_key(answer)} "
+    mine, other = f" {normalize_name(name)} ", f" {normalize_name(answer)} "
     return mine in other or other in mine
 
 
-def _targets(country: Country, asked: str) -> tuple[str, ...] | None:
+def _find_targets(country: Country, asked: str) -> tuple[str, ...] | None:
     """Accepted answers; None where it is shared by several countries or would give itself away."""
     if asked == "capital":
-        plain = is_plain(country.capital) and not _gives_away(country.name, country.capital)
+        plain = is_plain(country.capital) and not _reveals_answer(country.name, country.capital)
         return (country.capital,) if plain else None
-    if country.own_currency and is_plain(country.currency) and not _gives_away(country.name, country.currency):
+    if country.own_currency and is_plain(country.currency) and not _reveals_answer(country.name, country.currency):
         return (country.currency, *country.currency_aliases)
     return None
 
 
-def _about_country(country: Country, split: str, rng: random.Random) -> Iterator[Question]:
+def _ask_about_country(country: Country, split: str, rng: random.Random) -> Iterator[Question]:
     for asked in ("capital", "currency"):
-        targets = _targets(country, asked)
+        targets = _find_targets(country, asked)
         if targets is not None:
             text = rng.choice(ONE_HOP[asked]).format(x=country.name)
             yield Question(split, text, targets, (country.name,), country.code)
 
 
-def _about_place(place: Place, country: Country, split: str, rng: random.Random) -> Iterator[Question]:
+def _ask_about_place(place: Place, country: Country, split: str, rng: random.Random) -> Iterator[Question]:
     role = place.kind if place.kind in ("city", "capital", "currency") else "region"
     words = {"x": place.name, "kind": place.kind}
-    if _gives_away(place.name, country.name):
+    if _reveals_answer(place.name, country.name):
         return
     text = rng.choice(ONE_HOP[f"of_{role}"]).format(**words)
     yield Question(split, text, (country.name, *country.aliases), (place.name,), country.code)
     for asked in ("capital", "currency"):
-        targets = _targets(country, asked)
-        if asked != role and targets is not None and not _gives_away(place.name, targets[0]):
+        targets = _find_targets(country, asked)
+        if asked != role and targets is not None and not _reveals_answer(place.name, targets[0]):
             text = rng.choice(TWO_HOP[asked, role]).format(**words)
             yield Question(split, text, targets, (place.name, country.name), country.code)

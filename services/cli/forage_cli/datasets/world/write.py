@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage_cli.datasets.manifest import digests_of, write_manifest
-from forage_cli.datasets.world.corpus import Passage, passages
+from forage_cli.datasets.manifest import hash_files, write_manifest
+from forage_cli.datasets.world.corpus import Passage, make_passages
 from forage_cli.datasets.world.facts import SOURCE_PACKAGES, load_facts
-from forage_cli.datasets.world.questions import Question, questions
+from forage_cli.datasets.world.questions import Question, make_questions
 from forage_common.text.search_prompt import PROMPT_PREFIX, format_search_prompt
 
 DATA_SOURCE = "world_facts"
@@ -24,19 +24,19 @@ class WorldSummary:
     digests: dict[str, str]
 
 
-def build(out: Path, seed: int) -> WorldSummary:
+def build_world(out: Path, seed: int) -> WorldSummary:
     """Write `corpus.jsonl`, `{train,validation,test}.parquet`, `manifest.json` to `out` (created if missing).
 
     The same seed and the same package versions give the same bytes.
     """
     out.mkdir(parents=True, exist_ok=True)
     facts = load_facts()
-    texts = passages(facts)
-    by_split = questions(facts, seed)
+    texts = make_passages(facts)
+    by_split = make_questions(facts, seed)
     _write_corpus(out / "corpus.jsonl", texts)
     for split, found in by_split.items():
         write_questions(out / f"{split}.parquet", found, DATA_SOURCE, PROMPT_PREFIX)
-    digests = digests_of(out, ["corpus.jsonl", *(f"{split}.parquet" for split in by_split)])
+    digests = hash_files(out, ["corpus.jsonl", *(f"{split}.parquet" for split in by_split)])
     summary = WorldSummary(len(texts), {split: len(found) for split, found in by_split.items()}, digests)
     counts = {"seed": seed, "passages": summary.passages, "questions": summary.questions}
     write_manifest(out, counts, digests, (*SOURCE_PACKAGES, "pyarrow"))
@@ -78,11 +78,11 @@ def write_questions(path: Path, found: list[Question], data_source: str, prefix:
             ),
         ]
     )
-    rows = [_row(question, index, data_source, prefix) for index, question in enumerate(found)]
+    rows = [_make_row(question, index, data_source, prefix) for index, question in enumerate(found)]
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
 
 
-def _row(question: Question, index: int, data_source: str, prefix: str) -> dict[str, object]:
+def _make_row(question: Question, index: int, data_source: str, prefix: str) -> dict[str, object]:
     return {
         "data_source": data_source,
         "prompt": [{"role": "user", "content": format_search_prompt(question.text, prefix)}],
