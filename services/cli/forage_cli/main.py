@@ -1,4 +1,4 @@
-"""`forage`: one verb for each thing a person does. Heavy imports stay inside the verbs."""
+"""The `forage` command. Heavy imports stay inside the commands, so that `forage --help` is quick."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from forage_common.errors import ForageError, UserError
 
 app = typer.Typer(
     name="forage",
-    help="Reinforcement learning for LLM search agents, as services. Start with [bold]forage demo[/].",
+    help="Train LLM search agents with reinforcement learning, as services. Start with [bold]forage demo[/].",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -43,7 +43,7 @@ def _print_version(is_requested: bool) -> None:
 
 
 @app.callback()
-def main_options(
+def _define_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -67,7 +67,7 @@ app.add_typer(rollout.app, name="rollout")
 
 
 def main() -> None:
-    """Entry point: a user's error is one sentence and exit code 2, Ctrl-C is 130."""
+    """Run the command. A user's error is printed as one sentence with exit code 2; Ctrl-C ends with 130."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         app()

@@ -1,4 +1,4 @@
-"""The `forage` command: help that teaches, bad input that ends with exit code 2 and one sentence."""
+"""The `forage` command: its help, version and settings; bad input ends with one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from forage_common import __version__
+from forage_common.settings.describe import describe_settings, explain_setting
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 
@@ -19,14 +20,34 @@ def forage(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
     return subprocess.run([*FORAGE, *arguments], capture_output=True, text=True, timeout=60, cwd=cwd)
 
 
-def test_help_lists_every_verb() -> None:
+def test_help_lists_every_command() -> None:
     text = forage("--help").stdout
-    for verb in ("demo", "up", "ask", "trajectories", "status", "config", "doctor", "data", "reward"):
-        assert f" {verb} " in text
+    for command in ("demo", "up", "ask", "trajectories", "status", "config", "doctor", "data", "reward"):
+        assert f" {command} " in text
 
 
 def test_version_is_that_of_the_project() -> None:
     assert forage("--version").stdout == f"forage {__version__}\n"
+
+
+def test_config_explain_prints_type_default_description_and_value() -> None:
+    ended = forage("config", "explain", "trainer.max_staleness", "trainer.max_staleness=3")
+    name, summary, description = ended.stdout.splitlines()[:3]
+    assert name == "trainer.max_staleness = 3"
+    assert summary.strip() == "integer ≥ 0, default 1"
+    assert len(description) > 20
+
+
+def test_config_explain_prints_every_setting_of_a_section() -> None:
+    text = forage("config", "explain", "rollout.engine").stdout
+    names = {line.partition(" =")[0] for line in text.splitlines() if line.startswith("rollout.")}
+    assert names == {setting.name for setting in explain_setting("rollout.engine")}
+    assert "rollout.engine.max_model_len" in names
+
+
+def test_config_show_explains_every_setting() -> None:
+    text = forage("config", "show", "--explain").stdout
+    assert all(f"\n{setting.name} = " in f"\n{text}" for setting in describe_settings())
 
 
 @pytest.mark.parametrize("command", [["demo"], ["doctor"], ["reward", "list"]])
@@ -48,6 +69,7 @@ def test_commands_that_need_a_checkout_say_so_when_installed_from_a_wheel(
     [
         (["config", "check", "trainer.totl=1"], "unknown setting 'trainer.totl'"),
         (["config", "show", "-c", "none.yaml"], "none.yaml cannot be read"),
+        (["config", "explain", "trainer.max_stale"], "'trainer.max_stale': did you mean 'trainer.max_staleness'?"),
         (["config", "check", "model.path=nowhere"], "model.path nowhere does not exist"),
         (["demo", "rollout.nn=1"], "unknown setting 'rollout.nn': did you mean 'n'?"),
         (["demo", "--resume"], "there is no run to resume"),
@@ -59,10 +81,10 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: li
     assert ended.returncode == 2
     assert sentence in ended.stderr
     assert ended.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == [], "nothing half-written"
+    assert list(tmp_path.iterdir()) == [], "no file is left"
 
 
-def test_config_show_prints_a_tree_that_config_check_accepts(tmp_path: Path, repository: Path) -> None:
+def test_config_check_accepts_the_output_of_config_show(tmp_path: Path, repository: Path) -> None:
     from forage_cli.datasets.world.write import build_world
 
     build_world(tmp_path / "world", 0)
@@ -76,7 +98,7 @@ def test_config_show_prints_a_tree_that_config_check_accepts(tmp_path: Path, rep
     assert checked.returncode == 0, checked.stderr
 
 
-def test_doctor_names_what_is_wrong_and_how_to_fix_it(tmp_path: Path) -> None:
+def test_doctor_prints_what_is_missing_and_how_to_fix_it(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("model: {path: nowhere}\n")
     ended = forage("doctor", "-c", str(bad))
@@ -86,7 +108,7 @@ def test_doctor_names_what_is_wrong_and_how_to_fix_it(tmp_path: Path) -> None:
     assert "set model.path to" in " ".join(ended.stdout.split())
 
 
-def test_the_command_loads_no_ml_library_until_it_needs_one() -> None:
+def test_the_command_imports_no_ml_library_before_it_needs_one() -> None:
     code = (
         "import sys; import forage_common.settings, forage_common.streams.client, forage_cli.commands\n"
         "heavy = {'torch', 'numpy', 'transformers', 'matplotlib', 'pyarrow', 'babel', 'pycountry'} & set(sys.modules)\n"
@@ -95,11 +117,11 @@ def test_the_command_loads_no_ml_library_until_it_needs_one() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_an_error_that_only_a_service_can_see_ends_the_demo_and_leaves_nothing(
+def test_an_error_found_by_a_service_ends_the_demo_and_leaves_no_run_folder(
     tmp_path: Path, repository: Path, free_base_port: Callable[[], int]
 ) -> None:
     options = ["--base-port", str(free_base_port()), f"run.dir={tmp_path}/runs"]
     ended = forage("demo", *options, "reward.routes.world_facts.name=exact", cwd=repository)
     assert ended.returncode == 2
     assert "reward.routes.world_facts asks for the reward 'exact', which does not exist" in ended.stderr
-    assert list((tmp_path / "runs").iterdir()) == [], "nothing half-written"
+    assert list((tmp_path / "runs").iterdir()) == [], "no file is left"

@@ -123,7 +123,7 @@ def test_what_is_done_is_not_done_again_and_more_may_join(
     evaluate(questions, services, out, "--limit", "3")
     assert len(script.asked) == 3
     output = evaluate(questions, services, out, "--baselines", "direct")
-    assert "3 of 10 were done before" in output
+    assert "3 of 10 were finished before" in output
     assert len(script.asked) == 10
     assert results(out)["search", "capitals"]["questions"] == 5
 
@@ -206,11 +206,11 @@ def test_an_interruption_loses_nothing_that_was_finished(
         first.send_signal(ending)
         output, _ = first.communicate(timeout=60)
     assert first.returncode == code
-    assert ("stopped: 7 of 10 are done; the same command goes on" in output) == (ending == signal.SIGINT)
+    assert ("stopped: 7 of 10 are finished; run the same command to continue" in output) == (ending == signal.SIGINT)
     assert not (out / "results.json").exists()
     assert CliRunner().invoke(app, ["eval", "report", str(out)]).exception is not None
     script.hold = 1_000_000
-    assert "7 of 10 were done before" in evaluate(questions, services, out, "--baselines", "direct")
+    assert "7 of 10 were finished before" in evaluate(questions, services, out, "--baselines", "direct")
     assert len(script.asked) == 8 + 3, "the one that hung, and the rest"
     assert len({(prompt.run_id, prompt.group_uid) for prompt in script.asked}) == 10
     assert results(out)["search", "capitals"]["questions"] == 5

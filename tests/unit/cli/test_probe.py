@@ -391,8 +391,8 @@ def test_fresh_trajectories_are_sampled_once(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "say what to probe"),
-        (["a.parquet", "--questions", "b.parquet"], "say what to probe"),
+        ([], "name one file of trajectories"),
+        (["a.parquet", "--questions", "b.parquet"], "name one file of trajectories"),
         (["missing.parquet"], "missing.parquet cannot be read"),
         (["bad.parquet"], "bad.parquet cannot be read as Parquet"),
         (["bad.parquet", "rollout.pots=1"], "rollout.pots"),

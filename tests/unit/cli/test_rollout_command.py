@@ -60,7 +60,7 @@ def test_another_reward_judges_and_the_same_command_goes_on(
     ended = forage("replay", *common, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "3 trajectories in new.parquet" in ended.stdout
-    assert "1 never reached a reward and were left out" in ended.stdout
+    assert "1 were never scored and are left out" in ended.stdout
     assert "0.2500 → 1.0000  run/q/2" in ended.stdout  # the one of this run
     new = read_trajectories(tmp_path / "new.parquet")
     assert sorted((t.id, t.score.total, t.score.reward) for t in new) == [
@@ -74,8 +74,8 @@ def test_another_reward_judges_and_the_same_command_goes_on(
 def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(stored: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_text("PAR?")
     for arguments, sentence in (
-        (["stored.parquet"], "--rescore or --rerun, one of both"),
-        (["stored.parquet", "--rescore", "--rerun"], "--rescore or --rerun, one of both"),
+        (["stored.parquet"], "give one of --rescore and --rerun"),
+        (["stored.parquet", "--rescore", "--rerun"], "give one of --rescore and --rerun"),
         (["bad.parquet", "--rescore"], "bad.parquet cannot be read as Parquet"),
         (["stored.parquet", "--rescore", "-o", "bad.parquet"], "bad.parquet cannot be read as Parquet"),
         (["stored.parquet", "--rescore", "reward.rutes=1"], "rutes"),

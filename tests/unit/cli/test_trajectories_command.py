@@ -186,10 +186,10 @@ def test_tokens_are_listed_by_the_difference_of_their_log_probabilities(run: Pat
 
 def test_what_a_run_has_not_got_is_said_with_what_it_has(run: Path) -> None:
     for options, error, sentence in (
-        (["--step", "15"], DataError, "no trajectories of step 15 (kept: 10, 20)"),
+        (["--step", "15"], DataError, "no trajectories of step 15 (saved: 10, 20)"),
         (["--label", "step-3"], DataError, "no trajectories of 'step-3' yet (there are: after, before)"),
-        (["--colour", "advantage"], UserError, "say which, for instance --step 10"),
-        (["--tokens", "3"], UserError, "say which, for instance --step 10"),
+        (["--colour", "advantage"], UserError, "name one, for instance --step 10"),
+        (["--tokens", "3"], UserError, "name one, for instance --step 10"),
     ):
         done = CliRunner().invoke(app, [str(run), *options])
         assert isinstance(done.exception, error)

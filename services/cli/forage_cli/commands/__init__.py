@@ -1,1 +1,1 @@
-"""The subcommands of `forage`, one module each."""
+"""The commands of `forage`, one module each."""

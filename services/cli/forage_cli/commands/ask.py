@@ -20,19 +20,23 @@ if TYPE_CHECKING:
 def ask(
     question: Annotated[str, typer.Argument(help='For instance "What is the capital of Mongolia?"')],
     model: Annotated[
-        Path | None, typer.Option(help="Policy folder, where services must be started.", show_default=False)
+        Path | None, typer.Option(help="Model folder to serve, if no services are running.", show_default=False)
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
     environment: Annotated[
-        str, typer.Option(help="A built-in one, e.g. single_turn: without searches.", show_default=False)
+        str, typer.Option(help="A built-in environment; single_turn answers without searches.", show_default=False)
     ] = "",
     config: Config = None,
     base_port: BasePort = None,
 ) -> None:
-    """Ask a policy one question and watch the trajectory: thoughts, searches, passages, answer. Exit code 1: it failed.
+    """Ask a policy one question and print the trajectory: thoughts, searches, passages, answer.
 
-    Uses the services that are running ('forage up', or a demo in progress); without them starts what it needs, with
-    the policy of the latest run where there is one, and ends it afterwards.
+    Uses running services (of 'forage up' or of a demo in progress). Otherwise it starts the services with the policy of
+    the latest run, and stops them afterwards. Exit code 1: the trajectory failed.
+
+    Example:
+
+      forage ask "What is the capital of Mongolia?"
     """
     from forage_cli.local import demo as local
     from forage_cli.local import serving
@@ -49,14 +53,14 @@ def ask(
 
 
 async def _print_events(settings: Settings, prompt: Prompt, question: str, console: Console) -> bool:
-    """Show what happens as it happens; whether it came to its end."""
+    """Print turns and observations as they arrive; returns whether the trajectory succeeded."""
     from forage_cli.terminal import trajectories as show
     from forage_common.clients.rollout import RolloutClient
     from forage_common.v1.trajectory_pb2 import Status
 
     succeeded = False
     console.print(question, style="bold magenta", highlight=False)
-    with console.status("the policy writes …"):
+    with console.status("generating …"):
         async with RolloutClient(settings) as rollout, aclosing(rollout.stream(prompt)) as events:
             async for event in events:
                 if event.WhichOneof("event") != "group":
@@ -71,7 +75,7 @@ async def _print_events(settings: Settings, prompt: Prompt, question: str, conso
 
 
 def find_latest_policy(runs: Path) -> Path | None:
-    """The newest policy folder that the latest run published."""
-    found = list((runs / "latest" / "policies").glob("v*"))
-    complete = [folder for folder in found if (folder / "model.safetensors").is_file()]
+    """Return the newest complete policy folder of the latest run, None without one."""
+    folders = (runs / "latest" / "policies").glob("v*")
+    complete = [folder for folder in folders if (folder / "model.safetensors").is_file()]
     return max(complete, key=lambda folder: folder.stat().st_mtime, default=None)

@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+import yaml
 from rich.console import Console
+from rich.padding import Padding
 from rich.syntax import Syntax
+from rich.text import Text
 
 from forage_cli.commands.options import Config, Overrides
 
-app = typer.Typer(help="Show and check settings.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from forage_common.settings import Settings
+    from forage_common.settings.describe import SettingDescription
+
+app = typer.Typer(help="Show, explain and check settings.", no_args_is_help=True)
 
 
 @app.command()
-def show(overrides: Overrides = None, config: Config = None) -> None:
-    """Print the resolved settings: file, then environment (FORAGE__RUN__SEED=1), then arguments."""
+def show(
+    overrides: Overrides = None,
+    config: Config = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="With type, unit, default and description of every setting.")
+    ] = False,
+) -> None:
+    """Print the resolved settings: file, then environment (FORAGE__RUN__SEED=1), then arguments.
+
+    Examples:
+
+      forage config show --config configs/demo.yaml trainer.total_training_steps=50
+
+      forage config show --explain
+    """
     from forage_common.settings import load_settings
 
     console = Console()
-    text = load_settings(config, overrides or []).to_yaml()
+    settings = load_settings(config, overrides or [])
+    if explain:
+        from forage_common.settings.describe import describe_settings
+
+        _print_explained(describe_settings(), settings, console)
+        return
+    text = settings.to_yaml()
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"))
     else:
@@ -25,10 +53,53 @@ def show(overrides: Overrides = None, config: Config = None) -> None:
 
 
 @app.command()
+def explain(
+    key: Annotated[str, typer.Argument(help="A setting or a section, for instance trainer.max_staleness or trainer.")],
+    overrides: Overrides = None,
+    config: Config = None,
+) -> None:
+    """Print type, unit, default, description and current value of a setting, or of every setting of a section.
+
+    Examples:
+
+      forage config explain trainer.max_staleness
+
+      forage config explain rollout.engine --config configs/demo.yaml
+    """
+    from forage_common.settings import load_settings
+    from forage_common.settings.describe import explain_setting
+
+    settings = load_settings(config, overrides or [])
+    _print_explained(explain_setting(key), settings, Console())
+
+
+@app.command()
 def check(overrides: Overrides = None, config: Config = None) -> None:
-    """Check settings and every file they name, without starting anything."""
+    """Check the settings and every file they name, without starting anything.
+
+    Example:
+
+      forage config check --config configs/demo.yaml
+    """
     from forage_cli.local.preflight import check_files
     from forage_common.settings import load_settings
 
     check_files(load_settings(config, overrides or []))
-    typer.echo("settings are valid, and the files they name are what they should be")
+    typer.echo("the settings are valid, and the files they name can be used")
+
+
+def _print_explained(descriptions: list[SettingDescription], settings: Settings, console: Console) -> None:
+    values = settings.model_dump(mode="json")
+    for setting in descriptions:
+        console.print(f"{setting.name} = {_format_value(values, setting)}", style="bold", highlight=False, markup=False)
+        text = "\n".join(filter(None, (setting.summary, setting.description)))
+        console.print(Padding(Text(text), (0, 0, 1, 2)))
+
+
+def _format_value(values: Any, setting: SettingDescription) -> str:
+    """The current value as YAML on one line; "–" where the key of a map, or the item of a list, is not known."""
+    for part in setting.name.split("."):
+        if not isinstance(values, dict) or part not in values:
+            return "–"
+        values = values[part]
+    return str(yaml.safe_dump(values, default_flow_style=True, width=1000)).removesuffix("...\n").strip()

@@ -20,9 +20,9 @@ def _group() -> None:
 @app.command()
 def world(
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/world"),
-    seed: Annotated[int, typer.Option(help="Of splits, draws and phrasings.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of splits, samples and phrasings.", min=0)] = 0,
 ) -> None:
-    """Make the built-in task: a corpus of world facts, and one- and two-hop questions split by entity."""
+    """Make the built-in task: a corpus of world facts, with one- and two-hop questions split by entity."""
     from forage_cli.datasets.world.write import build_world
 
     console = Console()
@@ -34,7 +34,7 @@ def world(
 @app.command(name="knowledge-graph")
 def knowledge_graph(
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/knowledge_graph"),
-    seed: Annotated[int, typer.Option(help="Of splits, draws and phrasings.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of splits, samples and phrasings.", min=0)] = 0,
 ) -> None:
     """Make the world facts as a knowledge graph: triples, and questions whose prompt explains the query tool."""
     from forage_cli.datasets.world.knowledge_graph import build_knowledge_graph
@@ -48,14 +48,19 @@ def knowledge_graph(
 @app.command()
 def countdown(
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/countdown"),
-    train: Annotated[int, typer.Option(help="Problems to train on.")] = 20_000,
-    test: Annotated[int, typer.Option(help="Problems held out.")] = 500,
-    numbers: Annotated[str, typer.Option(help="How many numbers a problem has, 3 to 6.")] = "3,4",
-    max_target: Annotated[int, typer.Option(help="The largest number to make.")] = 99,
-    max_number: Annotated[int, typer.Option(help="The largest number given.")] = 99,
-    seed: Annotated[int, typer.Option(help="Of numbers, operators and order.", min=0)] = 0,
+    train: Annotated[int, typer.Option(help="Number of training problems.")] = 20_000,
+    test: Annotated[int, typer.Option(help="Number of test problems.")] = 500,
+    numbers: Annotated[str, typer.Option(help="Numbers per problem, 3 to 6, joined by commas.")] = "3,4",
+    max_target: Annotated[int, typer.Option(help="Largest target.")] = 99,
+    max_number: Annotated[int, typer.Option(help="Largest given number.")] = 99,
+    seed: Annotated[int, typer.Option(help="Seed of numbers, operators and order.", min=0)] = 0,
 ) -> None:
-    """Make countdown problems: an equation of the given numbers that equals the target. All can be solved."""
+    """Make countdown problems: write an equation of the given numbers that equals the target. All have a solution.
+
+    Example:
+
+      forage data countdown --train 20000 --numbers 3,4
+    """
     from forage_cli.datasets.countdown import build_countdown
     from forage_common.errors import UserError
 
@@ -78,11 +83,20 @@ def public(
     out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="data/NAME")] = None,
     file: Annotated[
         list[str] | None,
-        typer.Option(help="SPLIT=FILE: JSONL or Parquet instead of the Hub's; repeat.", show_default=False),
+        typer.Option(
+            help="SPLIT=FILE: use this JSONL or Parquet file instead of a download; repeat.", show_default=False
+        ),
     ] = None,
-    cache: Annotated[Path, typer.Option(help="Where downloads are kept.")] = Path(".cache/questions"),
+    cache: Annotated[Path, typer.Option(help="Folder that keeps downloads.")] = Path(".cache/questions"),
 ) -> None:
-    """Make a public set in the Search-R1 layout from FlashRAG's, off the Hugging Face Hub or from files."""
+    """Convert a public question set from FlashRAG's layout to Search-R1's, from the Hugging Face Hub or from files.
+
+    Examples:
+
+      forage data nq
+
+      forage data hotpotqa --file train=train.jsonl --file dev=dev.jsonl
+    """
     from forage_cli.datasets.public_questions import convert_collection, fetch_collection
 
     source = str(context.info_name)
@@ -98,7 +112,7 @@ def _parse_split_file(text: str) -> tuple[str, Path]:
 
     split, equals, path = text.partition("=")
     if not (split and equals and path):
-        raise UserError(f"--file is {text!r}: give the split's name and the file, for instance train=train.jsonl")
+        raise UserError(f"--file is {text!r}: give SPLIT=FILE, for instance train=train.jsonl")
     return split, Path(path)
 
 
@@ -111,4 +125,4 @@ for _source, _title in {
     "musique": "MuSiQue",
     "bamboogle": "Bamboogle",
 }.items():
-    app.command(_source, short_help=f"Make {_title} in the Search-R1 layout.")(public)
+    app.command(_source, short_help=f"Convert {_title} to the Search-R1 layout.")(public)

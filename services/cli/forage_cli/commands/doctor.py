@@ -20,31 +20,31 @@ from forage_common.errors import UserError
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `fix` is empty when it is well."""
+    """One check. `fix` says what to do, and is empty where the check passed; a `fatal` one prevents a run."""
 
-    what: str
-    found: str
+    subject: str
+    value: str
     fix: str = ""
     fatal: bool = True
 
 
 def doctor(config: Config = None, base_port: BasePort = None) -> None:
-    """Say what is missing on this machine and how to fix it. Exit code 1 when something must be fixed."""
+    """Check this machine, and print what is missing and how to fix it. Exit code 1: something must be fixed."""
     console = Console()
     table = Table(box=None, header_style="dim")
-    for name in ("", "what", "found", "fix"):
+    for name in ("", "check", "value", "fix"):
         table.add_column(name)
     broken = False
-    for finding in run_checks(config, base_port):
-        mark = "[green]✓[/]" if not finding.fix else "[red]✗[/]" if finding.fatal else "[yellow]![/]"
-        table.add_row(mark, finding.what, finding.found, finding.fix)
-        broken |= bool(finding.fix) and finding.fatal
+    for check in run_checks(config, base_port):
+        mark = "[green]✓[/]" if not check.fix else "[red]✗[/]" if check.fatal else "[yellow]![/]"
+        table.add_row(mark, check.subject, check.value, check.fix)
+        broken |= bool(check.fix) and check.fatal
     console.print(table)
     raise typer.Exit(1 if broken else 0)
 
 
 def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
-    """Everything that a local run needs, looked at in turn."""
+    """Check everything that a local run needs, one thing at a time."""
     from forage_cli.local import demo, preflight
     from forage_cli.local.stack import (
         Program,
@@ -60,7 +60,7 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield Check("python", version, "" if sys.version_info >= (3, 11) else "install Python 3.11 and run 'make setup'")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Check("cores", str(cores), "" if cores >= 2 else "two or more make the demo bearable", fatal=False)
+    yield Check("cores", str(cores), "" if cores >= 2 else "the demo is slow with fewer than two", fatal=False)
     memory = psutil.virtual_memory().available / 2**30
     yield Check("free memory", f"{memory:.1f} GiB", "" if memory >= 5 else "the demo needs 5 GiB: close something")
     disk = measure_free_gib(repository())
@@ -94,9 +94,9 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
         yield _run_check(name, address, preflight.check_port, name, address)
 
 
-def _run_check(what: str, found: str, check, *arguments) -> Check:  # type: ignore[no-untyped-def]
+def _run_check(subject: str, value: str, check, *arguments) -> Check:  # type: ignore[no-untyped-def]
     try:
         check(*arguments)
     except UserError as error:
-        return Check(what, found, str(error))
-    return Check(what, found)
+        return Check(subject, value, str(error))
+    return Check(subject, value)

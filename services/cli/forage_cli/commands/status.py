@@ -12,7 +12,7 @@ from forage_cli.commands.options import BasePort, Config
 
 
 def status(config: Config = None, base_port: BasePort = None) -> None:
-    """What runs, what it waits for, which policy is served, how much is queued. Exit code 1 unless all is ready."""
+    """Show which services run, what they wait for, the served policy and the queues. Exit code 1: one is not ready."""
     from forage_cli.local.stack import Program, list_health_urls, probe_readiness, shift_ports
     from forage_common.errors import UnavailableError
     from forage_common.settings import load_settings
@@ -51,6 +51,6 @@ def status(config: Config = None, base_port: BasePort = None) -> None:
 
 
 def find_latest_settings(config: Path | None) -> Path | None:
-    """The given file, else the settings of the latest run where there is one."""
+    """Return the given file, else the settings of the latest run, else None."""
     latest = Path("runs/latest/settings.yaml")
     return config or (latest if latest.is_file() else None)

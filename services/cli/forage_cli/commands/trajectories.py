@@ -15,34 +15,51 @@ if TYPE_CHECKING:
 
 
 def trajectories(
-    run: Annotated[Path, typer.Argument(help="A run's folder.")] = Path("runs/latest"),
-    label: Annotated[str, typer.Option(help="Of which validation: before, after, step-<n>.")] = "after",
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")] = Path("runs/latest"),
+    label: Annotated[str, typer.Option(help="Validation to read: before, after, step-<n>.")] = "after",
     step: Annotated[
         int | None,
-        typer.Option(help="Of this training step instead (trainer.rollout_data_freq).", show_default=False),
+        typer.Option(
+            help="Read this training step instead (saved every trainer.rollout_data_freq steps).", show_default=False
+        ),
     ] = None,
     against: Annotated[
-        str, typer.Option(help="What changed since this validation or step, question by question.", show_default=False)
+        str, typer.Option(help="Compare with this validation or step, question by question.", show_default=False)
     ] = "",
-    count: Annotated[int, typer.Option("--count", "-n", min=1)] = 5,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Trajectories to print.")] = 5,
     wrong: Annotated[bool, typer.Option("--wrong", help="Only wrong answers.")] = False,
     right: Annotated[bool, typer.Option("--right", help="Only right answers.")] = False,
-    find: Annotated[str, typer.Option(help="Only where question or text holds this.")] = "",
+    find: Annotated[str, typer.Option(help="Only where the question or the text contains this.")] = "",
     source: Annotated[str, typer.Option(help="Only of this data source.")] = "",
-    min_reward: Annotated[float | None, typer.Option(help="Only from this reward on.", show_default=False)] = None,
-    max_reward: Annotated[float | None, typer.Option(help="Only up to this reward.", show_default=False)] = None,
-    sort: Annotated[
-        SortKey | None, typer.Option(help="The largest first; advantage and mismatch are a step's.", show_default=False)
+    min_reward: Annotated[
+        float | None, typer.Option(help="Only with at least this reward.", show_default=False)
     ] = None,
-    ascending: Annotated[bool, typer.Option("--ascending", help="The smallest first.")] = False,
-    colour: Annotated[Colour, typer.Option(help="Of the policy's text; advantage and mismatch are a step's.")] = (
+    max_reward: Annotated[float | None, typer.Option(help="Only with at most this reward.", show_default=False)] = None,
+    sort: Annotated[
+        SortKey | None,
+        typer.Option(help="Sort, largest first; advantage and mismatch need --step.", show_default=False),
+    ] = None,
+    ascending: Annotated[bool, typer.Option("--ascending", help="Sort smallest first.")] = False,
+    colour: Annotated[Colour, typer.Option(help="Meaning of the colours; advantage and mismatch need --step.")] = (
         Colour.AUTHOR
     ),
     tokens: Annotated[
-        int, typer.Option(min=0, help="Of a step: list so many tokens where trainer and engine differ most.")
+        int,
+        typer.Option(
+            min=0, help="With --step: list the tokens with the largest difference between trainer and engine."
+        ),
     ] = 0,
 ) -> None:
-    """Read a run's trajectories: what the policy wrote (bold), what it was shown (cyan), what was accepted."""
+    """Print trajectories of a run: the policy's text (bold), observations (cyan) and the accepted answers.
+
+    Examples:
+
+      forage trajectories runs/latest --label after --wrong --count 3
+
+      forage trajectories --against before --label after
+
+      forage trajectories --step 10 --sort mismatch --tokens 5
+    """
     from forage_cli.runs.folder import RunFolder
     from forage_cli.runs.trajectory_rows import STEP, Filter, sort_rows
     from forage_cli.terminal import tokens as show_tokens
@@ -51,7 +68,7 @@ def trajectories(
     from forage_common.text.token_texts import TokenTexts
 
     if step is None and (tokens or colour is not Colour.AUTHOR or sort in (SortKey.ADVANTAGE, SortKey.MISMATCH)):
-        raise UserError("advantages and mismatches are those of a training step: say which, for instance --step 10")
+        raise UserError("advantage and mismatch exist only for a training step: name one, for instance --step 10")
     folder = RunFolder.open(run)
     rows = _read_rows(folder, label, step)
     chosen = list(filter(Filter(None if right == wrong else right, source, find, min_reward, max_reward), rows))
@@ -74,10 +91,10 @@ def trajectories(
 
 
 def _read_rows(folder: RunFolder, label: str, step: int | None) -> list[Row]:
-    """The trajectories of a step, or of a validation.
+    """Read the trajectories of a step, or of a validation.
 
     Raises:
-        DataError: the run has not got them; says which it has.
+        DataError: the run does not have them; the message says which it has.
     """
     from forage_cli.runs.trajectory_rows import read_step_rows
     from forage_common.errors import DataError
@@ -87,7 +104,7 @@ def _read_rows(folder: RunFolder, label: str, step: int | None) -> list[Row]:
         kept = list_saved_steps(folder.path)
         if step not in kept:
             known = ", ".join(map(str, kept)) or "none yet: see trainer.rollout_data_freq"
-            raise DataError(f"{folder.path} has kept no trajectories of step {step} (kept: {known})")
+            raise DataError(f"{folder.path} has saved no trajectories of step {step} (saved: {known})")
         return read_step_rows(step_file_path(folder.path, step))
     rows = folder.read_trajectories(label)
     if not rows:
@@ -102,17 +119,17 @@ def _print_changes(console: Console, before: list[Row], after: list[Row], count:
     from forage_cli.runs.trajectory_rows import find_changes
     from forage_cli.terminal import trajectories as show
 
-    found = find_changes(before, after)
-    for change in found[:count]:
+    common = find_changes(before, after)
+    for change in common[:count]:
         console.print(show.render_panel(change.before[0], title=f"before: mean reward {change.reward_before:.3g}"))
         console.print(show.render_panel(change.after[0], title=f"after: mean reward {change.reward_after:.3g}"))
-    if not found:
-        console.print("no question is in both", style="dim")
+    if not common:
+        console.print("the two have no question in common", style="dim")
         return
-    better = sum(change.gain > 0 for change in found)
-    worse = sum(change.gain < 0 for change in found)
+    better = sum(change.gain > 0 for change in common)
+    worse = sum(change.gain < 0 for change in common)
     console.print(
-        f"{len(found)} questions in both: {better} better, {worse} worse, {len(found) - better - worse} the same; "
-        f"mean reward {fmean(c.reward_before for c in found):.3f} → {fmean(c.reward_after for c in found):.3f}",
+        f"{len(common)} questions in both: {better} better, {worse} worse, {len(common) - better - worse} the same; "
+        f"mean reward {fmean(c.reward_before for c in common):.3f} → {fmean(c.reward_after for c in common):.3f}",
         style="dim",
     )

@@ -14,12 +14,19 @@ from forage_cli.commands.options import BasePort, Config, Overrides
 def up(
     overrides: Overrides = None,
     train: Annotated[
-        bool, typer.Option("--train", help="With the trainer (without: serve model.path as it is).")
+        bool, typer.Option("--train", help="Also start the trainer; without it model.path is served.")
     ] = False,
     config: Config = None,
     base_port: BasePort = None,
 ) -> None:
-    """Start the services on this machine and keep them running until Ctrl-C."""
+    """Start the services on this machine and keep them running until Ctrl-C.
+
+    Examples:
+
+      forage up
+
+      forage up --train --config configs/demo.yaml
+    """
     from forage_cli.local import demo as local
     from forage_cli.local import preflight, serving
     from forage_cli.local.stack import SERVING, Program, Stack, shift_ports
@@ -40,7 +47,7 @@ def up(
             with console.status("starting …") as spinner:
                 serving.wait_until_ready(stack, spinner)
             console.print(
-                f"ready: [bold]forage ask[/], [bold]forage status[/]; logs in {stack.folder / 'logs'}; Ctrl-C ends"
+                f"ready: [bold]forage ask[/], [bold]forage status[/]; logs in {stack.folder / 'logs'}; Ctrl-C stops"
             )
             while not (train and stack.supervisor.is_done(Program.TRAINER)):
                 stack.supervisor.tick()

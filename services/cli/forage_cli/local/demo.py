@@ -156,7 +156,7 @@ def _print_summary(folder: RunFolder, summary: report.Summary, page: Path, conso
         f"restarts {summary['restarts']}",
         highlight=False,
     )
-    console.print(f"report  {page}\ncurve   {folder.path / 'curve.png'}\nfigures {folder.path / 'summary.json'}")
+    console.print(f"report  {page}\ncurve   {folder.path / 'curve.png'}\nsummary {folder.path / 'summary.json'}")
 
 
 def _read_minutes(folder: RunFolder) -> float:
