@@ -146,21 +146,21 @@ def test_any_recipe_can_be_the_settings(recipe: Path) -> None:
         ({"reward": {"enabled": False}}, "set settings.reward.grpc_address"),
         (
             {"rollout": {"gpu": {"count": 1}}, "settings": {"rollout": {"engine": {"tensor_parallel_size": 2}}}},
-            "tensor_parallel_size is 2 and a pod of the rollout has 1 GPUs",
+            "tensor_parallel_size is 2 but a rollout pod has 1 GPUs",
         ),
         (
             {"rollout": {"gpu": {"count": 2}}, "settings": {"rollout": {"engine_replicas": {"max": 4}}}},
-            "asks for 4 GPUs in a pod that has 2",
+            "needs 4 GPUs but a rollout pod has 2",
         ),
         (
             {
                 "rollout": {"mode": "rayservice", "gpu": {"count": 2}},
                 "settings": {"rollout": {"engine_replicas": {"max": 4}}},
             },
-            "asks for 4 GPUs and rollout.rayservice.workers.maxReplicas nodes have 2",
+            "needs 4 GPUs but rollout.rayservice.workers.maxReplicas nodes have 2",
         ),
-        ({"rollout": {"rayservice": {"workers": {"replicas": 3}}}}, "replicas is 3, outside"),
-        ({"rollout": {"mode": "rayservice", "keda": {"enabled": True}}}, "KEDA scales a Deployment"),
+        ({"rollout": {"rayservice": {"workers": {"replicas": 3}}}}, "replicas is 3, expected a number from minReplicas (1) to maxReplicas (1)"),
+        ({"rollout": {"mode": "rayservice", "keda": {"enabled": True}}}, "KEDA scales only a Deployment"),
         (
             {
                 "redis": {"enabled": False, "external": {"url": "redis://x:6379/0"}},
@@ -171,14 +171,14 @@ def test_any_recipe_can_be_the_settings(recipe: Path) -> None:
         ({"trainer": {"nodes": 2}}, "set trainer.mode=rayjob"),
         (
             {"trainer": {"mode": "rayjob", "nodes": 2}, "storage": {"shared": {"accessModes": ["ReadWriteOnce"]}}},
-            "the nodes have no volume in common",
+            "its nodes share no volume",
         ),
         (
             {"rollout": {"mode": "rayservice"}, "storage": {"shared": {"accessModes": ["ReadWriteOnce"]}}},
             "cannot read the trainer's policies",
         ),
-        ({"settings": {"run": {"dir": "/tmp/runs"}}}, "choose a folder below /data/"),
-        ({"retriever": {"data": {"kind": "claim"}}}, "name it in retriever.data.existingClaim"),
+        ({"settings": {"run": {"dir": "/tmp/runs"}}}, "set a folder below /data/"),
+        ({"retriever": {"data": {"kind": "claim"}}}, "set retriever.data.existingClaim"),
     ],
     ids=lambda case: case[:40] if isinstance(case, str) else "",
 )

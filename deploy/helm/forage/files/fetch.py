@@ -1,8 +1,8 @@
-"""Copies what a service reads to its volume: `fetch.py FOLDER PATH=URL …`.
+"""Copies files that a service reads to its volume: `fetch.py FOLDER PATH=URL …`.
 
-URL is a folder, a file or a tar archive (.tar, .tar.gz, .tgz) at any address that fsspec reads. What is at PATH is
-complete: it is copied aside and renamed. Beside it stands its URL, so that another URL is copied again and the same one
-is not; what somebody else put there is left alone. Pods that share the volume take turns.
+URL is a folder, a file or a tar archive (.tar, .tar.gz, .tgz) at any address that fsspec reads. PATH is never partial:
+the copy goes to a staging folder and is renamed. The URL is stored next to PATH, so that only a changed URL is copied
+again; a PATH that this program did not create is not touched. Pods that share the volume take turns.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 
 def fetch(url: str, target: Path) -> bool:
-    """Have what is at `url` at `target`; False where it was there already.
+    """Copy `url` to `target`. Returns False if `target` exists and is current.
 
     Raises:
-        Exception: nothing reads such an address, or it does not give what it should.
+        Exception: fsspec cannot read the address, or the archive is not safe to extract.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     source = target.with_name(f".{target.name}.url")
-    with _turn(target):
+    with _lock(target):
         if target.exists() and (not source.exists() or source.read_text() == url):
             return False
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as aside:
-            new, old = Path(aside) / "new", Path(aside) / "old"
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as staging_dir:
+            new, old = Path(staging_dir) / "new", Path(staging_dir) / "old"
             _copy(url, new)
             os.sync()
             if target.exists():
@@ -54,33 +54,33 @@ def _copy(url: str, new: Path) -> None:
         if not files:
             raise FileNotFoundError(f"{url} is an empty folder")
         for file in files:
-            place = new / os.path.relpath(file, root.rstrip("/"))
-            place.parent.mkdir(parents=True, exist_ok=True)
-            system.get_file(file, str(place))
+            copy = new / os.path.relpath(file, root.rstrip("/"))
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            system.get_file(file, str(copy))
     else:
         system.get_file(root, str(new))
 
 
 @contextlib.contextmanager
-def _turn(target: Path) -> Iterator[None]:
+def _lock(target: Path) -> Iterator[None]:
     with target.with_name(f".{target.name}.lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks: all copy, and the last one stays
+        with contextlib.suppress(OSError):  # a file system without locks: all pods copy, the last copy stays
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 1 with one sentence where something cannot be copied: the kubelet tries again."""
+    """Copy all; returns exit code 1 after the first failure, so that the kubelet tries again."""
     folder = Path(arguments[0])
     for argument in arguments[1:]:
-        path, _, url = argument.partition("=")
-        place = folder / path
+        name, _, url = argument.partition("=")
+        path = folder / name
         try:
-            done = f"copied from {url}" if fetch(url, place) else "there"
-        except Exception as error:  # noqa: BLE001 - every file system has errors of its own
-            sys.stderr.write(f"fetch: {url} cannot be copied to {place} ({type(error).__name__}: {error})\n")
+            outcome = f"copied from {url}" if fetch(url, path) else "there"
+        except Exception as error:  # noqa: BLE001 - every file system raises its own errors
+            sys.stderr.write(f"fetch: {url} cannot be copied to {path} ({type(error).__name__}: {error})\n")
             return 1
-        sys.stderr.write(f"fetch: {place} is {done}\n")
+        sys.stderr.write(f"fetch: {path} is {outcome}\n")
     return 0
 
 

@@ -29,11 +29,11 @@
 
 {{/* The entries of `fetch` for a part, as YAML; empty if there are none. */}}
 {{- define "forage.fetches" -}}
-{{- $found := list -}}
+{{- $entries := list -}}
 {{- range .root.Values.fetch }}
-{{- if has $.component .for }}{{ $found = append $found (pick . "url" "path") }}{{ end }}
+{{- if has $.component .for }}{{ $entries = append $entries (pick . "url" "path") }}{{ end }}
 {{- end }}
-{{- with $found }}{{ toJson . }}{{ end }}
+{{- with $entries }}{{ toJson . }}{{ end }}
 {{- end }}
 
 {{/* Both are idempotent and do not touch complete copies. */}}
@@ -51,10 +51,10 @@ initContainers:
     args:
       - |
         test ! -e /data/world || exit 0
-        aside=$(mktemp -d /data/.world-XXXXXX)
-        forage data world --out "$aside/world"
-        mv -T "$aside/world" /data/world || test -e /data/world/manifest.json
-        rm -rf "$aside"
+        staging=$(mktemp -d /data/.world-XXXXXX)
+        forage data world --out "$staging/world"
+        mv -T "$staging/world" /data/world || test -e /data/world/manifest.json
+        rm -rf "$staging"
     env:
       - {name: HOME, value: /tmp}
     resources:

@@ -14,8 +14,8 @@
 
 {{/* (dict "root" $ "name" … "key" … "component" …) */}}
 {{- define "forage.secret" -}}
-{{- $old := default dict (lookup "v1" "Secret" .root.Release.Namespace .name) -}}
-{{- $kept := index (default dict $old.data) .key -}}
+{{- $existing := default dict (lookup "v1" "Secret" .root.Release.Namespace .name) -}}
+{{- $value := index (default dict $existing.data) .key -}}
 apiVersion: v1
 kind: Secret
 metadata:
@@ -27,5 +27,5 @@ metadata:
     helm.sh/resource-policy: keep   # a new install after an uninstall finds it
 type: Opaque
 data:
-  {{ .key }}: {{ default (randAlphaNum 40 | b64enc) $kept }}
+  {{ .key }}: {{ default (randAlphaNum 40 | b64enc) $value }}
 {{- end }}
