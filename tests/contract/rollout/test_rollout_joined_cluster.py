@@ -19,14 +19,14 @@ LOOPBACK = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0
 SERVICE = """
 import sys
 from forage_common.settings import ReplicaSettings, load_settings
-from forage_common.telemetry import configure_logs
+from forage_common.telemetry.logs import configure_logs
 from forage_rollout.deployments.cluster import JoinedCluster, open_cluster
 
 class Scripted(JoinedCluster):
     def deploy(self):
         from ray import serve
         from serve_parts import application
-        from forage_rollout.deployments import application_name
+        from forage_rollout.deployments.application import application_name
         bound = application(self._settings, ReplicaSettings())
         serve.run(bound, name=application_name(self._settings), route_prefix=None)
 
