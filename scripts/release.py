@@ -17,6 +17,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -111,7 +113,7 @@ def build(tag: bool) -> None:
     """Build wheels, chart, images.txt and SHA256SUMS into dist/, and create the tag.
 
     Raises:
-        ReleaseError: the work tree is not clean, a check fails, or the tag exists.
+        ReleaseError: the work tree is not clean, a check fails, the tag exists, or a package is incomplete.
     """
     version = check_version(REPOSITORY)
     name = f"v{version}"
@@ -127,6 +129,8 @@ def build(tag: bool) -> None:
         tools.run_uv("build", "--wheel", "--out-dir", str(DIST), str(project.parent))
     (DIST / ".gitignore").unlink(missing_ok=True)
     _run(str(tools.install_helm(max(tools.HELMS))), "package", CHART, "--destination", str(DIST))
+    if missing := find_missing_files(DIST):
+        raise ReleaseError(f"wheels or chart lack files of the repository: {', '.join(missing)}")
     (DIST / "images.txt").write_text("".join(f"{image}\n" for image in list_images(version)), encoding="utf-8")
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(DIST.iterdir())]
     (DIST / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
@@ -137,6 +141,22 @@ def build(tag: bool) -> None:
         print(
             f"tagged {name}; to publish: git push origin {name}, make images REGISTRY=…, helm push dist/forage-*.tgz …"
         )
+
+
+def find_missing_files(folder: Path) -> list[str]:
+    """List the committed files of packages and chart that no wheel or chart in `folder` contains as a regular file.
+
+    The chart's rules and dashboards are symbolic links in the repository.
+    """
+    packed: set[str] = set()
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            packed |= {f"services/*/{name}" for name in archive.namelist()}
+    for chart in folder.glob("forage-*.tgz"):
+        with tarfile.open(chart) as archive:
+            packed |= {f"deploy/helm/{member.name}" for member in archive.getmembers() if member.isfile()}
+    committed = _run("git", "ls-files", "services/*/forage_*", CHART).splitlines()
+    return [file for file in committed if re.sub(r"^services/\w+/", "services/*/", file) not in packed]
 
 
 def list_images(version: str) -> list[str]:

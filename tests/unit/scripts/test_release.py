@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import datetime
 import shutil
+import subprocess
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
-from release import PLACES, REPOSITORY, ReleaseError, check_version, list_images, read_versions, set_version
+from release import (
+    PLACES,
+    REPOSITORY,
+    ReleaseError,
+    check_version,
+    find_missing_files,
+    list_images,
+    read_versions,
+    set_version,
+)
 
 TODAY = datetime.date(2026, 12, 1)
 
@@ -70,3 +82,38 @@ def test_every_service_has_an_image_and_gpu_services_have_two() -> None:
     assert {f"forage/{name}:1.2.3" for name in ("cli", "retriever", "reward", "rollout", "trainer")} <= set(listed)
     assert "forage/rollout:1.2.3-gpu" in listed
     assert "forage/cli:1.2.3-gpu" not in listed
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A folder with a wheel and a chart that contain the committed files of every package and of the chart."""
+    listed = subprocess.check_output(
+        ["git", "ls-files", "services/*/forage_*", "deploy/helm"], cwd=REPOSITORY, text=True
+    )
+    with zipfile.ZipFile(tmp_path / "forage-0-py3-none-any.whl", "w") as wheel:
+        with tarfile.open(tmp_path / "forage-0.tgz", "w:gz", dereference=True) as chart:
+            for file in listed.splitlines():
+                if file.startswith("services/"):
+                    wheel.writestr(file.split("/", 2)[2], "")
+                else:
+                    chart.add(REPOSITORY / file, file.removeprefix("deploy/helm/"))
+    return tmp_path
+
+
+def test_a_release_with_all_committed_files_is_complete(packed: Path) -> None:
+    assert find_missing_files(packed) == []
+
+
+def test_files_that_a_wheel_or_the_chart_lacks_are_found(packed: Path) -> None:
+    (packed / "forage-0-py3-none-any.whl").unlink()
+    missing = find_missing_files(packed)
+    assert {"services/cli/forage_cli/reports/run.html", "services/common/forage_common/py.typed"} <= set(missing)
+    assert not any(file.startswith("deploy/") for file in missing)
+
+
+def test_symbolic_links_in_the_packaged_chart_count_as_missing(packed: Path) -> None:
+    with tarfile.open(packed / "forage-0.tgz", "w:gz") as chart:
+        chart.add(REPOSITORY / "deploy/helm/forage", "forage")
+    missing = find_missing_files(packed)
+    assert "deploy/helm/forage/rules/trainer.yaml" in missing
+    assert "deploy/helm/forage/values.yaml" not in missing
