@@ -1,0 +1,134 @@
+"""Pages name files, modules, settings and commands that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+from forage_cli.main import app
+from forage_common.settings import Settings
+
+REPOSITORY = Path(__file__).parents[3]
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "services/*/README.md", "models/*/README.md", "examples/**/*.md")
+    for page in REPOSITORY.glob(pattern)
+    if page.name != "cli.md"  # generated from the commands
+)
+FOLDERS = "benchmarks|configs|deploy|docs|examples|models|proto|scripts|services|tests"
+FORWARDED = ("index", "reward", "trainer")
+"""Commands that run in a service's environment, which knows their options."""
+OTHER_NAMES = ("docs/deploy/", "docs/runbooks/", "docs/how-to/trace.md")
+"""Pages whose names have the form of settings: values of the chart such as `rollout.mode`, and spans."""
+
+pytestmark = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+
+
+def quoted(page: Path) -> Iterator[str]:
+    """The texts in backticks of a page, without its blocks of code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    yield from re.findall(r"`([^`\n]+)`", text)
+
+
+def test_files_exist(page: Path) -> None:
+    paths = [text for text in quoted(page) if re.fullmatch(rf"({FOLDERS})/[\w./-]+\.[a-z]+", text)]
+    assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+
+
+def test_modules_and_their_names_exist(page: Path) -> None:
+    names = {text for text in quoted(page) if re.fullmatch(r"forage_\w+(\.\w+)+", text)}
+    names |= {f"{module}.{name}" for module, name in _imports(page)}
+    assert [name for name in sorted(names) if not _is_defined(name)] == []
+
+
+def test_settings_exist(page: Path) -> None:
+    if str(page.relative_to(REPOSITORY)).startswith(OTHER_NAMES):
+        pytest.skip("values of the chart, or spans, have the same form as settings")
+    sections = "|".join(Settings.model_fields)
+    names = [re.match(rf"({sections})(\.[a-z_0-9]+)+(?=$|[=:. ])", text) for text in quoted(page)]
+    unknown = [
+        match[0]
+        for match in names
+        if match and not match[0].endswith((".proto", ".py", ".safetensors")) and not _is_setting(match[0])
+    ]
+    assert unknown == []
+
+
+def test_commands_exist(page: Path) -> None:
+    assert [line for line in _commands(page) if not _is_command(line)] == []
+
+
+def test_make_targets_exist(page: Path) -> None:
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
+    targets |= {f"bench-{folder.name}" for folder in (REPOSITORY / "benchmarks").iterdir()}
+    named = [name for text in [*quoted(page), *_lines(page)] for name in re.findall(r"(?:^|&& )make ([a-z-]+)", text)]
+    assert [name for name in named if name not in targets | {"bench-"}] == []
+
+
+def _imports(page: Path) -> Iterator[tuple[str, str]]:
+    for module, names in re.findall(r"^from (forage_[\w.]+) import ([\w, ]+)$", page.read_text(encoding="utf-8"), re.M):
+        yield from ((module, name.strip()) for name in names.split(","))
+
+
+def _is_defined(name: str) -> bool:
+    """A module, or a name that occurs in one."""
+    package, *rest = name.split(".")
+    folder = next((REPOSITORY / "services").glob(f"*/{package}"), REPOSITORY / "models" / package)
+    while rest:
+        folder = folder / rest.pop(0)
+        if folder.is_dir():
+            continue
+        if (module := folder.with_suffix(".py")).is_file():
+            return not rest or re.search(rf"\b{rest[0]}\b", module.read_text(encoding="utf-8")) is not None
+        package_text = (folder.parent / "__init__.py").read_text(encoding="utf-8") if folder.parent.is_dir() else ""
+        return re.search(rf"\b{folder.name}\b", package_text) is not None
+    return folder.is_dir()
+
+
+def _is_setting(name: str) -> bool:
+    models: list[type[BaseModel]] = [Settings]
+    for part in name.split("."):
+        field = next((model.model_fields[part] for model in models if part in model.model_fields), None)
+        if field is None:
+            return False
+        if "dict" in str(field.annotation):
+            return True
+        candidates = [field.annotation, *get_args(field.annotation)]
+        models = [each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)]
+    return True
+
+
+def _lines(page: Path) -> Iterator[str]:
+    """The lines of blocks without a language: commands."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        yield from [] if language else block.replace("\\\n", " ").splitlines()
+
+
+def _commands(page: Path) -> Iterator[str]:
+    for line in _lines(page):
+        if match := re.search(r"(?:^|[|&] )(?:\.venvs/cli/bin/)?forage (\w.*)", line):
+            yield match[1]
+
+
+def _is_command(line: str) -> bool:
+    words = shlex.split(line.split(";")[0].split("&&")[0], comments=True)
+    if words[0] in FORWARDED:
+        return True
+    command: Any = typer.main.get_command(app)
+    while words and (children := getattr(command, "commands", {})):
+        if words[0] in children:
+            command = children[words.pop(0)]
+        elif command.name == "eval":
+            command = children["run"]  # its name may be left out
+        else:
+            return words[0] == "--help"
+    options = {option for each in command.params for option in each.opts} | {"--help"}
+    return all(word.split("=")[0] in options for word in words if re.match(r"--?[a-z]", word))
