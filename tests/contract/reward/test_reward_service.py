@@ -73,10 +73,8 @@ def test_a_request_of_many_megabytes_is_scored(service: Service) -> None:
 
 
 def test_rewards_probes_and_reflection_are_served(service: Service) -> None:
-    rewards = (
-        reward_pb2_grpc.RewardStub(service.channel).ListRewards(reward_pb2.ListRewardsRequest(), timeout=20).rewards
-    )
-    sources = {reward.name: list(reward.data_sources) for reward in rewards}
+    described = reward_pb2_grpc.RewardStub(service.channel).Describe(reward_pb2.DescribeRequest(), timeout=20)
+    sources = {reward.name: [use.data_source for use in reward.uses] for reward in described.rewards}
     assert sources["search_r1_format"] == ["world_facts"]
     assert sources["em"] == []
     probe = health_pb2_grpc.HealthStub(service.channel).Check(

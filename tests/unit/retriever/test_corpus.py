@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from retriever_parts import write_corpus
 
 from forage_common.errors import DataError
+from forage_common.files import parquet_rows
+from forage_common.files.parquet_rows import PARQUET_READER
 from forage_retriever.corpus import columns, read, store
 from forage_retriever.corpus.columns import UnknownFieldError
-from forage_retriever.corpus.read import PARQUET_READER, Passage
+from forage_retriever.corpus.read import Passage
 from forage_retriever.corpus.store import Corpus, DuplicateIdError
 
 GOOD = '{"id": "a", "contents": "\\"T\\"\\ntext"}'
@@ -135,7 +137,7 @@ def test_how_a_corpus_is_packed_does_not_change_what_it_is(
 
 def test_parquet_without_its_reader_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PARQUET_READER, raising=False)
-    monkeypatch.setattr(read.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(parquet_rows.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="needs pyarrow"):
         list(read.read_passages(tmp_path / "c.parquet"))
 

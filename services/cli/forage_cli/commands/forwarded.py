@@ -45,11 +45,12 @@ def add_forwarded(app: typer.Typer) -> None:
 def _forward(command: ForwardedCommand) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
         from forage_cli.local.stack import Program, find_interpreter
+        from forage_common.files.parquet_rows import PARQUET_READER
 
         # FAISS and torch are installed only in the environment of their service: its process replaces this one.
         python = str(find_interpreter(Program(command.service)))
         # Environments without pyarrow read and write Parquet through this interpreter.
-        environment = {**os.environ, "FORAGE_PARQUET_PYTHON": sys.executable}
+        environment = {**os.environ, PARQUET_READER: sys.executable}
         os.execve(python, [python, "-m", command.module, *context.args], environment)
 
     return run

@@ -1,22 +1,58 @@
-"""`python -m forage_common.files.parquet_rows FILE`: a Parquet file as lines of JSON, for services without pyarrow."""
+"""Rows of a Parquet file as lines of JSON, also for services without pyarrow, which is as large as all their packages.
+
+`python -m forage_common.files.parquet_rows FILE` prints the lines; `stream_parquet_rows` runs it in an interpreter that
+has pyarrow.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from forage_common.errors import DataError
 
+PARQUET_READER = "FORAGE_PARQUET_PYTHON"
+"""Environment variable with an interpreter that has pyarrow; the `forage` command sets it to its own."""
+
 _BATCH = 1_000
 
 
-def json_lines(file: Path) -> Iterator[str]:
-    """Every row as one line of JSON; values that JSON lacks become their text.
+def stream_parquet_rows(file: Path, remedy: str) -> Generator[bytes]:
+    """Every row as one line of JSON, read by another process, which ends when the iterator is closed.
+
+    Args:
+        remedy: what to do where no interpreter has pyarrow, for the error.
 
     Raises:
-        DataError: not a Parquet file, or one that cannot be read.
+        DataError: the file cannot be read as Parquet, or nothing here can read Parquet.
+    """
+    python = os.environ.get(PARQUET_READER) or (sys.executable if importlib.util.find_spec("pyarrow") else "")
+    if not python:
+        raise DataError(f"{file} is Parquet, which needs pyarrow here: {remedy}")
+    command = [python, "-m", "forage_common.files.parquet_rows", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert reader.stderr is not None
+        try:
+            yield from reader.stdout
+            problem = reader.stderr.read().decode(errors="replace").strip()
+        except GeneratorExit:
+            reader.kill()
+            raise
+    if reader.returncode:
+        raise DataError(problem or f"{file} cannot be read as Parquet")
+
+
+def json_lines(file: Path) -> Iterator[str]:
+    """Every row as one line of JSON; values that JSON lacks are written as text.
+
+    Raises:
+        DataError: the file does not exist, or is not Parquet.
     """
     import pyarrow
     from pyarrow import parquet

@@ -135,67 +135,6 @@ class ScoreResponse(_message.Message):
 Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
 
 @_typing.final
-class ListRewardsRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListRewardsRequest: _TypeAlias = ListRewardsRequest  # noqa: Y015
-
-@_typing.final
-class RewardInfo(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    SUMMARY_FIELD_NUMBER: _builtins.int
-    DATA_SOURCES_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    summary: _builtins.str
-    @_builtins.property
-    def data_sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        summary: _builtins.str = ...,
-        data_sources: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_sources", b"data_sources", "name", b"name", "summary", b"summary"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RewardInfo: _TypeAlias = RewardInfo  # noqa: Y015
-
-@_typing.final
-class ListRewardsResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REWARDS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def rewards(self) -> _containers.RepeatedCompositeFieldContainer[Global___RewardInfo]: ...
-    def __init__(
-        self,
-        *,
-        rewards: _abc.Iterable[Global___RewardInfo] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rewards", b"rewards"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListRewardsResponse: _TypeAlias = ListRewardsResponse  # noqa: Y015
-
-@_typing.final
 class ScoreStreamRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -44,11 +44,6 @@ class RewardStub:
                 request_serializer=forage__common_dot_v1_dot_reward__pb2.ScoreStreamRequest.SerializeToString,
                 response_deserializer=forage__common_dot_v1_dot_reward__pb2.ScoreStreamResponse.FromString,
                 _registered_method=True)
-        self.ListRewards = channel.unary_unary(
-                '/forage.v1.Reward/ListRewards',
-                request_serializer=forage__common_dot_v1_dot_reward__pb2.ListRewardsRequest.SerializeToString,
-                response_deserializer=forage__common_dot_v1_dot_reward__pb2.ListRewardsResponse.FromString,
-                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/forage.v1.Reward/Describe',
                 request_serializer=forage__common_dot_v1_dot_reward__pb2.DescribeRequest.SerializeToString,
@@ -72,12 +67,6 @@ class RewardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListRewards(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Describe(self, request, context):
         """Parameters, where each reward is used, and which configuration is being served.
         """
@@ -97,11 +86,6 @@ def add_RewardServicer_to_server(servicer, server):
                     servicer.ScoreStream,
                     request_deserializer=forage__common_dot_v1_dot_reward__pb2.ScoreStreamRequest.FromString,
                     response_serializer=forage__common_dot_v1_dot_reward__pb2.ScoreStreamResponse.SerializeToString,
-            ),
-            'ListRewards': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListRewards,
-                    request_deserializer=forage__common_dot_v1_dot_reward__pb2.ListRewardsRequest.FromString,
-                    response_serializer=forage__common_dot_v1_dot_reward__pb2.ListRewardsResponse.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -163,33 +147,6 @@ class Reward:
             '/forage.v1.Reward/ScoreStream',
             forage__common_dot_v1_dot_reward__pb2.ScoreStreamRequest.SerializeToString,
             forage__common_dot_v1_dot_reward__pb2.ScoreStreamResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListRewards(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/forage.v1.Reward/ListRewards',
-            forage__common_dot_v1_dot_reward__pb2.ListRewardsRequest.SerializeToString,
-            forage__common_dot_v1_dot_reward__pb2.ListRewardsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,7 +34,6 @@ class RewardStub:
     Score: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]
     ScoreStream: _grpc.StreamStreamMultiCallable[_reward_pb2.ScoreStreamRequest, _reward_pb2.ScoreStreamResponse]
     """Items as they come, scores in the order they are done. Nobody reads further than a window of unread replies."""
-    ListRewards: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ListRewardsRequest, _reward_pb2.ListRewardsResponse]
     Describe: _grpc.UnaryUnaryMultiCallable[_reward_pb2.DescribeRequest, _reward_pb2.DescribeResponse]
     """Parameters, where each reward is used, and which configuration is being served."""
 
@@ -44,7 +43,6 @@ class RewardAsyncStub(RewardStub):
     Score: _aio.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]  # type: ignore[assignment]
     ScoreStream: _aio.StreamStreamMultiCallable[_reward_pb2.ScoreStreamRequest, _reward_pb2.ScoreStreamResponse]  # type: ignore[assignment]
     """Items as they come, scores in the order they are done. Nobody reads further than a window of unread replies."""
-    ListRewards: _aio.UnaryUnaryMultiCallable[_reward_pb2.ListRewardsRequest, _reward_pb2.ListRewardsResponse]  # type: ignore[assignment]
     Describe: _aio.UnaryUnaryMultiCallable[_reward_pb2.DescribeRequest, _reward_pb2.DescribeResponse]  # type: ignore[assignment]
     """Parameters, where each reward is used, and which configuration is being served."""
 
@@ -63,13 +61,6 @@ class RewardServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_reward_pb2.ScoreStreamResponse], _abc.AsyncIterator[_reward_pb2.ScoreStreamResponse]]:
         """Items as they come, scores in the order they are done. Nobody reads further than a window of unread replies."""
-
-    @_abc_1.abstractmethod
-    def ListRewards(
-        self,
-        request: _reward_pb2.ListRewardsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_reward_pb2.ListRewardsResponse, _abc.Awaitable[_reward_pb2.ListRewardsResponse]]: ...
 
     @_abc_1.abstractmethod
     def Describe(

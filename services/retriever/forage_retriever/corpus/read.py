@@ -6,11 +6,7 @@ A corpus is JSON lines (`.jsonl`, `.jsonl.gz`), Parquet (`.parquet`), or a folde
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,10 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from forage_common.errors import DataError
+from forage_common.files.parquet_rows import stream_parquet_rows
 from forage_retriever.artifacts import hash_files
-
-PARQUET_READER = "FORAGE_PARQUET_PYTHON"
-"""Names an interpreter that can read Parquet; the `forage` command sets it to its own."""
 
 MAX_LINE_BYTES = 64 * 2**20
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
@@ -102,33 +96,13 @@ def list_files(path: Path) -> list[Path]:
 
 def _read_lines(file: Path) -> Iterator[bytes]:
     if file.suffix == ".parquet":
-        yield from _parquet_lines(file)
+        yield from stream_parquet_rows(file, "use `forage index build`, or write JSON lines")
         return
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
         while line := stream.readline(MAX_LINE_BYTES + 1):
             if len(line) > MAX_LINE_BYTES:
                 raise DataError(f"{file} has a line of more than {MAX_LINE_BYTES} bytes: write one JSON object a line")
             yield line
-
-
-def _parquet_lines(file: Path) -> Iterator[bytes]:
-    # pyarrow is as large as all else here, so its reader is a process of an environment that has it.
-    python = os.environ.get(PARQUET_READER) or (sys.executable if importlib.util.find_spec("pyarrow") else "")
-    if not python:
-        raise DataError(f"{file} is Parquet, which needs pyarrow here: use `forage index build`, or write JSON lines")
-    file.open("rb").close()
-    command = [python, "-m", "forage_common.files.parquet_rows", str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
-        assert reader.stdout is not None
-        assert reader.stderr is not None
-        try:
-            yield from reader.stdout
-            problem = reader.stderr.read().decode(errors="replace").strip()
-        except GeneratorExit:
-            reader.kill()
-            raise
-    if reader.returncode:
-        raise DataError(problem or f"{file} cannot be read as Parquet")
 
 
 def _parse_passage(line: bytes, where: str) -> Passage:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from forage_common.errors import DataError, ForageError, SettingsError, UserError
+from forage_common.files.parquet_rows import stream_parquet_rows
 from forage_common.settings import RewardRoute, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
 from forage_reward.command.dumps import DumpRow, RowError, parse_row, split_raw_text
@@ -29,9 +28,6 @@ from forage_reward.registry import REWARDS
 from forage_reward.router import RewardRouter
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 from forage_reward.wire import build_item, from_proto
-
-PARQUET_READER = "FORAGE_PARQUET_PYTHON"
-"""Names the interpreter that can read Parquet; the `forage` command sets it to its own."""
 
 _MAX_SHOWN = 5
 
@@ -176,8 +172,8 @@ def _open_lines(file: str) -> Iterator[Iterator[str]]:
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
         yield iter(sys.stdin)
     elif file.endswith(".parquet"):
-        with _parquet_lines(file) as lines:
-            yield lines
+        with contextlib.closing(stream_parquet_rows(Path(file), "use `forage reward score`")) as rows:
+            yield (row.decode() for row in rows)
     else:
         try:
             stream = open(file, encoding="utf-8", errors="replace", newline="\n")  # noqa: SIM115 - closed below
@@ -186,23 +182,6 @@ def _open_lines(file: str) -> Iterator[Iterator[str]]:
             raise DataError(f"{reason}: give an existing file, or - for stdin") from None
         with stream:
             yield iter(stream)
-
-
-@contextlib.contextmanager
-def _parquet_lines(file: str) -> Iterator[Iterator[str]]:
-    python = os.environ.get(PARQUET_READER, "")
-    if not python:
-        raise DataError(f"{file} is Parquet, which only the `forage` command can read: use `forage reward score`")
-    command = [python, "-m", "forage_common.files.parquet_rows", file]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    ) as reader:
-        assert reader.stdout is not None
-        assert reader.stderr is not None
-        yield iter(reader.stdout)
-        problem = reader.stderr.read().strip()
-    if reader.returncode:
-        raise DataError(problem or f"{file} cannot be read as Parquet")
 
 
 @contextlib.contextmanager

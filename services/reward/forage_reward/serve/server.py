@@ -87,20 +87,6 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
             async for reply in stream.iterate_replies():
                 yield reply
 
-    async def ListRewards(
-        self, request: reward_pb2.ListRewardsRequest, context: grpc.aio.ServicerContext
-    ) -> reward_pb2.ListRewardsResponse:
-        REQUESTS.labels("ListRewards").inc()
-        rewards = [
-            reward_pb2.RewardInfo(
-                name=reward.name,
-                summary=reward.summary,
-                data_sources=dict.fromkeys(use.data_source for use in reward.uses if not use.shadow),
-            )
-            for reward in self._description.rewards
-        ]
-        return reward_pb2.ListRewardsResponse(rewards=rewards)
-
     async def Describe(
         self, request: reward_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> reward_pb2.DescribeResponse:
