@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forage_common.settings.describe import SectionDescription, SettingDescription, describe_sections
+from forage_cli.settings_reference import SectionDescription, SettingDescription, describe_sections
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs/reference/settings.md"
 _INTRODUCTION = """# Settings

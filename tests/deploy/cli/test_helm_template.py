@@ -159,7 +159,10 @@ def test_any_recipe_can_be_the_settings(recipe: Path) -> None:
             },
             "needs 4 GPUs but rollout.rayservice.workers.maxReplicas nodes have 2",
         ),
-        ({"rollout": {"rayservice": {"workers": {"replicas": 3}}}}, "replicas is 3, expected a number from minReplicas (1) to maxReplicas (1)"),
+        (
+            {"rollout": {"rayservice": {"workers": {"replicas": 3}}}},
+            "replicas is 3, expected a number from minReplicas (1) to maxReplicas (1)",
+        ),
         ({"rollout": {"mode": "rayservice", "keda": {"enabled": True}}}, "KEDA scales only a Deployment"),
         (
             {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from forage_cli.settings_reference import describe_settings, explain_setting
 from forage_common import __version__
-from forage_common.settings.describe import describe_settings, explain_setting
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 

@@ -6,14 +6,11 @@ import contextlib
 from pathlib import Path
 
 import pytest
-import settings_doc
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
 from forage_common.settings import Settings, load_settings, settings_from_arguments
-from forage_common.settings.describe import describe_sections, describe_settings, explain_setting
-from forage_common.settings.loading import RENAMED
 
 
 def test_the_file_then_the_environment_then_the_command_line_win(tmp_path: Path) -> None:
@@ -86,51 +83,3 @@ def test_no_override_raises_anything_but_a_settings_error(text: str) -> None:
 def test_a_renamed_setting_is_an_error_that_names_the_new_one() -> None:
     with pytest.raises(SettingsError, match=r"'rollout\.attach' is now 'rollout\.use_existing_app'"):
         load_settings(None, ["rollout.attach=true"], {})
-
-
-def test_every_new_name_of_a_renamed_setting_exists() -> None:
-    known = {setting.name for setting in describe_settings()}
-    assert set(RENAMED.values()) <= known
-    assert not set(RENAMED) & known
-
-
-def test_every_setting_and_section_has_a_description() -> None:
-    assert len(describe_settings()) > 200
-    assert [setting.name for setting in describe_settings() if not setting.description] == []
-    assert [section.name for section in describe_sections() if not section.description] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "summary"),
-    [
-        ("trainer.max_staleness", "integer ≥ 0, default 1"),
-        ("redis.timeout_s", "number > 0, seconds, default 10.0"),
-        ("trainer.partial_groups", "wait | drop, default wait"),
-        ("trainer.critic.optim.lr", "number > 0, default 1.0e-05"),
-        ("retriever.shards", "list of host:port, default []"),
-        ("trainer.engine.param_dtype", "bf16 | fp32 or null, default null"),
-        ("data.train_files.0.path", "path, required"),
-        ("reward.routes.world_facts.params", "map of values, default {}"),
-    ],
-)
-def test_a_setting_is_explained_with_type_unit_and_default(name: str, summary: str) -> None:
-    (setting,) = explain_setting(name)
-    assert setting.summary == summary
-
-
-def test_a_section_is_explained_by_its_settings() -> None:
-    assert [setting.name for setting in explain_setting("trainer.lora")] == [
-        "trainer.lora.lora_rank",
-        "trainer.lora.lora_alpha",
-        "trainer.lora.target_modules",
-    ]
-
-
-def test_explaining_an_unknown_setting_names_the_nearest() -> None:
-    with pytest.raises(SettingsError, match=r"unknown setting 'trainer\.max_stalenes'.*'trainer\.max_staleness'"):
-        explain_setting("trainer.max_stalenes")
-
-
-def test_the_reference_page_is_current() -> None:
-    page = settings_doc.DOCUMENT.read_text(encoding="utf-8")
-    assert page == settings_doc.page(), "docs/reference/settings.md: run 'make reference' and commit"

@@ -14,8 +14,8 @@ from rich.text import Text
 from forage_cli.commands.options import Config, Overrides
 
 if TYPE_CHECKING:
+    from forage_cli.settings_reference import SettingDescription
     from forage_common.settings import Settings
-    from forage_common.settings.describe import SettingDescription
 
 app = typer.Typer(help="Show, explain and check settings.", no_args_is_help=True)
 
@@ -41,7 +41,7 @@ def show(
     console = Console()
     settings = load_settings(config, overrides or [])
     if explain:
-        from forage_common.settings.describe import describe_settings
+        from forage_cli.settings_reference import describe_settings
 
         _print_explained(describe_settings(), settings, console)
         return
@@ -66,8 +66,8 @@ def explain(
 
       forage config explain rollout.engine --config configs/demo.yaml
     """
+    from forage_cli.settings_reference import explain_setting
     from forage_common.settings import load_settings
-    from forage_common.settings.describe import explain_setting
 
     settings = load_settings(config, overrides or [])
     _print_explained(explain_setting(key), settings, Console())

@@ -1,4 +1,4 @@
-"""Descriptions of all settings, read from the models, for the reference page and `forage config explain`."""
+"""Descriptions of all settings, read from their models, for the reference page and `forage config explain`."""
 
 from __future__ import annotations
 
