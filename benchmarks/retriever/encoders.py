@@ -1,4 +1,4 @@
-"""`python benchmarks/retriever/encoders.py`: what a query costs, by runtime and precision, and what it loses.
+"""`python benchmarks/retriever/encoders.py`: cost of a query and loss of quality, by runtime and precision.
 
 CPU time a query at 1, 16 and 64 queries at once, one thread; how far a text's vector moves because of 63 neighbours;
 the cosine to fp32; hit@3 of exact search. `torch` is sentence-transformers. `per tensor` is ONNX Runtime's own dynamic
@@ -44,7 +44,7 @@ Encode = Callable[[Sequence[str]], Vectors]
 
 def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    logging.disable(logging.WARNING)  # the quantiser tells of every node
+    logging.disable(logging.WARNING)  # the quantizer logs every node
     data, console = load_data(), Console()
     texts = [question.text for question in data.questions]
     fp32, int8 = (_encoder(precision) for precision in (EncoderPrecision.FP32, EncoderPrecision.INT8))
@@ -87,7 +87,7 @@ def _encoder(precision: EncoderPrecision) -> Encoder:
 
 
 def _alternatives(fp32: Encoder) -> dict[str, Path]:
-    """Folders with the fp32 graph quantised in other ways."""
+    """Folders with the fp32 graph quantized in other ways."""
     digest = model_folder.digest_model(model_folder.locate_bundled())
     pooling = fp32.convention.pooling
     exported = onnx_model.export_model(

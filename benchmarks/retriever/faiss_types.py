@@ -42,7 +42,7 @@ PASSAGES = 1_000_000
 QUERIES = 512
 SECONDS = 2.0
 FAISS_BLAS_THRESHOLD = 128_000
-"""As FAISS 1.15 comes."""
+"""The default of FAISS 1.15."""
 
 NEIGHBOURS, REACH, NOISE = 8, 0.5, 0.35
 BLOCK = 50_000
@@ -70,7 +70,7 @@ TYPES: tuple[tuple[str, Effort], ...] = (
 
 
 def main(passages: int, only: Sequence[str]) -> None:
-    """Build what is not there, measure, print."""
+    """Build missing indexes, measure, print."""
     faiss.omp_set_num_threads(os.cpu_count() or 1)
     data = load_data()
     real, queries = real_vectors(data)
@@ -129,7 +129,7 @@ def _file_name(data: Data) -> str:
 
 
 def enlarged(real: Vectors, passages: int, file: Path) -> NDArray[np.float32]:
-    """The real vectors and made ones, as the module's first lines say; mapped."""
+    """The real and synthetic vectors that the module describes, mapped into memory."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         chance = np.random.default_rng(0)
@@ -213,7 +213,7 @@ def per_cpu_second(search: Callable[[Vectors], object], queries: Vectors, batch:
 
 
 def flat_by_default(root: Path, queries: Vectors) -> dict[str, Any]:
-    """FAISS's own flat search: IndexFlatIP with all settings as they come."""
+    """FAISS's own flat search: IndexFlatIP with default settings."""
     index = faiss_build.read_index(root / "Flat" / faiss_build.INDEX_FILE)
     faiss.omp_set_num_threads(1)
     tuned = faiss.cvar.distance_compute_blas_threshold
@@ -248,7 +248,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def projection() -> None:
-    """What wiki-18 would take: sizes, by the formulas that tests check against FAISS's files; no speed or recall."""
+    """The size of wiki-18 by the formulas that tests check against FAISS's files; no speed or recall."""
     table = Table(title=f"wiki-18, projected: {WIKI18_PASSAGES:,} passages of {WIKI18_DIMENSION} dimensions, GiB")
     for title in ("type", "RAM", "of which own", "stored vectors, on disk", "to build"):
         table.add_column(title, justify="left" if title == "type" else "right")

@@ -27,7 +27,7 @@ TOPK = 3
 
 @dataclass(frozen=True)
 class Load:
-    """What happened between the first request and the last answer.
+    """Measurements between the first request and the last answer.
 
     Attributes:
         queries: answered.
@@ -56,7 +56,7 @@ class Load:
 
 
 class Questions:
-    """Texts without end, none of them twice."""
+    """Endless texts without repetition."""
 
     def __init__(self, texts: list[str], first: int) -> None:
         self.passes = first
@@ -98,7 +98,7 @@ class Client:
 
 
 async def run(address: str, server: psutil.Process, clients: int, batch: int, seconds: float, texts: Questions) -> Load:
-    """Warm up, then ask for some seconds."""
+    """Warm up, then send requests for some seconds."""
     times: list[float] = []
 
     async def asking(until: float, into: list[float]) -> None:

@@ -1,4 +1,4 @@
-"""A made corpus of any size and an index over it, built once by the project's own build: for what depends on size.
+"""A synthetic corpus of any size and an index over it, built once, for measurements that depend on size.
 
 Texts are words drawn by Zipf's law. Encoding a million would take hours, so vectors are drawn instead, each by its
 text, around common centres; the index says that they are of the encoder that will search it. As results they are worth
@@ -22,7 +22,7 @@ from forage_retriever.index.cache import build_cached
 from forage_retriever.index.progress import Report
 
 WORDS = 30
-"""Of a passage."""
+"""Words of a passage."""
 
 _VOCABULARY = 50_000
 _SYLLABLES = [consonant + vowel for consonant in "bdfghjklmnprstvwz" for vowel in "aeiou"]
@@ -31,7 +31,7 @@ _CENTRES, _NOISE = 1000, 0.35
 
 
 class MadeVectors:
-    """An encoder whose passages have made vectors; see `Encoder`. All else is that of the one it stands for."""
+    """An encoder with synthetic vectors of passages; see `Encoder`. All else is the real encoder's."""
 
     def __init__(self, real: Encoder) -> None:
         self.digest, self.family, self.model = real.digest, real.family, real.model
@@ -51,7 +51,7 @@ class MadeVectors:
 
 
 def corpus(folder: Path, passages: int, report: Report) -> Path:
-    """The file of the made corpus of this size, written if it is not there."""
+    """The file of the synthetic corpus of this size, written if it is not there."""
     file = folder / f"made-{passages}.jsonl"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def corpus(folder: Path, passages: int, report: Report) -> Path:
 
 
 def index(file: Path, mode: RetrievalMode, cache: Path, encoder_cache: Path, report: Report) -> Path:
-    """The folder of the index of a made corpus in `cache`, built if it is not there."""
+    """The folder of the index of a synthetic corpus in `cache`, built if it is not there."""
     real = create_encoder(RetrieverSettings(cache_dir=encoder_cache))
     return build_cached(file, RetrieverSettings(cache_dir=cache, mode=mode), MadeVectors(real), report)
 

@@ -1,4 +1,4 @@
-"""What a benchmark is doing, on standard error: bars while it builds, one line with time left while it measures."""
+"""Progress of a benchmark on standard error: bars while it builds, one line with remaining time while it measures."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from forage_common.telemetry.logs import configure_logs
 from forage_retriever.index.progress import Report, open_report
 
 _ESTIMATED_S = 600.0
-"""How far back steps count for the time left: they are few and long."""
+"""Steps over which the remaining time is averaged: they are few and long."""
 
 
 @contextmanager
 def building() -> Iterator[Report]:
-    """What a build tells how far it is."""
+    """The progress report of a build."""
     configure_logs("bench")
     with open_report() as report:
         yield report
 
 
 class Steps:
-    """So many steps, one after the other; where there is no terminal, a line each."""
+    """Shows consecutive steps; without a terminal, a line each."""
 
     def __init__(self, total: int) -> None:
         self._console = Console(stderr=True)

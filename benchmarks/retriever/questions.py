@@ -1,4 +1,4 @@
-"""What is searched and asked: a folder with corpus.jsonl.gz and queries.jsonl.gz, or the bundled world facts."""
+"""The corpus and questions: a folder with corpus.jsonl.gz and queries.jsonl.gz, or the bundled world facts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Data:
 
 
 def load() -> Data:
-    """The data of FORAGE_BENCH_DATA; the world facts, made on the first run, where that is unset."""
+    """The data of FORAGE_BENCH_DATA; the world facts, generated on the first run, where that is unset."""
     folder = os.environ.get("FORAGE_BENCH_DATA")
     if folder:
         return Data(Path(folder).name, Path(folder) / "corpus.jsonl.gz", Path(folder) / "queries.jsonl.gz")
@@ -48,7 +48,7 @@ def load() -> Data:
 
 
 def _make_world(data: Data) -> None:
-    """A question is answered by the passages about what it is necessary to search for, hop by hop."""
+    """Questions with the passages of all their hops as gold passages."""
     common = REPOSITORY / ".venvs/cli/bin"  # has the packages that the facts come from, and Parquet
     subprocess.run([common / "forage", "data", "world", "--out", WORLD], check=True)
     rows = subprocess.check_output(

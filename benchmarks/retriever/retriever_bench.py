@@ -38,7 +38,7 @@ SERVERS = (PLAIN, *PRECISIONS)
 SHAPES = ((64, 1), (64, 16))
 STARTS = 1 + 2 * len(PRECISIONS)
 LOADS = len(SHAPES) * len(SERVERS) + 1
-"""In a round, the floor included."""
+"""Measurements of a round, the floor included."""
 
 CHUNK = 64
 COLUMNS = 130
@@ -46,7 +46,7 @@ COLUMNS = 130
 
 @dataclass
 class Measurements:
-    """What the rounds gave, in their order: loads by server and shape, and the floor under the last shape."""
+    """Results of the rounds in order: loads by server and shape, and the floor of the last shape."""
 
     loads: dict[tuple[str, tuple[int, int]], list[Load]] = field(default_factory=dict)
     floors: list[dict[str, float]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Measurements:
 
 
 class Bench:
-    """The servers, started one after the other and left running, and what is asked of them."""
+    """The running servers and the requests to them."""
 
     def __init__(self, data: Data, seconds: float, steps: Steps) -> None:
         self._data = data

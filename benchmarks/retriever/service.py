@@ -1,4 +1,4 @@
-"""Servers as processes of their own, for benchmarks: starts them, waits for them, says what they cost."""
+"""Servers as processes for benchmarks: starts them, waits for them, measures their cost."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Running:
 
 @contextmanager
 def plain_server(corpus: Path, index: Path, log: Path, show: Show = silent) -> Iterator[Running]:
-    """The baseline; its index must have been made. `show` is told what is waited for."""
+    """The baseline; its index must exist. `show` gets what the start waits for."""
     address = free_address()
     command = [sys.executable, str(HERE / "plain_server.py"), str(corpus), str(index), address.rpartition(":")[2]]
     with _started(command, address, log, show) as running:
@@ -88,7 +88,7 @@ def plain_server(corpus: Path, index: Path, log: Path, show: Show = silent) -> I
 
 @contextmanager
 def retriever(log: Path, *overrides: str, show: Show = silent) -> Iterator[Running]:
-    """The retriever with these settings; what it needs must have been built. `show` is told what it waits for."""
+    """The retriever with these settings; its index must exist. `show` gets what the start waits for."""
     address = free_address()
     addresses = [f"retriever.http_address={address}", f"retriever.grpc_address={free_address()}"]
     command = [sys.executable, "-m", "forage_retriever", *addresses, *overrides]
@@ -103,7 +103,7 @@ def free_address() -> str:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without settings of Forage: a benchmark measures the defaults."""
+    """The environment without settings of Forage: a benchmark measures the defaults."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FORAGE__")}
     return kept | {"HF_HUB_OFFLINE": "1"}
 
@@ -126,7 +126,7 @@ def _started(command: list[str], address: str, log: Path, show: Show) -> Iterato
 
 
 def _waits_for(address: str) -> str:
-    """What the server waits for; "" = it is ready."""
+    """The reason that the server is not ready; "" = it is ready."""
     try:
         with urllib.request.urlopen(f"http://{address}/readyz", timeout=5):
             return ""

@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Start:
-    """What one start took.
+    """The cost of one start.
 
     Attributes:
         ready_s: from the start of the process until `/readyz` said so.
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def made_case(mode: RetrievalMode, passages: int) -> Case:
-    """The index of so many made passages, built if it is not there."""
+    """The index of so many synthetic passages, built if it is not there."""
     with building() as report:
         file = made.corpus(MADE, passages, report)
         folder = made.index(file, mode, MADE, ENCODERS, report)
@@ -138,7 +138,7 @@ def start(case: Case, show: Show) -> Start:
 
 
 def drop(folder: Path) -> None:
-    """Have the page cache forget the files of an index."""
+    """Drop the files of an index from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Parts of the retriever that its tests put together."""
+"""Parts of the retriever for its tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULT_TOPK = 3
 
 
 class Recorder:
-    """Searches with the searcher it wraps, keeps what it was asked, and can be held up."""
+    """Wraps a searcher, records its calls, and can be blocked."""
 
     def __init__(self, inner: Searcher) -> None:
         self.inner = inner
@@ -52,14 +52,14 @@ def write_corpus(folder: Path, passages: Iterable[Passage], filter_fields: Seque
     return writer.finish()
 
 
-def recorded(index: Index) -> tuple[Index, Recorder]:
+def record_bm25(index: Index) -> tuple[Index, Recorder]:
     """The index with its BM25 searcher recorded."""
     recorder = Recorder(index.searchers["bm25"])
     return replace(index, searchers={**index.searchers, "bm25": recorder}), recorder
 
 
 @asynccontextmanager
-async def retrieving(index: Index, timeout_s: float = 30.0, max_waiting: int = 8192) -> AsyncIterator[Retrieval]:
+async def open_retrieval(index: Index, timeout_s: float = 30.0, max_waiting: int = 8192) -> AsyncIterator[Retrieval]:
     """A retrieval over an index."""
     core = Retrieval(DEFAULT_TOPK, timeout_s)
     core.set_source(LocalSource(index, max_waiting))
@@ -69,7 +69,7 @@ async def retrieving(index: Index, timeout_s: float = 30.0, max_waiting: int = 8
         await core.stop()
 
 
-async def until_waiting(queries: int) -> None:
+async def wait_until_queued(queries: int) -> None:
     """Wait until so many queries are in the queue."""
     async with asyncio.timeout(30):
         while REGISTRY.get_sample_value("forage_retriever_waiting_queries") != queries:
@@ -79,6 +79,6 @@ async def until_waiting(queries: int) -> None:
 def http_client(
     core: Retrieval, health: Health | None = None, swap: SimpleNamespace | None = None
 ) -> httpx.AsyncClient:
-    """A client of the HTTP side, in this process."""
+    """A client of the HTTP application, in this process."""
     app = make_app(core, health or Health(), swap)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://retriever")

@@ -1,4 +1,4 @@
-"""A small real server of the text-embeddings-inference protocol, over an encoder and a judge; it fails on order."""
+"""A small real server of the text-embeddings-inference protocol over an encoder; failures can be set."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class RerankRequest(BaseModel):
 
 
 class Server:
-    """What it serves, and how it is to fail.
+    """The server: an encoder, a scoring function and the next failures.
 
     Attributes:
-        failures: status codes of the next answers; 0 = none in the client's time.
-        width: vectors are cut to so many numbers.
-        calls: paths that were asked for.
+        failures: status codes of the next answers; 0 = no answer within the client's time limit.
+        width: vectors are truncated to so many numbers.
+        calls: requested paths.
     """
 
-    def __init__(self, encoder: Encoder, judge: Callable[[str, Sequence[str]], Sequence[float]]) -> None:
+    def __init__(self, encoder: Encoder, score: Callable[[str, Sequence[str]], Sequence[float]]) -> None:
         self.failures: list[int] = []
         self.width = encoder.dimension
         self.calls: list[str] = []
         self.url = ""
         self._encoder = encoder
-        self._judge = judge
+        self._score = score
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -70,7 +70,7 @@ class Server:
         async def rerank(request: RerankRequest) -> Any:
             if failure := await self._failing("/rerank"):
                 return failure
-            scores = self._judge(request.query, request.texts)
+            scores = self._score(request.query, request.texts)
             best = sorted(range(len(scores)), key=lambda place: -scores[place])  # as the protocol has it: best first
             return [{"index": place, "score": scores[place]} for place in best]
 
@@ -87,9 +87,9 @@ class Server:
 
 
 @contextmanager
-def serving(encoder: Encoder, judge: Callable[[str, Sequence[str]], Sequence[float]]) -> Iterator[Server]:
+def serving(encoder: Encoder, score: Callable[[str, Sequence[str]], Sequence[float]]) -> Iterator[Server]:
     """Serve on a free port of this machine, on a thread."""
-    server = Server(encoder, judge)
+    server = Server(encoder, score)
     listening = socket.create_server(("127.0.0.1", 0))
     server.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     http = uvicorn.Server(uvicorn.Config(server.app(), log_config=None, lifespan="off", timeout_graceful_shutdown=0))

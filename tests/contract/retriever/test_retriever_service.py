@@ -1,4 +1,4 @@
-"""The retriever service as a process: HTTP and gRPC over one core, its probes, how it starts and ends."""
+"""The retriever as a process: HTTP and gRPC over one core, probes, start and stop."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def start(
 
 
 def share_encoder(repository: Path, corpus: Path) -> None:
-    """Let a test's cache have the encoder that was exported before, if one was; it is exported anew otherwise."""
+    """Link the encoders of the repository's cache into the test's cache; a missing one is exported again."""
     cache = corpus.parent / "cache"
     cache.mkdir()
     for folder in (repository / ".cache/retriever").glob("encoder-*"):
@@ -78,7 +78,7 @@ def ids_over_http(service: Service, queries: list[str], topk: int) -> list[list[
 
 
 @pytest.mark.parametrize("mode", ["bm25", "hybrid"])
-def test_both_transports_give_the_same_documents_and_say_what_answered(
+def test_both_transports_give_the_same_documents_and_provenance(
     start: Callable[..., Service], repository: Path, corpus: Path, mode: str
 ) -> None:
     if mode == "hybrid":
@@ -113,7 +113,7 @@ def test_probes_metrics_and_reflection_are_served(start: Callable[..., Service])
     assert "forage.v1.Retriever" in ProtoReflectionDescriptorDatabase(service.channel).get_services()
 
 
-def test_a_request_that_asks_too_much_is_refused_over_grpc_too(start: Callable[..., Service]) -> None:
+def test_an_excessive_request_is_refused_over_grpc(start: Callable[..., Service]) -> None:
     stub = retriever_pb2_grpc.RetrieverStub(start().channel)
     with pytest.raises(grpc.RpcError) as error:
         stub.Retrieve(retriever_pb2.RetrieveRequest(queries=["x"] * 5000), timeout=60)
@@ -121,7 +121,7 @@ def test_a_request_that_asks_too_much_is_refused_over_grpc_too(start: Callable[.
     assert len(stub.Retrieve(retriever_pb2.RetrieveRequest(queries=["place"]), timeout=60).results[0].documents) == 3
 
 
-def test_a_second_start_takes_the_index_that_the_first_one_built(
+def test_a_second_start_reuses_the_built_index(
     start: Callable[..., Service], corpus: Path, free_address: Callable[[], str]
 ) -> None:
     start()
@@ -132,7 +132,7 @@ def test_a_second_start_takes_the_index_that_the_first_one_built(
     assert folder.stat().st_mtime_ns == made
 
 
-def test_on_sigterm_it_ends_in_order(start: Callable[..., Service]) -> None:
+def test_sigterm_drains_and_stops(start: Callable[..., Service]) -> None:
     service = start()
     service.process.send_signal(signal.SIGTERM)
     _, log = service.process.communicate(timeout=60)
@@ -141,7 +141,7 @@ def test_on_sigterm_it_ends_in_order(start: Callable[..., Service]) -> None:
 
 
 @pytest.mark.parametrize("phase", ["loading the encoder", "loading the dense index"])
-def test_while_it_builds_it_lives_says_so_and_can_be_ended(
+def test_a_building_service_is_alive_reports_progress_and_can_be_stopped(
     start_service: Callable[..., Any], settings: dict[str, str], repository: Path, corpus: Path, phase: str
 ) -> None:
     # Both take seconds: exporting an encoder, and encoding this many passages.

@@ -1,4 +1,4 @@
-"""An index is exchanged under load; one that cannot be loaded leaves the old one serving."""
+"""An index is replaced under load; if the new one cannot be loaded, the old one keeps serving."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Service:
 
     def point(self, folder: Path) -> None:
         """Move the link that the settings name, in one step."""
-        aside = self.link.with_suffix(".new")
-        aside.symlink_to(folder)
-        aside.replace(self.link)
+        new_link = self.link.with_suffix(".new")
+        new_link.symlink_to(folder)
+        new_link.replace(self.link)
 
     def reload(self) -> httpx.Response:
         return httpx.post(f"{self.http}/reload", timeout=60)
@@ -49,13 +49,13 @@ def write_corpus(file: Path, word: str, passages: int = 20) -> None:
 
 @pytest.fixture
 def built(start_service: Callable[..., Any], tmp_path: Path) -> Callable[[str], Path]:
-    """Build an index over passages that are about one word; gives its folder."""
+    """Builds an index over passages about one word; returns its folder."""
 
     def build(word: str) -> Path:
         corpus, cache = tmp_path / f"{word}.jsonl", tmp_path / f"cache-{word}"
         write_corpus(corpus, word)
-        made = [f"data.corpus={corpus}", "retriever.mode=bm25", f"retriever.cache_dir={cache}"]
-        process = start_service("retriever.prepare", *made)
+        settings = [f"data.corpus={corpus}", "retriever.mode=bm25", f"retriever.cache_dir={cache}"]
+        process = start_service("retriever.prepare", *settings)
         _, log = process.communicate(timeout=60)
         assert process.returncode == 0, log
         (folder,) = cache.glob("bm25-*")
@@ -81,14 +81,14 @@ def service(
 
 
 def search(client: httpx.Client, number: int) -> tuple[int, str, str]:
-    """Status, index digest and the word that the document is about, of a search that no other made."""
+    """Status, index digest and the document's word, of a search that is not in the cache."""
     reply = client.post("/retrieve", json={"queries": [f"place {number}"], "topk": 1})
     found = reply.json().get("result", [[{"contents": ""}]])
     return reply.status_code, reply.headers.get("X-Forage-Index-Digest", ""), found[0][0]["contents"].split()[-1]
 
 
 class Load:
-    """Clients that search without a pause until told to stop."""
+    """Clients that search without a pause until the block ends."""
 
     def __init__(self, service: Service) -> None:
         self.seen: list[list[tuple[int, str, str]]] = [[] for _ in range(CLIENTS)]
@@ -101,7 +101,7 @@ class Load:
                 seen.append(search(client, len(seen)))
 
     def until(self, word: str) -> None:
-        """Wait until every client has been given such a document."""
+        """Wait until the last document of every client is about this word."""
         deadline = time.monotonic() + 60
         while not all(seen and seen[-1][2] == word for seen in self.seen):
             assert time.monotonic() < deadline, f"no {word} but {[seen[-1:] for seen in self.seen]}"
@@ -118,7 +118,7 @@ class Load:
             thread.join()
 
 
-def test_under_load_no_request_fails_and_each_client_sees_one_change(
+def test_a_reload_under_load_fails_no_request_and_is_atomic_per_client(
     service: Service, built: Callable[[str], Path]
 ) -> None:
     old, new = service.link.resolve(), built("new")
@@ -165,13 +165,13 @@ def test_an_index_that_cannot_be_loaded_leaves_the_old_one_serving(
     assert service.metric("forage_retriever_swaps_total") == 0
 
 
-def test_the_writer_of_a_new_index_is_killed_and_the_old_one_serves_on(
+def test_the_old_index_serves_on_when_the_builder_of_a_new_one_is_killed(
     service: Service, start_service: Callable[..., Any], tmp_path: Path
 ) -> None:
     corpus, cache = tmp_path / "large.jsonl", tmp_path / "cache-large"
     write_corpus(corpus, "large", 200_000)
-    made = [f"data.corpus={corpus}", "retriever.mode=bm25", f"retriever.cache_dir={cache}"]
-    writer = start_service("retriever.prepare", *made)
+    settings = [f"data.corpus={corpus}", "retriever.mode=bm25", f"retriever.cache_dir={cache}"]
+    writer = start_service("retriever.prepare", *settings)
     with Load(service) as load:
         while not (files := [file for file in cache.rglob("*") if file.is_file() and file.stat().st_size]):
             assert writer.poll() is None, writer.communicate()[1]

@@ -1,4 +1,4 @@
-"""A small corpus, and the real encoder, exported once to the cache that the services use too."""
+"""A small corpus, and the real encoder, exported once to the cache that services use too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the clients of other search agents send and read."""
+"""Requests and replies of other search agents' clients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from retriever_parts import http_client, retrieving
+from retriever_parts import http_client, open_retrieval
 
 from forage_retriever.index.load import Index
 
@@ -15,7 +15,7 @@ KANDY = {"id": "k", "contents": '"Kandy"\nKandy is a city in Sri Lanka.', "url":
 
 @pytest.fixture
 async def client(loaded: Index) -> AsyncIterator[httpx.AsyncClient]:
-    async with retrieving(loaded) as core, http_client(core) as found:
+    async with open_retrieval(loaded) as core, http_client(core) as found:
         yield found
 
 
@@ -37,7 +37,7 @@ async def test_rllm_reads_flat_results_with_scores(client: httpx.AsyncClient, li
     assert (await client.get("/health")).status_code == 200
 
 
-async def test_r1_searcher_reads_answers_of_which_it_cuts_a_leading_number_off(client: httpx.AsyncClient) -> None:
+async def test_r1_searcher_reads_answers_with_a_leading_number(client: httpx.AsyncClient) -> None:
     reply = (await client.post("/queries", json={"queries": ["Kandy", "zzzz"], "k": 1})).json()
     assert reply["queries"] == ["Kandy", "zzzz"]
     number, _, text = reply["answers"][0][0].partition("\t")
@@ -46,14 +46,14 @@ async def test_r1_searcher_reads_answers_of_which_it_cuts_a_leading_number_off(c
     assert len((await client.post("/queries", json={"queries": ["city"]})).json()["answers"][0]) == 3
 
 
-async def test_asearcher_reads_pages_by_address(client: httpx.AsyncClient) -> None:
+async def test_asearcher_reads_pages_by_url(client: httpx.AsyncClient) -> None:
     reply = await client.post("/access", json={"urls": [KANDY["url"], "https://example.org/none"]})
     assert reply.json() == {"result": [{"url": KANDY["url"], "contents": KANDY["contents"]}, None]}
     assert (await client.post("/access", json={"urls": ["x"] * 65})).status_code == 422
     assert "urls" in (await client.post("/access", json={"urls": "x"})).json()["detail"]
 
 
-async def test_filters_and_modes_work_in_every_form(client: httpx.AsyncClient) -> None:
+async def test_filters_and_modes_work_in_every_body(client: httpx.AsyncClient) -> None:
     reply = await client.post("/retrieve", json={"query": "city", "filters": {"lang": "fr"}})
     assert [found["id"] for found in reply.json()["result"][0]] == [7]
     reply = await client.post("/queries", json={"queries": ["kandy"], "mode": "title"})

@@ -1,4 +1,4 @@
-"""What is built once: kept whole or not at all."""
+"""Artifacts are built once, completely or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_same_digest_is_built_once(tmp_path: Path) -> None:
     assert len(calls) == 1
 
 
-def test_a_build_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_build_leaves_no_files(tmp_path: Path) -> None:
     def build(folder: Path) -> None:
         write(folder)
         raise ValueError("half way")
@@ -39,7 +39,7 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+def test_only_staging_directories_of_dead_processes_are_removed(tmp_path: Path) -> None:
     import os
     import socket
     import subprocess
@@ -55,7 +55,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
     assert [folder.exists() for folder in (left, kept, elsewhere)] == [False, True, True]
 
 
-def test_of_two_builds_at_once_one_is_kept(tmp_path: Path) -> None:
+def test_of_two_concurrent_builds_one_is_kept(tmp_path: Path) -> None:
     def build(folder: Path) -> None:
         write(folder)
         build_once(tmp_path, "kind", DIGEST, write)
@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_written_names_the_setting(tmp_path: Path) -> No
         build_once(tmp_path / "file" / "cache", "kind", DIGEST, write)
 
 
-def test_a_full_disk_names_the_setting_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_full_disk_names_the_setting_and_leaves_no_files(tmp_path: Path) -> None:
     def build(folder: Path) -> None:
         write(folder)
         with Path("/dev/full").open("w") as full:
@@ -81,5 +81,5 @@ def test_a_full_disk_names_the_setting_and_leaves_nothing_behind(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_digests_tell_where_a_part_ends() -> None:
+def test_digests_depend_on_where_a_part_ends() -> None:
     assert compute_digest("ab", "c") != compute_digest("a", "bc")

@@ -1,4 +1,4 @@
-"""Batching: what is searched together, in which order, and what becomes of those who leave or come too many."""
+"""Batching: which queries share a batch, in which order, cancelled callers and overload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASKED = SearchOptions("dense", 1)
 
 
 class Echo:
-    """Finds for each text the row that is its length; keeps what it was asked, and can be held up."""
+    """Finds for each text the row of its length; records its calls, and can be blocked."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -50,7 +50,7 @@ async def batching(echo: Echo, max_waiting: int = 10_000) -> AsyncIterator[Batch
 
 
 async def held(queue: Batcher, echo: Echo, *waiting: Callable[[], object]) -> list[object]:
-    """Hold the search thread at a first query, let others come, and go on; gives what came of them all."""
+    """Block the search thread at a first query, add others, and unblock it; returns all outcomes."""
     first = asyncio.create_task(queue.search(["first"], ASKED))
     await asyncio.to_thread(echo.busy.wait)
     tasks = [asyncio.create_task(begin()) for begin in waiting]  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ async def held(queue: Batcher, echo: Echo, *waiting: Callable[[], object]) -> li
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_what_comes_while_the_thread_searches_is_searched_together_and_each_text_once() -> None:
+async def test_waiting_queries_share_a_batch_and_each_text_is_searched_once() -> None:
     echo = Echo()
     async with batching(echo) as queue:
         await held(queue, echo, *(lambda text=text: queue.search([text], ASKED) for text in ("a", "bb", "a", "ccc")))
@@ -69,7 +69,7 @@ async def test_what_comes_while_the_thread_searches_is_searched_together_and_eac
     assert len(echo.threads) == 1
 
 
-async def test_only_those_that_ask_the_same_share_a_search_and_askers_take_turns() -> None:
+async def test_only_equal_options_share_a_batch_and_queues_take_turns() -> None:
     echo = Echo()
     deep, some = ASKED._replace(topk=9), ASKED._replace(filters=(("lang", ("nb",)),))
     many = [str(number) for number in range(3 * batcher.TURN_QUERIES)]
@@ -86,7 +86,7 @@ async def test_only_those_that_ask_the_same_share_a_search_and_askers_take_turns
     assert len(echo.batches) == 5
 
 
-async def test_one_huge_request_does_not_hold_up_a_small_one() -> None:
+async def test_a_large_request_does_not_delay_a_small_one() -> None:
     echo = Echo()
     huge = [f"huge {number}" for number in range(4096)]
     async with batching(echo) as queue:
@@ -95,7 +95,7 @@ async def test_one_huge_request_does_not_hold_up_a_small_one() -> None:
     assert found == [[[Hit(len(text), 1.0)] for text in huge], [[Hit(5, 1.0)]]]
 
 
-async def test_a_request_of_no_more_than_a_turn_is_never_split_by_others() -> None:
+async def test_a_request_of_at_most_one_turn_is_not_split_by_others() -> None:
     echo = Echo()
     turn = [f"turn {number}" for number in range(batcher.TURN_QUERIES)]
     async with batching(echo) as queue:
@@ -114,7 +114,7 @@ async def test_long_queries_make_small_batches() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.text(max_size=3000), max_size=150)), max_size=12))
-def test_every_caller_gets_what_is_found_for_its_own_queries_in_batches_within_bounds(
+def test_every_caller_gets_its_own_hits_from_bounded_batches(
     requests: list[tuple[int, list[str]]],
 ) -> None:
     async def run() -> tuple[list[object], Echo]:
@@ -135,7 +135,7 @@ def test_every_caller_gets_what_is_found_for_its_own_queries_in_batches_within_b
         assert sum(costs) <= batcher.MAX_BATCH_TOKENS
 
 
-async def test_callers_that_have_gone_are_not_searched_for_and_leave_their_room() -> None:
+async def test_queries_of_cancelled_callers_leave_the_queue() -> None:
     echo = Echo()
     async with batching(echo, max_waiting=3) as queue:
         first = asyncio.create_task(queue.search(["first"], ASKED))
@@ -154,7 +154,7 @@ async def test_callers_that_have_gone_are_not_searched_for_and_leave_their_room(
     assert echo.batches == [["first"], ["x", "y", "z"], ["e"]]
 
 
-async def test_a_query_that_breaks_the_search_costs_its_neighbours_nothing() -> None:
+async def test_a_failing_query_does_not_fail_others_of_its_batch() -> None:
     echo = Echo()
     async with batching(echo) as queue:
         bad, good = await held(
@@ -165,7 +165,7 @@ async def test_a_query_that_breaks_the_search_costs_its_neighbours_nothing() -> 
     assert good == [[Hit(4, 1.0)]]
 
 
-async def test_when_closed_it_first_answers_what_is_waiting() -> None:
+async def test_close_answers_waiting_queries_first() -> None:
     echo = Echo()
     queue = Batcher({"dense": echo}, 100)
     waiting = asyncio.create_task(queue.search([str(number) for number in range(90)], ASKED))

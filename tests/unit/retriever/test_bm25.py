@@ -1,4 +1,4 @@
-"""BM25 on the small corpus, and queries written against its parser."""
+"""BM25 on the small corpus, and queries in query syntax."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ids(index: Bm25Index, texts: Corpus, query: str, topk: int = 3) -> list[str]
         ("only a title", "t"),
     ],
 )
-def test_a_name_finds_its_passage_first(index: Bm25Index, texts: Corpus, query: str, first: str) -> None:
+def test_the_passage_titled_by_the_query_ranks_first(index: Bm25Index, texts: Corpus, query: str, first: str) -> None:
     assert ids(index, texts, query)[0] == first
 
 
@@ -73,7 +73,7 @@ def test_a_query_without_known_words_finds_nothing(index: Bm25Index, texts: Corp
         "Oslo " * 100_000,
     ],
 )
-def test_query_syntax_in_a_query_is_only_words(index: Bm25Index, texts: Corpus, query: str) -> None:
+def test_query_syntax_is_searched_as_words(index: Bm25Index, texts: Corpus, query: str) -> None:
     assert "o" in ids(index, texts, query)
 
 
@@ -89,7 +89,7 @@ def test_no_more_documents_are_found_than_there_are(index: Bm25Index, texts: Cor
     assert len(ids(index, texts, "city Norway title", topk=1000)) <= len(texts)
 
 
-def test_titles_are_found_exactly_but_for_case_punctuation_and_accents(index: Bm25Index, texts: Corpus) -> None:
+def test_titles_match_exactly_ignoring_case_punctuation_and_accents(index: Bm25Index, texts: Corpus) -> None:
     def search_titles(query: str) -> list[str]:
         return [texts.ids[hit.row] for hit in index.search_titles(query, 5)]
 
@@ -109,7 +109,7 @@ def test_titles_are_found_exactly_but_for_case_punctuation_and_accents(index: Bm
         ("Norway", (("lang", ("nb",)), ("lang", ("fr",))), []),
     ],
 )
-def test_only_what_passes_the_filters_is_found(
+def test_only_passages_that_pass_the_filters_are_found(
     index: Bm25Index, texts: Corpus, query: str, filters: Filters, want: list[str]
 ) -> None:
     assert [texts.ids[hit.row] for hit in index.search([query], 5, filters)[0]] == want
@@ -117,7 +117,7 @@ def test_only_what_passes_the_filters_is_found(
     assert titles == [id for id in want if query == "Kandi"]
 
 
-def test_a_filter_leaves_scores_as_they_are(index: Bm25Index) -> None:
+def test_a_filter_does_not_change_scores(index: Bm25Index) -> None:
     alone, filtered = index.search(["Oslo"], 1)[0], index.search(["Oslo"], 1, (("lang", ("nb",)),))[0]
     assert filtered == [(alone[0].row, pytest.approx(alone[0].score))]
 
@@ -127,7 +127,7 @@ def test_a_filter_on_an_unknown_field_names_it(index: Bm25Index) -> None:
         index.search(["Oslo"], 3, (("colour", ("red",)),))
 
 
-def test_equal_scores_are_told_apart_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_scores_are_ordered_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("corpus", "bm25"):
         (tmp_path / folder).mkdir()
     rows = (b'{"id":%d,"contents":"same words"}' % number for number in range(12))

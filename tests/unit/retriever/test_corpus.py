@@ -1,4 +1,4 @@
-"""Corpora that are right, and every way in which one may be wrong; what is kept of them, and how it is filtered."""
+"""Reading valid and malformed corpora, the corpus store, and its filters."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path: Path) -> None:
         ("[" * 100_000, "c.jsonl:1 is not JSON"),
     ],
 )
-def test_a_wrong_corpus_is_one_sentence_with_file_line_and_field(tmp_path: Path, lines: str, sentence: str) -> None:
+def test_a_malformed_corpus_is_one_sentence_with_file_line_and_field(tmp_path: Path, lines: str, sentence: str) -> None:
     file = tmp_path / "c.jsonl"
     file.write_text(lines)
     with pytest.raises(DataError) as error:
@@ -85,9 +85,7 @@ def test_a_corpus_that_is_not_utf8_names_the_line(tmp_path: Path) -> None:
         list(read.read_passages(file))
 
 
-def test_a_file_without_line_ends_is_refused_before_it_fills_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overlong_line_is_refused_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "MAX_LINE_BYTES", 100)
     file = tmp_path / "c.jsonl"
     file.write_text("[" + "1, " * 100)
@@ -108,7 +106,7 @@ def test_a_corpus_that_cannot_be_read_names_file_and_remedy(
         list(read.read_passages(folder / name))
 
 
-def test_how_a_corpus_is_packed_does_not_change_what_it_is(
+def test_the_file_format_does_not_change_the_corpus(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = repository / ".venvs/cli/bin/python"
@@ -155,7 +153,7 @@ def test_the_first_line_is_the_title(contents: str, want: tuple[str, str]) -> No
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_passages_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_bytes_are_passages_or_a_data_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.mktemp("any") / "c.jsonl"
     file.write_bytes(content)
     try:
@@ -167,9 +165,7 @@ def test_any_bytes_are_passages_or_a_sentence(tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("sorted_at_once", [2, 2**22])
-def test_an_id_that_comes_twice_is_found_wherever_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sorted_at_once: int
-) -> None:
+def test_duplicate_ids_are_found_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sorted_at_once: int) -> None:
     monkeypatch.setattr(store, "_SORTED", sorted_at_once)
     ids = [str(n) for n in range(100)]
     (tmp_path / "good").mkdir()
@@ -231,7 +227,7 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
         ((("lang", ("nn",)), ("lang", ("nb",))), ["o"]),
     ],
 )
-def test_a_filter_lets_through_passages_with_an_accepted_value(
+def test_a_filter_passes_passages_with_an_accepted_value(
     texts: Corpus, filters: columns.Filters, want: list[str]
 ) -> None:
     mask = texts.columns.compute_mask(filters)
@@ -241,12 +237,12 @@ def test_a_filter_lets_through_passages_with_an_accepted_value(
         mask[0] = True
 
 
-def test_a_filter_on_an_unknown_field_names_those_there_are(texts: Corpus) -> None:
+def test_a_filter_on_an_unknown_field_names_the_known_ones(texts: Corpus) -> None:
     with pytest.raises(UnknownFieldError, match="'year' is unknown: those of this index are lang"):
         texts.columns.compute_mask((("year", ("1",)),))
 
 
-def test_values_of_every_kind_are_text(tmp_path: Path) -> None:
+def test_values_of_every_type_become_text(tmp_path: Path) -> None:
     rows = [
         passage(str(n), f=value) for n, value in enumerate([1, True, "1", None, 1.5, ["1", 2, "1", None], [], "a=b"])
     ]
@@ -274,7 +270,7 @@ def test_a_field_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pyte
     st.lists(st.lists(st.sampled_from("abcdef"), unique=True, max_size=3), min_size=1, max_size=60),
     st.sampled_from([1, 7, 64]),
 )
-def test_sorting_values_block_by_block_loses_nothing(
+def test_sorting_values_in_blocks_keeps_every_row(
     tmp_path_factory: pytest.TempPathFactory, lists: list[list[str]], block: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:

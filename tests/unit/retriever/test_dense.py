@@ -1,4 +1,4 @@
-"""FAISS indexes of every kind against brute force: alone, filtered, refined; and as files."""
+"""FAISS indexes of every type against brute force: unfiltered, filtered, refined; and as files."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def shared(rows: NDArray[np.int64], wanted: list[list[int]]) -> float:
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64, 100])
-def test_a_flat_index_gives_what_brute_force_gives(built: Built, batch: int) -> None:
+def test_a_flat_index_equals_brute_force(built: Built, batch: int) -> None:
     queries = unit_vectors(batch, seed=3)
     scores, rows = built("Flat").search(queries, 10)
     assert rows.tolist() == best(queries, 10)
@@ -116,7 +116,7 @@ def test_a_flat_index_gives_what_brute_force_gives(built: Built, batch: int) -> 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(topk=st.integers(1, 60), batch=st.integers(1, 12), seed=st.integers(0, 1000))
-def test_a_large_flat_index_is_scanned_to_the_same_end(
+def test_the_flat_scan_equals_brute_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topk: int, batch: int, seed: int
 ) -> None:
     monkeypatch.setattr(flat_scan, "MIN_ROWS", 1)
@@ -133,14 +133,14 @@ def test_a_large_flat_index_is_scanned_to_the_same_end(
 
 
 @pytest.mark.parametrize("factory", KINDS)
-def test_every_kind_finds_nearly_all_neighbours(built: Built, factory: str) -> None:
+def test_every_index_type_finds_nearly_all_neighbours(built: Built, factory: str) -> None:
     scores, rows = built(factory).search(QUERIES, 10, effort=WIDE)
     assert shared(rows, best(QUERIES, 10)) > 0.95
     assert (np.diff(scores, axis=1) <= 1e-6).all()
 
 
 @pytest.mark.parametrize("factory", LOSSY)
-def test_refinement_finds_what_the_codes_alone_miss(built: Built, factory: str) -> None:
+def test_refinement_finds_neighbours_that_codes_alone_miss(built: Built, factory: str) -> None:
     wanted = best(QUERIES, 3)
     alone = shared(built(factory).search(QUERIES, 3, effort=Effort(128, 32, refine=1))[1], wanted)
     scores, rows = built(factory).search(QUERIES, 3, effort=WIDE)
@@ -151,7 +151,7 @@ def test_refinement_finds_what_the_codes_alone_miss(built: Built, factory: str) 
 @pytest.mark.parametrize("exact_rows", [0, vector_index.EXACT_ROWS])
 @pytest.mark.parametrize("passing", [1, 7, 400, 3600, COUNT])
 @pytest.mark.parametrize("factory", KINDS)
-def test_a_filter_keeps_the_best_of_what_passes(
+def test_a_filter_keeps_the_best_passing_rows(
     built: Built, monkeypatch: pytest.MonkeyPatch, factory: str, passing: int, exact_rows: int
 ) -> None:
     monkeypatch.setattr(vector_index, "EXACT_ROWS", exact_rows)
@@ -165,13 +165,13 @@ def test_a_filter_keeps_the_best_of_what_passes(
 
 
 @pytest.mark.parametrize("factory", KINDS)
-def test_a_filter_that_nothing_passes_finds_nothing(built: Built, factory: str) -> None:
+def test_a_filter_without_passing_rows_finds_nothing(built: Built, factory: str) -> None:
     assert built(factory).search(QUERIES, 10, np.zeros(COUNT, np.bool_))[1].shape == (len(QUERIES), 0)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), topk=st.integers(1, 50), batch=st.integers(1, 12))
-def test_any_filter_on_a_flat_index_gives_what_brute_force_gives(
+def test_any_filter_on_a_flat_index_equals_brute_force(
     built: Built, data: st.DataObject, topk: int, batch: int
 ) -> None:
     share = data.draw(st.floats(0, 1))
@@ -182,7 +182,7 @@ def test_any_filter_on_a_flat_index_gives_what_brute_force_gives(
     assert rows.tolist() == best(queries, min(topk, passing), mask)
 
 
-def test_search_parameters_leave_the_index_alone(built: Built) -> None:
+def test_search_parameters_do_not_change_the_index(built: Built) -> None:
     index = built("IVF32,Flat")
     index.search(QUERIES, 5)
     assert faiss.downcast_index(index._index).nprobe == 1
@@ -271,11 +271,11 @@ def test_refinement_without_vectors_names_the_setting(tmp_path: Path) -> None:
         ("PQ16x4fs,RFlat", False),
     ],
 )
-def test_vectors_are_stored_for_kinds_that_keep_less_than_a_byte_a_dimension(factory: str, wanted: bool) -> None:
+def test_vectors_are_stored_for_codes_of_less_than_a_byte_per_dimension(factory: str, wanted: bool) -> None:
     assert faiss_build.needs_stored_vectors(factory, DIMENSION) is wanted
 
 
-def test_a_gpu_index_is_searched_by_one_thread_whoever_asks() -> None:
+def test_a_gpu_index_is_searched_by_its_owner_thread_only() -> None:
     seen: set[int] = set()
 
     class Watched(faiss.IndexFlatIP):  # type: ignore[misc]
@@ -313,21 +313,21 @@ def dense(tmp_path: Path, texts: Corpus, encoder: Encoder) -> DenseIndex:
     return DenseIndex(folder, encoder, texts.columns, RetrieverSettings())
 
 
-def test_a_dense_index_finds_by_meaning_and_nothing_for_nothing(dense: DenseIndex, texts: Corpus) -> None:
+def test_a_dense_index_finds_by_meaning_and_nothing_for_blank_queries(dense: DenseIndex, texts: Corpus) -> None:
     found = dense.search(["Norwegian money", "", " \n", "Kandy"], 2)
     assert [len(hits) for hits in found] == [2, 0, 0, 2]
     assert [texts.ids[found[place][0].row] for place in (0, 3)] == ["n", "k"]
     assert dense.search(["", " "], 2) == [[], []]
 
 
-def test_a_dense_index_finds_only_what_passes_its_filters(dense: DenseIndex, texts: Corpus) -> None:
+def test_a_dense_index_finds_only_passages_that_pass_its_filters(dense: DenseIndex, texts: Corpus) -> None:
     found = dense.search(["Norway", "Benin"], 3, (("lang", ("fr", "nb")),))
     assert [[texts.ids[hit.row] for hit in hits] for hits in found] == [["o", "7"], ["7", "o"]]
     with pytest.raises(UnknownFieldError, match="'colour'"):
         dense.search(["Norway"], 3, (("colour", ("red",)),))
 
 
-def test_an_encoder_of_another_length_is_refused(tmp_path: Path, texts: Corpus, encoder: Encoder) -> None:
+def test_an_encoder_of_another_dimension_is_refused(tmp_path: Path, texts: Corpus, encoder: Encoder) -> None:
     write(tmp_path, "Flat", PASSAGES[:6])
     with pytest.raises(UserError, match=f"{DIMENSION} dimensions, the encoder's have 384"):
         DenseIndex(tmp_path, encoder, texts.columns, RetrieverSettings())

@@ -1,4 +1,4 @@
-"""How an encoder is to be used, told from its name and its folder."""
+"""Conventions of encoders, inferred from name and folder."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from forage_retriever.encoders.factory import create_encoder
         ("my-model5-base", "plain"),
     ],
 )
-def test_a_models_name_stands_for_its_convention(model: str, name: str) -> None:
+def test_a_convention_is_inferred_from_the_model_name(model: str, name: str) -> None:
     assert conventions.infer_from_model(model).name == name
 
 
-def test_hugging_faces_cache_keeps_the_name_in_a_parent(tmp_path: Path) -> None:
+def test_the_model_name_is_read_from_a_hugging_face_cache_path(tmp_path: Path) -> None:
     folder = tmp_path / "models--intfloat--e5-base-v2" / "snapshots" / "1c644c92ad3ba1efdad3f1451a637716616a20e8"
     folder.mkdir(parents=True)
     assert conventions.infer_from_folder(folder).query_prefix == "query: "
 
 
-def test_sentence_transformers_files_win_over_the_name_but_never_lengthen(tmp_path: Path) -> None:
+def test_sentence_transformers_files_override_the_name_but_not_the_length_limit(tmp_path: Path) -> None:
     folder = tmp_path / "e5-base-of-mine"
     modules = [_module("0", "", "Transformer"), _module("1", "1_Pooling", "Pooling")]
     _write(folder / "modules.json", modules)
@@ -64,19 +64,21 @@ def test_sentence_transformers_files_win_over_the_name_but_never_lengthen(tmp_pa
         ("Pooling", {"pooling_mode": "max"}, "asks for max"),
     ],
 )
-def test_what_is_not_done_here_is_said(tmp_path: Path, module: str, config: dict[str, Any], said: str) -> None:
+def test_unsupported_modules_and_pooling_are_named(
+    tmp_path: Path, module: str, config: dict[str, Any], said: str
+) -> None:
     _write(tmp_path / "modules.json", [_module("0", "", "Transformer"), _module("1", "1", module)])
     _write(tmp_path / "1/config.json", config)
     with pytest.raises(DataError, match=said):
         conventions.infer_from_folder(tmp_path)
 
 
-def test_a_convention_that_does_not_exist_is_told_from_those_that_do() -> None:
+def test_an_unknown_convention_is_refused_with_the_known_ones() -> None:
     with pytest.raises(SettingsError, match=r"'E5': give one of auto, bge, contriever, e5, gte, minilm, plain"):
         create_encoder(RetrieverSettings(encoder=EncoderSettings(convention="E5")))
 
 
-def test_the_digest_of_a_convention_says_what_it_does_not_what_it_is_called() -> None:
+def test_the_digest_of_a_convention_ignores_its_name() -> None:
     digests = {name: convention.compute_digest() for name, convention in conventions.CONVENTIONS.items()}
     assert digests.pop("plain") == digests["gte"]
     assert len(set(digests.values())) == len(digests)
@@ -98,7 +100,7 @@ def test_the_digest_of_a_model_covers_each_of_its_files(tmp_path: Path) -> None:
         model_folder.digest_model(tmp_path)
 
 
-def test_a_model_is_not_given_more_tokens_than_it_has_positions(tmp_path: Path) -> None:
+def test_max_tokens_is_limited_by_the_model_positions(tmp_path: Path) -> None:
     _write(tmp_path / "config.json", {"max_position_embeddings": 514})
     assert model_folder.limit_max_tokens(tmp_path, 1024) == 514
     _write(tmp_path / "tokenizer_config.json", {"model_max_length": 512})

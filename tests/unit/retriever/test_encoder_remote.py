@@ -1,4 +1,4 @@
-"""The remote encoder against a real server of its protocol, in good days and bad."""
+"""The remote encoder against a real server of its protocol, working and failing."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def test_a_remote_encoder_gives_the_vectors_of_its_endpoint_in_order(server: Ser
     assert remote.encode_queries([]).shape == (0, encoder.dimension)
 
 
-def test_prefixes_are_put_before_texts_and_change_the_digest(server: Server, encoder: Encoder) -> None:
+def test_prefixes_precede_texts_and_change_the_digest(server: Server, encoder: Encoder) -> None:
     plain, prefixed = RemoteEncoder(server.url, "auto", 5), RemoteEncoder(server.url, "e5", 5)
     assert np.array_equal(prefixed.encode_queries(["Oslo"]), encoder.encode_queries(["query: Oslo"]))
     assert np.array_equal(prefixed.encode_passages(["Oslo"], print), encoder.encode_queries(["passage: Oslo"]))
     assert plain.digest != prefixed.digest
 
 
-def test_a_start_waits_for_the_endpoint_and_calls_are_tried_again(server: Server, encoder: Encoder) -> None:
-    server.failures = [503] * 7  # more than the circuit breaker bears
+def test_the_start_waits_for_the_endpoint_and_calls_are_retried(server: Server, encoder: Encoder) -> None:
+    server.failures = [503] * 7  # more than open the circuit breaker
     remote = RemoteEncoder(server.url, "auto", 5)
     assert server.calls.count("/info") == 8
     server.failures = [429, 503]
     assert np.array_equal(remote.encode_queries(["Oslo"]), encoder.encode_queries(["Oslo"]))
 
 
-def test_an_endpoint_that_hangs_costs_no_more_than_the_deadline(server: Server) -> None:
+def test_a_hanging_endpoint_is_given_up_at_the_deadline(server: Server) -> None:
     remote = RemoteEncoder(server.url, "auto", 0.3)
     server.failures = [0]
     before = GIVEN_UP.labels("encoder")._value.get()
@@ -59,7 +59,7 @@ def test_an_endpoint_that_hangs_costs_no_more_than_the_deadline(server: Server) 
     assert GIVEN_UP.labels("encoder")._value.get() == before + 1
 
 
-def test_answers_that_break_the_protocol_are_refused(server: Server) -> None:
+def test_replies_that_violate_the_protocol_are_refused(server: Server) -> None:
     remote = RemoteEncoder(server.url, "auto", 5)
     server.failures = [200]
     with pytest.raises(MalformedReplyError, match=r"/embed gave no JSON"):
@@ -69,7 +69,7 @@ def test_answers_that_break_the_protocol_are_refused(server: Server) -> None:
         remote.encode_queries(["Oslo"])
 
 
-def test_an_address_where_nothing_serves_is_named() -> None:
+def test_an_address_without_a_server_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     with pytest.raises(UserError, match=rf"retriever.encoder.url {url} serves no encoder .*start text-embeddings"):

@@ -1,4 +1,4 @@
-"""Figures of quality from what was found; sweeps and benchmarks of a real index."""
+"""Retrieval metrics; sweeps and benchmarks of a real index."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SWEPT = ("SQ4", "IVF2,SQ4", "HNSW4")
         (["a", "b"], [], {"recall@10": 0, "hit@10": 0, "all@10": 0, "mrr": 0}),
     ],
 )
-def test_figures_of_one_question(gold: list[str], found: list[str], want: dict[str, float | None]) -> None:
+def test_metrics_of_one_question(gold: list[str], found: list[str], want: dict[str, float | None]) -> None:
     metrics = evaluate.compute_metrics([Question("?", frozenset(gold), "")], [found])
     assert {name: metrics[name] for name in want} == want
 
 
-def test_figures_are_means_and_all_counts_only_questions_with_several_gold_passages() -> None:
+def test_metrics_are_means_and_all_at_k_counts_only_questions_with_several_gold_passages() -> None:
     questions = [Question("?", frozenset(gold), "") for gold in ("a", "ab", "ab", "ab")]
     metrics = evaluate.compute_metrics(questions, [["x"], ["a", "b"], ["a"], ["x", "y", "z", "b"]])
     assert metrics["hit@10"] == 3 / 4
@@ -60,14 +60,14 @@ def test_overlap_is_the_share_of_the_exact_rows_that_were_found() -> None:
         ('{"question": "who?", "gold_ids": "1"}', "field 'gold_ids' is '1'"),
     ],
 )
-def test_a_line_that_is_no_question_is_named(tmp_path: Path, line: str, sentence: str) -> None:
+def test_a_malformed_question_is_named_with_its_line(tmp_path: Path, line: str, sentence: str) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text(f'{{"question": "who?", "gold_ids": [1]}}\n{line}\n')
     with pytest.raises(DataError, match=sentence):
         read_questions(file)
 
 
-def test_questions_are_read_packed_too(tmp_path: Path) -> None:
+def test_questions_are_read_from_gzip(tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl.gz"
     with gzip.open(file, "wt") as out:
         out.write('{"question": "who?", "gold_ids": [7, "a"], "source": "nq"}\n\n')
@@ -140,7 +140,7 @@ def test_an_index_is_measured_by_mode_source_and_effort(
 
 
 @pytest.mark.parametrize("index", ["bm25"], indirect=True)
-def test_what_cannot_be_measured_is_refused(index: Path, questions: Path, tmp_path: Path) -> None:
+def test_unsuitable_indexes_and_questions_are_refused(index: Path, questions: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="a sweep measures vector search"):
         evaluate.evaluate_index(index, questions, RetrieverSettings(), sweep=True)
     other = tmp_path / "other.jsonl"
@@ -150,7 +150,7 @@ def test_what_cannot_be_measured_is_refused(index: Path, questions: Path, tmp_pa
 
 
 @pytest.mark.parametrize("index", ["bm25"], indirect=True)
-def test_a_benchmark_tells_speed_and_memory(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_reports_speed_and_memory(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench.benchmark_index(index, RetrieverSettings(), seconds=0.01)
     report = last_line(capsys.readouterr().out)
     rows = report["rows"]

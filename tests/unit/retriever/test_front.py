@@ -1,4 +1,4 @@
-"""The merging front over real shards: gRPC servers of this process, each with a part of a corpus."""
+"""The front over real shards: gRPC servers of this process, each with a part of a corpus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
-from retriever_parts import DEFAULT_TOPK, Recorder, http_client, recorded
+from retriever_parts import DEFAULT_TOPK, Recorder, http_client, record_bm25
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RerankSettings, RetrievalMode, RetrieverSettings
@@ -82,7 +82,7 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_the_best_of_all_shards_is_given_with_whole_rows_filters_and_one_provenance(
+async def test_the_front_merges_the_best_hits_of_all_shards(
     halves: tuple[Index, Index], free_address: Callable[[], str]
 ) -> None:
     first, second = free_address(), free_address()
@@ -108,7 +108,7 @@ async def test_the_best_of_all_shards_is_given_with_whole_rows_filters_and_one_p
         assert other.corpus == found.provenance.corpus
 
 
-async def test_a_shard_that_dies_leaves_partial_answers_that_are_not_kept_until_it_is_back(
+async def test_partial_answers_are_not_cached_while_a_shard_is_unavailable(
     halves: tuple[Index, Index], free_address: Callable[[], str]
 ) -> None:
     first, second = free_address(), free_address()
@@ -132,7 +132,9 @@ async def test_a_shard_that_dies_leaves_partial_answers_that_are_not_kept_until_
             assert "X-Forage-Partial" not in whole.headers
 
 
-async def test_without_any_shard_it_is_not_ready(halves: tuple[Index, Index], free_address: Callable[[], str]) -> None:
+async def test_the_front_is_not_ready_without_shards(
+    halves: tuple[Index, Index], free_address: Callable[[], str]
+) -> None:
     address = free_address()
     async with AsyncExitStack() as rest:
         async with shard(halves[0], address):
@@ -142,12 +144,12 @@ async def test_without_any_shard_it_is_not_ready(halves: tuple[Index, Index], fr
             await core.retrieve(["Norway"])
 
 
-async def test_a_late_shard_is_left_out_and_then_left_alone(
+async def test_a_slow_shard_is_omitted_and_its_circuit_opens(
     halves: tuple[Index, Index], free_address: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fronts, "SHARD_TIMEOUT_S", 0.2)
     first, second = free_address(), free_address()
-    slow, searches = recorded(halves[1])
+    slow, searches = record_bm25(halves[1])
     async with shard(halves[0], first), shard(slow, second), merging(first, second) as core:
         searches.open.clear()
         for number in range(5):
@@ -158,9 +160,7 @@ async def test_a_late_shard_is_left_out_and_then_left_alone(
         searches.open.set()
 
 
-async def test_refusals_and_overload_of_a_shard_are_those_of_the_front(
-    halves: tuple[Index, Index], free_address: Callable[[], str]
-) -> None:
+async def test_errors_of_a_shard_are_passed_on(halves: tuple[Index, Index], free_address: Callable[[], str]) -> None:
     first, second = free_address(), free_address()
     async with shard(halves[0], first), shard(halves[1], second, max_waiting=2), merging(first, second) as core:
         with pytest.raises(InvalidRequestError, match="'colour' is unknown"):
@@ -186,13 +186,13 @@ async def test_a_shard_with_another_encoder_is_not_merged(
         assert (found.partial, set(ids(found)[0])) == (True, set(NAMES[:4]))
 
 
-async def test_a_shard_that_takes_a_new_index_makes_cached_answers_stale(
+async def test_a_new_index_of_a_shard_invalidates_cached_answers(
     halves: tuple[Index, Index], free_address: Callable[[], str]
 ) -> None:
     address = free_address()
     async with shard(halves[0], address) as served, merging(address) as core:
         before = await core.retrieve(["place"], 1)
-        changed, searches = recorded(halves[1])
+        changed, searches = record_bm25(halves[1])
         served.set_source(LocalSource(changed, 100))
         both = await core.retrieve(["place", "Galle"], 1)
         assert both.provenance != before.provenance
@@ -200,7 +200,7 @@ async def test_a_shard_that_takes_a_new_index_makes_cached_answers_stale(
         assert isinstance(searches, Recorder)
 
 
-async def test_settings_that_need_a_corpus_are_refused() -> None:
+async def test_a_front_refuses_settings_that_need_a_corpus() -> None:
     settings = RetrieverSettings(shards=("127.0.0.1:1",), rerank=RerankSettings(url="http://127.0.0.1:2"))
     with pytest.raises(SettingsError, match="rerank in the shards"):
         Front(settings, Health())

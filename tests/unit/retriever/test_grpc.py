@@ -1,4 +1,4 @@
-"""The gRPC side over a real BM25 index and a real channel."""
+"""The gRPC server over a real BM25 index and a real channel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from retriever_parts import Recorder, recorded, retrieving, until_waiting
+from retriever_parts import Recorder, open_retrieval, record_bm25, wait_until_queued
 
 from forage_common.telemetry.health import Health
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc, trajectory_pb2
@@ -21,7 +21,7 @@ Ask = retriever_pb2.RetrieveRequest
 
 @asynccontextmanager
 async def calling(index: Index, address: str) -> AsyncIterator[retriever_pb2_grpc.RetrieverStub]:
-    async with retrieving(index, max_waiting=1000) as core:
+    async with open_retrieval(index, max_waiting=1000) as core:
         server = GrpcServer(address, core, Health())
         await server.start()
         async with grpc.aio.insecure_channel(address) as channel:
@@ -31,7 +31,7 @@ async def calling(index: Index, address: str) -> AsyncIterator[retriever_pb2_grp
 
 @pytest.fixture
 async def recorder(loaded: Index) -> tuple[Index, Recorder]:
-    return recorded(loaded)
+    return record_bm25(loaded)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def ids(reply: retriever_pb2.RetrieveResponse) -> list[list[str]]:
     return [[document.id for document in found.documents] for found in reply.results]
 
 
-async def test_a_reply_holds_documents_and_what_answered(stub: retriever_pb2_grpc.RetrieverStub, loaded: Index) -> None:
+async def test_a_reply_has_documents_and_provenance(stub: retriever_pb2_grpc.RetrieverStub, loaded: Index) -> None:
     reply = await stub.Retrieve(Ask(queries=["Oslo", "zzzz"], topk=2))
     assert ids(reply) == [["o", "n"], []]
     best = reply.results[0].documents[0]
@@ -61,9 +61,7 @@ async def test_a_reply_holds_documents_and_what_answered(stub: retriever_pb2_grp
     )
 
 
-async def test_filters_mode_and_whole_rows_can_be_asked_for(
-    stub: retriever_pb2_grpc.RetrieverStub, loaded: Index
-) -> None:
+async def test_a_request_may_set_filters_mode_and_rows(stub: retriever_pb2_grpc.RetrieverStub, loaded: Index) -> None:
     filters = [retriever_pb2.Filter(field="lang", values=["fr", "nn", "fr"])]
     assert sorted(ids(await stub.Retrieve(Ask(queries=["city Norway"], topk=9, filters=filters)))[0]) == ["7", "o"]
     reply = await stub.Retrieve(Ask(queries=["oslo"], topk=9, mode="title", rows=True))
@@ -86,7 +84,7 @@ async def test_filters_mode_and_whole_rows_can_be_asked_for(
         (Ask(queries=["poison"]), grpc.StatusCode.INTERNAL, "the search failed"),
     ],
 )
-async def test_what_cannot_be_served_has_a_code_and_a_sentence_on_calls_and_streams(
+async def test_errors_have_a_code_and_a_sentence_on_calls_and_streams(
     stub: retriever_pb2_grpc.RetrieverStub, request_: retriever_pb2.RetrieveRequest, code: object, sentence: str
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -115,7 +113,7 @@ async def test_every_request_of_a_stream_is_answered_once(stub: retriever_pb2_gr
     assert len(replies) == len(asked)
 
 
-async def test_a_stream_reads_no_more_than_it_may_have_in_hand(
+async def test_a_stream_reads_no_more_than_its_limit_in_flight(
     stub: retriever_pb2_grpc.RetrieverStub, recorder: tuple[Index, Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_api, "MAX_IN_FLIGHT", 5)
@@ -131,7 +129,7 @@ async def test_a_stream_reads_no_more_than_it_may_have_in_hand(
     assert max(len(queries) for queries, _ in recorder[1].asked) <= 5
 
 
-async def test_a_stream_that_is_abandoned_leaves_nothing_behind(
+async def test_an_abandoned_stream_frees_its_resources(
     stub: retriever_pb2_grpc.RetrieverStub, recorder: tuple[Index, Recorder]
 ) -> None:
     recorder[1].open.clear()
@@ -141,9 +139,9 @@ async def test_a_stream_that_is_abandoned_leaves_nothing_behind(
         retriever_pb2.RetrieveStreamRequest(id=number, request=Ask(queries=[f"query {number}"])) for number in range(9)
     ]
     call = stub.RetrieveStream(iter(asked))
-    await until_waiting(9)
+    await wait_until_queued(9)
     call.cancel()
-    await until_waiting(0)
+    await wait_until_queued(0)
     recorder[1].open.set()
     await held
     assert ids(await stub.Retrieve(Ask(queries=["Oslo"], topk=1))) == [["o"]]

@@ -1,4 +1,4 @@
-"""The HTTP side over a real BM25 index: Search-R1's wire format, refusals, probes and the page that describes it."""
+"""The HTTP server over a real BM25 index: Search-R1's format, errors, probes and the OpenAPI page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from retriever_parts import DEFAULT_TOPK, http_client, recorded, retrieving, until_waiting
+from retriever_parts import DEFAULT_TOPK, http_client, open_retrieval, record_bm25, wait_until_queued
 
 from forage_common.telemetry.health import Health
 from forage_retriever.index.load import Index
@@ -22,7 +22,7 @@ CITIES = {"queries": ["city of Norway"]}
 
 @pytest.fixture
 async def client(loaded: Index) -> AsyncIterator[httpx.AsyncClient]:
-    async with retrieving(loaded) as core, http_client(core) as found:
+    async with open_retrieval(loaded) as core, http_client(core) as found:
         yield found
 
 
@@ -48,7 +48,7 @@ async def client(loaded: Index) -> AsyncIterator[httpx.AsyncClient]:
     ],
 )
 @pytest.mark.parametrize("scores", [False, True])
-async def test_bodies_are_taken_as_other_servers_take_them(
+async def test_bodies_are_accepted_as_other_servers_accept_them(
     client: httpx.AsyncClient, body: dict[str, Any], lengths: list[int], scores: bool
 ) -> None:
     reply = await client.post("/retrieve", json={**body, "return_scores": scores})
@@ -57,7 +57,7 @@ async def test_bodies_are_taken_as_other_servers_take_them(
     assert "partial" not in reply.json()
 
 
-async def test_a_document_is_the_whole_row_bare_unless_scores_are_asked_for(
+async def test_a_document_is_the_whole_row_with_a_score_only_on_request(
     client: httpx.AsyncClient, corpus_file: Path
 ) -> None:
     row = json.loads(corpus_file.read_text().splitlines()[1])
@@ -98,7 +98,7 @@ async def test_a_document_is_the_whole_row_bare_unless_scores_are_asked_for(
         (json.dumps({"queries": ["x"] * (retrieval.MAX_QUERIES + 1)}), "split it"),
     ],
 )
-async def test_a_wrong_body_is_422_with_a_sentence(client: httpx.AsyncClient, body: str, sentence: str) -> None:
+async def test_an_invalid_body_is_422_with_a_sentence(client: httpx.AsyncClient, body: str, sentence: str) -> None:
     reply = await client.post("/retrieve", content=body)
     assert reply.status_code == 422
     assert sentence in reply.json()["detail"]
@@ -110,7 +110,7 @@ async def test_a_body_beyond_the_limit_is_413(client: httpx.AsyncClient) -> None
     assert reply.status_code == 413
 
 
-async def test_a_body_that_does_not_come_is_408(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_arrive_is_408(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_api, "BODY_TIMEOUT_S", 0.05)
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -120,7 +120,7 @@ async def test_a_body_that_does_not_come_is_408(client: httpx.AsyncClient, monke
     assert (await client.post("/retrieve", content=pieces())).status_code == 408
 
 
-async def test_every_reply_says_what_answered(client: httpx.AsyncClient, loaded: Index) -> None:
+async def test_every_reply_has_provenance_headers(client: httpx.AsyncClient, loaded: Index) -> None:
     for body in (CITIES, {"queries": []}, {"queries": 1}):
         headers = (await client.post("/retrieve", json=body)).headers
         assert headers["X-Forage-Corpus-Digest"] == loaded.provenance.corpus
@@ -130,7 +130,7 @@ async def test_every_reply_says_what_answered(client: httpx.AsyncClient, loaded:
     assert titled.headers.get_list("X-Forage-Mode") == ["title"]
 
 
-async def test_without_an_index_it_says_what_it_waits_for() -> None:
+async def test_without_an_index_the_reply_says_what_the_service_waits_for() -> None:
     health = Health()
     health.wait_for("start", "reading the corpus")
     async with http_client(Retrieval(DEFAULT_TOPK, 30.0), health) as client:
@@ -142,17 +142,17 @@ async def test_without_an_index_it_says_what_it_waits_for() -> None:
         assert (probe.status_code, probe.json()["waiting_for"]) == (503, {"start": "reading the corpus"})
 
 
-async def test_a_search_that_breaks_is_500_without_its_text(loaded: Index) -> None:
-    async with retrieving(recorded(loaded)[0]) as core, http_client(core) as client:
+async def test_a_failed_search_is_500_without_the_exception_text(loaded: Index) -> None:
+    async with open_retrieval(record_bm25(loaded)[0]) as core, http_client(core) as client:
         reply = await client.post("/retrieve", json={"queries": ["poison"]})
         assert reply.status_code == 500
         assert "poison" not in reply.text
         assert (await client.post("/retrieve", json=CITIES)).status_code == 200
 
 
-async def test_a_full_queue_and_a_late_answer_are_503_with_retry_after(loaded: Index) -> None:
-    index, searches = recorded(loaded)
-    async with retrieving(index, timeout_s=0.5, max_waiting=4) as core, http_client(core) as client:
+async def test_overload_and_timeout_are_503_with_retry_after(loaded: Index) -> None:
+    index, searches = record_bm25(loaded)
+    async with open_retrieval(index, timeout_s=0.5, max_waiting=4) as core, http_client(core) as client:
         searches.open.clear()
         held = asyncio.create_task(client.post("/retrieve", json={"queries": ["a"]}))
         await asyncio.to_thread(searches.busy.wait)
@@ -167,9 +167,9 @@ async def test_a_full_queue_and_a_late_answer_are_503_with_retry_after(loaded: I
     assert [asked for asked, _ in searches.asked] == [["a"], ["g"]]
 
 
-async def test_a_caller_that_hangs_up_is_not_searched_for(loaded: Index) -> None:
-    index, searches = recorded(loaded)
-    async with retrieving(index) as core:
+async def test_queries_of_a_disconnected_caller_are_not_searched(loaded: Index) -> None:
+    index, searches = record_bm25(loaded)
+    async with open_retrieval(index) as core:
         searches.open.clear()
         held = asyncio.create_task(core.retrieve(["first"]))
         await asyncio.to_thread(searches.busy.wait)
@@ -183,7 +183,7 @@ async def test_a_caller_that_hangs_up_is_not_searched_for(loaded: Index) -> None
         scope = {"type": "http", "method": "POST", "path": "/retrieve", "headers": [], "query_string": b""}
         app = http_api.make_app(core, Health())
         call = asyncio.create_task(app({**scope, "app": app}, messages.get, send))
-        await until_waiting(1)
+        await wait_until_queued(1)
         messages.put_nowait({"type": "http.disconnect"})
         await call
         assert sent[0]["status"] == 400
@@ -192,7 +192,7 @@ async def test_a_caller_that_hangs_up_is_not_searched_for(loaded: Index) -> None
     assert [asked for asked, _ in searches.asked] == [["first"]]
 
 
-async def test_the_page_describes_every_endpoint_body_reply_and_refusal(client: httpx.AsyncClient) -> None:
+async def test_the_openapi_page_describes_every_endpoint_body_reply_and_error(client: httpx.AsyncClient) -> None:
     page = (await client.get("/openapi.json")).json()
     assert set(page["paths"]) == {"/retrieve", "/queries", "/access", "/reload", "/healthz", "/readyz", "/metrics"}
     search = page["paths"]["/retrieve"]["post"]

@@ -17,7 +17,7 @@ rankings = st.lists(st.lists(st.integers(0, 20), unique=True, max_size=10), min_
 
 
 class Ranking:
-    """A searcher that always finds the same rows, and remembers what it was asked."""
+    """A searcher that always finds the same rows, and records its calls."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         self._rows = rows
@@ -63,7 +63,7 @@ def test_one_ranking_alone_keeps_its_order(ranking: list[int]) -> None:
     assert [hit.row for hit in fuse_rankings([ranking, []], [1.0, 1.0], 100, RRF_K)] == ranking
 
 
-def test_every_ranking_is_asked_as_deep_and_with_the_same_filters() -> None:
+def test_every_ranking_is_searched_with_the_same_depth_and_filters() -> None:
     parts = [Ranking([1]), Ranking([2, 3]), Ranking([3, 2])]
     filters: Filters = (("lang", ("nb",)),)
     HybridIndex(*parts, RetrieverSettings()).search(["a", "b"], 30, filters)

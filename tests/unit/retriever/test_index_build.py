@@ -1,4 +1,4 @@
-"""Indexes are built, loaded, converted, adopted and cut; what does not fit together is refused in a sentence."""
+"""Indexes are built, loaded, converted, adopted and sharded; mismatches are refused with a sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS = ["is a city", "has a port", "was founded long ago", "is known for its fo
 
 
 class Recorder:
-    """The real encoder, which remembers what it was given."""
+    """The real encoder, which records the passages that it encodes."""
 
     def __init__(self, inner: Encoder, **other: str) -> None:
         self._inner = inner
@@ -67,7 +67,7 @@ def settings(tmp_path: Path) -> RetrieverSettings:
 
 @pytest.fixture
 def loading(encoder: Encoder, corpus_file: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., load.Index]:
-    """Loads with the session's encoder, as a service would that has loaded it."""
+    """Loads an index with the session's encoder in place of loading it again."""
 
     def begin(settings: RetrieverSettings, other: Encoder | Recorder | None = None) -> load.Index:
         dense = settings.mode is not RetrievalMode.BM25
@@ -96,7 +96,7 @@ def ids(index: load.Index, query: str, mode: str | None = None, topk: int = 5) -
     return [index.corpus.ids[hit.row] for hit in searcher.search([query], topk)[0]]
 
 
-def test_an_index_is_built_once_and_searched_by_every_mode_it_has(
+def test_an_index_is_built_once_and_searched_in_every_mode(
     loading: Callable[..., load.Index], settings: RetrieverSettings
 ) -> None:
     first = loading(settings)
@@ -114,7 +114,7 @@ def test_an_index_is_built_once_and_searched_by_every_mode_it_has(
     assert len({kept.compute_digest(mode) for mode in RetrievalMode}) == 3
 
 
-def test_a_given_folder_is_served_in_the_modes_it_has(
+def test_an_index_folder_is_served_in_its_modes(
     loading: Callable[..., load.Index], built: Callable[..., Path], settings: RetrieverSettings
 ) -> None:
     both, words = built("both"), built("words", mode=RetrievalMode.BM25)
@@ -126,7 +126,7 @@ def test_a_given_folder_is_served_in_the_modes_it_has(
     assert not settings.cache_dir.exists()
 
 
-def test_a_link_is_followed_once(
+def test_a_symbolic_link_is_resolved_once(
     loading: Callable[..., load.Index], built: Callable[..., Path], settings: RetrieverSettings, tmp_path: Path
 ) -> None:
     link = tmp_path / "current"
@@ -157,7 +157,7 @@ def test_settings_that_disagree_with_an_index_are_refused(
         loading(given)
 
 
-def test_an_encoder_of_another_family_is_refused_and_one_that_only_rounds_otherwise_is_not(
+def test_an_encoder_must_be_of_the_family_of_the_index(
     loading: Callable[..., load.Index], built: Callable[..., Path], settings: RetrieverSettings, encoder: Encoder
 ) -> None:
     given = settings.model_copy(update={"index": built("both")})
@@ -168,7 +168,7 @@ def test_an_encoder_of_another_family_is_refused_and_one_that_only_rounds_otherw
 
 
 @pytest.mark.parametrize("part", ["corpus/rows.bin", "dense/index.faiss"])
-def test_a_corrupt_file_is_refused_with_the_digest_that_failed(
+def test_a_corrupt_file_is_refused_with_both_digests(
     loading: Callable[..., load.Index], built: Callable[..., Path], settings: RetrieverSettings, part: str
 ) -> None:
     folder = built("both")
@@ -191,7 +191,7 @@ def test_an_index_of_older_code_is_refused(
         loading(settings.model_copy(update={"index": folder}))
 
 
-def test_memory_is_checked_before_it_is_needed(
+def test_memory_is_checked_before_loading_and_building(
     loading: Callable[..., load.Index],
     built: Callable[..., Path],
     settings: RetrieverSettings,
@@ -210,7 +210,7 @@ def test_memory_is_checked_before_it_is_needed(
         space.check_build_memory("Flat", 768, 21_000_000)
 
 
-def test_disk_is_checked_before_it_is_filled(
+def test_disk_space_is_checked_before_building(
     built: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=20_000))
@@ -218,7 +218,7 @@ def test_disk_is_checked_before_it_is_filled(
         built("flat")
 
 
-def test_a_bad_corpus_leaves_nothing_behind(
+def test_a_bad_corpus_leaves_no_files(
     loading: Callable[..., load.Index], settings: RetrieverSettings, corpus_file: Path
 ) -> None:
     with corpus_file.open("a") as file:
@@ -228,7 +228,9 @@ def test_a_bad_corpus_leaves_nothing_behind(
     assert not settings.cache_dir.exists()
 
 
-def test_two_builds_at_once_both_end_well(encoder: Encoder, corpus_file: Path, settings: RetrieverSettings) -> None:
+def test_concurrent_builds_encode_once_and_all_succeed(
+    encoder: Encoder, corpus_file: Path, settings: RetrieverSettings
+) -> None:
     recorder = Recorder(encoder)
     found: list[Path] = []
 
@@ -245,7 +247,7 @@ def test_two_builds_at_once_both_end_well(encoder: Encoder, corpus_file: Path, s
     assert len(recorder.encoded) == 40
 
 
-def test_a_factory_that_does_not_fit_costs_no_second_encoding(
+def test_vectors_are_reused_after_a_factory_string_that_does_not_fit(
     built: Callable[..., Path], encoder: Encoder, corpus_file: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(SettingsError, match="'IVF256,Flat' does not fit"):
@@ -277,7 +279,7 @@ def test_an_index_is_converted_without_encoding_again(
     assert np.array_equal(np.load(tmp_path / "new/dense/vectors.npy"), stored)
 
 
-def test_what_cannot_be_converted_says_so(built: Callable[..., Path], tmp_path: Path) -> None:
+def test_indexes_without_vectors_cannot_be_converted(built: Callable[..., Path], tmp_path: Path) -> None:
     recipe = Recipe.from_settings(RetrieverSettings(), None)
     with pytest.raises(UserError, match="words has no dense part"):
         convert_index(built("words", mode=RetrievalMode.BM25), tmp_path / "n", tmp_path / ".n", recipe, lambda *_: None)
@@ -291,7 +293,7 @@ def test_what_cannot_be_converted_says_so(built: Callable[..., Path], tmp_path: 
         )
 
 
-def test_a_faiss_file_of_others_is_adopted_with_its_corpus(
+def test_a_foreign_faiss_file_is_adopted_with_its_corpus(
     loading: Callable[..., load.Index],
     settings: RetrieverSettings,
     encoder: Encoder,
@@ -321,7 +323,7 @@ def test_a_faiss_file_of_others_is_adopted_with_its_corpus(
         adopted("far", vectors, faiss.METRIC_L2)
 
 
-def test_shards_are_whole_indexes_of_consecutive_passages(
+def test_shards_are_complete_indexes_of_consecutive_passages(
     built: Callable[..., Path], loading: Callable[..., load.Index], settings: RetrieverSettings, corpus_file: Path
 ) -> None:
     folders = manifest.list_shards(built("cut", shards=3, filter_fields=("kind",)))
@@ -345,7 +347,7 @@ def test_shards_are_whole_indexes_of_consecutive_passages(
         built("dust", shards=41)
 
 
-def test_a_killed_finish_leaves_a_whole_index(
+def test_a_kill_after_the_rename_leaves_a_complete_index(
     built: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Workspace, "discard", lambda self: None)  # killed after the index was put into its place

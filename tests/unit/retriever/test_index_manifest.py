@@ -1,4 +1,4 @@
-"""A damaged index is refused with what is wrong, whichever file and however it was damaged."""
+"""Manifests, and the detection of any damage to an index."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(corpus_file: Path, tmp_path: Path) -> Path:
     return tmp_path / "index"
 
 
-def test_a_manifest_says_what_is_there(folder: Path) -> None:
+def test_a_manifest_describes_the_index(folder: Path) -> None:
     kept = manifest.read_manifest(folder)
     assert (kept.passages, kept.filter_fields, kept.modes) == (6, ("lang",), (RetrievalMode.BM25,))
     assert kept.dense is kept.encoder is kept.shard is None
@@ -65,7 +65,7 @@ def test_any_damaged_file_is_named(folder: Path, damage: Callable[[Path], None],
             (folder / name).write_bytes(whole)
 
 
-def test_beyond_the_limit_only_sizes_are_checked(folder: Path) -> None:
+def test_beyond_the_byte_limit_only_sizes_are_checked(folder: Path) -> None:
     kept = manifest.read_manifest(folder)
     largest = max(kept.files, key=lambda name: kept.files[name].bytes)
     flip(folder / largest)
@@ -77,7 +77,7 @@ def test_beyond_the_limit_only_sizes_are_checked(folder: Path) -> None:
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_no_bit_of_a_manifest_can_change_unnoticed(folder: Path, place: float, bit: int) -> None:
+def test_any_changed_bit_of_a_manifest_is_detected(folder: Path, place: float, bit: int) -> None:
     whole = (folder / "manifest.json").read_bytes()
     content = bytearray(whole)
     content[int(place * len(content))] ^= 1 << bit
@@ -104,7 +104,7 @@ def test_a_manifest_of_other_code_is_refused(folder: Path, format: int | None, s
         manifest.read_manifest(folder)
 
 
-def test_a_folder_without_a_manifest_says_what_to_do(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_refused_with_a_remedy(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path} is no index .*forage index build"):
         manifest.read_manifest(tmp_path)
     for number in (0, 1, 10):

@@ -1,4 +1,4 @@
-"""Work that a killed process leaves is gone on with; two processes never do the same work at once."""
+"""A workspace is resumed after a kill, and held by one process at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fill(folder: Path) -> None:
 
 
 def build(folder: Path, final: Path, make: Callable[[Path], None] = fill) -> bool:
-    """Make an index of one stage; whether it was made here."""
+    """Build an index of one stage; returns whether this call built it."""
     with hold_workspace(folder, final, lambda: None) as workspace:
         if workspace is None:
             return False
@@ -42,7 +42,7 @@ def build(folder: Path, final: Path, make: Callable[[Path], None] = fill) -> boo
     return True
 
 
-def test_a_finished_stage_is_not_made_again_and_another_key_makes_it_anew(tmp_path: Path) -> None:
+def test_a_finished_stage_is_reused_unless_its_key_changes(tmp_path: Path) -> None:
     calls: list[str] = []
 
     def make(folder: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_finished_stage_is_not_made_again_and_another_key_makes_it_anew(tmp_pa
     assert calls == ["part", "scratch", "part"]
 
 
-def test_a_stage_that_fails_is_made_from_nothing_next_time(tmp_path: Path) -> None:
+def test_a_failed_stage_starts_from_an_empty_folder(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         fill(folder)
         raise ValueError("half way")
@@ -71,7 +71,7 @@ def test_a_stage_that_fails_is_made_from_nothing_next_time(tmp_path: Path) -> No
     assert not build(tmp_path / "work", tmp_path / "final")
 
 
-def test_a_second_process_waits_for_the_first_and_takes_what_it_made(tmp_path: Path) -> None:
+def test_a_second_process_waits_and_uses_the_result_of_the_first(tmp_path: Path) -> None:
     waiting = threading.Event()
     made: list[bool] = []
 
@@ -91,7 +91,7 @@ def test_a_second_process_waits_for_the_first_and_takes_what_it_made(tmp_path: P
     assert (tmp_path / "final/part/file").read_text() == "whole"
 
 
-def test_when_the_first_gives_up_the_second_does_the_work(tmp_path: Path) -> None:
+def test_a_waiting_process_builds_when_the_first_gives_up(tmp_path: Path) -> None:
     waiting = threading.Event()
     made: list[bool] = []
 
@@ -109,7 +109,7 @@ def test_when_the_first_gives_up_the_second_does_the_work(tmp_path: Path) -> Non
     assert made == [True]
 
 
-def test_work_that_a_killed_process_held_is_free(tmp_path: Path) -> None:
+def test_the_workspace_of_a_killed_process_is_resumed(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path\n"
         "from forage_retriever.index.workspace import hold_workspace\n"
@@ -124,7 +124,7 @@ def test_work_that_a_killed_process_held_is_free(tmp_path: Path) -> None:
     assert (tmp_path / "final/part/file").stat().st_mtime_ns == written
 
 
-def test_only_old_work_that_nobody_holds_is_swept(tmp_path: Path) -> None:
+def test_only_old_workspaces_without_a_holder_are_removed(tmp_path: Path) -> None:
     for name in ("old", "held", "new"):
         with hold_workspace(tmp_path / f".index-{name}", tmp_path / "final", lambda: None) as workspace:
             assert workspace is not None
@@ -144,7 +144,7 @@ def test_only_old_work_that_nobody_holds_is_swept(tmp_path: Path) -> None:
     st.integers(0, 40),
     st.lists(st.tuples(st.integers(1, 20), st.sampled_from(["goes on", "killed", "killed half way"])), max_size=8),
 )
-def test_vectors_survive_any_row_of_kills(
+def test_vectors_survive_any_sequence_of_kills(
     tmp_path_factory: pytest.TempPathFactory, count: int, parts: list[tuple[int, str]]
 ) -> None:
     folder = tmp_path_factory.mktemp("v")
@@ -166,7 +166,7 @@ def test_vectors_survive_any_row_of_kills(
 
 
 @pytest.mark.parametrize("why", ["another key", "file lost"])
-def test_vectors_of_something_else_are_not_gone_on_with(tmp_path: Path, why: str) -> None:
+def test_vectors_of_another_key_are_not_resumed(tmp_path: Path, why: str) -> None:
     writer = VectorsWriter(tmp_path, "key", 4, 2)
     writer.append(np.ones((3, 2), np.float32))
     writer.close()
@@ -179,7 +179,7 @@ def test_vectors_of_something_else_are_not_gone_on_with(tmp_path: Path, why: str
     assert not map_vectors(tmp_path / VECTORS_FILE).any()
 
 
-def test_a_vector_that_is_no_number_names_its_passage(tmp_path: Path) -> None:
+def test_a_vector_that_is_not_finite_names_its_passage(tmp_path: Path) -> None:
     writer = VectorsWriter(tmp_path, "key", 4, 2)
     writer.append(np.ones((2, 2), np.float32))
     with pytest.raises(UserError, match="no vector for passage 3"):
@@ -187,7 +187,9 @@ def test_a_vector_that_is_no_number_names_its_passage(tmp_path: Path) -> None:
     assert writer.done == 2
 
 
-def test_vectors_come_in_blocks_samples_and_other_precisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_are_read_in_blocks_sampled_and_saved_in_other_precisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vectors, "_BLOCK_BYTES", 4 * 3 * 4)
     wanted = np.arange(30, dtype=np.float32).reshape(10, 3)
     assert [len(block) for block in iterate_blocks(wanted)] == [4, 4, 2]

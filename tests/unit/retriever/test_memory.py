@@ -1,4 +1,4 @@
-"""What indexes need, against what FAISS writes."""
+"""Estimated index sizes against the files that FAISS writes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WIKI18 = (768, 21_015_324)
         "PCA32,IVF16,SQ8",
     ],
 )
-def test_an_index_is_as_large_as_its_formula_says(tmp_path: Path, factory: str) -> None:
+def test_estimated_index_sizes_match_faiss_files(tmp_path: Path, factory: str) -> None:
     index = faiss_build.create_index(factory, DIMENSION)
     if not index.is_trained:
         faiss_build.train_index(index, factory, VECTORS[:1000])
@@ -58,14 +58,14 @@ def test_an_index_is_as_large_as_its_formula_says(tmp_path: Path, factory: str) 
     assert memory.estimate_needs(factory, DIMENSION, COUNT).ram_bytes == pytest.approx(file.stat().st_size, rel=0.04)
 
 
-def test_vectors_are_counted_where_they_are_stored() -> None:
+def test_stored_vectors_are_counted() -> None:
     for factory in ("Flat", "SQ8", "HNSW16", "PQ16x4fs,RFlat", "SQ4", "RaBitQ", "IVF16,PQ16x4fs", "PCA32,Flat"):
         stored = memory.estimate_needs(factory, DIMENSION, COUNT).vectors_bytes
         assert stored == (2 * DIMENSION * COUNT if faiss_build.needs_stored_vectors(factory, DIMENSION) else 0), factory
     assert memory.estimate_needs("Flat", DIMENSION, COUNT, vector_bytes=4).vectors_bytes == 4 * DIMENSION * COUNT
 
 
-def test_fast_scan_codes_are_held_and_all_else_is_mapped() -> None:
+def test_only_fast_scan_codes_are_held_in_memory() -> None:
     flat, fast = memory.estimate_needs("Flat", *WIKI18), memory.estimate_needs("IVF4096,PQ192x4fs", *WIKI18)
     assert flat.held_bytes == 0
     assert flat.mapped_bytes == 4 * 768 * 21_015_324
@@ -74,7 +74,7 @@ def test_fast_scan_codes_are_held_and_all_else_is_mapped() -> None:
     assert memory.estimate_needs("IVF4096,RaBitQ", *WIKI18).build_bytes > 4 * 768 * 4096 * 40  # the training sample
 
 
-def test_cheaper_indexes_fit_and_the_best_comes_first() -> None:
+def test_fitting_index_types_are_listed_most_accurate_first() -> None:
     everything = [factory for factory, _ in memory.list_fitting(*WIKI18, ram_bytes=10**15)]
     assert everything[0] == "Flat"
     for gib in (1, 3, 20, 40):
@@ -86,7 +86,7 @@ def test_cheaper_indexes_fit_and_the_best_comes_first() -> None:
         faiss_build.create_index(factory, 768)
 
 
-def test_the_sentence_says_what_is_needed_what_there_is_and_what_would_fit() -> None:
+def test_the_error_states_needed_and_free_memory_and_a_fitting_type() -> None:
     text = memory.describe_shortage("Flat", *WIKI18, available_bytes=40 * GIB)
     assert "needs 60.1 GiB" in text
     assert "40.0 GiB are free" in text

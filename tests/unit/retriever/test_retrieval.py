@@ -1,4 +1,4 @@
-"""What is asked for, cached, refused and exchanged, over a real BM25 index."""
+"""Requests, cache, errors and replacement of the index, over a real BM25 index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from retriever_parts import DEFAULT_TOPK, Recorder, recorded, retrieving
+from retriever_parts import DEFAULT_TOPK, Recorder, open_retrieval, record_bm25
 
 from forage_retriever.index.load import Index
 from forage_retriever.serve import retrieval
@@ -23,27 +23,27 @@ def ids(results: Results) -> list[list[str]]:
 
 @pytest.fixture
 def recorder(loaded: Index) -> tuple[Index, Recorder]:
-    return recorded(loaded)
+    return record_bm25(loaded)
 
 
 @pytest.fixture
 async def core(recorder: tuple[Index, Recorder]) -> AsyncIterator[Retrieval]:
-    async with retrieving(recorder[0]) as made:
+    async with open_retrieval(recorder[0]) as made:
         yield made
 
 
 @pytest.mark.parametrize(("topk", "given"), [(0, DEFAULT_TOPK), (2, 2), (1000, 4), (10**30, 4)])
-async def test_no_more_is_given_than_asked_for_or_there_is(core: Retrieval, topk: int, given: int) -> None:
+async def test_topk_is_limited_by_the_request_and_the_corpus(core: Retrieval, topk: int, given: int) -> None:
     assert [len(found) for found in ids(await core.retrieve(["Oslo Norway Kandy Kandi"], topk))] == [given]
 
 
-async def test_filters_narrow_what_is_found(core: Retrieval) -> None:
+async def test_filters_restrict_the_hits(core: Retrieval) -> None:
     (found,) = ids(await core.retrieve(["city Norway"], 5, (("lang", ("fr", "nb")),)))
     assert sorted(found) == ["7", "o"]
     assert ids(await core.retrieve(["city Norway"], 5, (("lang", ("fr",)), ("url", ("none",))))) == [[]]
 
 
-async def test_each_request_may_choose_a_mode_and_is_told_which_answered(core: Retrieval) -> None:
+async def test_a_request_may_choose_a_mode_and_the_reply_names_it(core: Retrieval) -> None:
     titled = await core.retrieve(["kandy"], 3, mode="title")
     assert (ids(titled), titled.provenance.mode) == ([["k"]], "title")
     assert (await core.retrieve(["kandy"])).provenance.mode == "bm25"
@@ -59,16 +59,14 @@ async def test_each_request_may_choose_a_mode_and_is_told_which_answered(core: R
         ({"filters": (("lang", ("x",) * 1001),)}, "1001 filter values are more than 1000"),
     ],
 )
-async def test_what_cannot_be_served_is_refused_with_a_sentence(
+async def test_invalid_requests_are_refused_with_a_sentence(
     core: Retrieval, arguments: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=sentence):
         await core.retrieve(**{"queries": ["Oslo"], **arguments})  # type: ignore[arg-type]
 
 
-async def test_more_documents_than_a_reply_may_hold_are_refused(
-    core: Retrieval, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_for_too_many_documents_are_refused(core: Retrieval, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval, "MAX_DOCUMENTS", 7)
     with pytest.raises(InvalidRequestError, match="2 queries of 4 documents"):
         await core.retrieve(["a", "b"], 4)
@@ -84,7 +82,7 @@ async def test_the_same_query_is_searched_once_even_without_hits(
     assert recorder[1].asked == [(["Oslo", "zzzz"], 2)]
 
 
-async def test_depth_mode_and_filters_are_part_of_what_is_cached(
+async def test_topk_mode_and_filters_are_part_of_the_cache_key(
     core: Retrieval, recorder: tuple[Index, Recorder]
 ) -> None:
     await core.retrieve(["Oslo"], 1)
@@ -94,11 +92,11 @@ async def test_depth_mode_and_filters_are_part_of_what_is_cached(
     assert len(recorder[1].asked) == 3
 
 
-async def test_a_search_beyond_its_time_is_given_up_and_a_later_one_is_answered(
+async def test_a_search_times_out_and_the_next_one_is_answered(
     recorder: tuple[Index, Recorder],
 ) -> None:
     index, searches = recorder
-    async with retrieving(index, timeout_s=0.05) as core:
+    async with open_retrieval(index, timeout_s=0.05) as core:
         searches.open.clear()
         with pytest.raises(TimeoutError):
             await core.retrieve(["Oslo"])
@@ -106,7 +104,7 @@ async def test_a_search_beyond_its_time_is_given_up_and_a_later_one_is_answered(
         assert ids(await core.retrieve(["Kandy"], 1)) == [["k"]]
 
 
-async def test_before_there_is_an_index_and_after_the_end_it_is_not_ready(loaded: Index) -> None:
+async def test_without_an_index_and_after_stop_retrieval_is_not_ready(loaded: Index) -> None:
     core = Retrieval(DEFAULT_TOPK, 30.0)
     with pytest.raises(NotReadyError):
         await core.retrieve(["Oslo"])
@@ -117,8 +115,8 @@ async def test_before_there_is_an_index_and_after_the_end_it_is_not_ready(loaded
         await core.retrieve(["Oslo"])
 
 
-async def test_an_exchanged_index_finishes_what_it_has_and_is_let_go(loaded: Index) -> None:
-    old, searches = recorded(loaded)
+async def test_a_replaced_index_finishes_its_searches_and_is_closed(loaded: Index) -> None:
+    old, searches = record_bm25(loaded)
     new = replace(loaded, provenance=replace(loaded.provenance, index="new"))
     core = Retrieval(DEFAULT_TOPK, 30.0)
     core.set_source(LocalSource(old, 100))
@@ -141,13 +139,13 @@ async def test_an_exchanged_index_finishes_what_it_has_and_is_let_go(loaded: Ind
     assert gone() is None
 
 
-async def test_what_an_old_index_finds_late_is_not_kept_for_the_new_one(loaded: Index) -> None:
-    old, searches = recorded(loaded)
-    async with retrieving(old) as core:
+async def test_late_results_of_a_replaced_index_are_not_cached(loaded: Index) -> None:
+    old, searches = record_bm25(loaded)
+    async with open_retrieval(old) as core:
         searches.open.clear()
         late = asyncio.create_task(core.retrieve(["Oslo"], 1))
         await asyncio.to_thread(searches.busy.wait)
-        same, again = recorded(loaded)
+        same, again = record_bm25(loaded)
         core.set_source(LocalSource(same, 100))
         searches.open.set()
         await late
@@ -155,7 +153,7 @@ async def test_what_an_old_index_finds_late_is_not_kept_for_the_new_one(loaded: 
         assert again.asked == [(["Oslo"], 1)]
 
 
-def test_the_cache_forgets_what_was_unused_for_longest() -> None:
+def test_the_cache_evicts_the_least_recently_used_entry() -> None:
     cache: LruCache[str, int] = LruCache(2)
     cache.put("a", 1)
     cache.put("b", 2)

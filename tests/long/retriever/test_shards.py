@@ -1,4 +1,4 @@
-"""A corpus split over two retrievers with a merging front answers as one retriever with all of it."""
+"""A front over two shards answers like one retriever with the whole corpus."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Processes:
             if self.ask("front", queries=[f"question {number}"]).json().get("partial", False) is partial:
                 return
             time.sleep(0.1)
-        pytest.fail(f"answers of the front never came to be {'partial' if partial else 'whole'}")
+        pytest.fail(f"answers of the front never became {'partial' if partial else 'whole'}")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def processes(
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     cache = tmp_path / "cache"
     cache.mkdir()
-    for folder in (repository / ".cache/retriever").glob("encoder-*"):  # exported anew where it was not before
+    for folder in (repository / ".cache/retriever").glob("encoder-*"):  # exported again where missing
         (cache / folder.name).symlink_to(folder)
     http = {name: free_address() for name in (*parts, "front")}
     grpc_ = {name: free_address() for name in (*parts, "front")}
@@ -92,13 +92,13 @@ def processes(
     return Processes(start, running, http, grpc_)
 
 
-def test_shards_answer_as_one_and_a_dead_one_makes_answers_partial(processes: Processes) -> None:
+def test_shards_answer_like_one_index_and_partially_without_one_of_them(processes: Processes) -> None:
     asked = {"queries": QUESTIONS, "topk": 5}
     for mode in ("dense", "title"):
         assert processes.ids("front", **asked, mode=mode) == processes.ids("whole", **asked, mode=mode)
     hybrid, whole = processes.ids("front", **asked), processes.ids("whole", **asked)
     shared = [len(set(ours) & set(theirs)) for ours, theirs in zip(hybrid, whole, strict=True)]
-    assert sum(shared) >= 0.8 * 5 * len(QUESTIONS), (hybrid, whole)  # words are rarer or commoner in a shard
+    assert sum(shared) >= 0.8 * 5 * len(QUESTIONS), (hybrid, whole)  # word frequencies differ between shards
     filtered = {"queries": ["tea"], "topk": 9, "mode": "dense", "filters": {"place": ["Oslo", "Recife"]}}
     assert processes.ids("front", **filtered) == processes.ids("whole", **filtered)
     row = processes.ask("front", queries=["kandy"], topk=1).json()["result"][0][0]
@@ -128,7 +128,7 @@ def test_shards_answer_as_one_and_a_dead_one_makes_answers_partial(processes: Pr
     assert httpx.get(f"http://{processes.http['front']}/readyz", timeout=20).status_code == 200
 
 
-def test_a_front_waits_for_its_shards_and_says_so(
+def test_a_front_waits_for_its_shards_and_reports_it(
     start_service: Callable[..., Any], free_address: Callable[[], str], tmp_path: Path
 ) -> None:
     missing, http = free_address(), free_address()

@@ -1,4 +1,4 @@
-"""Malformed requests, thousands of them, on a running service: refused, never an error of the server's, and no leak.
+"""Thousands of malformed requests to a running service: refused, without a server error or a memory leak.
 
 Three sources: schemathesis, from the service's own OpenAPI page; bytes written to its HTTP port; bytes sent as gRPC
 messages. `FORAGE_FUZZ` multiplies how many.
@@ -39,7 +39,7 @@ TIMES = float(os.environ.get("FORAGE_FUZZ", "1"))
 PAGE_EXAMPLES, RAW_REQUESTS, GRPC_MESSAGES = (int(TIMES * count) for count in (600, 5_400, 4_000))
 CONNECTIONS = 20
 MAY_GROW_BYTES = 48 * 2**20
-"""Of resident memory, after a warm-up: what allocators keep, not what a thousand requests leave behind."""
+"""Growth of resident memory after a warm-up: what allocators keep, not a leak per request."""
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 ALLOWED = {200, 400, 404, 405, 408, 413, 422, 431, 503}
@@ -55,7 +55,7 @@ class Service:
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def check(self) -> None:
-        """It still answers, and counts no failure of its own."""
+        """Check that it still answers and has counted no internal error."""
         assert self.process.poll() is None
         reply = httpx.post(f"http://{self.http}/retrieve", json={"queries": ["Oslo"], "topk": 1}, timeout=30)
         assert [row["id"] for row in reply.raise_for_status().json()["result"][0]] == ["p1"]
@@ -73,7 +73,7 @@ class Service:
 def service(
     repository: Path, tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], str]
 ) -> Iterator[Service]:
-    """One service for all of them, so that each also meets what the others left behind."""
+    """One service for all tests, so that each also runs in the state that the others left."""
     folder = tmp_path_factory.mktemp("fuzz")
     titles = ["Norway", "Oslo", "Kandy", "São Paulo"]
     rows = [
@@ -102,14 +102,14 @@ def service(
                 time.sleep(0.05)
         yield Service(process, http, grpc_)
         log.seek(0)
-        assert "_failed" not in log.read()  # how the events of what should not happen are named
+        assert "_failed" not in log.read()  # the ending of unexpected events
     finally:
         process.kill()
         process.wait()
         log.close()
 
 
-def test_what_schemathesis_makes_of_the_openapi_page(service: Service) -> None:
+def test_requests_generated_from_the_openapi_page(service: Service) -> None:
     schema = schemathesis.openapi.from_url(f"http://{service.http}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
     searches = [operation for operation in operations if operation.method.upper() == "POST" and operation.body]
@@ -161,7 +161,7 @@ PATHS = ["/retrieve"] * 5 + [
 
 
 def body(chance: random.Random) -> bytes:
-    """A valid body with something wrong about it."""
+    """A valid body with random damage."""
     asked = dict(VALID)
     for _ in range(chance.randint(0, 2)):
         asked[chance.choice([*VALID, "query", "k", "urls", "\0"])] = chance.choice(ODD)
@@ -181,7 +181,7 @@ def body(chance: random.Random) -> bytes:
 
 
 def request(chance: random.Random) -> tuple[bytes, bool]:
-    """Bytes of an HTTP request, and whether they are whole, so that an answer must come."""
+    """Bytes of an HTTP request, and whether it is complete, so that it must be answered."""
     method, path, content = chance.choice(["POST"] * 8 + ["GET", "PUT", "BREW"]), chance.choice(PATHS), body(chance)
     lines = [f"{method} {path} HTTP/1.1", "Host: retriever", "Content-Type: application/json"]
     kind = chance.random()
@@ -204,7 +204,7 @@ def request(chance: random.Random) -> tuple[bytes, bool]:
 
 
 async def answer(reader: asyncio.StreamReader) -> int | None:
-    """The status of the next answer, read to its end; None where the server hung up."""
+    """The status of the next answer, read to its end; None where the server disconnected."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -220,7 +220,7 @@ async def answer(reader: asyncio.StreamReader) -> int | None:
 
 
 async def bombard(service: Service, count: int, seed: int) -> set[int]:
-    """Send malformed requests on many connections; gives the statuses that came back."""
+    """Send malformed requests on many connections; returns the statuses of the answers."""
     host, port = service.http.split(":")
     seen: set[int] = set()
 
@@ -247,7 +247,7 @@ async def bombard(service: Service, count: int, seed: int) -> set[int]:
     return seen
 
 
-async def test_bytes_on_the_http_port(service: Service) -> None:
+async def test_malformed_bytes_on_the_http_port(service: Service) -> None:
     host, port = service.http.split(":")
     half_open = [await asyncio.open_connection(host, int(port)) for _ in range(50)]
     for _, writer in half_open:
@@ -297,7 +297,7 @@ def message(chance: random.Random) -> bytes:
             return odd
 
 
-async def test_bytes_as_grpc_messages(service: Service) -> None:
+async def test_malformed_grpc_messages(service: Service) -> None:
     def as_they_are(value: bytes) -> bytes:
         return value
 

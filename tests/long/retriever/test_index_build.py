@@ -1,0 +1,130 @@
+"""`forage index build` killed at every stage, and over a large corpus."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from index_command import IndexCommand, write_topics
+
+from forage_common.settings import RetrieverSettings
+from forage_retriever.index import load, manifest
+
+PASSAGES = 60
+
+KILLED = """
+import os, signal, sys
+from forage_retriever.corpus import store
+from forage_common.files import durable
+from forage_retriever.command.main import main
+from forage_retriever.index import stages, workspace
+from forage_retriever.search import bm25, faiss_build
+
+stages.PART = 16
+owner, name, count = {
+    "reading": (store.CorpusWriter, "add_passage", 30),
+    "indexing words": (bm25, "split_contents", 30),
+    "second part": (stages.VectorsWriter, "append", 2),
+    "checkpoint": (durable, "write_atomically", 1),
+    "trained": (faiss_build, "add_vectors", 1),
+    "writing": (faiss_build, "write_index", 1),
+    "in place": (workspace.Workspace, "discard", 1),
+}[sys.argv[1]]
+inner, calls = getattr(owner, name), []
+
+def counting(*arguments, **named):
+    calls.append(1)
+    if len(calls) == count:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return inner(*arguments, **named)
+
+setattr(owner, name, counting)
+sys.argv = ["forage index", *sys.argv[2:]]
+main()
+"""
+"""Kills itself before the n-th call of a function."""
+
+
+@pytest.fixture
+def index(repository: Path, tmp_path: Path) -> IndexCommand:
+    return IndexCommand(repository, tmp_path)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    file = tmp_path / "corpus.jsonl"
+    write_topics(file, PASSAGES)
+    return file
+
+
+def answers(folder: Path, repository: Path) -> Iterator[list[tuple[str, float]]]:
+    settings = RetrieverSettings(index=folder, cache_dir=repository / ".cache/retriever", nprobe=2)
+    found = load.load_index(Path("unused"), settings, lambda what: None)
+    for query in ("birds", "bridges 16", "which islands are there?", "Number 42"):
+        for mode in found.searchers:
+            hits = found.searchers[mode].search([query], 10, (("topic", ("birds", "bridges", "islands")),))[0]
+            yield [(found.corpus.ids[hit.row], hit.score) for hit in hits]
+
+
+def test_a_build_killed_at_any_stage_resumes_to_the_identical_index(
+    index: IndexCommand, corpus: Path, tmp_path: Path, repository: Path
+) -> None:
+    options = ["--corpus", corpus, "-f", "IVF4,SQ8", "--vectors", "float16", "--filter-field", "topic"]
+    undisturbed = index("build", "whole", *options)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    for place in ("reading", "indexing words", "second part", "checkpoint", "trained", "writing", "in place"):
+        killed = index(place, "build", "killed", *options, script=KILLED)
+        assert killed.returncode == -signal.SIGKILL, (place, killed.stderr)
+    resumed = index("build", "killed", *options)
+    assert resumed.returncode == 0, resumed.stderr
+    kept = {name: manifest.read_manifest(tmp_path / name) for name in ("whole", "killed")}
+    # tantivy names its files by chance; what they hold is compared by what they answer.
+    files = {
+        name: {path: entry for path, entry in one.files.items() if not path.startswith("bm25/")}
+        for name, one in kept.items()
+    }
+    assert {"corpus/rows.bin", "dense/index.faiss", "dense/vectors.npy"} <= set(files["whole"])
+    assert files["killed"] == files["whole"]
+    assert kept["killed"].model_copy(update={"files": {}}) == kept["whole"].model_copy(update={"files": {}})
+    for name, one in kept.items():
+        assert manifest.check_files(tmp_path / name, one) == []
+    assert list(answers(tmp_path / "killed", repository)) == list(answers(tmp_path / "whole", repository))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "killed", "whole"]
+
+
+def test_stages_finished_before_a_kill_are_not_repeated(index: IndexCommand, corpus: Path, tmp_path: Path) -> None:
+    options = ["--corpus", corpus, "-f", "Flat"]
+    assert index("writing", "build", "first", *options, script=KILLED).returncode == -signal.SIGKILL
+    made = {
+        name: (tmp_path / ".first.building/index" / name).stat().st_mtime_ns
+        for name in ("corpus/rows.bin", "bm25/meta.json")
+    }
+    resumed = index("build", "first", *options)
+    assert resumed.returncode == 0
+    assert {name: (tmp_path / "first" / name).stat().st_mtime_ns for name in made} == made
+    assert "indexing vectors" in resumed.stderr
+    assert "encoding" not in resumed.stderr
+
+
+MEASURED = """
+import pathlib, re, sys
+from forage_retriever.command.main import main
+sys.argv = ["forage index", *sys.argv[1:]]
+try:
+    main()
+finally:
+    # Not getrusage, whose peak is also that of the process that started this one.
+    print("peak", re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+"""
+
+
+def test_a_large_corpus_is_indexed_in_bounded_memory(index: IndexCommand, tmp_path: Path) -> None:
+    write_topics(tmp_path / "large.jsonl", 200_000)
+    options = ["--corpus", "large.jsonl", "--mode", "bm25", "--filter-field", "topic"]
+    done = index("build", "large", *options, script=MEASURED)
+    assert manifest.read_manifest(tmp_path / "large").passages == 200_000
+    # The libraries take 70 MB, tantivy's buffer 64, what is mapped of the files 50; as Python objects the passages
+    # would take 100 more.
+    assert int(done.stdout.rpartition("peak ")[2]) * 1024 < 230_000_000
