@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from forage_common.errors import ForageError, SettingsError, UserError
@@ -157,7 +157,7 @@ def verify(folder: Folder) -> None:
             description = manifest.read_manifest(one)
             with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
                 task = progress.add_task("checking", total=manifest.sum_bytes(description.files))
-                manifest.check_files(one, description, _advance(progress, task), _ALL_BYTES)
+                manifest.check_files(one, description, partial(progress.advance, task), _ALL_BYTES)
         except DamagedError as error:
             console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1) from None
@@ -258,10 +258,6 @@ def _check_target(out: Path, recipe: str) -> None:
 
 def _list_indexes(folder: Path) -> list[Path]:
     return manifest.list_shards(folder) or [folder]
-
-
-def _advance(progress: Progress, task: TaskID) -> Callable[[int], None]:
-    return lambda read: progress.advance(task, read)
 
 
 def _print_index(folder: Path) -> None:

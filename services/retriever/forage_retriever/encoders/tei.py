@@ -82,7 +82,9 @@ class TeiClient:
             for trial in Retrying(
                 stop=stop_before_delay(timeout_s),
                 wait=wait_random_exponential(multiplier=0.1, max=2.0),
-                retry=retry_if_exception(lambda error: is_transient(error) and (patient or not _is_open(error))),
+                retry=retry_if_exception(
+                    lambda error: is_transient(error) and (patient or not isinstance(error, CircuitOpenError))
+                ),
                 before_sleep=lambda _: RETRIED.labels(self._circuit.service).inc(),
             ):
                 with trial, self._circuit.attempt():
@@ -132,7 +134,3 @@ class TeiClient:
 
     def _make_malformed_error(self, problem: str) -> MalformedReplyError:
         return MalformedReplyError(f"the {self._circuit.service} at {self._url} is not understood: {problem}")
-
-
-def _is_open(error: BaseException) -> bool:
-    return isinstance(error, CircuitOpenError)

@@ -46,20 +46,16 @@ class Workspace:
             resumable: `write` itself resumes from what a killed process left in the folder; else the folder is empty.
         """
         folder = (self.folder if temporary else self.index) / name
-        if not self.is_finished(name, key):
+        marker = self._marker(name)
+        if not marker.is_file() or marker.read_text() != key:
             if not resumable:
                 self.drop(name)
             folder.mkdir(exist_ok=resumable)
             write(folder)
             # The marker must never be on disk before the files whose completeness it states.
             durable.sync_tree(folder)
-            durable.write_atomically(self._marker(name), key)
+            durable.write_atomically(marker, key)
         return folder
-
-    def is_finished(self, name: str, key: str) -> bool:
-        """Whether a stage was finished from this key."""
-        marker = self._marker(name)
-        return marker.is_file() and marker.read_text() == key
 
     def drop(self, name: str) -> None:
         """Remove a stage and its marker; the marker first, so that no kill leaves one for a removed stage."""
