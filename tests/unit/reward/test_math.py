@@ -1,4 +1,4 @@
-"""Mathematical equality, and answers that no library can check in time."""
+"""Mathematical equality, and answers that cannot be checked in time."""
 
 from __future__ import annotations
 
@@ -18,51 +18,50 @@ from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/reward/math.jsonl").open()]
 
 
-def judged(text: str, *targets: str, **params: float) -> Score:
+def compute_score(text: str, *targets: str, **params: float) -> Score:
     return bind_reward("math", params, "here")(TrajectoryView((Span(Role.MODEL, text),)), GroundTruth(targets))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: ascii(row["answer"]))
 def test_answers_are_compared_as_mathematics(row: dict[str, Any]) -> None:
-    score = judged(f"<answer>{row['answer']}</answer>", *row["targets"], timeout_s=60.0)
+    score = compute_score(f"<answer>{row['answer']}</answer>", *row["targets"], timeout_s=60.0)
     assert (score.status, score.total) == (Status.OK, row["want"]), score.detail
 
 
-@pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", "9!!!!!"])
-def test_what_cannot_be_checked_has_no_score_and_the_next_answer_has_one(answer: str) -> None:
-    score = judged(f"<answer>{answer}</answer>", "5", timeout_s=1.0)
+def test_an_answer_that_cannot_be_checked_has_no_score_and_the_next_one_has() -> None:
+    score = compute_score("<answer>9!!!!!</answer>", "5", timeout_s=1.0)
     assert score.status in (Status.TIMEOUT, Status.INTERNAL)
     assert score.components == ()
-    assert judged("<answer>4/8</answer>", "1/2", timeout_s=60.0).total == 1.0
+    assert compute_score("<answer>4/8</answer>", "1/2", timeout_s=60.0).total == 1.0
 
 
-def test_a_process_that_was_killed_while_idle_costs_no_answer() -> None:
-    assert judged("<answer>4/8</answer>", "1/2", timeout_s=60.0).total == 1.0
+def test_an_idle_process_that_was_killed_is_replaced() -> None:
+    assert compute_score("<answer>4/8</answer>", "1/2", timeout_s=60.0).total == 1.0
     for child in math._POOL._idle:
         child.process.kill()
         child.process.wait()
-    assert judged("<answer>5/10</answer>", "1/2", timeout_s=60.0).total == 1.0
+    assert compute_score("<answer>5/10</answer>", "1/2", timeout_s=60.0).total == 1.0
 
 
 def test_many_threads_share_few_processes() -> None:
     answers = [f"<answer>{n}/{2 * n}</answer>" for n in range(1, 25)]
     with ThreadPoolExecutor(8) as pool:
-        scores = list(pool.map(lambda text: judged(text, "0.5", timeout_s=60.0), answers))
+        scores = list(pool.map(lambda text: compute_score(text, "0.5", timeout_s=60.0), answers))
     assert [score.total for score in scores] == [1.0] * len(answers)
     assert len(math._POOL._idle) <= math.PROCESSES
 
 
-def test_a_target_that_is_no_mathematics_is_invalid_input() -> None:
-    score = judged("<answer>5</answer>", "", timeout_s=60.0)
+def test_a_target_that_is_not_mathematics_is_invalid_input() -> None:
+    score = compute_score("<answer>5</answer>", "", timeout_s=60.0)
     assert (score.status, score.components) == (Status.INVALID_INPUT, ())
 
 
-def test_the_weights_are_those_of_the_route() -> None:
+def test_scores_have_the_parameters_of_the_route() -> None:
     weights = {"score": 2.0, "format_score": 0.5, "timeout_s": 60.0}
-    assert judged("<answer>7</answer>", "7", **weights).total == 2.0
-    assert judged("<answer>8</answer>", "7", **weights).total == 0.5
-    assert judged("no answer", "7", **weights).total == 0.0
-    assert judged(f"<answer>{'1+' * MAX_LENGTH}1</answer>", "7", **weights).total == 0.5
+    assert compute_score("<answer>7</answer>", "7", **weights).total == 2.0
+    assert compute_score("<answer>8</answer>", "7", **weights).total == 0.5
+    assert compute_score("no answer", "7", **weights).total == 0.0
+    assert compute_score(f"<answer>{'1+' * MAX_LENGTH}1</answer>", "7", **weights).total == 0.5
 
 
 @pytest.mark.parametrize(
@@ -92,5 +91,5 @@ def test_only_boxes_of_the_model_count() -> None:
 @pytest.mark.parametrize(
     ("text", "want"), [("", True), ("{}", True), ("{", False), ("}", False), ("}{", False), ("{}}", False)]
 )
-def test_braces_must_have_partners(text: str, want: bool) -> None:
+def test_braces_must_be_balanced(text: str, want: bool) -> None:
     assert is_balanced(text) is want

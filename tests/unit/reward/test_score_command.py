@@ -1,15 +1,21 @@
-"""`python -m forage_reward.command`, the other half of `forage reward`, as a person runs it."""
+"""`python -m forage_reward.command`, to which `forage reward` forwards."""
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from forage_reward.command.main import PARQUET_READER, main
 from forage_reward.registry import REWARDS
+
+Command = Callable[..., "Ended"]
 
 RIGHT = "<think>t</think><answer>Oslo</answer>"
 ROWS = [
@@ -19,9 +25,29 @@ ROWS = [
 ]
 
 
-def command(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "forage_reward.command", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=cwd, input=stdin)
+@dataclass(frozen=True)
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Run the command in this process, in the test's folder: an interpreter of its own takes seconds to start."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv(PARQUET_READER, raising=False)
+
+    def run(*arguments: str, stdin: str = "") -> Ended:
+        monkeypatch.setattr(sys, "argv", ["forage_reward.command", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), output.out, output.err)
+
+    return run
 
 
 @pytest.fixture
@@ -35,33 +61,34 @@ def records(file: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_list_names_every_reward_and_its_parameters(tmp_path: Path) -> None:
-    shown = command("list", cwd=tmp_path).stdout
+def test_list_names_every_reward_and_its_parameters() -> None:
+    line = [sys.executable, "-m", "forage_reward.command", "list"]
+    shown = subprocess.run(line, capture_output=True, text=True, timeout=120, check=True).stdout
     for name, reward in REWARDS.items():
         assert name in shown
         assert all(f"{parameter}=" in shown for parameter in reward.params.model_fields)
 
 
-def test_explain_shows_the_path_to_the_offence_and_the_rule_that_fired(tmp_path: Path) -> None:
-    ended = command("explain", "--target", "Oslo", cwd=tmp_path, stdin="but " + RIGHT)
+def test_explain_shows_the_path_to_the_violation_and_the_rule_that_applied(command: Command) -> None:
+    ended = command("explain", "--target", "Oslo", stdin="but " + RIGHT)
     assert ended.returncode == 0, ended.stderr
-    (offence,) = [line for line in ended.stdout.splitlines() if "not allowed here" in line]
-    assert offence.split("│")[1:3] == [" start ", " but   "]
+    (violation,) = [line for line in ended.stdout.splitlines() if "not allowed here" in line]
+    assert violation.split("│")[1:3] == [" start ", " but   "]
     assert "right answer, invalid format: text 'but' may not come in state start" in ended.stdout
     (footer,) = [line for line in ended.stdout.splitlines() if line.startswith("│ total")]
     assert "0.8" in footer
 
 
-def test_explain_shows_every_step_of_a_valid_row(tmp_path: Path) -> None:
-    ended = command("explain", "-", "--reward", "em", cwd=tmp_path, stdin=json.dumps(ROWS[0]))
+def test_explain_shows_every_step_of_a_valid_row(command: Command) -> None:
+    ended = command("explain", "-", "--reward", "em", stdin=json.dumps(ROWS[0]))
     steps = [line.split("│")[2].strip() for line in ended.stdout.splitlines() if line.count("│") == 4]
     assert steps[:6] == ["<think>", "t", "</think>", "<answer>", "Oslo", "</answer>"]
     assert "valid" in ended.stdout
     assert "score of em" in ended.stdout
 
 
-def test_score_by_the_routes_of_the_settings(dump: Path) -> None:
-    ended = command("score", str(dump), "--data-source", "world_facts", cwd=dump.parent)
+def test_score_by_the_routes_of_the_settings(command: Command, dump: Path) -> None:
+    ended = command("score", str(dump), "--data-source", "world_facts")
     assert ended.returncode == 0, ended.stderr
     found = records(dump.with_suffix(".scores.jsonl"))
     assert [record["total"] for record in found] == pytest.approx([1.0, 0.8, 0.2])
@@ -70,16 +97,16 @@ def test_score_by_the_routes_of_the_settings(dump: Path) -> None:
     assert not list(dump.parent.glob("*.part"))
 
 
-def test_score_by_one_reward_with_parameters_from_stdin(dump: Path) -> None:
+def test_score_by_one_reward_with_parameters_from_stdin(command: Command, dump: Path) -> None:
     arguments = ["score", "-", "-r", "em", "-p", "score=2", "-p", "format_score=0.5", "-o", "out.jsonl"]
-    ended = command(*arguments, cwd=dump.parent, stdin=dump.read_text())
+    ended = command(*arguments, stdin=dump.read_text())
     assert ended.returncode == 0, ended.stderr
     assert [record["total"] for record in records(dump.parent / "out.jsonl")] == [2.0, 2.0, 0.5]
 
 
-def test_malformed_rows_are_named_by_line_and_end_with_exit_code_1(dump: Path) -> None:
+def test_malformed_rows_are_named_by_line_and_end_with_exit_code_1(command: Command, dump: Path) -> None:
     dump.write_bytes(b"nonsense\n" + dump.read_bytes() + b"\xff\n")
-    ended = command("score", str(dump), "-r", "em", cwd=dump.parent)
+    ended = command("score", str(dump), "-r", "em")
     assert ended.returncode == 1
     assert "line 1: it is not JSON" in ended.stdout
     assert "line 5: it is not JSON" in ended.stdout
@@ -107,10 +134,12 @@ def test_malformed_rows_are_named_by_line_and_end_with_exit_code_1(dump: Path) -
         (["explain", "-"], "a raw text needs accepted answers"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(dump: Path, arguments: list[str], sentence: str) -> None:
-    ended = command(*arguments, cwd=dump.parent)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    command: Command, dump: Path, arguments: list[str], sentence: str
+) -> None:
+    ended = command(*arguments)
     assert ended.returncode == 2
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("forage: ")]
     assert sentence in line
     assert "Traceback" not in ended.stderr
-    assert list(dump.parent.iterdir()) == [dump], "nothing half-written"
+    assert list(dump.parent.iterdir()) == [dump], "no partial output"

@@ -1,0 +1,61 @@
+"""A reward service as a process, as its contract tests see it."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from forage_common.v1 import reward_pb2_grpc
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service; `log` is the file of its standard error."""
+
+    process: Any
+    address: str
+    health_address: str
+    log: Path
+
+    @property
+    def channel(self) -> grpc.Channel:
+        """A new connection."""
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 2**28)]
+        return grpc.insecure_channel(self.address, options=options)
+
+    def stub(self) -> reward_pb2_grpc.RewardStub:
+        return reward_pb2_grpc.RewardStub(self.channel)
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://{self.health_address}/metrics", timeout=20) as page:
+            text: str = page.read().decode()
+        return text
+
+    def metric(self, name: str) -> float:
+        """The sum over all label sets that begin with `name`."""
+        return sum(float(line.rsplit(" ", 1)[1]) for line in self.metrics().splitlines() if line.startswith(name))
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"the service ended: {self.log.read_text()}"
+            try:
+                with urllib.request.urlopen(f"http://{self.health_address}/readyz", timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.05)
+        pytest.fail("the service is not ready after 120 s")
+
+
+def wait_for(condition: Callable[[], bool], failure: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, failure
+        time.sleep(0.05)
