@@ -11,12 +11,12 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 FOLDER = Path(__file__).resolve().parent / "dashboards"
 DASHBOARDS = {
-    "training": training.dashboard,
-    "pipeline": pipeline.dashboard,
-    "rollout": rollout.dashboard,
-    "retriever": retriever.dashboard,
-    "reward": reward.dashboard,
-    "redis": redis.dashboard,
+    "training": training.build_dashboard,
+    "pipeline": pipeline.build_dashboard,
+    "rollout": rollout.build_dashboard,
+    "retriever": retriever.build_dashboard,
+    "reward": reward.build_dashboard,
+    "redis": redis.build_dashboard,
 }
 
 

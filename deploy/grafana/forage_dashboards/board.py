@@ -1,4 +1,4 @@
-"""A dashboard as Forage's look: the same variables, links, colours and sizes for all."""
+"""Builds dashboards with the same variables, links, colours and sizes."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ Panel: TypeAlias = stat.Panel | timeseries.Panel | heatmap.Panel
 
 
 class Query(NamedTuple):
-    """PromQL, and what its lines are called: `{{label}}` stands for a label's value."""
+    """A PromQL expression and the legend of its series: `{{label}}` stands for a label's value."""
 
     expr: str
     legend: str = ""
 
 
 class Step(NamedTuple):
-    """A colour from a value on."""
+    """The colour of values above a threshold."""
 
     above: float
     colour: str
 
 
-class Board:
-    """Collects the panels of a dashboard, which are placed from left to right as they come.
+class DashboardBuilder:
+    """Collects the panels of a dashboard, which are placed from left to right in their order.
 
-    Every panel has a title, a description of what it shows and what is good or bad, and a unit of Grafana's.
+    Every panel has a title, a description of its values and of their normal range, and a Grafana unit.
     """
 
     def __init__(self, name: str, title: str, description: str, job: str = "") -> None:
         """
         Args:
-            name: its file's; the uid is `forage-<name>`, which stays.
-            job: whose instances can be chosen; empty: the dashboard is about more than one service.
+            name: the name of its file; the uid is `forage-<name>`, which must not change.
+            job: the job whose instances can be selected; empty where the dashboard covers several services.
         """
-        self._made = (
+        self._dashboard = (
             grafana.Dashboard(f"Forage / {title}")
             .uid(f"forage-{name}")
             .description(description)
@@ -67,7 +67,7 @@ class Board:
                 .keep_time(True)
             )
             .with_variable(grafana.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-            .with_variable(_chooser("namespace", "label_values(up, namespace)"))
+            .with_variable(_build_variable("namespace", "label_values(up, namespace)"))
             .annotation(
                 grafana.AnnotationQuery()
                 .name("Alerts")
@@ -79,27 +79,27 @@ class Board:
         )
         if job:
             query = f'label_values(up{{job="{job}", namespace=~"$namespace"}}, instance)'
-            self._made.with_variable(_chooser("instance", query))
+            self._dashboard.with_variable(_build_variable("instance", query))
         self._panels = 0
 
-    def row(self, title: str) -> None:
-        """What follows belongs together."""
+    def add_row(self, title: str) -> None:
+        """Start a row; the panels that follow belong to it."""
         self._panels += 1
-        self._made.with_row(grafana.Row(title).id(self._panels))
+        self._dashboard.with_row(grafana.Row(title).id(self._panels))
 
-    def value(self, title: str, description: str, unit: str, query: str, *steps: Step, base: str = GREEN) -> None:
-        """A number with its recent past. base: the colour below the first step."""
+    def add_stat(self, title: str, description: str, unit: str, query: str, *steps: Step, base: str = GREEN) -> None:
+        """Add the current value with its recent history. base: the colour below the first step."""
         panel = (
             stat.Panel()
             .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
             .graph_mode(styles.BigValueGraphMode.AREA)
             .color_mode(styles.BigValueColorMode.VALUE)
-            .thresholds(_steps(steps, base))
+            .thresholds(_build_thresholds(steps, base))
         )
         self._add(panel, title, description, unit, [Query(query)], _STAT_WIDTH, _STAT_HEIGHT)
 
-    def text(self, title: str, description: str, query: str, label: str) -> None:
-        """What a label says, of a metric that is there to carry it."""
+    def add_label(self, title: str, description: str, query: str, label: str) -> None:
+        """Add the value of a label, for info metrics."""
         panel = (
             stat.Panel()
             .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -109,7 +109,7 @@ class Board:
         )
         self._add(panel, title, description, "none", [Query(query, f"{{{{{label}}}}}")], _STAT_WIDTH, _STAT_HEIGHT)
 
-    def lines(
+    def add_timeseries(
         self,
         title: str,
         description: str,
@@ -118,10 +118,10 @@ class Board:
         steps: tuple[Step, ...] = (),
         width: int = TRIPLE,
         stacked: bool = False,
-        least: float | None = None,
-        most: float | None = None,
+        minimum: float | None = None,
+        maximum: float | None = None,
     ) -> None:
-        """Figures over time. steps: drawn as dashed lines; least, most: of the axis."""
+        """Add metrics over time. steps: drawn as dashed lines; minimum, maximum: of the axis."""
         panel = (
             timeseries.Panel()
             .line_width(1.5)
@@ -140,17 +140,17 @@ class Board:
         if stacked:
             panel.stacking(common.StackingConfig().mode(styles.StackingMode.NORMAL))
         if steps:
-            panel.thresholds(_steps(steps, GREEN)).thresholds_style(
+            panel.thresholds(_build_thresholds(steps, GREEN)).thresholds_style(
                 common.GraphThresholdsStyleConfig().mode(styles.GraphThresholdsStyleMode.DASHED)
             )
-        if least is not None:
-            panel.min(least)
-        if most is not None:
-            panel.max(most)
+        if minimum is not None:
+            panel.min(minimum)
+        if maximum is not None:
+            panel.max(maximum)
         self._add(panel, title, description, unit, list(queries), width, _HEIGHT)
 
-    def heat(self, title: str, description: str, unit: str, buckets: str, width: int = TRIPLE) -> None:
-        """A histogram over time. buckets: how much there is a second in each, by `le`."""
+    def add_heatmap(self, title: str, description: str, unit: str, buckets: str, width: int = TRIPLE) -> None:
+        """Add a histogram over time. buckets: the rate of each bucket, by `le`."""
         panel = (
             heatmap.Panel()
             .calculate(False)
@@ -159,11 +159,11 @@ class Board:
             .hide_from(common.HideSeriesConfig().legend(False).tooltip(False).viz(False))
             .show_legend()
         )
-        self._add(panel, title, description, unit, [Query(buckets, "{{le}}")], width, _HEIGHT, heat=True)
+        self._add(panel, title, description, unit, [Query(buckets, "{{le}}")], width, _HEIGHT, heatmap_format=True)
 
     def build(self) -> models.Dashboard:
-        """The dashboard as the SDK's model."""
-        return self._made.build()
+        """Build the SDK's model of the dashboard."""
+        return self._dashboard.build()
 
     def _add(
         self,
@@ -174,7 +174,7 @@ class Board:
         queries: list[Query],
         width: int,
         height: int,
-        heat: bool = False,
+        heatmap_format: bool = False,
     ) -> None:
         self._panels += 1
         panel.id(self._panels).title(title).description(description).unit(unit).datasource(_SOURCE)
@@ -182,11 +182,11 @@ class Board:
         for index, query in enumerate(queries):
             target = prometheus.Dataquery().expr(query.expr).legend_format(query.legend or title)
             target.ref_id(chr(ord("A") + index)).datasource(_SOURCE).range()
-            panel.with_target(target.format(formats.PromQueryFormat.HEATMAP) if heat else target)
-        self._made.with_panel(panel)
+            panel.with_target(target.format(formats.PromQueryFormat.HEATMAP) if heatmap_format else target)
+        self._dashboard.with_panel(panel)
 
 
-def _chooser(name: str, query: str) -> grafana.QueryVariable:
+def _build_variable(name: str, query: str) -> grafana.QueryVariable:
     everything = models.VariableOption(selected=True, text=["All"], value=["$__all"])
     return (
         grafana.QueryVariable(name)
@@ -202,6 +202,9 @@ def _chooser(name: str, query: str) -> grafana.QueryVariable:
     )
 
 
-def _steps(steps: tuple[Step, ...], base: str) -> grafana.ThresholdsConfig:
-    found = [models.Threshold(value=None, color=base), *(models.Threshold(step.above, step.colour) for step in steps)]
-    return grafana.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(found)
+def _build_thresholds(steps: tuple[Step, ...], base: str) -> grafana.ThresholdsConfig:
+    thresholds = [
+        models.Threshold(value=None, color=base),
+        *(models.Threshold(step.above, step.colour) for step in steps),
+    ]
+    return grafana.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(thresholds)

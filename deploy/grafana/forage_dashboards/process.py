@@ -1,34 +1,34 @@
-"""What is the same of every service that is one process."""
+"""The row of panels about the processes of a service."""
 
 from __future__ import annotations
 
-from forage_dashboards.board import Board, Query
+from forage_dashboards.board import DashboardBuilder, Query
 from forage_dashboards.queries import INSTANCE as S
 
 
-def process(board: Board, job: str) -> None:
-    """A row about memory, processor and readiness of a job's processes."""
+def add_process_row(board: DashboardBuilder, job: str) -> None:
+    """Add a row about memory, CPU and reachability of a job's processes."""
     where = f'job="{job}"'
-    board.row("Process")
-    board.lines(
+    board.add_row("Process")
+    board.add_timeseries(
         "Memory",
-        "Resident, of each instance.",
+        "Resident memory by instance.",
         "bytes",
-        Query(S.gauge("process_resident_memory_bytes", by="instance", where=where), "{{instance}}"),
-        least=0,
+        Query(S.aggregate("process_resident_memory_bytes", by="instance", where=where), "{{instance}}"),
+        minimum=0,
     )
-    board.lines(
-        "Processor",
-        "Cores in use by each instance.",
+    board.add_timeseries(
+        "CPU",
+        "CPU cores in use by instance.",
         "none",
-        Query(S.rate("process_cpu_seconds_total", by="instance", where=where), "{{instance}}"),
-        least=0,
+        Query(S.compute_rate("process_cpu_seconds_total", by="instance", where=where), "{{instance}}"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Up",
-        "1 where Prometheus reaches the instance.",
+        "1 where Prometheus scrapes the instance.",
         "none",
-        Query(S.gauge("up", by="instance", where=where), "{{instance}}"),
-        least=0,
-        most=1,
+        Query(S.aggregate("up", by="instance", where=where), "{{instance}}"),
+        minimum=0,
+        maximum=1,
     )

@@ -1,133 +1,144 @@
-"""Redis: whether the books are kept, by what redis_exporter says."""
+"""The Redis dashboard: availability, durability, memory and load, from redis_exporter."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from forage_dashboards.board import HALF, NEUTRAL, RED, YELLOW, Board, Query, Step
+from forage_dashboards.board import HALF, NEUTRAL, RED, YELLOW, DashboardBuilder, Query, Step
 from forage_dashboards.queries import INSTANCE as S
 
 
-def dashboard() -> Dashboard:
-    """The page for who runs Redis. Empty where no exporter runs (the chart's redis.exporter.enabled)."""
-    board = Board(
-        "redis", "Redis", "The streams and the ledger are here: it must be up, on disk, and not full.", "redis"
+def build_dashboard() -> Dashboard:
+    """Build the dashboard of Redis. It is empty without an exporter (redis.exporter.enabled of the chart)."""
+    board = DashboardBuilder(
+        "redis", "Redis", "Redis holds the streams and the ledger: it must be up, durable, and not full.", "redis"
     )
-    board.value(
-        "Up", "1 where the exporter reaches Redis.", "none", S.gauge("redis_up", how="min"), Step(1, "green"), base=RED
-    )
-    board.value(
-        "Written to disk",
-        "1 where the append-only file is on and its last write went well. Without it a restart loses work.",
+    board.add_stat(
+        "Up",
+        "1 when the exporter reaches Redis.",
         "none",
-        f"min({S.series('redis_aof_enabled')} * {S.series('redis_aof_last_write_status')})",
+        S.aggregate("redis_up", how="min"),
         Step(1, "green"),
         base=RED,
     )
-    board.value(
+    board.add_stat(
+        "Durable",
+        "1 when the append-only file is enabled and its last write succeeded. Without it a restart loses work.",
+        "none",
+        f"min({S.select('redis_aof_enabled')} * {S.select('redis_aof_last_write_status')})",
+        Step(1, "green"),
+        base=RED,
+    )
+    board.add_stat(
         "Memory",
-        "In use. A full Redis refuses writes, for nothing may be evicted.",
+        "Memory in use. A full Redis refuses writes, because no key may be evicted.",
         "bytes",
-        S.gauge("redis_memory_used_bytes"),
+        S.aggregate("redis_memory_used_bytes"),
         base=NEUTRAL,
     )
-    board.value(
+    board.add_stat(
         "Evicted keys",
-        "Must stay 0: streams and the ledger are the books of the run.",
+        "Must stay 0: an evicted key loses a stream or the ledger.",
         "none",
-        S.gauge("redis_evicted_keys_total", how="sum"),
+        S.aggregate("redis_evicted_keys_total", how="sum"),
         Step(1, RED),
     )
-    board.value("Commands", "A second.", "ops", S.rate("redis_commands_processed_total"), base=NEUTRAL)
-    board.value(
-        "Up since",
-        "Time since its start.",
+    board.add_stat(
+        "Commands", "Commands per second.", "ops", S.compute_rate("redis_commands_processed_total"), base=NEUTRAL
+    )
+    board.add_stat(
+        "Uptime",
+        "Time since the start.",
         "s",
-        S.gauge("redis_uptime_in_seconds", how="min"),
+        S.aggregate("redis_uptime_in_seconds", how="min"),
         Step(300, "green"),
         base=YELLOW,
     )
 
-    board.row("Load")
-    board.lines(
+    board.add_row("Load")
+    board.add_timeseries(
         "Commands",
-        "A second, the busiest ten. XREADGROUP waits on purpose.",
+        "Commands per second, the ten most frequent.",
         "ops",
-        Query(f"topk(10, {S.rate('redis_commands_total', by='cmd')})", "{{cmd}}"),
-        least=0,
+        Query(f"topk(10, {S.compute_rate('redis_commands_total', by='cmd')})", "{{cmd}}"),
+        minimum=0,
     )
-    board.lines(
-        "Time of a command",
-        "Mean, of the ten that take longest. With every write on disk before its reply, this is the disk.",
+    board.add_timeseries(
+        "Time per command",
+        "Mean of the ten slowest commands. XREADGROUP blocks on purpose; writes include the sync to disk.",
         "s",
         Query(
-            f"topk(10, {S.rate('redis_commands_duration_seconds_total', by='cmd')}"
-            f" / ({S.rate('redis_commands_total', by='cmd')} > 0))",
+            f"topk(10, {S.compute_rate('redis_commands_duration_seconds_total', by='cmd')}"
+            f" / ({S.compute_rate('redis_commands_total', by='cmd')} > 0))",
             "{{cmd}}",
         ),
-        least=0,
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Connections",
-        "Open, waiting for an entry of a stream, and refused.",
+        "Connections: open, blocked on a stream, and refused.",
         "none",
-        Query(S.gauge("redis_connected_clients", how="sum"), "open"),
-        Query(S.gauge("redis_blocked_clients", how="sum"), "waiting"),
-        Query(S.gauge("redis_rejected_connections_total", how="sum"), "refused"),
-        least=0,
+        Query(S.aggregate("redis_connected_clients", how="sum"), "open"),
+        Query(S.aggregate("redis_blocked_clients", how="sum"), "blocked"),
+        Query(S.aggregate("redis_rejected_connections_total", how="sum"), "refused"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Network",
-        "Bytes a second.",
+        "Bytes per second.",
         "Bps",
-        Query(S.rate("redis_net_input_bytes_total"), "in"),
-        Query(S.rate("redis_net_output_bytes_total"), "out"),
-        least=0,
+        Query(S.compute_rate("redis_net_input_bytes_total"), "in"),
+        Query(S.compute_rate("redis_net_output_bytes_total"), "out"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Slow log",
-        "Entries. Above a few, look with SLOWLOG GET.",
+        "Entries of the slow log. Read them with SLOWLOG GET.",
         "none",
-        Query(S.gauge("redis_slowlog_length"), "entries"),
-        least=0,
+        Query(S.aggregate("redis_slowlog_length"), "entries"),
+        minimum=0,
     )
-    board.lines(
-        "Keys", "By database.", "none", Query(S.gauge("redis_db_keys", by="db", where='db="db0"'), "{{db}}"), least=0
+    board.add_timeseries(
+        "Keys",
+        "Keys by database.",
+        "none",
+        Query(S.aggregate("redis_db_keys", by="db", where='db="db0"'), "{{db}}"),
+        minimum=0,
     )
 
-    board.row("Memory and disk")
-    board.lines(
+    board.add_row("Memory and disk")
+    board.add_timeseries(
         "Memory",
-        "In use and allowed (0 = no limit).",
+        "Memory in use and its limit (0 = no limit).",
         "bytes",
-        Query(S.gauge("redis_memory_used_bytes"), "in use"),
-        Query(S.gauge("redis_memory_max_bytes"), "allowed"),
-        least=0,
+        Query(S.aggregate("redis_memory_used_bytes"), "in use"),
+        Query(S.aggregate("redis_memory_max_bytes"), "limit"),
+        minimum=0,
         width=HALF,
     )
-    board.lines(
+    board.add_timeseries(
         "Append-only file",
-        "Its size; it shrinks when it is rewritten.",
+        "Size of the append-only file; a rewrite shrinks it.",
         "bytes",
-        Query(S.gauge("redis_aof_current_size_bytes"), "size"),
-        least=0,
+        Query(S.aggregate("redis_aof_current_size_bytes"), "size"),
+        minimum=0,
         width=HALF,
     )
-    board.lines(
+    board.add_timeseries(
         "Rewrites",
-        "1 while the file is rewritten, and 1 where the last rewrite went well.",
+        "1 while the file is being rewritten, and 1 when the last rewrite succeeded.",
         "none",
-        Query(S.gauge("redis_aof_rewrite_in_progress"), "under way"),
-        Query(S.gauge("redis_aof_last_bgrewrite_status", how="min"), "last went well"),
-        least=0,
+        Query(S.aggregate("redis_aof_rewrite_in_progress"), "in progress"),
+        Query(S.aggregate("redis_aof_last_bgrewrite_status", how="min"), "last succeeded"),
+        minimum=0,
         width=HALF,
     )
-    board.lines(
+    board.add_timeseries(
         "Last fork",
-        "Time that Redis stood still to start a rewrite.",
+        "Time that Redis was blocked to start a rewrite.",
         "s",
-        Query(S.gauge("redis_latest_fork_seconds"), "fork"),
-        least=0,
+        Query(S.aggregate("redis_latest_fork_seconds"), "fork"),
+        minimum=0,
         width=HALF,
     )
     return board.build()

@@ -1,162 +1,166 @@
-"""Retriever: how fast it answers, what it turns away, and what it searches."""
+"""The retriever dashboard: latency, load, errors, and the index."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from forage_dashboards.board import NEUTRAL, RED, YELLOW, Board, Query, Step
-from forage_dashboards.process import process
+from forage_dashboards.board import NEUTRAL, RED, YELLOW, DashboardBuilder, Query, Step
+from forage_dashboards.process import add_process_row
 from forage_dashboards.queries import INSTANCE as S
-from forage_dashboards.queries import share
+from forage_dashboards.queries import compute_ratio
 
-_OURS = 'code=~"5..|UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|INTERNAL"'
-_ERRORS = share(
-    f"{S.rate('forage_retriever_requests_total', where=_OURS)} or vector(0)", S.rate("forage_retriever_requests_total")
+_SERVER_ERRORS = 'code=~"5..|UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|INTERNAL"'
+_ERRORS = compute_ratio(
+    f"{S.compute_rate('forage_retriever_requests_total', where=_SERVER_ERRORS)} or vector(0)",
+    S.compute_rate("forage_retriever_requests_total"),
 )
-_HITS = share(S.rate("forage_retriever_queries_total", where='cache="hit"'), S.rate("forage_retriever_queries_total"))
+_HITS = compute_ratio(
+    S.compute_rate("forage_retriever_queries_total", where='cache="hit"'),
+    S.compute_rate("forage_retriever_queries_total"),
+)
 
 
-def dashboard() -> Dashboard:
-    """The page for who runs the index."""
-    board = Board("retriever", "Retriever", "Searches: how fast, how many, over which index.", job="retriever")
-    board.value(
+def build_dashboard() -> Dashboard:
+    """Build the dashboard of the retriever."""
+    board = DashboardBuilder("retriever", "Retriever", "Searches: latency, load, and the index.", job="retriever")
+    board.add_stat(
         "Latency, p99",
-        "One request of a hundred takes longer. Every turn of a trajectory waits for its search.",
+        "99 % of requests are answered within this time. Every search turn of a trajectory waits for it.",
         "s",
-        S.quantile(0.99, "forage_retriever_request_seconds"),
+        S.compute_quantile(0.99, "forage_retriever_request_seconds"),
         Step(0.3, YELLOW),
         Step(1, RED),
     )
-    board.value(
+    board.add_stat(
         "Requests",
-        "Answered, refused ones included, a second.",
+        "Requests per second, including refused ones.",
         "reqps",
-        S.rate("forage_retriever_requests_total"),
+        S.compute_rate("forage_retriever_requests_total"),
         base=NEUTRAL,
     )
-    board.value(
+    board.add_stat(
         "Errors",
-        "Share of requests that were turned away, timed out or failed; a caller's own mistakes are not in it.",
+        "Share of requests that were refused, timed out or failed, without errors of the caller.",
         "percentunit",
         _ERRORS,
         Step(0.01, YELLOW),
         Step(0.05, RED),
     )
-    board.value(
-        "Queue", "Queries that wait.", "none", S.gauge("forage_retriever_waiting_queries", how="sum"), base=NEUTRAL
+    board.add_stat(
+        "Queue", "Waiting queries.", "none", S.aggregate("forage_retriever_waiting_queries", how="sum"), base=NEUTRAL
     )
-    board.value("Cache hits", "Share of queries answered from the cache.", "percentunit", _HITS, base=NEUTRAL)
-    board.text(
+    board.add_stat("Cache hits", "Share of queries answered from the cache.", "percentunit", _HITS, base=NEUTRAL)
+    board.add_label(
         "Index",
-        "Digest of the index that is searched; two of them while replicas exchange theirs.",
-        S.gauge("forage_retriever_index_info", by="index, mode", how="count"),
+        "Digest of the index that is searched; two of them while replicas load a new one.",
+        S.aggregate("forage_retriever_index_info", by="index, mode", how="count"),
         "index",
     )
 
-    board.row("Latency")
-    board.lines(
+    board.add_row("Latency")
+    board.add_timeseries(
         "Requests",
-        "Time to answer all queries of a request, in the queue or from the cache included.",
+        "Time to answer all queries of a request, including queueing and cache lookups.",
         "s",
-        *(Query(S.quantile(q, "forage_retriever_request_seconds"), f"p{q * 100:g}") for q in (0.5, 0.95, 0.99)),
+        *(Query(S.compute_quantile(q, "forage_retriever_request_seconds"), f"p{q * 100:g}") for q in (0.5, 0.95, 0.99)),
         steps=(Step(1, RED),),
-        least=0,
+        minimum=0,
     )
-    board.heat(
-        "Requests, all",
-        "Requests a second by the time they took.",
+    board.add_heatmap(
+        "Distribution of latency",
+        "Requests per second by latency.",
         "s",
-        S.rate("forage_retriever_request_seconds_bucket", by="le"),
+        S.compute_rate("forage_retriever_request_seconds_bucket", by="le"),
     )
-    board.lines(
+    board.add_timeseries(
         "Search of a batch",
-        "Time in the index alone. The difference to a request's time is the queue.",
+        "Time in the index alone. The rest of a request's time is spent in the queue.",
         "s",
-        *(Query(S.quantile(q, "forage_retriever_search_seconds"), f"p{q * 100:g}") for q in (0.5, 0.99)),
-        least=0,
+        *(Query(S.compute_quantile(q, "forage_retriever_search_seconds"), f"p{q * 100:g}") for q in (0.5, 0.99)),
+        minimum=0,
     )
 
-    board.row("Load")
-    board.lines(
+    board.add_row("Load")
+    board.add_timeseries(
         "Requests by outcome",
-        "A second, by transport and code.",
+        "Requests per second by transport and code.",
         "reqps",
-        Query(S.rate("forage_retriever_requests_total", by="transport, code"), "{{transport}} {{code}}"),
-        least=0,
+        Query(S.compute_rate("forage_retriever_requests_total", by="transport, code"), "{{transport}} {{code}}"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Queries",
-        "A second, from the cache or searched.",
+        "Queries per second, from the cache or searched.",
         "suffix: queries/s",
-        Query(S.rate("forage_retriever_queries_total", by="cache"), "{{cache}}"),
+        Query(S.compute_rate("forage_retriever_queries_total", by="cache"), "{{cache}}"),
         stacked=True,
-        least=0,
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Batch",
-        "Queries searched together: mean and p99. Batches grow with load, which is what makes load bearable.",
+        "Queries searched together: mean and p99. Batches grow with the load.",
         "none",
-        Query(S.mean("forage_retriever_batch_queries"), "mean"),
-        Query(S.quantile(0.99, "forage_retriever_batch_queries"), "p99"),
-        least=0,
+        Query(S.compute_mean("forage_retriever_batch_queries"), "mean"),
+        Query(S.compute_quantile(0.99, "forage_retriever_batch_queries"), "p99"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Queue",
-        "Queries that wait, by instance.",
+        "Waiting queries by instance.",
         "none",
-        Query(S.gauge("forage_retriever_waiting_queries", by="instance"), "{{instance}}"),
-        least=0,
+        Query(S.aggregate("forage_retriever_waiting_queries", by="instance"), "{{instance}}"),
+        minimum=0,
     )
-    board.lines(
-        "Turned away",
-        "A second: queries for which the queue had no room, requests given up after their time, searches that raised, "
-        "queries answered in the order before reranking.",
+    board.add_timeseries(
+        "Refused and failed",
+        "Per second: queries refused by a full queue, requests that timed out, failed searches, and queries answered "
+        "without reranking.",
         "cps",
-        Query(S.rate("forage_retriever_shed_queries_total"), "no room"),
-        Query(S.rate("forage_retriever_timeouts_total"), "timeout"),
-        Query(S.rate("forage_retriever_search_failures_total"), "failed"),
-        Query(S.rate("forage_retriever_rerank_failures_total"), "not reranked"),
-        least=0,
+        Query(S.compute_rate("forage_retriever_shed_queries_total"), "queue full"),
+        Query(S.compute_rate("forage_retriever_timeouts_total"), "timeout"),
+        Query(S.compute_rate("forage_retriever_search_failures_total"), "failed"),
+        Query(S.compute_rate("forage_retriever_rerank_failures_total"), "not reranked"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Cache",
-        "Results that it holds, by instance. It is emptied when the index is exchanged.",
+        "Cached results by instance. A new index resets the cache.",
         "none",
-        Query(S.gauge("forage_retriever_cache_entries", by="instance"), "{{instance}}"),
-        least=0,
+        Query(S.aggregate("forage_retriever_cache_entries", by="instance"), "{{instance}}"),
+        minimum=0,
     )
 
-    board.row("Index")
-    board.lines(
-        "Exchanges",
-        "In the time shown: indexes exchanged while serving, and new ones that could not be loaded.",
+    board.add_row("Index")
+    board.add_timeseries(
+        "Index swaps",
+        "In the selected time range: indexes swapped while serving, and new ones that could not be loaded.",
         "none",
-        Query(S.grown("forage_retriever_swaps_total"), "exchanged"),
-        Query(S.grown("forage_retriever_swap_failures_total"), "failed"),
-        least=0,
+        Query(S.compute_increase("forage_retriever_swaps_total"), "swapped"),
+        Query(S.compute_increase("forage_retriever_swap_failures_total"), "failed"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Shards",
-        "1 where a shard answers; only a retriever that merges shards has any.",
+        "1 when a shard responds. Empty without shards.",
         "none",
-        Query(S.gauge("forage_retriever_shard_up", by="shard", how="min"), "{{shard}}"),
-        least=0,
-        most=1,
+        Query(S.aggregate("forage_retriever_shard_up", by="shard", how="min"), "{{shard}}"),
+        minimum=0,
+        maximum=1,
     )
-    board.lines(
+    board.add_timeseries(
         "Partial answers",
-        "A second: queries answered without one of the shards, and calls that a shard did not answer.",
+        "Per second: queries answered without one of the shards, and failed calls of a shard.",
         "cps",
-        Query(S.rate("forage_retriever_partial_queries_total"), "partial"),
-        Query(f"{S.rate('forage_retriever_shard_failures_total')} or vector(0)", "shard failures"),
-        least=0,
+        Query(S.compute_rate("forage_retriever_partial_queries_total"), "partial"),
+        Query(f"{S.compute_rate('forage_retriever_shard_failures_total')} or vector(0)", "shard failures"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Reranking",
-        "Time to score the passages of a batch of queries, where a reranker is set.",
+        "Time to score the passages of a batch of queries. Empty without a reranker.",
         "s",
-        *(Query(S.quantile(q, "forage_retriever_rerank_seconds"), f"p{q * 100:g}") for q in (0.5, 0.99)),
-        least=0,
+        *(Query(S.compute_quantile(q, "forage_retriever_rerank_seconds"), f"p{q * 100:g}") for q in (0.5, 0.99)),
+        minimum=0,
     )
-    process(board, "retriever")
+    add_process_row(board, "retriever")
     return board.build()

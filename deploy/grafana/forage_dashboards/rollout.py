@@ -1,137 +1,141 @@
-"""Rollout: engines, what trajectories do, weights, and the groups of the dispatchers."""
+"""The rollout dashboard: engines, trajectories, weights, and the groups of the dispatchers."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from forage_dashboards.board import NEUTRAL, RED, YELLOW, Board, Query, Step
+from forage_dashboards.board import NEUTRAL, RED, YELLOW, DashboardBuilder, Query, Step
 from forage_dashboards.queries import INSTANCE as S
-from forage_dashboards.queries import share
+from forage_dashboards.queries import compute_ratio
 
-_TRAJECTORIES = S.rate("forage_rollout_trajectories_total")
-_FAILED = share(S.rate("forage_rollout_failed_trajectories_total"), _TRAJECTORIES)
-_ENGINES = S.gauge("forage_rollout_replicas", where='deployment="Engine"', how="sum")
-
-
-def _each(count: str) -> str:
-    """Of a count, how much there is for each trajectory."""
-    return share(S.rate(f"forage_rollout_{count}_total"), _TRAJECTORIES)
+_TRAJECTORIES = S.compute_rate("forage_rollout_trajectories_total")
+_FAILED = compute_ratio(S.compute_rate("forage_rollout_failed_trajectories_total"), _TRAJECTORIES)
+_ENGINES = S.aggregate("forage_rollout_replicas", where='deployment="Engine"', how="sum")
 
 
-def _now(gauge: str) -> str:
-    return S.gauge(f"forage_rollout_{gauge}", how="sum")
+def _per_trajectory(count: str) -> str:
+    """Compute the mean of a counter per trajectory."""
+    return compute_ratio(S.compute_rate(f"forage_rollout_{count}_total"), _TRAJECTORIES)
 
 
-def dashboard() -> Dashboard:
-    """The page for who runs the engines."""
-    board = Board("rollout", "Rollout", "Engines and agents: how fast, how full, how fresh.", job="rollout")
-    board.value("Engines", "Replicas that answer.", "none", _ENGINES, Step(1, "green"), base=RED)
-    board.value(
+def _sum_gauge(gauge: str) -> str:
+    return S.aggregate(f"forage_rollout_{gauge}", how="sum")
+
+
+def build_dashboard() -> Dashboard:
+    """Build the dashboard of engines and agents."""
+    board = DashboardBuilder(
+        "rollout", "Rollout", "Engines and agents: throughput, load, policy versions.", job="rollout"
+    )
+    board.add_stat("Engines", "Replicas that respond.", "none", _ENGINES, Step(1, "green"), base=RED)
+    board.add_stat(
         "Out of service",
-        "Engines that do not serve because they could not load the announced policy.",
+        "Engines out of service because they could not load the announced policy.",
         "none",
-        _now("out_of_service"),
+        _sum_gauge("out_of_service"),
         Step(1, RED),
     )
-    board.value(
+    board.add_stat(
         "Tokens sampled",
-        "A second, all engines together.",
+        "Tokens per second of all engines.",
         "suffix: tokens/s",
-        S.rate("forage_rollout_sampled_tokens_total"),
+        S.compute_rate("forage_rollout_sampled_tokens_total"),
         base=NEUTRAL,
     )
-    board.value(
+    board.add_stat(
         "Requests waiting",
-        "Generations that wait within the engines: more than run means that engines are the bottleneck.",
+        "Requests that wait within the engines. More waiting than running: the engines are the bottleneck.",
         "none",
-        _now("requests_waiting"),
+        _sum_gauge("requests_waiting"),
         base=NEUTRAL,
     )
-    board.value(
+    board.add_stat(
         "Engines busy",
-        "Share of their time with at least one request.",
+        "Share of time with at least one request.",
         "percentunit",
-        f"clamp_max({S.rate('forage_rollout_busy_seconds_total')} / ({_ENGINES} > 0), 1)",
+        f"clamp_max({S.compute_rate('forage_rollout_busy_seconds_total')} / ({_ENGINES} > 0), 1)",
         base=NEUTRAL,
     )
-    board.value(
+    board.add_stat(
         "Failed trajectories",
-        "Share without a valid result: they are in no loss.",
+        "Share of trajectories without a valid result; they are excluded from the loss.",
         "percentunit",
         _FAILED,
         Step(0.05, YELLOW),
         Step(0.2, RED),
     )
 
-    board.row("Engine")
-    board.lines(
+    board.add_row("Engine")
+    board.add_timeseries(
         "Tokens",
-        "A second: sampled, and prompt tokens that came in, of which some are in the prefix cache.",
+        "Tokens per second: sampled, in prompts, and in prompts found in the prefix cache.",
         "suffix: tokens/s",
-        Query(S.rate("forage_rollout_sampled_tokens_total"), "sampled"),
-        Query(S.rate("forage_rollout_prompt_tokens_total"), "prompt"),
-        Query(S.rate("forage_rollout_cached_prompt_tokens_total"), "prompt, cached"),
-        least=0,
+        Query(S.compute_rate("forage_rollout_sampled_tokens_total"), "sampled"),
+        Query(S.compute_rate("forage_rollout_prompt_tokens_total"), "prompt"),
+        Query(S.compute_rate("forage_rollout_cached_prompt_tokens_total"), "prompt, cached"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Requests",
-        "Generations in the engines.",
+        "Requests in the engines, and trajectories in flight.",
         "none",
-        Query(_now("requests_running"), "running"),
-        Query(_now("requests_waiting"), "waiting"),
-        Query(_now("samples_in_flight"), "trajectories in flight"),
-        least=0,
+        Query(_sum_gauge("requests_running"), "running"),
+        Query(_sum_gauge("requests_waiting"), "waiting"),
+        Query(_sum_gauge("samples_in_flight"), "trajectories in flight"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Prefix cache",
-        "Share of prompt tokens found in it. It is emptied with every new policy.",
+        "Share of prompt tokens found in the prefix cache, which every new policy resets.",
         "percentunit",
         Query(
-            share(S.rate("forage_rollout_cached_prompt_tokens_total"), S.rate("forage_rollout_prompt_tokens_total")),
+            compute_ratio(
+                S.compute_rate("forage_rollout_cached_prompt_tokens_total"),
+                S.compute_rate("forage_rollout_prompt_tokens_total"),
+            ),
             "hits",
         ),
-        least=0,
-        most=1,
+        minimum=0,
+        maximum=1,
     )
 
-    board.row("Trajectories")
-    board.lines(
-        "Where their time goes",
-        "Mean seconds of a trajectory: waiting before its start, in the engine, in the environment (search), in the "
-        "reward.",
+    board.add_row("Trajectories")
+    board.add_timeseries(
+        "Time of a trajectory",
+        "Mean seconds per trajectory: queued, in the engine, in the environment (search), in the reward.",
         "s",
-        Query(_each("wait_seconds"), "wait"),
-        Query(_each("generate_seconds"), "engine"),
-        Query(_each("retrieve_seconds"), "environment"),
-        Query(_each("score_seconds"), "reward"),
+        Query(_per_trajectory("wait_seconds"), "queued"),
+        Query(_per_trajectory("generate_seconds"), "engine"),
+        Query(_per_trajectory("retrieve_seconds"), "environment"),
+        Query(_per_trajectory("score_seconds"), "reward"),
         stacked=True,
-        least=0,
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Turns, searches, invalid actions",
-        "Means of a trajectory.",
+        "Means per trajectory.",
         "none",
-        Query(_each("turns"), "turns"),
-        Query(_each("searches"), "searches"),
-        Query(_each("invalid_actions"), "invalid actions"),
-        least=0,
+        Query(_per_trajectory("turns"), "turns"),
+        Query(_per_trajectory("searches"), "searches"),
+        Query(_per_trajectory("invalid_actions"), "invalid actions"),
+        minimum=0,
     )
-    board.lines(
-        "How they end",
-        "Shares of trajectories: cut at a limit, without an answer, failed.",
+    board.add_timeseries(
+        "Outcomes",
+        "Shares of trajectories: truncated, without an answer, failed.",
         "percentunit",
-        Query(_each("truncated_trajectories"), "cut"),
-        Query(_each("unfinished_trajectories"), "no answer"),
+        Query(_per_trajectory("truncated_trajectories"), "truncated"),
+        Query(_per_trajectory("unfinished_trajectories"), "no answer"),
         Query(_FAILED, "failed"),
-        least=0,
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Failures by kind",
-        "Failed trajectories a second. Timeouts are too much load or a service that is away, invalid input is the "
-        "data, internal and environment are errors in code: see the logs.",
+        "Failed trajectories per second. Timeouts come from overload or an unavailable service, invalid input from the "
+        "data, internal and environment failures from errors in code: see the logs.",
         "cps",
         *(
-            Query(S.rate(f"forage_rollout_{name}_total"), legend)
+            Query(S.compute_rate(f"forage_rollout_{name}_total"), legend)
             for name, legend in (
                 ("failed_timeout", "timeout"),
                 ("failed_invalid_input", "invalid input"),
@@ -139,104 +143,105 @@ def dashboard() -> Dashboard:
                 ("environment_failures", "environment"),
             )
         ),
-        least=0,
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Calls of services",
-        "A second: attempts that were repeated, calls given up, and circuits that opened.",
+        "Per second: retries, calls given up, and circuit breakers opened.",
         "cps",
-        Query(S.rate("forage_rollout_call_retries_total", by="service"), "{{service}}: repeated"),
-        Query(S.rate("forage_rollout_calls_given_up_total", by="service"), "{{service}}: given up"),
-        Query(S.rate("forage_rollout_circuits_opened_total", by="service"), "{{service}}: circuit opened"),
-        least=0,
+        Query(S.compute_rate("forage_rollout_call_retries_total", by="service"), "{{service}}: retries"),
+        Query(S.compute_rate("forage_rollout_calls_given_up_total", by="service"), "{{service}}: given up"),
+        Query(S.compute_rate("forage_rollout_circuits_opened_total", by="service"), "{{service}}: circuit opened"),
+        minimum=0,
     )
-    board.lines(
-        "Circuits open",
-        "Processes that leave a service alone for a moment, for it kept failing.",
+    board.add_timeseries(
+        "Open circuit breakers",
+        "Processes that pause calls to a service after repeated failures.",
         "none",
-        Query(S.gauge("forage_rollout_circuit_open", by="service", how="sum"), "{{service}}"),
-        least=0,
+        Query(S.aggregate("forage_rollout_circuit_open", by="service", how="sum"), "{{service}}"),
+        minimum=0,
     )
 
-    board.row("Weights")
-    board.lines(
-        "Version that each engine serves",
-        "All should follow the announced one within seconds.",
+    board.add_row("Weights")
+    board.add_timeseries(
+        "Policy versions",
+        "Announced version and version served by each engine, which should follow within seconds.",
         "none",
-        Query(S.gauge("forage_rollout_policy_announced_version"), "announced"),
-        Query(S.gauge("forage_rollout_replica_policy_version", by="replica"), "{{replica}}"),
+        Query(S.aggregate("forage_rollout_policy_announced_version"), "announced"),
+        Query(S.aggregate("forage_rollout_replica_policy_version", by="replica"), "{{replica}}"),
     )
-    board.lines(
+    board.add_timeseries(
         "Updates",
-        "In the time shown: policies and adapters loaded, and policies that could not be.",
+        "In the selected time range: policies and adapters loaded, and policies that could not be loaded.",
         "none",
-        Query(S.grown("forage_rollout_policy_updates_total"), "policies"),
-        Query(S.grown("forage_rollout_adapter_loads_total"), "adapters"),
-        Query(S.grown("forage_rollout_policy_failures_total"), "failures"),
-        least=0,
+        Query(S.compute_increase("forage_rollout_policy_updates_total"), "policies"),
+        Query(S.compute_increase("forage_rollout_adapter_loads_total"), "adapters"),
+        Query(S.compute_increase("forage_rollout_policy_failures_total"), "failures"),
+        minimum=0,
     )
-    board.lines(
-        "Standstill",
-        "Share of the engines' time in which generation stood still for new weights, and engines that stand still now.",
+    board.add_timeseries(
+        "Generation pause",
+        "Share of the engines' time in which generation was paused for new weights, and share of engines paused now.",
         "percentunit",
-        Query(f"{S.rate('forage_rollout_policy_pause_seconds_total')} / ({_ENGINES} > 0)", "for weights"),
-        Query(f"{_now('paused')} / ({_ENGINES} > 0)", "paused now"),
-        least=0,
+        Query(
+            f"{S.compute_rate('forage_rollout_policy_pause_seconds_total')} / ({_ENGINES} > 0)", "paused for weights"
+        ),
+        Query(f"{_sum_gauge('paused')} / ({_ENGINES} > 0)", "paused now"),
+        minimum=0,
     )
-    board.heat(
+    board.add_heatmap(
         "Staleness of tokens",
-        "Sampled tokens a second, by the versions that their policy was behind the announced one when their group "
-        "ended.",
+        "Sampled tokens per second by the number of versions behind the announced policy when their group finished.",
         "none",
-        S.rate("forage_rollout_token_staleness_bucket", by="le"),
+        S.compute_rate("forage_rollout_token_staleness_bucket", by="le"),
     )
 
-    board.row("Groups")
-    board.lines(
-        "Groups done",
-        "A second.",
+    board.add_row("Groups")
+    board.add_timeseries(
+        "Groups finished",
+        "Groups per second.",
         "suffix: groups/s",
-        Query(S.rate("forage_rollout_groups_done_total"), "done"),
-        least=0,
+        Query(S.compute_rate("forage_rollout_groups_done_total"), "finished"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "In flight",
-        "Groups and trajectories being worked on.",
+        "Groups and trajectories in flight.",
         "none",
-        Query(_now("groups_in_flight"), "groups"),
-        Query(_now("samples_in_flight"), "trajectories"),
-        least=0,
+        Query(_sum_gauge("groups_in_flight"), "groups"),
+        Query(_sum_gauge("samples_in_flight"), "trajectories"),
+        minimum=0,
     )
-    board.lines(
-        "Repairs",
-        "In the time shown: taken over, left to another worker, run again, done twice, given up; and dispatchers that "
-        "began anew.",
+    board.add_timeseries(
+        "Redelivered groups",
+        "In the selected time range: reclaimed from a dead worker, released to another one, run again, finished twice, "
+        "given up; and restarts of dispatchers.",
         "none",
         *(
-            Query(S.grown(f"forage_rollout_{name}_total"), legend)
+            Query(S.compute_increase(f"forage_rollout_{name}_total"), legend)
             for name, legend in (
                 ("groups_reclaimed", "reclaimed"),
                 ("groups_released", "released"),
                 ("runs_repeated", "run again"),
-                ("groups_duplicated", "done twice"),
+                ("groups_duplicated", "finished twice"),
                 ("groups_failed", "given up"),
                 ("restarts", "dispatcher restarts"),
             )
         ),
-        least=0,
+        minimum=0,
     )
-    board.lines(
-        "Held back",
-        "Share of time without new prompts because the trainer has not read what was written.",
+    board.add_timeseries(
+        "Backpressure",
+        "Share of time in which no prompts are claimed because the trajectory stream is full.",
         "percentunit",
-        Query(S.rate("forage_rollout_backpressure_seconds_total"), "held back"),
-        least=0,
+        Query(S.compute_rate("forage_rollout_backpressure_seconds_total"), "backpressure"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Replicas",
-        "Processes of each deployment that answer.",
+        "Replicas of each deployment that respond.",
         "none",
-        Query(S.gauge("forage_rollout_replicas", by="deployment", how="sum"), "{{deployment}}"),
-        least=0,
+        Query(S.aggregate("forage_rollout_replicas", by="deployment", how="sum"), "{{deployment}}"),
+        minimum=0,
     )
     return board.build()

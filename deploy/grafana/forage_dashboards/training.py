@@ -1,222 +1,230 @@
-"""Training: does the policy learn, is the update sound, do trainer and engine agree."""
+"""The training dashboard: learning progress, stability of updates, agreement of trainer and engine."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from forage_dashboards.board import NEUTRAL, RED, YELLOW, Board, Query, Step
+from forage_dashboards.board import NEUTRAL, RED, YELLOW, DashboardBuilder, Query, Step
 from forage_dashboards.queries import RELEASE as S
 
 
 def _step(metric: str) -> str:
-    return S.gauge(f"forage_trainer_{metric}")
+    return S.aggregate(f"forage_trainer_{metric}")
 
 
-_SECONDS = S.gauge("forage_trainer_phase_seconds", where='phase="total"')
+_SECONDS = S.aggregate("forage_trainer_phase_seconds", where='phase="total"')
 
 
-def dashboard() -> Dashboard:
-    """The page for who cares for the policy."""
-    board = Board("training", "Training", "Does the policy learn? Figures of optimizer steps, as they are taken.")
-    board.value("Steps taken", "Optimizer steps: the version of the policy.", "none", _step("step"), base=NEUTRAL)
-    board.value(
+def build_dashboard() -> Dashboard:
+    """Build the dashboard of the policy."""
+    board = DashboardBuilder("training", "Training", "Learning progress and stability: metrics of optimizer steps.")
+    board.add_stat("Steps", "Optimizer steps, which are also the policy version.", "none", _step("step"), base=NEUTRAL)
+    board.add_stat(
         "Time left",
-        "At the pace of the last step, to the end of the run.",
+        "Estimated time to the end of the run at the speed of the last step.",
         "s",
         f"({_step('total_steps')} - {_step('step')}) * {_SECONDS}",
         base=NEUTRAL,
     )
-    board.value("Reward", "Mean over the last step's trajectories.", "none", _step("reward_mean"), base=NEUTRAL)
-    board.value(
-        "Exact match, held out",
-        "Of the last validation, over all data sources: greedy answers to questions that are not trained on.",
+    board.add_stat("Reward", "Mean reward of the last step's trajectories.", "none", _step("reward_mean"), base=NEUTRAL)
+    board.add_stat(
+        "Validation exact match",
+        "Exact match of greedy answers in the last validation, averaged over data sources.",
         "percentunit",
-        S.gauge("forage_trainer_validation_source_em", how="avg"),
+        S.aggregate("forage_trainer_validation_source_em", how="avg"),
         base=NEUTRAL,
     )
-    board.value(
-        "Trainer against engine",
-        "Mean difference of log-probabilities of the same tokens under the same policy, in nats. Small and steady is "
-        "right; above 0.2, where the guard is by default, the two do not run the same model.",
+    board.add_stat(
+        "Log-prob difference",
+        "Mean absolute difference of trainer and engine log-probabilities of the same tokens under the same policy, in "
+        "nats. Above 0.2, the default limit of the guard, the two do not run the same model.",
         "none",
         _step("logprob_diff_mean"),
         Step(0.05, YELLOW),
         Step(0.2, RED),
     )
-    board.value(
-        "Guards set off",
-        "Steps in the time shown that a guard objected to; the row below says which.",
+    board.add_stat(
+        "Guard trips",
+        "Guard trips in the selected time range; the panel Guards shows which.",
         "none",
-        f"round({S.grown('forage_trainer_guard_trips_total')})",
+        f"round({S.compute_increase('forage_trainer_guard_trips_total')})",
         Step(1, RED),
     )
 
-    board.row("Does it learn")
-    board.lines(
+    board.add_row("Learning")
+    board.add_timeseries(
         "Reward",
-        "Mean reward of a step's trajectories: noisy from step to step, it should rise over tens of them.",
+        "Mean reward of a step's trajectories: noisy between steps, it should rise over tens of steps.",
         "none",
         Query(_step("reward_mean"), "reward"),
     )
-    board.lines(
+    board.add_timeseries(
         "Exact match",
-        "On the questions of training (sampled) and on held-out ones (greedy). Training that rises alone is learnt by "
-        "heart.",
+        "On training questions (sampled) and on validation questions (greedy). If only training rises, the policy "
+        "overfits.",
         "percentunit",
         Query(_step("em_mean"), "training"),
-        Query(S.gauge("forage_trainer_validation_source_em", by="data_source"), "held out: {{data_source}}"),
-        least=0,
-        most=1,
+        Query(S.aggregate("forage_trainer_validation_source_em", by="data_source"), "validation: {{data_source}}"),
+        minimum=0,
+        maximum=1,
     )
-    board.lines(
+    board.add_timeseries(
         "Behaviour",
-        "Shares of a step's trajectories: in the right format, with a valid search, with an answer, cut at a limit. "
-        "Search that falls to 0 means that the policy answers from memory.",
+        "Shares of a step's trajectories: valid format, at least one valid search, with an answer, truncated. A search "
+        "rate that falls to 0 means that the policy answers from memory.",
         "percentunit",
         Query(_step("format_rate"), "format"),
         Query(_step("search_rate"), "searched"),
         Query(_step("finished_rate"), "answered"),
-        Query(_step("truncated_rate"), "cut"),
-        least=0,
-        most=1,
+        Query(_step("truncated_rate"), "truncated"),
+        minimum=0,
+        maximum=1,
     )
-    board.lines(
+    board.add_timeseries(
         "Turns and searches",
-        "Means of a trajectory.",
+        "Means per trajectory.",
         "none",
         Query(_step("turns_mean"), "turns"),
         Query(_step("searches_mean"), "valid searches"),
-        least=0,
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Lengths",
-        "Tokens of prompts and responses; what the environment said counts as response. Growth without reward is a "
-        "policy that has learnt to talk.",
+        "Tokens of prompts and responses; observations count as response. Growth without a rise of the reward means "
+        "that the policy only writes longer texts.",
         "none",
         Query(_step("response_tokens_mean"), "response, mean"),
         Query(_step("response_tokens_max"), "response, longest"),
         Query(_step("prompt_tokens_mean"), "prompt, mean"),
-        least=0,
+        minimum=0,
     )
-    board.lines(
-        "Groups without a lesson",
-        "Groups a second that were issued for training, and those of them that move nothing: rewards all equal, or too "
-        "few valid trajectories. All of them equal: the questions are too easy or too hard.",
+    board.add_timeseries(
+        "Groups without signal",
+        "Groups per second: issued for training, and those without a gradient because all rewards are equal or too few "
+        "trajectories are valid. If most have equal rewards, the questions are too easy or too hard.",
         "cps",
-        Query(S.rate("forage_trainer_prompts_issued_total", where='purpose="train"'), "issued"),
-        Query(S.rate("forage_trainer_filtered_groups_total"), "rewards all equal"),
-        Query(S.rate("forage_trainer_dead_groups_total"), "too few valid"),
-        least=0,
+        Query(S.compute_rate("forage_trainer_prompts_issued_total", where='purpose="train"'), "issued"),
+        Query(S.compute_rate("forage_trainer_filtered_groups_total"), "equal rewards"),
+        Query(S.compute_rate("forage_trainer_dead_groups_total"), "too few valid trajectories"),
+        minimum=0,
     )
 
-    board.row("Is the update sound")
-    board.lines(
+    board.add_row("Stability")
+    board.add_timeseries(
         "KL to the reference",
-        "How far the policy has gone from where it began, in nats a token: in the loss, and in the reward where it is "
-        "used there. A jump is a policy that falls apart.",
+        "KL divergence from the reference policy in nats per token, in the loss and, where configured, in the reward. "
+        "A jump means that the policy collapses.",
         "none",
         Query(_step("kl_ref"), "KL in the loss"),
         Query(_step("kl_reward"), "KL in the reward"),
     )
-    board.lines(
+    board.add_timeseries(
         "Entropy",
-        "Of the policy, in nats a token. Towards 0 it explores no more and learns no more.",
+        "Entropy of the policy in nats per token. Near 0 it stops exploring and learning.",
         "none",
         Query(_step("entropy"), "entropy"),
         steps=(Step(0.01, RED),),
     )
-    board.lines(
+    board.add_timeseries(
         "Clip fraction",
-        "Share of tokens whose ratio of probabilities was clipped. Often above 0.2: the learning rate or the number of "
-        "updates of a batch is too high.",
+        "Share of tokens whose probability ratio was clipped. If it is often above 0.2, the learning rate or the "
+        "number of updates per batch is too high.",
         "percentunit",
         Query(_step("clip_fraction"), "clipped"),
         steps=(Step(0.2, YELLOW),),
-        least=0,
+        minimum=0,
     )
-    board.lines("Loss", "Of the policy; its sign and size mean little, jumps do.", "none", Query(_step("loss"), "loss"))
-    board.lines(
+    board.add_timeseries(
+        "Loss",
+        "Policy loss. Its sign and size mean little, but jumps indicate a problem.",
+        "none",
+        Query(_step("loss"), "loss"),
+    )
+    board.add_timeseries(
         "Gradient norm",
-        "Before clipping. A guard objects to ten times the usual.",
+        "Gradient norm before clipping. A guard trips at ten times the usual norm.",
         "none",
         Query(_step("grad_norm"), "norm"),
-        least=0,
+        minimum=0,
     )
-    board.lines("Learning rate", "What the schedule gives.", "sci", Query(_step("lr"), "learning rate"), least=0)
-    board.lines(
+    board.add_timeseries(
+        "Learning rate", "Learning rate of the schedule.", "sci", Query(_step("lr"), "learning rate"), minimum=0
+    )
+    board.add_timeseries(
         "Advantage",
-        "Mean absolute advantage of a token: 0 = nothing to learn from.",
+        "Mean absolute advantage per token; 0 means no learning signal.",
         "none",
         Query(_step("advantage_abs_mean"), "advantage"),
-        least=0,
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Guards",
-        "How often each guard objected, by what was done about it.",
+        "Trips of each guard by action.",
         "none",
-        Query(S.gauge("forage_trainer_guard_trips_total", by="guard, action", how="sum"), "{{guard}}: {{action}}"),
-        least=0,
+        Query(S.aggregate("forage_trainer_guard_trips_total", by="guard, action", how="sum"), "{{guard}}: {{action}}"),
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Rollbacks",
-        "Times that this run went back to an earlier checkpoint.",
+        "Returns of this run to an earlier checkpoint.",
         "none",
         Query(_step("rollbacks"), "rollbacks"),
-        least=0,
+        minimum=0,
     )
 
-    board.row("Do trainer and engine agree")
-    board.lines(
-        "Log-probabilities under one policy",
-        "Difference of trainer's and engine's, of the same tokens under the same policy, in nats: numerics alone.",
+    board.add_row("Trainer and engine agreement")
+    board.add_timeseries(
+        "Log-prob difference, same policy",
+        "Difference of trainer and engine log-probabilities for tokens of the same policy version, in nats: numerical "
+        "differences only.",
         "none",
         Query(_step("logprob_diff_mean"), "mean"),
         Query(_step("logprob_diff_max"), "highest"),
         steps=(Step(0.2, RED),),
-        least=0,
+        minimum=0,
     )
-    board.lines(
-        "Mismatch over all tokens",
-        "Numerics and staleness together: difference of log-probabilities, and the KL of the two distributions.",
+    board.add_timeseries(
+        "Mismatch, all tokens",
+        "Numerical differences and staleness: difference of log-probabilities and KL divergence.",
         "none",
         Query(_step("mismatch_mean"), "difference"),
         Query(_step("mismatch_kl"), "KL"),
-        least=0,
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Importance weights",
-        "Of trainer against engine, where they correct for the mismatch (trainer.algorithm.rollout_correction): mean "
-        "near 1, few masked.",
+        "Importance weights of trainer over engine (trainer.algorithm.rollout_correction). The mean should be near 1 "
+        "and few tokens masked.",
         "none",
         Query(_step("is_mean"), "mean"),
         Query(_step("is_max"), "highest"),
-        Query(_step("is_masked"), "share masked"),
-        least=0,
+        Query(_step("is_masked"), "masked share"),
+        minimum=0,
     )
 
-    board.row("Time")
-    board.lines(
-        "Time of a step",
-        "By phase. `wait` is what the rollout service makes the trainer wait.",
+    board.add_row("Time")
+    board.add_timeseries(
+        "Step time",
+        "Time of the last step by phase. `wait` is the time that the trainer waits for groups.",
         "s",
-        Query(S.gauge("forage_trainer_phase_seconds", by="phase", where='phase!="total"'), "{{phase}}"),
+        Query(S.aggregate("forage_trainer_phase_seconds", by="phase", where='phase!="total"'), "{{phase}}"),
         stacked=True,
-        least=0,
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Tokens trained on",
-        "A second of the last step.",
+        "Tokens per second of the last step.",
         "suffix: tokens/s",
         Query(_step("tokens_per_s"), "tokens/s"),
-        least=0,
+        minimum=0,
     )
-    board.lines(
+    board.add_timeseries(
         "Checkpoint copies",
-        "Copies to trainer.upload_url: those that wait, and attempts that failed or were overtaken.",
+        "Copies to trainer.upload_url: waiting, failed attempts, and copies superseded by a newer checkpoint.",
         "none",
         Query(_step("uploads_waiting"), "waiting"),
-        Query(S.gauge("forage_trainer_upload_failures_total", how="sum"), "failed attempts"),
-        Query(S.gauge("forage_trainer_uploads_dropped_total", how="sum"), "overtaken"),
-        least=0,
+        Query(S.aggregate("forage_trainer_upload_failures_total", how="sum"), "failed attempts"),
+        Query(S.aggregate("forage_trainer_uploads_dropped_total", how="sum"), "superseded"),
+        minimum=0,
     )
     return board.build()

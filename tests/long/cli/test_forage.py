@@ -34,10 +34,10 @@ WITHOUT_DATA = {
     ("retriever", "Partial answers", "shard failures"): "likewise",
     ("retriever", "Reranking", "p50"): "no reranker is set",
     ("retriever", "Reranking", "p99"): "likewise",
-    ("reward", "Judging model", "{{outcome}}"): "no reward has a judge",
+    ("reward", "Judge model", "{{outcome}}"): "no reward has a judge",
     ("reward", "Shadow rewards", "scored"): "no shadow is set",
     ("reward", "Shadow rewards", "differ"): "likewise",
-    ("reward", "Shadow rewards", "no room"): "likewise",
+    ("reward", "Shadow rewards", "dropped"): "likewise",
     ("reward", "Restarts", "workers"): "it is one process",
     ("reward", "Restarts", "user rewards"): "there are none",
 }

@@ -38,6 +38,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv(PARQUET_READER, raising=False)
+    monkeypatch.setattr("forage_reward.command.main.configure_logs", lambda *_: None)  # logs of later tests stay
 
     def run(*arguments: str, stdin: str = "") -> Ended:
         monkeypatch.setattr(sys, "argv", ["forage_reward.command", *arguments])
