@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from forage_reward.command.main import PARQUET_READER, main
+from forage_common.files.parquet_rows import PARQUET_READER
+from forage_reward.command.main import main
 from forage_reward.registry import REWARDS
 
 Command = Callable[..., "Ended"]

@@ -29,16 +29,16 @@ class RetrieveRequest(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     topk: _builtins.int
-    """0 = the server's default"""
+    """0 = default of the server"""
     mode: _builtins.str
-    """bm25, dense, hybrid or title; empty = the server's"""
+    """bm25, dense, hybrid or title; empty = default of the server"""
     rows: _builtins.bool
-    """send whole corpus rows in place of contents"""
+    """return whole corpus rows instead of contents"""
     @_builtins.property
     def queries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def filters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Filter]:
-        """a passage must pass all of them"""
+        """a passage must match all of them"""
 
     def __init__(
         self,
@@ -91,10 +91,10 @@ class RetrieveResponse(_message.Message):
     PROVENANCE_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
     partial: _builtins.bool
-    """a shard was missing: its passages could not be found"""
+    """a shard was unavailable, so its passages are missing"""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___DocumentList]:
-        """one a query, in order"""
+        """one per query, in order"""
 
     @_builtins.property
     def provenance(self) -> _trajectory_pb2.Provenance: ...
@@ -125,7 +125,7 @@ class DocumentList(_message.Message):
 
     @_builtins.property
     def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """where asked for: of each document, its JSON object as it stands in the corpus"""
+        """on request: the JSON object of each document as in the corpus"""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class RetrieveStreamRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """the caller's"""
+    """chosen by the caller"""
     @_builtins.property
     def request(self) -> Global___RetrieveRequest: ...
     def __init__(
@@ -175,12 +175,12 @@ class RetrieveStreamResponse(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     status: _trajectory_pb2.Status.ValueType
-    """INVALID_INPUT, INTERNAL, or TIMEOUT: overloaded, not ready or too late, so ask again"""
+    """INVALID_INPUT, INTERNAL, or TIMEOUT (overloaded, not ready or too late: retry)"""
     detail: _builtins.str
-    """what went wrong"""
+    """the reason of a failure"""
     @_builtins.property
     def response(self) -> Global___RetrieveResponse:
-        """where status is OK"""
+        """set when status is OK"""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ class RetrieverServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RetrieveStream(self, request_iterator, context):
-        """Every request is answered once, by a reply with its id, in the order in which searches end.
+        """Every request gets one reply with its id, in the order in which searches end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ScoreItem(_message.Message):
-    """What a reward sees of a trajectory."""
+    """The input of a reward."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -41,7 +41,7 @@ class ScoreItem(_message.Message):
     def ground_truth(self) -> _trajectory_pb2.GroundTruth: ...
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Turn]:
-        """what each generation asked for; without them rewards read it from the spans"""
+        """the action of each generation; without them rewards parse the spans"""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ScoredItem(_message.Message):
     trajectory_id: _builtins.str
     @_builtins.property
     def score(self) -> _trajectory_pb2.Score:
-        """the reward routed to by data_source"""
+        """of the reward that data_source is routed to"""
 
     @_builtins.property
     def validation_score(self) -> _trajectory_pb2.Score:
@@ -119,7 +119,7 @@ class ScoreResponse(_message.Message):
     ITEMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoredItem]:
-        """one an item, in order"""
+        """one per item, in order"""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class ScoreStreamRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     ITEM_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """the caller's, unique within the stream"""
+    """chosen by the caller, unique within the stream"""
     @_builtins.property
     def item(self) -> Global___ScoreItem: ...
     def __init__(
@@ -295,7 +295,7 @@ Global___RewardParameter: _TypeAlias = RewardParameter  # noqa: Y015
 
 @_typing.final
 class RewardUse(_message.Message):
-    """One place of the configuration that asks for a reward."""
+    """One use of a reward in the configuration."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -327,10 +327,10 @@ class RewardUse(_message.Message):
     SHADOW_FIELD_NUMBER: _builtins.int
     data_source: _builtins.str
     component: _builtins.str
-    """its label in a composition; empty = the reward alone"""
+    """its label in a composition; empty = not composed"""
     weight: _builtins.float
     shadow: _builtins.bool
-    """never in a reply"""
+    """a shadow reward, whose scores are in no reply"""
     @_builtins.property
     def params(self) -> _containers.MessageMap[_builtins.str, Global___ParameterValue]: ...
     def __init__(
@@ -382,7 +382,7 @@ Global___ParameterValue: _TypeAlias = ParameterValue  # noqa: Y015
 
 @_typing.final
 class UserRewardCall(_message.Message):
-    """What the service sends to the process of a user reward; it answers with a Score."""
+    """A request to the process of a user reward; the reply is a Score."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -61,14 +61,15 @@ class RewardServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ScoreStream(self, request_iterator, context):
-        """Items as they come, scores in the order they are done. Nobody reads further than a window of unread replies.
+        """Scores items in the order in which they finish. The server reads at most a window of items ahead of unread
+        replies.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """Parameters, where each reward is used, and which configuration is being served.
+        """Describes the rewards, their parameters and uses, and the configuration being served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

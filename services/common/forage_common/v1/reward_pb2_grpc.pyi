@@ -33,18 +33,22 @@ class RewardStub:
     def __new__(cls, channel: _aio.Channel) -> RewardAsyncStub: ...
     Score: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]
     ScoreStream: _grpc.StreamStreamMultiCallable[_reward_pb2.ScoreStreamRequest, _reward_pb2.ScoreStreamResponse]
-    """Items as they come, scores in the order they are done. Nobody reads further than a window of unread replies."""
+    """Scores items in the order in which they finish. The server reads at most a window of items ahead of unread
+    replies.
+    """
     Describe: _grpc.UnaryUnaryMultiCallable[_reward_pb2.DescribeRequest, _reward_pb2.DescribeResponse]
-    """Parameters, where each reward is used, and which configuration is being served."""
+    """Describes the rewards, their parameters and uses, and the configuration being served."""
 
 @_typing.type_check_only
 class RewardAsyncStub(RewardStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]  # type: ignore[assignment]
     ScoreStream: _aio.StreamStreamMultiCallable[_reward_pb2.ScoreStreamRequest, _reward_pb2.ScoreStreamResponse]  # type: ignore[assignment]
-    """Items as they come, scores in the order they are done. Nobody reads further than a window of unread replies."""
+    """Scores items in the order in which they finish. The server reads at most a window of items ahead of unread
+    replies.
+    """
     Describe: _aio.UnaryUnaryMultiCallable[_reward_pb2.DescribeRequest, _reward_pb2.DescribeResponse]  # type: ignore[assignment]
-    """Parameters, where each reward is used, and which configuration is being served."""
+    """Describes the rewards, their parameters and uses, and the configuration being served."""
 
 class RewardServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -60,7 +64,9 @@ class RewardServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_reward_pb2.ScoreStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_reward_pb2.ScoreStreamResponse], _abc.AsyncIterator[_reward_pb2.ScoreStreamResponse]]:
-        """Items as they come, scores in the order they are done. Nobody reads further than a window of unread replies."""
+        """Scores items in the order in which they finish. The server reads at most a window of items ahead of unread
+        replies.
+        """
 
     @_abc_1.abstractmethod
     def Describe(
@@ -68,6 +74,6 @@ class RewardServicer(metaclass=_abc_1.ABCMeta):
         request: _reward_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_reward_pb2.DescribeResponse, _abc.Awaitable[_reward_pb2.DescribeResponse]]:
-        """Parameters, where each reward is used, and which configuration is being served."""
+        """Describes the rewards, their parameters and uses, and the configuration being served."""
 
 def add_RewardServicer_to_server(servicer: RewardServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

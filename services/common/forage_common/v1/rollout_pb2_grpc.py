@@ -76,7 +76,7 @@ class RolloutServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RunStream(self, request, context):
-        """The same, turn by turn as it happens; the whole group comes last.
+        """Runs as Run does and streams every turn as it happens; the last message is the whole group.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,7 +89,7 @@ class RolloutServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Hold every replica: running generations stand still, new ones wait.
+        """Pauses every replica: running generations stop, new ones wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,7 +102,7 @@ class RolloutServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateWeights(self, request, context):
-        """Serve a policy without a trainer's announcement. Refused where it is not newer than what is served.
+        """Serves a policy that no trainer has announced. Refused unless it is newer than the one being served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
