@@ -69,7 +69,7 @@ def main() -> None:
     console.print(f"curves {picture}", highlight=False, soft_wrap=True)
     result = _figures(found)
     print(json.dumps(result))
-    missed = [name for name, figures in result.items() if figures.get("met") is False]
+    missed = [name for name, metrics in result.items() if metrics.get("met") is False]
     if missed:
         sys.exit(f"below the margin: {', '.join(missed)}")
 

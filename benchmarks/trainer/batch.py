@@ -8,8 +8,8 @@ import plan
 
 from forage_common.settings import AlgorithmSettings
 from forage_common.v1.trajectory_pb2 import PolicySegment, Score, Status, Trajectory, TrajectoryGroup
-from forage_trainer.data.selection import selection
-from forage_trainer.data.tensors import StepTensors, step_tensors
+from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import StepTensors, build_step_tensors
 
 SAMPLES = 8
 PROMPT_TOKENS = OBSERVATION_TOKENS = 100
@@ -26,7 +26,7 @@ def tensors(groups: int, algorithm: AlgorithmSettings) -> StepTensors:
         TrajectoryGroup(group_uid=uid, trajectories=[_trajectory(plan.Row(uid, sample)) for sample in range(SAMPLES)])
         for uid in plan.uids(groups, 0)
     ]
-    batch = step_tensors(selection(found, algorithm), version=0, epoch=1, pad_id=0, settings=algorithm)
+    batch = build_step_tensors(select_trajectories(found, algorithm), version=0, epoch=1, pad_id=0, settings=algorithm)
     assert batch is not None
     return batch
 

@@ -24,7 +24,7 @@ class Row:
     known: torch.Tensor
 
 
-def rows_of(batch: StepTensors, advantages: torch.Tensor, reference: torch.Tensor) -> list[Row]:
+def split_rows(batch: StepTensors, advantages: torch.Tensor, reference: torch.Tensor) -> list[Row]:
     """The rows of a step, from its (rows, tokens) matrices over the response."""
     found = []
     for row, (ids, prompt) in enumerate(

@@ -21,8 +21,8 @@ from forage_common.files.model_folder import WEIGHTS
 from forage_common.settings import Settings, load_settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
-from forage_trainer.waiting import Insist, Stop
-from forage_trainer.weights.publisher import KEPT, Publisher
+from forage_trainer.waiting import RedisRetry, Stop
+from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
 
 _SHAPE, _TENSORS = (2000, 2048), 32
 
@@ -32,10 +32,10 @@ class Publishing:
 
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.run.folder / "policies"
-        streams, insist = StreamClient(settings.redis, settings.run.id), Insist(Stop(), Health())
-        insist(streams.create_groups)
-        epoch, model = insist(streams.acquire_epoch), Path(settings.model.path)
-        self._publisher = Publisher(self._folder, model, streams, epoch, settings.trainer.publish.shard_bytes, insist)
+        streams, retry = StreamClient(settings.redis, settings.run.id), RedisRetry(Stop(), Health())
+        retry(streams.create_groups)
+        epoch, model = retry(streams.acquire_epoch), Path(settings.model.path)
+        self._publisher = Publisher(self._folder, model, streams, epoch, settings.trainer.publish.shard_bytes, retry)
         self._version = 0
         draw = torch.Generator().manual_seed(0)
         self._weights: dict[str, Mapping[str, torch.Tensor]] = {
@@ -65,7 +65,7 @@ def main(rounds: int, overrides: Sequence[str]) -> None:
     settings = load_settings(overrides=overrides, environ={})
     publishing = Publishing(settings)
     # Until old folders are deleted every file comes to memory that was never used, which costs a virtual machine most.
-    for _ in range(KEPT):
+    for _ in range(KEEP_NEWEST):
         publishing.round()
     for _ in range(rounds):
         print(json.dumps(publishing.round()), flush=True)

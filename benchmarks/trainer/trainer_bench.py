@@ -134,11 +134,11 @@ def measure_end_to_end(runs: int, steps: int, folder: Path, spinner: Status, con
         return statistics.median(map(figure, found[staleness]))
 
     table = table_of("end to end", "max_staleness", "samples/s", "waiting for trajectories s", "the rest of a step s")
-    figures = [lambda one: one.samples_per_s, lambda one: one.generation_s, lambda one: one.training_s]
+    metrics = [lambda one: one.samples_per_s, lambda one: one.generation_s, lambda one: one.training_s]
     for staleness in found:
-        table.add_row(str(staleness), *(f"{median(staleness, figure):.1f}" for figure in figures))
+        table.add_row(str(staleness), *(f"{median(staleness, figure):.1f}" for figure in metrics))
     console.print(table)
-    generation, training = (median(SYNC, figure) for figure in figures[1:])
+    generation, training = (median(SYNC, figure) for figure in metrics[1:])
     apart = (generation + training) / max(generation, training)
     console.print(
         f"on separate GPUs of these speeds: {generation:.1f} + {training:.1f} s a step with 0, "

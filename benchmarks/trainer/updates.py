@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import batch as made
-from plain import PlainActor, rows_of
+from plain import PlainActor, split_rows
 
 from forage_cli.local.stack import repository
 from forage_common.settings import Settings, load_settings
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
-from forage_trainer.engine.cpu_engine import CACHE_TOKENS, micro_batches
+from forage_trainer.engine.cpu_engine import CACHE_TOKENS, cut_micro_batches
 from forage_trainer.engine.policy_worker import PolicyWorker
 
 PADDED_ROWS = 16
@@ -40,10 +40,10 @@ class Updates:
         advantages = grpo_outcome(batch.token_rewards, batch.mask, batch.uids)
         reference = worker.reference_log_probs(batch)
         assert reference is not None
-        rows = rows_of(batch, advantages, reference)
+        rows = split_rows(batch, advantages, reference)
         lengths = [len(row.ids) for row in rows]
         self.tokens, self.rows, self.longest = sum(lengths), len(rows), max(lengths)
-        same = micro_batches(lengths, min(CACHE_TOKENS, actor.ppo_max_token_len_per_gpu))
+        same = cut_micro_batches(lengths, min(CACHE_TOKENS, actor.ppo_max_token_len_per_gpu))
         fixed = [list(range(first, first + PADDED_ROWS)) for first in range(0, len(rows), PADDED_ROWS)]
 
         def trainer() -> tuple[float, float]:

@@ -46,7 +46,7 @@ def arm(point: str, step: int) -> None:
         case "during_checkpoint":  # the engine's files are written, the manifest is not
             wrap(PolicyWorker, "save", lambda _, folder, saved: saved == step, after=True)
         case "after_checkpoint":  # durable, and nothing of it acknowledged
-            wrap(loop.Loop, "_acknowledge", lambda found: found._version == step)
+            wrap(loop.TrainingLoop, "_acknowledge", lambda found: found._version == step)
         case "publish":  # weights are written, not renamed into place, not announced
             wrap(publisher, "write_model_folder", lambda folder, *_: f"-v{step}-" in folder.name, after=True)
         case "before_issue":  # acknowledged, and the next batch not issued

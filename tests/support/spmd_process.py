@@ -15,8 +15,8 @@ from trainer_parts import trajectory
 
 from forage_common.settings import Settings, load_settings
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
-from forage_trainer.data.selection import selection
-from forage_trainer.data.tensors import StepTensors, step_tensors
+from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.engine.spmd import follow
 
@@ -52,7 +52,7 @@ def rows(found: Settings) -> StepTensors:
         for uid, count in (("a", 4), ("b", 3))
     ]
     algorithm = found.trainer.algorithm
-    batch = step_tensors(selection(groups, algorithm), 0, 1, 0, algorithm)
+    batch = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)
     assert batch is not None
     return batch
 

@@ -1,4 +1,4 @@
-"""`forage trainer`: what is done with a run's checkpoints. Runs in this service's own environment."""
+"""`forage trainer`: commands on a run's checkpoints, which run in the trainer's own environment."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def export_checkpoint(
     """Write a checkpoint's policy as a Hugging Face folder, which transformers and vLLM load."""
     import torch
 
-    from forage_trainer.checkpoints.export import export, find_checkpoint
+    from forage_trainer.checkpoints.export import export_policy, find_checkpoint
 
-    # It warns that nothing can be compiled over processes that do not run: nothing is.
+    # Reading shards outside a process group makes torch warn that nothing can be compiled; nothing is compiled here.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     checkpoint = find_checkpoint(source, best)
-    files = export(checkpoint, out, torch.bfloat16 if dtype is Precision.BF16 else torch.float32, shard_bytes)
+    files = export_policy(checkpoint, out, torch.bfloat16 if dtype is Precision.BF16 else torch.float32, shard_bytes)
     size = sum(file.bytes for file in files)
     Console().print(f"{out}: {checkpoint.name} as {dtype.value}, {len(files)} file(s) of weights, {size / 1e6:.1f} MB")
 

@@ -1,4 +1,4 @@
-"""Files that are either complete or not there: written aside, flushed to disk, renamed into place."""
+"""Files and folders that are complete or absent: written under a temporary name, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -27,51 +27,52 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` when the block ends and vanishes when it raises.
+def stage_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `path` when the block ends, and is deleted when the block raises.
 
-    An existing `path` is replaced: until the last moment it stays what it was.
+    An existing `path` keeps its content until the new folder is complete.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{PARTIAL_PREFIX}{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
+    staging = path.with_name(f"{PARTIAL_PREFIX}{path.name}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
     try:
-        yield aside
-        durable.sync_tree(aside)
-        old = _set_aside(path)
-        aside.rename(path)
+        yield staging
+        # The content must be on the disk before the name is: after a power failure the name promises all of it.
+        durable.sync_tree(staging)
+        old = _retire(path)
+        staging.rename(path)
         durable.sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         raise
 
 
-def remove(folder: Path) -> None:
-    """Delete a folder, which at no moment is there in part under its own name. Nothing happens if it is not there."""
-    shutil.rmtree(_set_aside(folder), ignore_errors=True)
+def remove_folder(folder: Path) -> None:
+    """Delete a folder, if it exists. It is renamed first, so that it is never partially visible under its own name."""
+    shutil.rmtree(_retire(folder), ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what a dead process was writing into `folder`."""
+    """Delete the temporary files and folders that a process left in `folder` when it died."""
     for leftover in folder.glob(f"{PARTIAL_PREFIX}*"):
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+def compute_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def measure_folder(path: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def _set_aside(folder: Path) -> Path:
-    """Rename a folder, if it is there, to a leftover's name."""
+def _retire(folder: Path) -> Path:
+    """Rename a folder, if it exists, to a temporary name."""
     old = folder.with_name(f"{PARTIAL_PREFIX}old-{folder.name}")
     shutil.rmtree(old, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):

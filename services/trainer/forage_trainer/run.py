@@ -1,4 +1,4 @@
-"""What the trainer's processes do, however they were started: the first leads, the others follow."""
+"""The programs of the trainer's processes, however they were started: rank 0 leads, the others follow."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from forage_common.telemetry.logs import get_logger
 from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.data.batcher import BatchTimeoutError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
-from forage_trainer.data.dataset import batches, report
-from forage_trainer.waiting import PATIENCE_S, Stop, Stopped
+from forage_trainer.data.dataset import make_batches, report_questions
+from forage_trainer.waiting import CALL_TIMEOUT_S, Stop, Stopped
 
 EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
 
@@ -57,10 +57,10 @@ def _check_critic(settings: Settings) -> None:
         )
 
 
-def lead(settings: Settings, stop: Stop) -> int:
-    """What the first process does, the only one that talks to Redis and publishes; its exit code.
+def run_leader(settings: Settings, stop: Stop) -> int:
+    """Run rank 0, the only process that talks to Redis and publishes; returns its exit code.
 
-    Everything that can be wrong with the input is found before the engine is built.
+    All input is checked before the engine is built, which takes minutes for a large model.
 
     Raises:
         UserError: the input or the machine is at fault, or a guard ended the run.
@@ -73,14 +73,14 @@ def lead(settings: Settings, stop: Stop) -> int:
         health.wait_for("start", "reading the questions")
         train = read_questions(settings.data.train_paths)
         validation = read_questions(settings.data.val_files)
-        batches(train.rows, settings)
+        make_batches(train.rows, settings)
         tokenizer = ChatTokenizer(settings.model.path)
         longest = settings.rollout.max_start_length
         train = train.filter_by_length(tokenizer, longest)
         validation = validation.filter_by_length(tokenizer, longest, settings.data.val_max_samples)
-        batches(train.rows, settings)
-        report("train", train)
-        report("validation", validation)
+        make_batches(train.rows, settings)
+        report_questions("train", train)
+        report_questions("validation", validation)
         _train(settings, train, validation, tokenizer.pad_id, stop, health)
     except Stopped:
         get_logger().info("stopped")
@@ -96,20 +96,20 @@ def lead(settings: Settings, stop: Stop) -> int:
     return 0
 
 
-def follow(settings: Settings, built: Callable[[], object] = lambda: None) -> None:
-    """What every process but the first does, until the first ends.
+def run_follower(settings: Settings, on_built: Callable[[], object] = lambda: None) -> None:
+    """Run any other rank, until rank 0 ends.
 
     Args:
-        built: called once the engine is there.
+        on_built: called once the engine is built.
 
     Raises:
-        RuntimeError: the first is gone.
+        RuntimeError: rank 0 died.
     """
     from forage_trainer.engine import spmd
     from forage_trainer.engine.policy_worker import PolicyWorker
 
     worker = PolicyWorker(settings)
-    built()
+    on_built()
     spmd.follow(worker)
 
 
@@ -117,12 +117,12 @@ def _train(
     settings: Settings, train: Questions, validation: Questions, pad_id: int, stop: Stop, health: Health
 ) -> None:
     from forage_trainer.engine.policy_worker import PolicyWorker
-    from forage_trainer.loop import Loop
+    from forage_trainer.loop import TrainingLoop
 
     health.wait_for("start", "building the engine")
     worker = PolicyWorker(settings)
-    streams = StreamClient(settings.redis, settings.run.id, PATIENCE_S)
+    streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S)
     try:
-        Loop(settings, streams, worker, train, validation, pad_id, stop, health).run()
+        TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health).run()
     finally:
         worker.close()

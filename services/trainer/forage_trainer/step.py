@@ -1,4 +1,4 @@
-"""The computation of one optimizer step: log-probabilities, reference, values, rewards, advantages, updates."""
+"""One optimizer step: log-probabilities, reference, values, rewards, advantages, updates."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_trainer.algorithms.estimators.registry import Advantages, Rewards, estimate
-from forage_trainer.algorithms.kl import KlController, penalised
-from forage_trainer.algorithms.off_policy import correction_figures
+from forage_trainer.algorithms.estimators.registry import Advantages, Rewards, estimate_advantages
+from forage_trainer.algorithms.kl import KlController, apply_kl_penalty
+from forage_trainer.algorithms.off_policy import compute_correction_metrics
 from forage_trainer.data.batcher import Batch
-from forage_trainer.data.selection import selection
-from forage_trainer.data.tensors import StepTensors, step_tensors
+from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker, UpdateResult
-from forage_trainer.reporting.metrics import estimate_figures, log_prob_figures, trajectory_figures, under_verl_names
+from forage_trainer.reporting.metrics import (
+    compute_estimate_metrics,
+    compute_log_prob_metrics,
+    compute_trajectory_metrics,
+    to_verl_names,
+)
 from forage_trainer.reporting.trajectories import StepRecord
-from forage_trainer.validation.probe_penalty import ProbePenalty, less_penalty
+from forage_trainer.validation.probe_penalty import ProbePenalty, subtract_penalty
 
 
 class Stopwatch:
-    """Seconds by phase, each a span."""
+    """Measures the seconds of each phase, and opens a span for it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -36,7 +41,7 @@ class Stopwatch:
     def __call__(self, phase: str, traced: bool = True) -> Iterator[None]:
         """
         Args:
-            traced: False where the step's span, of which it is a part, is opened later.
+            traced: False for a phase that begins before the step's span is open.
         """
         began = time.perf_counter()
         try:
@@ -50,29 +55,27 @@ class Critic(Protocol):
     """The value model of adv_estimator gae."""
 
     def values(self, batch: StepTensors) -> torch.Tensor:
-        """V of each response token, given those before it, (rows, tokens)."""
+        """See `PolicyWorker.values`."""
 
     def update_critic(
         self, batch: StepTensors, values: torch.Tensor, returns: torch.Tensor, last_position: int
     ) -> dict[str, float]:
-        """Take all updates of one step towards `returns`; figures under verl's names (`critic/…`).
-
-        Args:
-            values, returns: (rows, tokens), values as they were before any update of this step.
-            last_position: groups in the batch, trained on or not; mini-batches are cut by position.
-        """
+        """See `PolicyWorker.update_critic`."""
 
 
 @dataclass(frozen=True)
 class _Estimate:
-    """What one step knows before its updates; tensors are (rows, tokens), or None where nothing asked for them."""
+    """The input of the updates; tensors are (rows, tokens), or None where the settings need none.
+
+    old: log-probabilities of the policy before any update; token_rewards: after the KL penalty.
+    """
 
     old: torch.Tensor | None
     reference: torch.Tensor | None
     values: torch.Tensor | None
     token_rewards: torch.Tensor
-    found: Advantages
-    figures: dict[str, Any]
+    advantages: Advantages
+    metrics: dict[str, Any]
 
 
 class PolicyStep:
@@ -104,23 +107,23 @@ class PolicyStep:
         check: Callable[[], None],
         on_record: Callable[[StepRecord], object] | None = None,
     ) -> dict[str, Any]:
-        """Take one step from `policy`; returns its figures.
+        """Take one step from `policy`; returns its metrics.
 
         Args:
-            check: called between phases; may raise to abandon the step before anything has changed.
-            on_record: told what the step knew of its trajectories, once it is taken.
+            check: called between phases; may raise to abandon the step before any weight has changed.
+            on_record: called with the record of the step's trajectories, once the step is taken.
         """
         groups, algorithm = batch.groups, self._trainer.algorithm
-        selected = selection(groups, algorithm)
-        figures = (
-            trajectory_figures(groups, policy.version)
-            | batch.figures
+        selected = select_trajectories(groups, algorithm)
+        metrics = (
+            compute_trajectory_metrics(groups, policy.version)
+            | batch.metrics
             | {
                 "dead_groups": selected.dead_groups,
                 "filtered_groups": len(selected.filtered),
             }
         )
-        tensors = step_tensors(selected, policy.version, policy.epoch, self._pad_id, algorithm)
+        tensors = build_step_tensors(selected, policy.version, policy.epoch, self._pad_id, algorithm)
         if tensors is None:
             get_logger().warning(
                 "step_without_update",
@@ -133,25 +136,29 @@ class PolicyStep:
             )
             if on_record is not None:
                 on_record(StepRecord(groups, (), policy.version))
-            return figures | under_verl_names(figures)
-        # Whoever waits for the critic publishes the same policy again.
-        learns = policy.version >= self._trainer.critic_warmup
+            return metrics | to_verl_names(metrics)
+        # During the critic's warm-up the actor is not updated, and the same policy is published again.
+        updates_actor = policy.version >= self._trainer.critic_warmup
         overconfidence = None
-        if self._penalty is not None and learns:
+        if self._penalty is not None and updates_actor:
             with clock("probe"):
-                overconfidence = self._penalty.overconfidence(selected.trajectories, policy, check)
-            figures |= self._penalty.figures(overconfidence, selected.trajectories)
-        known = self._estimate(tensors, overconfidence, len(groups), clock, check)
-        figures |= known.figures
-        if self._critic is not None and known.values is not None:
+                overconfidence = self._penalty.measure_overconfidence(selected.trajectories, policy, check)
+            metrics |= self._penalty.compute_metrics(overconfidence, selected.trajectories)
+        estimate = self._estimate(tensors, overconfidence, len(groups), clock, check)
+        metrics |= estimate.metrics
+        if self._critic is not None and estimate.values is not None:
             with clock("critic"):
-                figures |= self._critic.update_critic(tensors, known.values, known.found.returns, len(groups))
-        log_probs = known.old
-        if learns:
+                metrics |= self._critic.update_critic(
+                    tensors, estimate.values, estimate.advantages.returns, len(groups)
+                )
+        log_probs = estimate.old
+        if updates_actor:
             with clock("update"):
-                result = self._worker.update(tensors, known.found.advantages, known.reference, known.old, len(groups))
+                result = self._worker.update(
+                    tensors, estimate.advantages.advantages, estimate.reference, estimate.old, len(groups)
+                )
             log_probs = result.log_probs
-            figures |= self._update_figures(tensors, known.reference, result)
+            metrics |= self._update_metrics(tensors, estimate.reference, result)
         if on_record is not None:
             on_record(
                 StepRecord(
@@ -159,16 +166,16 @@ class PolicyStep:
                     selected.trajectories,
                     policy.version,
                     tensors,
-                    known.found.advantages,
-                    known.found.returns,
-                    known.token_rewards,
+                    estimate.advantages.advantages,
+                    estimate.advantages.returns,
+                    estimate.token_rewards,
                     log_probs,
-                    known.reference,
-                    known.values,
+                    estimate.reference,
+                    estimate.values,
                     overconfidence,
                 )
             )
-        return figures | under_verl_names(figures)
+        return metrics | to_verl_names(metrics)
 
     def _estimate(
         self,
@@ -191,13 +198,17 @@ class PolicyStep:
             with clock("values"):
                 values = self._critic.values(tensors)
             check()
-        rewards, figures = tensors.token_rewards, {}
+        rewards, metrics = tensors.token_rewards, {}
         if algorithm.use_kl_in_reward and old is not None and reference is not None:
-            less = penalised(rewards, old, reference, tensors.mask, algorithm.kl_penalty, self.kl.beta)
-            rewards = less.token_rewards
-            figures = {"kl_reward": less.kl, "kl_reward_coef": self.kl.beta, "kl_non_finite": less.non_finite}
-            self.kl.update(less.kl, len(tensors.uids))
-        found = estimate(
+            penalized = apply_kl_penalty(rewards, old, reference, tensors.mask, algorithm.kl_penalty, self.kl.beta)
+            rewards = penalized.token_rewards
+            metrics = {
+                "kl_reward": penalized.kl,
+                "kl_reward_coef": self.kl.beta,
+                "kl_non_finite": penalized.non_finite,
+            }
+            self.kl.update(penalized.kl, len(tensors.uids))
+        estimated = estimate_advantages(
             Rewards(
                 token_rewards=rewards,
                 mask=tensors.mask,
@@ -211,19 +222,20 @@ class PolicyStep:
         )
         if overconfidence is not None:
             coef = algorithm.probe_penalty.coef
-            found = replace(found, advantages=less_penalty(found.advantages, tensors.state, overconfidence, coef))
-        figures |= estimate_figures(rewards, found.advantages, found.returns, values, tensors.mask)
-        return _Estimate(old, reference, values, rewards, found, figures)
+            advantages = subtract_penalty(estimated.advantages, tensors.state, overconfidence, coef)
+            estimated = replace(estimated, advantages=advantages)
+        metrics |= compute_estimate_metrics(rewards, estimated.advantages, estimated.returns, values, tensors.mask)
+        return _Estimate(old, reference, values, rewards, estimated, metrics)
 
-    def _update_figures(
+    def _update_metrics(
         self, tensors: StepTensors, reference: torch.Tensor | None, result: UpdateResult
     ) -> dict[str, Any]:
         engine, state = tensors.engine_log_probs, tensors.state
         correction = self._trainer.algorithm.rollout_correction
         return (
-            log_prob_figures(result.log_probs, engine, reference, state, tensors.current)
-            | correction_figures(result.log_probs, engine, state, correction)
-            | result.figures
+            compute_log_prob_metrics(result.log_probs, engine, reference, state, tensors.current)
+            | compute_correction_metrics(result.log_probs, engine, state, correction)
+            | result.metrics
             | {
                 "entropy": result.entropy,
                 "grad_norm": result.grad_norm,

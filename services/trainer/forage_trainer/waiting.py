@@ -1,4 +1,4 @@
-"""Waiting that can be ended: a stop flag set by SIGTERM, and calls to Redis that are repeated while it is away."""
+"""Waits that a stop request ends: a flag that SIGTERM sets, and calls repeated while Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 
 T = TypeVar("T")
-REDIS_AWAY = Counter("forage_trainer_redis_waits_total", "Calls that found Redis away and were repeated")
-PATIENCE_S = 4.0
-"""Of one call to Redis: short, so that a stop is noticed while the server is away."""
+REDIS_WAITS = Counter("forage_trainer_redis_waits_total", "Calls that found Redis unavailable and were repeated")
+CALL_TIMEOUT_S = 4.0
+"""Time limit of one call to Redis: short, so that a stop request is noticed while the server is unavailable."""
+_RETRY_INTERVAL_S = 0.5
 
 
 class Stopped(InterruptedWorkError):
-    """The process was asked to stop; what it leaves is resumed by the next start."""
+    """The process was asked to stop; the next start resumes its work."""
 
 
 class Stop:
     """A flag that long waits look at. Thread-safe.
 
-    Not an Event: set by a handler that interrupts its own `wait`, it can wait for the lock that `wait` holds.
+    Not an Event: a signal handler that sets an Event while `wait` holds the Event's lock would deadlock.
     """
 
     def __init__(self) -> None:
@@ -43,12 +44,12 @@ class Stop:
     def is_requested(self) -> bool:
         return self._requested
 
-    def on_signals(self) -> None:
+    def install_handler(self) -> None:
         """Set the flag on SIGTERM (main thread only)."""
         signal.signal(signal.SIGTERM, lambda *_: self.request())
 
     def check(self) -> None:
-        """A safe point.
+        """Mark a safe point to stop at.
 
         Raises:
             Stopped: the flag is set.
@@ -57,22 +58,26 @@ class Stop:
             raise Stopped("asked to stop")
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, but not past a stop."""
+        """Sleep, at most until a stop is requested.
+
+        Raises:
+            Stopped: the flag is set.
+        """
         with contextlib.suppress(Empty):
             self._wake.get(timeout=seconds)
-            self._wake.put(None)  # for whoever else sleeps
+            self._wake.put(None)  # wake the other sleepers too
         self.check()
 
 
-class Insist:
-    """Repeats a call for as long as Redis is away, saying so in the log and on the health endpoint."""
+class RedisRetry:
+    """Repeats a call for as long as Redis is unavailable, and reports that in the log and on the health endpoint."""
 
     def __init__(self, stop: Stop, health: Health) -> None:
         self._stop = stop
         self._health = health
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """The result of `call`, however long Redis takes to come back.
+        """Return the result of `call`, however long Redis is unavailable.
 
         Raises:
             Stopped: the process was asked to stop meanwhile.
@@ -85,13 +90,13 @@ class Insist:
                 result = call()
             except UnavailableError as error:
                 failed = True
-                REDIS_AWAY.inc()
+                REDIS_WAITS.inc()
                 self._health.wait_for("redis", str(error))
                 waited = round(time.monotonic() - began, 1)
-                get_logger().warning("redis_away", waited_s=waited, reason=str(error))
-                self._stop.sleep(0.5)
+                get_logger().warning("redis_unavailable", waited_s=waited, reason=str(error))
+                self._stop.sleep(_RETRY_INTERVAL_S)
                 continue
             if failed:
                 self._health.mark_ready("redis")
-                get_logger().info("redis_back", waited_s=round(time.monotonic() - began, 1))
+                get_logger().info("redis_available", waited_s=round(time.monotonic() - began, 1))
             return result

@@ -218,10 +218,10 @@ def test_killed_at_five_points_a_run_is_bit_equal_to_one_that_was_not(
 
     assert broken.eaten == straight.eaten
     assert list(broken.eaten) == list(range(1, 7))
-    figures = [[{name: row.get(name) for name in COMPARED} for row in run.metrics] for run in (straight, broken)]
-    assert figures[0] == figures[1]
-    assert len({row["loss"] for row in figures[0]}) == 6
-    assert all(isinstance(row["grad_norm"], float) for row in figures[0])
+    metrics = [[{name: row.get(name) for name in COMPARED} for row in run.metrics] for run in (straight, broken)]
+    assert metrics[0] == metrics[1]
+    assert len({row["loss"] for row in metrics[0]}) == 6
+    assert all(isinstance(row["grad_norm"], float) for row in metrics[0])
     assert broken.published == straight.published
     assert list(broken.published) == list(range(7))
     # A warm-up begins at a rate of 0: the first step changes nothing, each other one does.

@@ -15,7 +15,7 @@ import pytest
 
 from forage_common.errors import DataError, UserError
 from forage_trainer.checkpoints.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
-from forage_trainer.files import new_folder, remove, remove_leftovers
+from forage_trainer.files import remove, remove_leftovers, stage_folder
 from forage_trainer.reporting.progress import MetricsFile
 
 CONSUMED = (ConsumedStep(3, 2, (ConsumedGroup(3, 0, 1, "s/train/7/0", "17-1"),)),)
@@ -171,7 +171,7 @@ def test_the_best_checkpoint_stays_until_another_is_better(tmp_path: Path) -> No
     for step, score in ((5, 0.3), (10, 0.5), (15, 0.5), (20, 0.4), (25, 0.6), (30, 0.1)):
         save(checkpoints, step)
         scores[step] = score
-        checkpoints.keep_best(scores)
+        checkpoints.mark_best(scores)
         stay[step] = {p.name for p in tmp_path.glob("step_*")}
     assert stay == {
         5: {"step_5"},
@@ -241,7 +241,7 @@ def dying_at(number: int) -> Iterator[list[bool]]:
 
 def test_a_folder_that_goes_is_never_there_in_part(tmp_path: Path) -> None:
     def fill() -> Path:
-        with new_folder(tmp_path / "a") as folder:
+        with stage_folder(tmp_path / "a") as folder:
             for name in "bcd":
                 (folder / name).write_text(name)
         return tmp_path / "a"
@@ -281,7 +281,7 @@ def test_a_disk_that_fills_up_while_writing_is_a_users_error(tmp_path: Path) -> 
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "a") as folder:
+    with stage_folder(tmp_path / "a") as folder:
         (folder / "one").write_text("1")
         assert not (tmp_path / "a").exists()
     assert (tmp_path / "a/one").read_text() == "1"

@@ -10,8 +10,8 @@ from trainer_parts import PROMPT_TOKENS, trajectory, write_model
 
 from forage_common.settings import AlgorithmSettings, Settings, load_settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
-from forage_trainer.data.selection import selection
-from forage_trainer.data.tensors import StepTensors, step_tensors
+from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker
 
 LR, DECAY, CLIP, RANGE = 1e-2, 0.1, 0.5, 0.05
@@ -44,7 +44,7 @@ def trajectories() -> list[Trajectory]:
 @pytest.fixture(scope="module")
 def batch(trajectories: list[Trajectory]) -> StepTensors:
     groups = [TrajectoryGroup(group_uid=uid, trajectories=trajectories[i : i + 4]) for i, uid in ((0, "a"), (4, "b"))]
-    found = step_tensors(selection(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
+    found = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
     assert found is not None
     return found
 
@@ -78,7 +78,7 @@ def test_values_start_at_zero_and_updates_equal_plain_pytorch(
                 torch.testing.assert_close(values[i, : len(expected)] + 0.04 * number, expected, atol=2e-4, rtol=0)
         if number == 2:
             worker.save(tmp_path / "state", 2)
-        figures = worker.update_critic(batch, values, returns, 2)
+        metrics = worker.update_critic(batch, values, returns, 2)
         loss = torch.zeros(())
         for i, row in enumerate(trajectories):
             new, mask = plain_values(model, row), torch.tensor(list(row.loss_mask)).bool()
@@ -92,11 +92,11 @@ def test_values_start_at_zero_and_updates_equal_plain_pytorch(
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
-        assert figures["critic/vf_loss"] == pytest.approx(float(loss.detach()), rel=1e-3)
-        assert figures["critic/grad_norm"] == pytest.approx(float(norm), rel=1e-2)
-        assert figures["critic/lr"] == pytest.approx(LR)
+        assert metrics["critic/vf_loss"] == pytest.approx(float(loss.detach()), rel=1e-3)
+        assert metrics["critic/grad_norm"] == pytest.approx(float(norm), rel=1e-2)
+        assert metrics["critic/lr"] == pytest.approx(LR)
     assert clipped > 10
-    assert figures["critic/vf_clipfrac"] > 0
+    assert metrics["critic/vf_clipfrac"] > 0
     assert (tmp_path / "state/critic").is_dir()
     expected = worker.values(batch)
     worker.load(tmp_path / "state")

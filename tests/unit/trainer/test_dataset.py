@@ -17,7 +17,7 @@ from forage_common.errors import DataError, SettingsError
 from forage_common.files.questions import Question, read_questions
 from forage_common.settings import load_settings
 from forage_common.v1.trajectory_pb2 import GroundTruth
-from forage_trainer.data.dataset import QUESTIONS, Batches, refill_of, report
+from forage_trainer.data.dataset import QUESTIONS, Batches, refill_number, report
 
 
 class Characters:
@@ -232,7 +232,7 @@ def test_refills_are_other_questions_of_the_same_source_under_names_of_their_own
             refills = [batches.group(batch, position, n) for n in range(1, 6)]
             assert {q.index for _, q in refills} == set(range(6)) - {first.index}
             assert {q.data_source for _, q in refills} == {first.data_source}
-            assert [refill_of(u) for u in (uid, *(u for u, _ in refills))] == list(range(6))
+            assert [refill_number(u) for u in (uid, *(u for u, _ in refills))] == list(range(6))
             uids |= {uid, *(u for u, _ in refills)}
     assert len(uids) == 8 * 4 * 6
     assert Batches(questions(1), 1, 0).group(1, 0, 2)[1].index == 0

@@ -21,11 +21,11 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from forage_common.settings import AdvantageEstimator, AlgorithmSettings, RewardPlacement
 from forage_common.v1.trajectory_pb2 import Component, Score, Trajectory
 from forage_trainer.algorithms.estimators.gae import gae
-from forage_trainer.algorithms.estimators.groups import participation
+from forage_trainer.algorithms.estimators.groups import find_participants
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.algorithms.estimators.grpo_multiturn import grpo_multiturn
-from forage_trainer.algorithms.estimators.registry import ESTIMATORS, Rewards, estimate
-from forage_trainer.algorithms.token_rewards import token_rewards
+from forage_trainer.algorithms.estimators.registry import ESTIMATORS, Rewards, estimate_advantages
+from forage_trainer.algorithms.token_rewards import compute_token_rewards
 
 DATA = Path(__file__).parents[2] / "data/trainer"
 NAN = {"$nan": math.nan}
@@ -61,9 +61,9 @@ def test_gae_follows_the_specification(example: dict[str, Any]) -> None:
     algorithm = AlgorithmSettings(adv_estimator="gae", gamma=example["gamma"], lam=example["lam"])
     if example["error"]:
         with pytest.raises(ValueError, match=r"NaN|mask"):
-            estimate(some(rewards, mask, values), algorithm)
+            estimate_advantages(some(rewards, mask, values), algorithm)
         return
-    found = estimate(some(rewards, mask, values), algorithm)
+    found = estimate_advantages(some(rewards, mask, values), algorithm)
     inside = mask.bool()
     torch.testing.assert_close(found.advantages[inside], matrix(example["advantages"])[inside], atol=1e-5, rtol=0)
     torch.testing.assert_close(found.returns[inside], matrix(example["returns"])[inside], atol=1e-5, rtol=0)
@@ -93,7 +93,7 @@ def test_grpo_over_a_score_with_turns_follows_the_specification(example: dict[st
         turns = [Component(name=f"turn_{turn}", weighted=value / len(pairs)) for turn, value in pairs]
         score = Score(components=[*turns, *(Component(name=name, weighted=value) for name, value in parts.items())])
         trajectory = Trajectory(loss_mask=mask, turn_ids=turn_ids, score=score)
-        rows.append(token_rewards(trajectory, RewardPlacement.TURN_PROPORTIONAL).rewards)
+        rows.append(compute_token_rewards(trajectory, RewardPlacement.TURN_PROPORTIONAL).rewards)
     found = grpo_outcome(torch.tensor(rows), matrix(example["mask"]), example["uids"])
     torch.testing.assert_close(found, matrix(example["advantages"]), atol=1e-5, rtol=0)
 
@@ -228,7 +228,7 @@ def test_every_estimator_of_the_settings_is_registered() -> None:
 @settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_an_estimator_equals_its_formula(name: AdvantageEstimator, case: Case) -> None:
-    found = estimate(given_to_estimators(case), options(name, case))
+    found = estimate_advantages(given_to_estimators(case), options(name, case))
     advantages, returns = ORACLES[name](case)
     np.testing.assert_allclose(found.advantages.numpy(), advantages, atol=2e-4)
     np.testing.assert_allclose(found.returns.numpy(), returns, atol=2e-4)
@@ -245,7 +245,7 @@ def test_nothing_said_about_information_tokens_matters(name: AdvantageEstimator,
         token_rewards=clean.token_rewards.masked_fill(outside, poison),
         values=clean.values.masked_fill(outside, poison),
     )
-    expected, found = (estimate(rewards, options(name, case)) for rewards in (clean, poisoned))
+    expected, found = (estimate_advantages(rewards, options(name, case)) for rewards in (clean, poisoned))
     assert torch.equal(found.advantages, expected.advantages)
     assert torch.equal(found.returns, expected.returns)
     assert not found.advantages[outside].any()
@@ -268,7 +268,7 @@ def test_permuting_rows_permutes_the_result(name: AdvantageEstimator, case: Case
         rewards.whole_rewards[order],
         rewards.values[order],
     )
-    expected, found = (estimate(given, options(name, case)) for given in (rewards, shuffled))
+    expected, found = (estimate_advantages(given, options(name, case)) for given in (rewards, shuffled))
     torch.testing.assert_close(found.advantages, expected.advantages[order], atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(found.returns, expected.returns[order], atol=2e-5, rtol=1e-5)
 
@@ -279,16 +279,16 @@ def test_a_reward_that_is_not_finite_is_refused(name: AdvantageEstimator, value:
     mask = torch.ones(2, 3)
     rewards = some(torch.tensor([[0.0, 0.0, value], [0.0, 0.0, 1.0]]), mask, torch.zeros(2, 3))
     with pytest.raises(ValueError, match="a reward is NaN or infinite"):
-        estimate(rewards, AlgorithmSettings(adv_estimator=name))
+        estimate_advantages(rewards, AlgorithmSettings(adv_estimator=name))
     turned = replace(some(torch.zeros(2, 3), mask, torch.zeros(2, 3)), turn_rewards=[{1: value}, {1: 0.0}])
     with pytest.raises(ValueError, match="a reward is NaN or infinite"):
-        estimate(turned, AlgorithmSettings(adv_estimator=name))
+        estimate_advantages(turned, AlgorithmSettings(adv_estimator=name))
 
 
 def test_gae_without_values_is_refused() -> None:
     rewards = replace(some(torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2, 3)), values=None)
     with pytest.raises(ValueError, match="needs the values of a critic"):
-        estimate(rewards, AlgorithmSettings(adv_estimator="gae"))
+        estimate_advantages(rewards, AlgorithmSettings(adv_estimator="gae"))
 
 
 # verl.
@@ -317,7 +317,7 @@ def test_verl_knows_multi_turn_grpo(case: Case) -> None:
         turn_rewards=rewards.turn_rewards,
         whole_rewards=rewards.whole_rewards,
     )
-    ours = estimate(rewards, AlgorithmSettings(adv_estimator="grpo_multiturn"))
+    ours = estimate_advantages(rewards, AlgorithmSettings(adv_estimator="grpo_multiturn"))
     assert torch.equal(theirs, ours.advantages)
     assert torch.equal(returns, ours.returns)
 
@@ -341,7 +341,7 @@ def test_a_group_whose_rewards_are_all_equal_has_advantage_zero(name: AdvantageE
     whole_rewards = torch.full((8,), reward, dtype=torch.double)
     tokens, mask = torch.full((8, 1), reward), torch.ones(8, 1)
     rewards = Rewards(tokens, mask, ["a"] * 8, mask.long(), [{1: reward}] * 8, whole_rewards)
-    found = estimate(rewards, AlgorithmSettings(adv_estimator=name))
+    found = estimate_advantages(rewards, AlgorithmSettings(adv_estimator=name))
     assert found.advantages.abs().max() == pytest.approx(0.0, abs=1e-7 if name == "rloo" else 0.0)
 
 
@@ -351,7 +351,7 @@ def test_a_row_takes_part_if_it_is_valid_and_has_enough_valid_companions(
     rows: list[tuple[str, bool]], least: int
 ) -> None:
     uids = [uid for uid, _ in rows]
-    found = participation(uids, torch.tensor([valid for _, valid in rows]), least)
+    found = find_participants(uids, torch.tensor([valid for _, valid in rows]), least)
     valid = {uid: sum(v for u, v in rows if u == uid) for uid in uids}
     assert found.used.tolist() == [v and valid[u] >= least for u, v in rows]
     assert found.dead_groups == sum(count < least for count in valid.values())

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from forage_common.errors import DataError
 from forage_common.settings import load_settings
 from forage_trainer.checkpoints.checkpoint import Checkpoints
-from forage_trainer.checkpoints.export import export, find_checkpoint, merged_weights
+from forage_trainer.checkpoints.export import export, find_checkpoint, merge_shards
 from forage_trainer.engine.policy_worker import PolicyWorker
 
 TWO_PROCESSES = """
@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch
     checkpoints = Checkpoints(folder / "checkpoints", 2, worker.parameters)
     for step in (3, 6):
         checkpoints.save(step, 1, "data", (), {}, partial(worker.save, step=step))
-    checkpoints.keep_best({3: 0.5, 6: 0.4})
+    checkpoints.mark_best({3: 0.5, 6: 0.4})
     return folder, worker.weights(torch.float32)
 
 
@@ -87,12 +87,12 @@ def test_shards_of_two_processes_become_whole_tensors(tmp_path: Path) -> None:
     processes = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
     expected = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
-    found = merged_weights(tmp_path / "state", 2)
+    found = merge_shards(tmp_path / "state", 2)
     assert set(found) == set(expected)
     for name, weight in expected.items():
         assert torch.equal(found[name], weight), name
     with pytest.raises(DataError, match=r"model_world_size_3_rank_0\.pt is missing.*3 FSDP processes"):
-        merged_weights(tmp_path / "state", 3)
+        merge_shards(tmp_path / "state", 3)
 
 
 def test_an_adapter_is_merged(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
         torch.testing.assert_close(found[name], weight, atol=1e-6, rtol=0)
     (checkpoint / "state/lora_train_meta.json").unlink()
     with pytest.raises(DataError, match=r"lora_train_meta\.json cannot be read"):
-        merged_weights(checkpoint / "state", 1)
+        merge_shards(checkpoint / "state", 1)
 
 
 def test_what_cannot_be_exported_is_named(run: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
 from forage_trainer.data.batcher import WAITED, Batcher, BatchTimeoutError
 from forage_trainer.data.dataset import Batches
 from forage_trainer.data.feeder import Feeder, sampling_seed
-from forage_trainer.waiting import Insist, Stop, Stopped
+from forage_trainer.waiting import RedisRetry, Stop, Stopped
 
 SIZE = 3
 T = TypeVar("T")
@@ -75,10 +75,10 @@ def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
         streams = StreamClient(settings.redis, "bench", 2.0)
         streams.create_groups()
         stop, health = Stop(), Health()
-        insist = Insist(stop, health)
+        retry = RedisRetry(stop, health)
         rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
-        feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), insist)
-        batcher = Batcher(streams, SIZE, settings.trainer, feeder, insist, stop, health)
+        feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), retry)
+        batcher = Batcher(streams, SIZE, settings.trainer, feeder, retry, stop, health)
         return Bench(settings, streams, stop, health, feeder, batcher)
 
     return make
@@ -278,7 +278,7 @@ def test_a_group_of_equal_rewards_makes_room_for_another_question_up_to_the_boun
             b.reply(prompt, rewards[prompt.position, attempt])
     batch = b.batcher.next(1, 5.0)
     assert [g.group_uid for g in batch.groups] == [uids[-1] for uids in met.values()]
-    assert batch.figures == {"dropped_stale": 0, "dropped_stragglers": 0, "refilled_groups": 3}
+    assert batch.metrics == {"dropped_stale": 0, "dropped_stragglers": 0, "refilled_groups": 3}
     assert len({uid.rpartition("/")[0] for uid in met[2]}) == 3, "each time another question"
     assert b.prompts() == []
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE
@@ -340,7 +340,7 @@ def test_stragglers_are_dropped_after_their_time_and_what_comes_later_is_discard
     batch = b.batcher.next(1, 30.0)
     assert [g.position for g in batch.groups] == [0, 2]
     assert batch.stragglers == (1,)
-    assert batch.figures["dropped_stragglers"] == 1
+    assert batch.metrics["dropped_stragglers"] == 1
     b.batcher.done(1)
     b.answer(1, 1)
     for position in range(SIZE):
@@ -406,6 +406,6 @@ def test_a_wait_goes_on_through_an_absence_of_the_server(tmp_path: Path, free_ad
 
     with pytest.raises(UnavailableError):
         streams.ping()
-    assert Insist(stop, health)(call) == "back"
+    assert RedisRetry(stop, health)(call) == "back"
     assert "is it running?" in seen[-1]
     assert "redis" not in health.waiting

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
 from forage_common.settings import KlControlSettings, load_settings
-from forage_trainer.algorithms.kl import KlController, penalised
+from forage_trainer.algorithms.kl import KlController, apply_kl_penalty
 
 DATA = Path(__file__).parents[2] / "data/trainer"
 KINDS = ("kl", "abs", "mse", "low_var_kl")
@@ -41,7 +41,7 @@ def test_each_kind_follows_the_specification(example: dict[str, Any]) -> None:
                 load_settings(None, [f"trainer.{key}={example['kind']}"], {})
         return
     zero, mask = torch.zeros_like(log_probs), torch.ones_like(log_probs)
-    found = penalised(zero, log_probs, reference, mask, example["kind"], 1.0)
+    found = apply_kl_penalty(zero, log_probs, reference, mask, example["kind"], 1.0)
     torch.testing.assert_close(-found.token_rewards, torch.tensor(example["kl"]), atol=1e-4, rtol=0)
 
 
@@ -50,7 +50,7 @@ def test_the_penalty_follows_the_specification(example: dict[str, Any]) -> None:
     rewards, log_probs, reference, mask = (
         torch.tensor(example[name]).float() for name in ("token_rewards", "log_probs", "reference", "mask")
     )
-    found = penalised(rewards, log_probs, reference, mask, example["kind"], example["beta"])
+    found = apply_kl_penalty(rewards, log_probs, reference, mask, example["kind"], example["beta"])
     torch.testing.assert_close(found.token_rewards, torch.tensor(example["penalised"]), atol=1e-6, rtol=0)
     assert found.kl == pytest.approx(example["kl"], abs=1e-6)
 
@@ -73,7 +73,7 @@ def test_only_tokens_of_the_mask_pay(
     mask = torch.tensor([[t[2] for t in row] for row in rows])
     columns = [torch.tensor([[t[i] for t in row] for row in rows], dtype=torch.double) for i in (0, 1, 3)]
     own, reference = (part.masked_fill(~mask, junk) for part in columns[:2])
-    found = penalised(columns[2], own, reference, mask.float(), kind, 0.3)
+    found = apply_kl_penalty(columns[2], own, reference, mask.float(), kind, 0.3)
     means = []
     for i, row in enumerate(rows):
         paid = [formula(kind, a, b) if inside else 0.0 for a, b, inside, _ in row]
@@ -86,7 +86,7 @@ def test_only_tokens_of_the_mask_pay(
 
 def test_a_token_whose_kl_is_not_finite_pays_nothing_and_is_counted() -> None:
     own, reference = torch.tensor([[-1.0, math.nan, -2.0]]), torch.tensor([[-2.0, -1.0, -1.0]])
-    found = penalised(torch.zeros(1, 3), own, reference, torch.ones(1, 3), "kl", 0.5)
+    found = apply_kl_penalty(torch.zeros(1, 3), own, reference, torch.ones(1, 3), "kl", 0.5)
     assert found.token_rewards.tolist() == [[-0.5, 0.0, 0.5]]
     assert found.non_finite == 1
     assert math.isnan(found.kl)

@@ -20,7 +20,7 @@ from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
 from forage_trainer.data.batcher import BatchTimeoutError
 from forage_trainer.engine.policy_worker import PolicyWorker
-from forage_trainer.loop import Loop
+from forage_trainer.loop import TrainingLoop
 from forage_trainer.waiting import Stop
 
 BATCH, SAMPLES = 2, 3
@@ -97,7 +97,7 @@ def train(model: Path, tmp_path: Path, redis_server: RedisSettings) -> Iterator[
             players[0].start()
         questions = read_questions(settings.data.train_paths), read_questions(settings.data.val_files)
         streams = StreamClient(redis_server, settings.run.id)
-        Loop(settings, streams, PolicyWorker(settings), *questions, 0, Stop(), Health()).run()
+        TrainingLoop(settings, streams, PolicyWorker(settings), *questions, 0, Stop(), Health()).run()
         return settings
 
     yield run

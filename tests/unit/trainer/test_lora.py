@@ -10,10 +10,10 @@ from trainer_parts import trajectory, write_model
 
 from forage_common.settings import AlgorithmSettings, load_settings
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
-from forage_trainer.data.selection import selection
-from forage_trainer.data.tensors import StepTensors, step_tensors
+from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker
-from forage_trainer.weights.weights_files import write_adapter_folder
+from forage_trainer.weights.model_files import write_adapter_folder
 
 ALGORITHM = AlgorithmSettings()
 
@@ -29,7 +29,7 @@ def batch() -> StepTensors:
         TrajectoryGroup(group_uid=uid, trajectories=[trajectory(uid, i, float(i % 2)) for i in range(3)])
         for uid in "ab"
     ]
-    found = step_tensors(selection(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
+    found = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
     assert found is not None
     return found
 

@@ -19,10 +19,10 @@ from verl.workers.utils.losses import value_loss
 from forage_common.errors import SettingsError
 from forage_common.settings import ActorSettings, AlgorithmSettings, CorrectionSettings, CriticSettings, load_settings
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
-from forage_trainer.algorithms.off_policy import correction_figures, importance_weights
-from forage_trainer.data.selection import selection
-from forage_trainer.data.tensors import StepTensors, like_response, select, step_tensors
-from forage_trainer.engine.actor_loss import ActorLoss, actor_config
+from forage_trainer.algorithms.off_policy import compute_correction_metrics, importance_weights
+from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, select, unpad_response
+from forage_trainer.engine.actor_loss import ActorLoss, build_actor_config
 
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 SCALE = 40
@@ -32,7 +32,7 @@ Matrices = dict[str, np.ndarray]
 def batch(state_masking: bool = True) -> StepTensors:
     rows = [trajectory("a", i, float(i % 2), turns=(2 + i, 3 + i), observation=i + 1) for i in range(4)]
     algorithm = AlgorithmSettings(state_masking=state_masking)
-    found = step_tensors(selection([TrajectoryGroup(trajectories=rows)], algorithm), 0, 1, 0, algorithm)
+    found = build_step_tensors(select_trajectories([TrajectoryGroup(trajectories=rows)], algorithm), 0, 1, 0, algorithm)
     assert found is not None
     return found
 
@@ -55,8 +55,8 @@ def drawn(tensors: StepTensors, seed: int = 0) -> Matrices:
     return {name: value.astype(np.float32) for name, value in made.items()}
 
 
-def jagged(tensors: StepTensors, matrix: np.ndarray) -> torch.Tensor:
-    return like_response(torch.tensor(matrix), tensors.data)
+def make_jagged(tensors: StepTensors, matrix: np.ndarray) -> torch.Tensor:
+    return unpad_response(torch.tensor(matrix), tensors.data)
 
 
 def predicted(tensors: StepTensors, matrix: torch.Tensor) -> torch.Tensor:
@@ -85,10 +85,10 @@ def actor_loss(
     own: torch.Tensor | None = None,
 ) -> torch.Tensor:
     data = tensors.data.copy()
-    data["advantages"] = jagged(tensors, given_["advantages"])
-    data["old_log_probs"] = jagged(tensors, given_["old"])
-    data["ref_log_prob"] = jagged(tensors, given_["reference"])
-    data["rollout_log_probs"] = jagged(tensors, given_["engine"])
+    data["advantages"] = make_jagged(tensors, given_["advantages"])
+    data["old_log_probs"] = make_jagged(tensors, given_["old"])
+    data["ref_log_prob"] = make_jagged(tensors, given_["reference"])
+    data["rollout_log_probs"] = make_jagged(tensors, given_["engine"])
     output = {
         "log_probs": predicted(tensors, torch.tensor(given_["own"]) if own is None else own),
         "entropy": predicted(tensors, torch.tensor(given_["entropy"])),
@@ -96,7 +96,7 @@ def actor_loss(
     if rows is not None:
         data = select(data, rows)
         output = {name: select(TensorDict({name: v}, len(tensors.uids)), rows)[name] for name, v in output.items()}
-    loss, _ = ActorLoss(actor_config(actor, 4), correction)(output, counted(data, tensors))
+    loss, _ = ActorLoss(build_actor_config(actor, 4), correction)(output, counted(data, tensors))
     return loss
 
 
@@ -203,11 +203,11 @@ def test_a_token_weighs_what_its_ratio_says(mode: str, expected: list[float]) ->
     engine, state, options = torch.full((6,), -9.0), torch.ones(6), CorrectionSettings(mode=mode)
     trainer = engine + torch.tensor(LOG_RATIOS)
     torch.testing.assert_close(importance_weights(trainer, engine, state, options), torch.tensor(expected))
-    figures = correction_figures(trainer, engine, state, options)
-    assert figures["is_mean"] == pytest.approx(sum(expected) / 6, rel=1e-5)
-    assert (figures["is_max"], figures["is_min"]) == pytest.approx((max(expected), min(expected)), rel=1e-5)
-    assert figures["is_masked"] == pytest.approx(expected.count(0.0) / 6)
-    assert figures["is_cut"] == pytest.approx(2 / 6 if mode == "tis" else 0.0)
+    metrics = compute_correction_metrics(trainer, engine, state, options)
+    assert metrics["is_mean"] == pytest.approx(sum(expected) / 6, rel=1e-5)
+    assert (metrics["is_max"], metrics["is_min"]) == pytest.approx((max(expected), min(expected)), rel=1e-5)
+    assert metrics["is_masked"] == pytest.approx(expected.count(0.0) / 6)
+    assert metrics["is_cut"] == pytest.approx(2 / 6 if mode == "tis" else 0.0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -232,7 +232,7 @@ def critic_loss(tensors: StepTensors, given_: Matrices, critic: CriticSettings) 
         loss_agg_mode=critic.loss_agg_mode,
     )
     data = tensors.data.copy()
-    data["values"], data["returns"] = jagged(tensors, given_["values"]), jagged(tensors, given_["returns"])
+    data["values"], data["returns"] = make_jagged(tensors, given_["values"]), make_jagged(tensors, given_["returns"])
     output = {"values": predicted(tensors, torch.tensor(given_["predicted"]))}
     loss, _ = value_loss(config, output, counted(data, tensors))
     return loss

@@ -12,8 +12,8 @@ from trainer_parts import PROMPT_TOKENS, trajectory, write_model
 from forage_common.settings import load_settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
-from forage_trainer.data.selection import selection
-from forage_trainer.data.tensors import step_tensors
+from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker
 
 LOW, HIGH, DUAL, BETA, ENTROPY, SCALE = 0.05, 0.1, 1.3, 0.3, 0.02, 50
@@ -90,7 +90,7 @@ def test_every_gradient_of_a_step_equals_plain_pytorch(
         )
         for uid in "ab"
     ]
-    batch = step_tensors(selection(groups, algorithm), 0, 1, 0, algorithm)
+    batch = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)
     assert batch is not None
     worker = PolicyWorker(found)
     engine: Any = worker._actor.engine

@@ -11,7 +11,7 @@ import torch
 from trainer_parts import group, trajectory
 
 from forage_common.v1.trajectory_pb2 import Score, Status, Trajectory, TrajectoryGroup
-from forage_trainer.reporting.metrics import estimate_figures, trajectory_figures, under_verl_names
+from forage_trainer.reporting.metrics import compute_estimate_metrics, compute_trajectory_metrics, to_verl_names
 
 DATA = Path(__file__).parents[2] / "data/trainer/loss_mask.jsonl"
 
@@ -30,9 +30,9 @@ def test_state_tokens_follow_the_specification(example: dict[str, Any]) -> None:
         )
         for own, within in zip(example["state"], example["response"], strict=True)
     ]
-    figures = under_verl_names(trajectory_figures([TrajectoryGroup(trajectories=rows)], 0))
-    assert figures["state_tokens/total"] == example["total"]
-    assert figures["state_tokens/coverage"] == example["coverage"]
+    metrics = to_verl_names(compute_trajectory_metrics([TrajectoryGroup(trajectories=rows)], 0))
+    assert metrics["state_tokens/total"] == example["total"]
+    assert metrics["state_tokens/coverage"] == example["coverage"]
 
 
 def test_both_sums_of_a_score_with_turns_are_told() -> None:
@@ -41,15 +41,15 @@ def test_both_sums_of_a_score_with_turns_are_told() -> None:
     for turn, earned in ((1, 0.2), (2, 0.1)):
         row.score.components.add(name=f"turn_{turn}", raw=earned, weighted=earned / 2)
     row.score.components.add(name="exact_match", raw=1.0, weighted=0.3)
-    figures = trajectory_figures([TrajectoryGroup(trajectories=[row])], 0)
-    assert figures["reward_mean"] == pytest.approx(0.45)
-    assert figures["reward_turn_sum_mean"] == pytest.approx(0.6)
+    metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[row])], 0)
+    assert metrics["reward_mean"] == pytest.approx(0.45)
+    assert metrics["reward_turn_sum_mean"] == pytest.approx(0.6)
 
 
 def test_rows_without_state_tokens_are_counted() -> None:
     rows = group("a", [0.0, 1.0])
     rows.trajectories.append(trajectory("a", 2, 1.0, turns=()))
-    assert trajectory_figures([rows], 0)["without_state_tokens"] == 1
+    assert compute_trajectory_metrics([rows], 0)["without_state_tokens"] == 1
 
 
 def test_figures_of_the_estimate_are_of_tokens_of_the_mask() -> None:
@@ -57,7 +57,7 @@ def test_figures_of_the_estimate_are_of_tokens_of_the_mask() -> None:
     junk = torch.where(mask == 0, float("nan"), 0.0)
     advantages = torch.tensor([[1.0, 0.0, 2.0], [-3.0, -1.0, 0.0]]) + junk
     rewards, values = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.5, 0.0]]) + junk, torch.full((2, 3), 0.5) + junk
-    found = estimate_figures(rewards, advantages, advantages, values, mask)
+    found = compute_estimate_metrics(rewards, advantages, advantages, values, mask)
     assert found["advantage_abs_mean"] == 1.75
     assert found["critic/advantages/mean"] == -0.25
     assert (found["critic/advantages/max"], found["critic/advantages/min"]) == (2.0, -3.0)
@@ -69,5 +69,5 @@ def test_figures_of_the_estimate_are_of_tokens_of_the_mask() -> None:
 
 def test_without_a_critic_there_are_no_figures_of_it() -> None:
     ones = torch.ones(2, 2)
-    found = estimate_figures(ones, ones, ones, None, ones)
+    found = compute_estimate_metrics(ones, ones, ones, None, ones)
     assert not [name for name in found if "value" in name or "vf_" in name]

@@ -14,9 +14,9 @@ from trainer_parts import PROMPT_TOKENS, group
 
 from forage_common.settings import AlgorithmSettings, RewardPlacement
 from forage_common.v1.trajectory_pb2 import Component, Score, Status, Trajectory
-from forage_trainer.algorithms.token_rewards import reward_of, token_rewards
-from forage_trainer.data.selection import selection
-from forage_trainer.data.tensors import step_tensors
+from forage_trainer.algorithms.token_rewards import to_structured_reward, compute_token_rewards
+from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import build_step_tensors
 
 DATA = Path(__file__).parents[2] / "data"
 SPREAD, LAST = RewardPlacement.TURN_PROPORTIONAL, RewardPlacement.FINAL_TOKEN_ONLY
@@ -44,7 +44,7 @@ def turned(turns: dict[int, float], whole: dict[str, float], mask: list[int], tu
 def test_an_outcome_is_on_the_last_state_token(example: dict[str, Any], placement: RewardPlacement) -> None:
     turn_ids = [1 if own else -1 for own in example["state"]]
     score = Score(total=example["reward"], components=[Component(name="em", weighted=example["reward"])])
-    found = token_rewards(Trajectory(loss_mask=example["state"], turn_ids=turn_ids, score=score), placement)
+    found = compute_token_rewards(Trajectory(loss_mask=example["state"], turn_ids=turn_ids, score=score), placement)
     assert [[place, value] for place, value in enumerate(found.rewards) if value] == example["nonzero"]
 
 
@@ -52,7 +52,7 @@ def test_an_outcome_is_on_the_last_state_token(example: dict[str, Any], placemen
 def test_a_score_with_turns_lands_as_the_specification_says(example: dict[str, Any]) -> None:
     turns = dict(example["turns"])
     row = turned(turns, example["whole"], example["mask"], example["turn_ids"])
-    assert token_rewards(row, RewardPlacement(example["strategy"])).rewards == pytest.approx(example["want"])
+    assert compute_token_rewards(row, RewardPlacement(example["strategy"])).rewards == pytest.approx(example["want"])
 
 
 @settings(max_examples=100, deadline=None)
@@ -64,7 +64,7 @@ def test_a_score_with_turns_lands_as_the_specification_says(example: dict[str, A
 def test_rewards_are_on_state_tokens_and_keep_their_sum(turns: dict[int, float], whole: float, ids: list[int]) -> None:
     mask = [int(turn > 0) for turn in ids]
     row = turned(turns, {"exact_match": whole, "_raw": 1.0}, mask, ids)
-    spread, last = token_rewards(row, SPREAD), token_rewards(row, LAST)
+    spread, last = compute_token_rewards(row, SPREAD), compute_token_rewards(row, LAST)
     for found in (spread, last):
         assert not any(value for value, own in zip(found.rewards, mask, strict=True) if not own)
     assert sum(spread.rewards) == pytest.approx(sum(v for t, v in turns.items() if t in ids) + whole, abs=1e-6)
@@ -76,7 +76,7 @@ def test_rewards_are_on_state_tokens_and_keep_their_sum(turns: dict[int, float],
 def test_a_weighted_part_of_a_composition_keeps_its_turns() -> None:
     parts = [Component(name=f"kg.turn_{turn}", raw=0.5, weighted=0.3 * 0.5 / 2) for turn in (1, 2)]
     parts += [Component(name="kg.exact_match", raw=1.0, weighted=0.3), Component(name="em", raw=1.0, weighted=0.7)]
-    reward = reward_of(Score(total=1.15, components=parts))
+    reward = to_structured_reward(Score(total=1.15, components=parts))
     assert reward.turns == pytest.approx({1: 0.15, 2: 0.15})
     assert reward.whole == pytest.approx(1.0)
 
@@ -102,7 +102,7 @@ def test_tensors_hold_the_placed_rewards_and_the_parts_of_the_score() -> None:
         row.turn_ids[:] = [1] * 6 + [-1] * 7 + [2] * 5
         row.score.CopyFrom(turned({1: gain, 2: 0.1}, {"exact_match": 0.3}, [], []).score)
     settings_ = AlgorithmSettings(reward_placement="turn_proportional")
-    found = step_tensors(selection([both], settings_), 0, 1, 0, settings_)
+    found = build_step_tensors(select_trajectories([both], settings_), 0, 1, 0, settings_)
     assert found is not None
     for turns, gain in zip(found.turn_rewards, (0.2, 0.4), strict=True):
         assert turns == pytest.approx({1: gain, 2: 0.1})

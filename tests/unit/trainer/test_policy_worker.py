@@ -12,8 +12,8 @@ from trainer_parts import PROMPT_TOKENS, trajectory, write_model
 from forage_common.settings import AlgorithmSettings, Settings, load_settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
-from forage_trainer.data.selection import selection
-from forage_trainer.data.tensors import StepTensors, step_tensors
+from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker, UpdateResult
 
 LR, DECAY, CLIP = 1e-2, 0.1, 0.5
@@ -55,7 +55,7 @@ def flat(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
 
 
 def tensors(groups: Sequence[TrajectoryGroup]) -> StepTensors:
-    batch = step_tensors(selection(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
+    batch = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
     assert batch is not None
     return batch
 

@@ -16,7 +16,7 @@ from forage_common.errors import SettingsError
 from forage_common.probe.metrics import overconfidence
 from forage_common.settings import load_settings
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_trainer.validation.probe_penalty import ProbePenalty, less_penalty
+from forage_trainer.validation.probe_penalty import ProbePenalty, subtract_penalty
 
 TABLE = Path(__file__).parents[2] / "data/probe/metrics.jsonl"
 EXAMPLES = [json.loads(line) for line in TABLE.read_text().splitlines()]
@@ -27,7 +27,7 @@ def test_the_penalty_is_that_of_the_table_on_state_tokens_alone(example: dict[st
     state = torch.tensor([[1, 1, 0, 0, 1, 0]])
     before = torch.tensor([[0.3, 0.3, 0.0, -7.0, 0.3, 0.0]])
     sure = overconfidence([count / example["samples"] for count in example["correct"]])
-    after = less_penalty(before, state, [sure], example["coefficient"])
+    after = subtract_penalty(before, state, [sure], example["coefficient"])
     assert before[0, 0] - after[0, 0] == pytest.approx(example["penalty"], abs=1e-6)
     assert torch.equal(after[state == 0], before[state == 0])
     assert after[state == 1].unique().numel() == 1
@@ -44,7 +44,7 @@ def test_rows_that_were_not_probed_and_tokens_of_others_keep_their_advantages(
     chance = torch.Generator().manual_seed(seed)
     before = torch.randn(len(sure), 7, generator=chance)
     state = torch.randint(0, 2, before.shape, generator=chance).float()
-    after = less_penalty(before, state, sure, coefficient)
+    after = subtract_penalty(before, state, sure, coefficient)
     for row, one in enumerate(sure):
         kept = state[row] == 0 if one is not None else torch.ones(7, dtype=torch.bool)
         assert torch.equal(after[row][kept], before[row][kept])
@@ -71,7 +71,7 @@ def test_the_gradient_of_the_penalty_is_on_state_tokens_alone() -> None:
         assert own.grad is not None
         return own.grad
 
-    moved = gradient(less_penalty(before, state, [0.75, -0.25], 2.0)) - gradient(before)
+    moved = gradient(subtract_penalty(before, state, [0.75, -0.25], 2.0)) - gradient(before)
     assert torch.equal(moved != 0, state == 1)
     assert (moved[0][state[0] == 1] > 0).all(), "descent makes the tokens of a hasty answer less likely"
     assert (moved[1][state[1] == 1] < 0).all(), "and those of a thoughtful one more"
@@ -84,10 +84,10 @@ def test_only_the_first_of_a_group_are_asked_for_and_failures_are_counted(tmp_pa
     rows = [*group("a", [0.0, 1.0]).trajectories, *group("b", [1.0, 0.0]).trajectories, trajectory("a", 2, 1.0)]
     sure = penalty.overconfidence(rows, Policy(version=1, epoch=1), lambda: None)
     assert sure == [None] * 5
-    assert penalty.figures(sure, rows) == {
+    assert penalty.metrics(sure, rows) == {
         "probe_count": 0, "probe_failed": 2, "probe_overconfidence": None, "probe_penalty": None,
     }  # fmt: skip
-    known = penalty.figures([0.5, None, -0.1, None, None], rows)
+    known = penalty.metrics([0.5, None, -0.1, None, None], rows)
     assert known["probe_failed"] == 0
     assert (known["probe_overconfidence"], known["probe_penalty"]) == (pytest.approx(0.2), pytest.approx(0.1))
 

@@ -46,9 +46,9 @@ from forage_common.v1.trajectory_pb2 import (
     Turn,
 )
 from forage_trainer.engine.policy_worker import PolicyWorker
-from forage_trainer.loop import Loop
+from forage_trainer.loop import TrainingLoop
 from forage_trainer.reporting.progress import StateFile
-from forage_trainer.validation.validation_probe import ValidationProbe
+from forage_trainer.validation.probe import ValidationProbe
 from forage_trainer.waiting import Stop, Stopped
 
 LENGTH = 20
@@ -335,7 +335,7 @@ class Life:
         questions = read_questions(settings.data.train_paths), read_questions(settings.data.val_files)
         few = Questions(questions[1].rows[:2], questions[1].digest, {})
         streams = StreamClient(self._redis, settings.run.id)
-        Loop(settings, streams, PolicyWorker(settings), questions[0], few, 0, self.stop, Health()).run()
+        TrainingLoop(settings, streams, PolicyWorker(settings), questions[0], few, 0, self.stop, Health()).run()
 
 
 SMALL = (

@@ -19,10 +19,10 @@ from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_trainer.files import digest
-from forage_trainer.waiting import Insist, Stop
-from forage_trainer.weights.publisher import KEPT, Publisher
+from forage_trainer.waiting import RedisRetry, Stop
+from forage_trainer.weights.model_files import Adapter, shards, write_model_folder
+from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
 from forage_trainer.weights.safetensors_file import write_safetensors
-from forage_trainer.weights.weights_files import Adapter, shards, write_model_folder
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def publisher(tmp_path: Path, streams: StreamClient, epoch: int, shard_bytes: in
     (model / "config.json").write_text(json.dumps({"architectures": ["X"], "torch_dtype": "bfloat16"}))
     (model / "tokenizer.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"the initial weights, not to be copied")
-    return Publisher(tmp_path / "policies", model, streams, epoch, shard_bytes, Insist(Stop(), Health()))
+    return Publisher(tmp_path / "policies", model, streams, epoch, shard_bytes, RedisRetry(Stop(), Health()))
 
 
 def test_a_published_policy_is_a_model_folder_with_its_checksum(tmp_path: Path, streams: StreamClient) -> None:
@@ -74,7 +74,7 @@ def test_weights_above_the_limit_are_shards_with_an_index_that_transformers_read
 
     model = AutoModelForCausalLM.from_pretrained(write_model(tmp_path / "real"), dtype=torch.bfloat16)
     weights = {name: w for name, w in model.state_dict().items() if name != "lm_head.weight"}
-    source = Publisher(tmp_path / "policies", tmp_path / "real", streams, 1, 20_000, Insist(Stop(), Health()))
+    source = Publisher(tmp_path / "policies", tmp_path / "real", streams, 1, 20_000, RedisRetry(Stop(), Health()))
     policy = source.publish(7, weights)
     folder = Path(policy.uri)
     written = sorted(folder.glob("*.safetensors"))
@@ -168,7 +168,7 @@ def test_old_folders_go_but_not_one_that_a_replica_serves(tmp_path: Path, stream
     source = publisher(tmp_path, streams, 1)
     served = source.publish(0, {"w": torch.zeros(1)})
     streams.acknowledge_policy("replica", served)
-    for version in range(1, KEPT + 3):
+    for version in range(1, KEEP_NEWEST + 3):
         source.publish(version, {"w": torch.zeros(1)})
-    newest = [f"v{version}-e1" for version in range(3, KEPT + 3)]
+    newest = [f"v{version}-e1" for version in range(3, KEEP_NEWEST + 3)]
     assert sorted(p.name for p in (tmp_path / "policies").iterdir()) == sorted(["v0-e1", *newest])

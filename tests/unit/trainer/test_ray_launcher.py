@@ -14,8 +14,8 @@ import forage_trainer.engine.verl_cpu  # noqa: F401  (makes it verl's platform)
 from forage_common.errors import DataError, SettingsError, UserError
 from forage_common.settings import load_settings
 from forage_trainer.__main__ import main
-from forage_trainer.launch.ray_launcher import cause
-from forage_trainer.launch.ray_rank import Place, Rank
+from forage_trainer.launch.ray_launcher import find_cause
+from forage_trainer.launch.ray_rank import Rank, RankLocation
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def raised(error: Exception) -> Exception:
     ],
 )
 def test_the_rank_that_the_others_failed_of_is_named(failed: dict[int, Exception], rank: int) -> None:
-    assert cause(failed) == rank
+    assert find_cause(failed) == rank
 
 
 def rank(number: int, folder: Path, *overrides: str, gpu: bool = False) -> Rank:
@@ -85,7 +85,7 @@ def rank(number: int, folder: Path, *overrides: str, gpu: bool = False) -> Rank:
     found = Rank.__new__(Rank)
     found._settings = load_settings(None, [*overrides], {})
     found._folder = folder
-    found._place = Place(number, f"10.0.0.{number + 1}", "host", 1, gpu)
+    found._place = RankLocation(number, f"10.0.0.{number + 1}", "host", 1, gpu)
     return found
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from trainer_parts import write_model
 
-from forage_trainer.data.rows import by_row, deal, share_of
-from forage_trainer.data.tensors import padded
+from forage_trainer.data.rows import distribute_rows, scatter_rows, shard_rows
+from forage_trainer.data.tensors import pad_jagged
 from forage_trainer.engine.spmd import Processes
 
 LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
@@ -47,7 +47,7 @@ def test_two_processes_take_the_step_that_one_takes(
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 8))
 def test_every_row_is_dealt_once_and_all_processes_get_equally_many(lengths: list[int], processes: int) -> None:
-    shares = deal(lengths, processes)
+    shares = distribute_rows(lengths, processes)
     assert len({len(share) for share in shares}) == 1
     assert sorted(row for share in shares for row in share if row >= 0) == list(range(len(lengths)))
     tokens = [sum(lengths[row] for row in share if row >= 0) for share in shares]
@@ -57,8 +57,8 @@ def test_every_row_is_dealt_once_and_all_processes_get_equally_many(lengths: lis
 @pytest.mark.parametrize("processes", [1, 2, 3, 5, 9])
 def test_shares_add_up_to_the_batch(processes: int, tmp_path: Path) -> None:
     batch = spmd_process.rows(spmd_process.settings(tmp_path))
-    shares = [share_of(batch.data, rank, processes) for rank in range(processes)]
-    together = sum(by_row(batch.mask, [(share["row"], padded(share["response_mask"]))]) for share in shares)
+    shares = [shard_rows(batch.data, rank, processes) for rank in range(processes)]
+    together = sum(scatter_rows(batch.mask, [(share["row"], pad_jagged(share["response_mask"]))]) for share in shares)
     assert torch.equal(torch.as_tensor(together), batch.mask)
     for share in shares:
         for number, mask in zip(share["row"].tolist(), share["loss_mask"].unbind(), strict=True):

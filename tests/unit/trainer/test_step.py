@@ -105,18 +105,18 @@ def test_failed_rows_change_neither_advantages_nor_figures_of_the_update() -> No
 
 def test_a_batch_without_two_valid_rows_takes_no_step() -> None:
     worker = Worker()
-    figures, _ = take(worker, settings(), group("a", [1.0]))
+    metrics, _ = take(worker, settings(), group("a", [1.0]))
     assert worker.asked == []
-    assert figures["dead_groups"] == 1
-    assert figures["state_tokens/total"] == figures["state_tokens"]
+    assert metrics["dead_groups"] == 1
+    assert metrics["state_tokens/total"] == metrics["state_tokens"]
 
 
 def test_groups_of_equal_rewards_are_left_out_and_counted() -> None:
     worker = Worker()
     groups = [group("a", [0.5, 0.5]), group("b", [0.0, 1.0])]
-    figures, _ = take(worker, settings("trainer.algorithm.filter_groups=true"), *groups)
+    metrics, _ = take(worker, settings("trainer.algorithm.filter_groups=true"), *groups)
     assert set(worker.given["batch"].positions) == {1}
-    assert figures["filtered_groups"] == 1
+    assert metrics["filtered_groups"] == 1
     nothing, _ = take(Worker(), settings("trainer.algorithm.filter_groups=true"), groups[0])
     assert "grad_norm" not in nothing
     assert nothing["filtered_groups"] == 1
@@ -126,7 +126,7 @@ def test_the_kl_in_the_reward_is_taken_from_every_state_token() -> None:
     worker = Worker()
     adaptive = [f"trainer.algorithm.kl_ctrl.{one}" for one in ("type=adaptive", "kl_coef=0.1", "target_kl=0.1")]
     short, long = trajectory("a", 0, 0.0, turns=(2, 2)), trajectory("a", 1, 0.0, turns=(6, 4))
-    figures, step = take(
+    metrics, step = take(
         worker,
         settings(*KL, *adaptive, "trainer.algorithm.norm_adv_by_std_in_grpo=false"),
         TrajectoryGroup(group_uid="a", trajectories=[short, long]),
@@ -135,30 +135,30 @@ def test_the_kl_in_the_reward_is_taken_from_every_state_token() -> None:
     # k = 0.5 a token, so the longer row has 6 tokens of 0.05 less; each is half of that from their mean.
     assert worker.given["advantages"][0, 0].item() == pytest.approx(0.15)
     assert worker.given["advantages"][1, 0].item() == pytest.approx(-0.15)
-    assert (figures["kl_reward"], figures["kl_reward_coef"]) == pytest.approx((0.5, 0.1))
-    assert figures["actor/reward_kl_penalty"] == pytest.approx(0.5)
+    assert (metrics["kl_reward"], metrics["kl_reward_coef"]) == pytest.approx((0.5, 0.1))
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.5)
     assert step.kl.beta == pytest.approx(0.1 * (1 + 0.2 * 2 / 10000))
 
 
 def test_gae_asks_the_critic_and_teaches_it() -> None:
     worker = Worker()
-    figures, _ = take(worker, settings("trainer.algorithm.adv_estimator=gae"), group("a", [0.0, 1.0]))
+    metrics, _ = take(worker, settings("trainer.algorithm.adv_estimator=gae"), group("a", [0.0, 1.0]))
     assert worker.asked == ["reference", "values", "update_critic", "update"]
     mask = worker.given["batch"].mask.bool()
     torch.testing.assert_close(worker.given["returns"][0][mask[0]], torch.zeros(int(mask[0].sum())))
     torch.testing.assert_close(worker.given["returns"][1][mask[1]], torch.ones(int(mask[1].sum())))
-    assert figures["critic/vf_loss"] == 0.5
-    assert figures["critic/values/mean"] == 0.25
+    assert metrics["critic/vf_loss"] == 0.5
+    assert metrics["critic/values/mean"] == 0.25
 
 
 def test_the_actor_waits_for_a_critic_that_warms_up() -> None:
     warming = settings("trainer.algorithm.adv_estimator=gae", "trainer.critic_warmup=2")
     for version, expected in ((1, False), (2, True)):
         worker = Worker()
-        figures, _ = take(worker, warming, group("a", [0.0, 1.0]), version=version)
+        metrics, _ = take(worker, warming, group("a", [0.0, 1.0]), version=version)
         assert "update_critic" in worker.asked
         assert ("update" in worker.asked) == expected
-        assert ("grad_norm" in figures) == expected
+        assert ("grad_norm" in metrics) == expected
 
 
 def test_gae_without_a_critic_is_refused() -> None:
@@ -208,7 +208,7 @@ def test_whoever_asks_is_told_what_the_step_knew() -> None:
 
 
 def test_figures_have_verls_names_beside_ours() -> None:
-    figures, _ = take(Worker(), settings(), group("a", [0.0, 1.0]))
+    metrics, _ = take(Worker(), settings(), group("a", [0.0, 1.0]))
     same = {
         "critic/score/mean": "reward_mean",
         "actor/entropy": "entropy",
@@ -216,6 +216,6 @@ def test_figures_have_verls_names_beside_ours() -> None:
         "state_tokens/coverage": "coverage",
         "rollout_corr/rollout_is_mean": "is_mean",
     }
-    assert {name: figures[name] for name in same} == {name: figures[ours] for name, ours in same.items()}
-    assert figures["actor/pg_loss"] == 0.2
-    assert figures["critic/score/max"] == 1.0
+    assert {name: metrics[name] for name in same} == {name: metrics[ours] for name, ours in same.items()}
+    assert metrics["actor/pg_loss"] == 0.2
+    assert metrics["critic/score/max"] == 1.0

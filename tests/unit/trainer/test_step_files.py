@@ -13,8 +13,8 @@ from forage_common.files.step_file import list_saved_steps, read_step, step_file
 from forage_common.files.trajectory_file import read_header, read_trajectories
 from forage_common.settings import AlgorithmSettings, Settings, load_settings
 from forage_common.v1.trajectory_pb2 import Status
-from forage_trainer.data.selection import selection
-from forage_trainer.data.tensors import step_tensors
+from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.tensors import build_step_tensors
 from forage_trainer.reporting.trajectories import StepFiles, StepRecord
 
 REPOSITORY = Path(__file__).parents[3]
@@ -33,8 +33,8 @@ def record() -> StepRecord:
     one, dead = group("a", [1.0, 0.0]), group("b", [1.0])
     one.trajectories.append(trajectory("a", 2, 0.0, status=Status.STATUS_TIMEOUT))
     one.trajectories[1].CopyFrom(trajectory("a", 1, 0.0, turns=(6, 5, 0)))
-    chosen = selection([one, dead], AlgorithmSettings())
-    tensors = step_tensors(chosen, 4, 1, 0, AlgorithmSettings())
+    chosen = select_trajectories([one, dead], AlgorithmSettings())
+    tensors = build_step_tensors(chosen, 4, 1, 0, AlgorithmSettings())
     assert tensors is not None
     count = torch.arange(tensors.mask.numel()).reshape(tensors.mask.shape).float()
     return StepRecord(

@@ -13,9 +13,9 @@ from trainer_parts import PROMPT_TOKENS, group, trajectory
 from forage_common.errors import SettingsError
 from forage_common.settings import AdvantageEstimator, AlgorithmSettings, load_settings
 from forage_common.v1.trajectory_pb2 import PolicySegment, Status, Trajectory, TrajectoryGroup
-from forage_trainer.data.selection import equal_groups, selection
-from forage_trainer.data.tensors import StepTensors, like_response, step_tensors
-from forage_trainer.engine.cpu_engine import micro_batches
+from forage_trainer.data.selection import find_equal_groups, select_trajectories
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, unpad_response
+from forage_trainer.engine.cpu_engine import cut_micro_batches
 
 FAILURES = [Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL, Status.STATUS_ABSTAIN, Status.STATUS_UNSPECIFIED]
 
@@ -24,7 +24,7 @@ PLAIN = AlgorithmSettings()
 
 
 def tensors(*groups: TrajectoryGroup, version: int = 0, algorithm: AlgorithmSettings = PLAIN) -> StepTensors:
-    found = step_tensors(selection(groups, algorithm), version, 1, 0, algorithm)
+    found = build_step_tensors(select_trajectories(groups, algorithm), version, 1, 0, algorithm)
     assert found is not None
     return found
 
@@ -51,7 +51,7 @@ def test_a_group_with_one_valid_row_contributes_nothing_and_is_counted() -> None
     lonely = group("b", [1.0])
     lonely.trajectories.append(trajectory("b", 1, 1.0, status=Status.STATUS_TIMEOUT))
     groups = [group("a", [0.0, 1.0]), lonely, TrajectoryGroup(group_uid="c")]
-    found = selection(groups, PLAIN)
+    found = select_trajectories(groups, PLAIN)
     assert {t.group_uid for t in found.trajectories} == {"a"}
     assert found.dead_groups == 2
     assert tensors(*groups).positions == (0, 0)
@@ -61,9 +61,9 @@ def test_a_batch_of_failures_has_no_tensors() -> None:
     failed = TrajectoryGroup(
         group_uid="a", trajectories=[trajectory("a", i, 0.0, status=Status.STATUS_INTERNAL) for i in range(4)]
     )
-    found = selection([failed], PLAIN)
+    found = select_trajectories([failed], PLAIN)
     assert found.dead_groups == 1
-    assert step_tensors(found, 0, 1, 0, PLAIN) is None
+    assert build_step_tensors(found, 0, 1, 0, PLAIN) is None
 
 
 def test_a_reward_that_is_not_finite_is_a_failure() -> None:
@@ -90,12 +90,12 @@ def test_a_group_of_equal_rewards_is_left_out_where_asked_and_its_place_told() -
     flat = group("b", [0.3, 0.3, 0.3])
     flat.trajectories.append(trajectory("b", 3, 1.0, status=Status.STATUS_TIMEOUT))
     groups = [flat, group("a", [0.0, 1.0]), group("c", [0.7, 0.7]), group("d", [1.0])]
-    found = selection(groups, FILTERING)
+    found = select_trajectories(groups, FILTERING)
     assert found.filtered == (0, 2)
     assert found.dead_groups == 1
     assert set(found.positions) == {1}
-    assert selection(groups, PLAIN).filtered == ()
-    assert {t.group_uid for t in selection(groups, PLAIN).trajectories} == {"a", "b", "c"}
+    assert select_trajectories(groups, PLAIN).filtered == ()
+    assert {t.group_uid for t in select_trajectories(groups, PLAIN).trajectories} == {"a", "b", "c"}
 
 
 def test_turns_that_earned_different_rewards_teach_multi_turn_grpo_something() -> None:
@@ -103,9 +103,9 @@ def test_turns_that_earned_different_rewards_teach_multi_turn_grpo_something() -
     for row, parts in zip(turned.trajectories, ((0.2, 0.0), (0.0, 0.2)), strict=True):
         for turn, part in enumerate(parts, 1):
             row.score.components.add(name=f"turn_{turn}", raw=2 * part, weighted=part)
-    assert equal_groups([turned], AdvantageEstimator.GRPO) == (0,)
-    assert equal_groups([turned], AdvantageEstimator.GRPO_MULTITURN) == ()
-    assert equal_groups([group("a", [0.2, 0.2])], AdvantageEstimator.GRPO_MULTITURN) == (0,)
+    assert find_equal_groups([turned], AdvantageEstimator.GRPO) == (0,)
+    assert find_equal_groups([turned], AdvantageEstimator.GRPO_MULTITURN) == ()
+    assert find_equal_groups([group("a", [0.2, 0.2])], AdvantageEstimator.GRPO_MULTITURN) == (0,)
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
@@ -173,14 +173,14 @@ def test_jagged_and_padded_layouts_hold_the_same() -> None:
         assert found.data["responses"][i].tolist() == list(row.token_ids[PROMPT_TOKENS:])
         assert found.mask[i, : len(row.loss_mask)].tolist() == list(row.loss_mask)
         assert not found.mask[i, len(row.loss_mask) :].any()
-    again = like_response(found.mask, found.data)
+    again = unpad_response(found.mask, found.data)
     assert again.values().tolist() == found.data["response_mask"].values().tolist()
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=50), st.integers(1, 200))
 def test_micro_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
-    cuts = micro_batches(lengths, budget)
+    cuts = cut_micro_batches(lengths, budget)
     assert sorted(row for cut in cuts for row in cut) == list(range(len(lengths)))
     for cut in cuts:
         assert len(cut) == 1 or len(cut) * max(lengths[row] for row in cut) <= budget

@@ -10,7 +10,7 @@ import pytest
 
 from forage_common.errors import UserError
 from forage_common.settings import LoggerBackend, Settings, load_settings
-from forage_trainer.reporting.metrics import under_verl_names
+from forage_trainer.reporting.metrics import to_verl_names
 from forage_trainer.reporting.tracking import FAILED, Tracker, require, tracked, validated
 
 LINE = {
@@ -25,7 +25,7 @@ LINE = {
     "grad_norm": math.nan,
     "seconds": {"wait": 1.0, "logp": 0.5, "total": 2.5},
     "time": 1.7e9,
-} | under_verl_names({"reward_mean": 0.5, "grad_norm": math.nan})
+} | to_verl_names({"reward_mean": 0.5, "grad_norm": math.nan})
 
 
 def test_figures_go_under_verls_names_once_and_ours_below_forage() -> None:

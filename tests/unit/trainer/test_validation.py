@@ -16,10 +16,10 @@ from forage_common.streams.prompt_identity import build_group
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Purpose, Status, TrajectoryGroup
 from forage_trainer.data.batcher import BatchTimeoutError
-from forage_trainer.reporting.metrics import trajectory_figures
+from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trainer.reporting.progress import StateFile
-from forage_trainer.validation.validation import RETRIES, Validation
-from forage_trainer.waiting import Insist, Stop
+from forage_trainer.validation.evaluation import RETRIES, Validation
+from forage_trainer.waiting import RedisRetry, Stop
 
 COUNT = 4
 POLICY = Policy(version=6, epoch=2, uri="u", digest="d")
@@ -72,7 +72,7 @@ def make(redis_server: RedisSettings, tmp_path: Path) -> Callable[..., tuple[Val
         ]
         answering = Answering(streams, script)
         state = AskedAgain(tmp_path / "v", answering)
-        return Validation(settings, streams, rows, state, Insist(stop, health), stop, health), answering, streams
+        return Validation(settings, streams, rows, state, RedisRetry(stop, health), stop, health), answering, streams
 
     return build
 
@@ -220,14 +220,14 @@ def test_failed_trajectories_are_in_no_mean() -> None:
     sound = [trajectory("a", i, float(i == 0), version=5) for i in range(2)]
     failed = trajectory("a", 2, 7.0, version=3, status=Status.STATUS_INTERNAL)
     unjudged = trajectory("a", 3, 7.0, version=4, score_status=Status.STATUS_TIMEOUT)
-    figures = trajectory_figures([TrajectoryGroup(trajectories=[*sound, failed, unjudged])], version=5)
-    assert figures["reward_mean"] == 0.5
-    assert figures["em_mean"] == 0.5
-    assert figures["failed"] == 2
-    assert (figures["staleness_max"], figures["staleness_mean"]) == (2, 0.75)
+    metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[*sound, failed, unjudged])], version=5)
+    assert metrics["reward_mean"] == 0.5
+    assert metrics["em_mean"] == 0.5
+    assert metrics["failed"] == 2
+    assert (metrics["staleness_max"], metrics["staleness_mean"]) == (2, 0.75)
 
 
 def test_a_batch_without_a_sound_trajectory_has_no_means() -> None:
     failed = trajectory("a", 2, 7.0, status=Status.STATUS_INTERNAL, turns=())
-    figures = trajectory_figures([TrajectoryGroup(trajectories=[failed])], version=5)
-    assert (figures["reward_mean"], figures["em_mean"], figures["staleness_max"]) == (None, None, None)
+    metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[failed])], version=5)
+    assert (metrics["reward_mean"], metrics["em_mean"], metrics["staleness_max"]) == (None, None, None)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import TrainingEngineSettings, load_settings
 from forage_trainer.engine import engine_config
-from forage_trainer.engine.cpu_engine import micro_batches
-from forage_trainer.engine.engine_config import decide
+from forage_trainer.engine.cpu_engine import cut_micro_batches
+from forage_trainer.engine.engine_config import resolve_engine
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 1000), st.data())
@@ -18,7 +18,7 @@ def test_micro_batches_come_in_the_number_that_another_process_needs(
     lengths: list[int], budget: int, data: st.DataObject
 ) -> None:
     at_least = data.draw(st.integers(1, len(lengths)))
-    free, cuts = micro_batches(lengths, budget), micro_batches(lengths, budget, at_least)
+    free, cuts = cut_micro_batches(lengths, budget), cut_micro_batches(lengths, budget, at_least)
     assert len(cuts) == max(at_least, len(free))
     assert sorted(row for cut in cuts for row in cut) == list(range(len(lengths)))
     for cut in cuts:
@@ -41,20 +41,20 @@ def test_micro_batches_come_in_the_number_that_another_process_needs(
 def test_what_needs_a_gpu_is_refused_without_one(setting: dict[str, object]) -> None:
     ((name, value),) = setting.items()
     with pytest.raises(UserError, match=rf"trainer\.engine\.{name}={value} needs a GPU"):
-        decide(TrainingEngineSettings.model_validate(setting), on_gpu=False)
+        resolve_engine(TrainingEngineSettings.model_validate(setting), on_gpu=False)
 
 
 def test_each_machine_has_its_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = decide(TrainingEngineSettings(), on_gpu=False)
+    cpu = resolve_engine(TrainingEngineSettings(), on_gpu=False)
     assert (cpu.attn_implementation, cpu.param_dtype, cpu.use_remove_padding) == ("sdpa", "fp32", False)
     for asked in ({"attn_implementation": "flash_attention_2"}, {"use_remove_padding": True}):
         with pytest.raises(UserError, match="flash_attn"):
-            decide(TrainingEngineSettings.model_validate(asked), on_gpu=True)
-    without = decide(TrainingEngineSettings(), on_gpu=True)
+            resolve_engine(TrainingEngineSettings.model_validate(asked), on_gpu=True)
+    without = resolve_engine(TrainingEngineSettings(), on_gpu=True)
     assert (without.attn_implementation, without.param_dtype, without.use_remove_padding) == ("sdpa", "bf16", False)
     assert without.use_torch_compile
     monkeypatch.setattr(engine_config, "find_spec", lambda _: object())
-    gpu = decide(TrainingEngineSettings(use_torch_compile=False), on_gpu=True)
+    gpu = resolve_engine(TrainingEngineSettings(use_torch_compile=False), on_gpu=True)
     assert (gpu.attn_implementation, gpu.param_dtype, gpu.use_remove_padding) == ("flash_attention_2", "bf16", True)
     assert (gpu.enable_gradient_checkpointing, gpu.use_torch_compile) == (True, False)
 

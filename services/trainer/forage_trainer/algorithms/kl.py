@@ -1,4 +1,4 @@
-"""The KL to the reference as a part of the reward, and the coefficient that steers it.
+"""KL to the reference as a penalty in the reward, and the controller of its coefficient.
 
 Stiennon et al. (arXiv:2009.01325) and Ziegler et al. (arXiv:1909.08593): r - beta * k on every token, with k one of
 verl's estimates: kl, abs, mse, low_var_kl.
@@ -18,10 +18,11 @@ _CLIP = 0.2
 
 
 @dataclass(frozen=True)
-class Penalised:
-    """token_rewards: (rows, tokens). kl: mean over rows of the mean over a row's tokens, as it was measured.
+class PenalizedRewards:
+    """Rewards after the KL penalty.
 
-    non_finite: tokens whose KL was NaN or infinite; they bear no penalty.
+    token_rewards: (rows, tokens). kl: mean over rows of the mean over a row's tokens, NaN and infinity included.
+    non_finite: number of tokens whose KL was NaN or infinite; their reward is unchanged.
     """
 
     token_rewards: torch.Tensor
@@ -29,15 +30,15 @@ class Penalised:
     non_finite: int
 
 
-def penalised(
+def apply_kl_penalty(
     token_rewards: torch.Tensor,
     log_probs: torch.Tensor,
     reference: torch.Tensor,
     mask: torch.Tensor,
     kind: str,
     beta: float,
-) -> Penalised:
-    """Rewards less `beta` times the KL of each token of the mask.
+) -> PenalizedRewards:
+    """Subtract `beta` times the KL of each token of the mask from its reward.
 
     Args:
         token_rewards, log_probs, reference: (rows, tokens), the log-probabilities of policy and reference.
@@ -45,21 +46,21 @@ def penalised(
         kind: kl, abs, mse or low_var_kl.
     """
     inside = mask.bool()
-    found = torch.where(inside, kl_penalty(log_probs, reference, kind), 0.0)
-    sound = found.isfinite()
-    return Penalised(
-        token_rewards - beta * torch.where(sound, found, 0.0),
-        float((found.sum(-1) / inside.sum(-1).clamp(min=1)).mean()),
-        int((~sound).sum()),
+    kl = torch.where(inside, kl_penalty(log_probs, reference, kind), 0.0)
+    finite = kl.isfinite()
+    return PenalizedRewards(
+        # One token without a finite KL must not turn the rewards of a whole row into NaN.
+        token_rewards - beta * torch.where(finite, kl, 0.0),
+        float((kl.sum(-1) / inside.sum(-1).clamp(min=1)).mean()),
+        int((~finite).sum()),
     )
 
 
 class KlController:
-    """beta, fixed or adaptive: beta * max(0, 1 + clip(kl / target - 1, -0.2, 0.2) * rows / horizon) after a step.
+    """The coefficient beta, fixed or adaptive.
 
-    A KL that is not finite leaves beta as it is.
-
-    skipped: updates that were left out so.
+    Adaptive: beta * max(0, 1 + clip(kl / target - 1, -0.2, 0.2) * rows / horizon) after a step. A KL that is not
+    finite leaves beta unchanged; `skipped` counts these updates.
     """
 
     def __init__(self, settings: KlControlSettings) -> None:
@@ -68,7 +69,7 @@ class KlController:
         self.skipped = 0
 
     def update(self, kl: float, rows: int) -> None:
-        """Steer beta by the mean KL of the so many rows of a step."""
+        """Adapt beta to the mean KL of a step with so many rows."""
         if not math.isfinite(kl):
             self.skipped += 1
         elif self._settings.type is KlControl.ADAPTIVE:
@@ -76,11 +77,11 @@ class KlController:
             self.beta *= max(0.0, 1 + error * rows / self._settings.horizon)
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """The state for a checkpoint."""
         return {"beta": self.beta, "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from what `state_dict` gave; a fixed coefficient stays that of the settings."""
+        """Restore a state of `state_dict`; a fixed coefficient stays that of the settings."""
         if self._settings.type is KlControl.ADAPTIVE:
             self.beta = float(state["beta"])
         self.skipped = int(state["skipped"])

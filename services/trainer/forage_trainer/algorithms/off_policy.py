@@ -1,7 +1,9 @@
-"""What a token weighs in the actor's loss where engine and trainer disagree about its probability.
+"""Importance weights of tokens in the actor's loss, for the difference between the engine's policy and the trainer's.
 
-The ratio is p_trainer / p_engine of the policy that the step starts from; both sampled the same tokens under
-nominally the same weights. By mode:
+Engine and trainer give different probabilities to the same token: the engine samples in another precision and with
+other kernels, and its weights can be some versions older. The gradient of tokens sampled by one policy and trained
+under another is biased without a correction. The ratio is p_trainer / p_engine, with p_trainer of the policy that
+the step starts from. By mode:
 
 | none      | 1                                                                                                    |
 | tis       | min(ratio, cap): truncated importance sampling (Yao et al. 2025, "Your efficient RL framework        |
@@ -17,19 +19,19 @@ import torch
 
 from forage_common.settings import CorrectionSettings, OffPolicyCorrection
 
-_LARGEST = 20.0
+_MAX_LOG_RATIO = 20.0
 
 
 def importance_weights(
     trainer: torch.Tensor, engine: torch.Tensor, state: torch.Tensor, settings: CorrectionSettings
 ) -> torch.Tensor:
-    """Weight of each token, shaped as the log-probabilities; 1 on tokens that the engine did not sample.
+    """Compute the weight of each token, shaped as the log-probabilities; 1 on tokens that the engine did not sample.
 
     Args:
         trainer, engine: log-probabilities of the same tokens, of any one shape.
-        state: 1 where the engine sampled the token; it has no log-probability of others.
+        state: 1 where the engine sampled the token; it has no log-probability of the others.
     """
-    ratio = (trainer - engine).clamp(-_LARGEST, _LARGEST).exp()
+    ratio = (trainer - engine).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
     match settings.mode:
         case OffPolicyCorrection.NONE:
             weights = torch.ones_like(ratio)
@@ -42,12 +44,15 @@ def importance_weights(
     return torch.where(state.bool(), weights, 1.0)
 
 
-def correction_figures(
+def compute_correction_metrics(
     trainer: torch.Tensor, engine: torch.Tensor, state: torch.Tensor, settings: CorrectionSettings
 ) -> dict[str, float]:
-    """Figures of the weights over state tokens, (rows, tokens): is_mean, is_max, is_min, is_masked, is_cut.
+    """Compute metrics of the weights over state tokens: is_mean, is_max, is_min, is_masked, is_cut.
 
-    is_masked: share whose weight is 0; is_cut: share of ratios above what the weight was cut off at.
+    is_masked: share of tokens with weight 0; is_cut: share of tokens whose ratio was truncated at the threshold.
+
+    Args:
+        trainer, engine, state: (rows, tokens), as `importance_weights`.
     """
     weights = importance_weights(trainer, engine, state, settings)[state.bool()]
     ratio = (trainer - engine)[state.bool()].exp()

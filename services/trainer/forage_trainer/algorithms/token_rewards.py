@@ -1,4 +1,4 @@
-"""A trajectory's score as a reward on its tokens."""
+"""A trajectory's score as rewards of its tokens."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from forage_common.structured_to_tokens import (
 from forage_common.v1.trajectory_pb2 import Score, Trajectory
 
 
-def reward_of(score: Score) -> StructuredReward:
-    """What turns earned and what the whole did; a score without turns is all of the whole."""
-    found = structured_reward(score.components)
-    return found if found.turns else StructuredReward({}, score.total)
+def to_structured_reward(score: Score) -> StructuredReward:
+    """Split a score into rewards of turns and of the whole; without turns all of it belongs to the whole."""
+    reward = structured_reward(score.components)
+    return reward if reward.turns else StructuredReward({}, score.total)
 
 
-def token_rewards(trajectory: Trajectory, placement: RewardPlacement) -> TokenRewards:
-    """The score over the response's tokens, on state tokens only.
+def compute_token_rewards(trajectory: Trajectory, placement: RewardPlacement) -> TokenRewards:
+    """Place the score on the response's state tokens.
 
-    A score with turns lands where `placement` says (turn_proportional or final_token_only), any other on the last
+    A score with turns is placed as `placement` says (turn_proportional or final_token_only), any other on the last
     state token.
 
     Raises:
         ValueError: `placement` is auto, or mask and turn ids differ in length.
     """
-    reward = reward_of(trajectory.score)
+    reward = to_structured_reward(trajectory.score)
     strategy = Strategy(placement.value) if reward.turns else Strategy.FINAL_TOKEN_ONLY
     return structured_to_tokens(reward, list(trajectory.loss_mask), list(trajectory.turn_ids), strategy)

@@ -1,1 +1,1 @@
-"""Checkpoints: saving, restoring, uploading, exporting, rolling back."""
+"""Checkpoints: saving, restoring, acknowledging the consumed groups, uploading, exporting, rolling back."""

@@ -1,4 +1,4 @@
-"""A checkpoint's policy as a Hugging Face folder, from verl's shards alone: no engine and no process group."""
+"""Export of a checkpoint's policy as a Hugging Face folder, from verl's shards, without engine or process group."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from forage_common.errors import DataError
-from forage_trainer.checkpoints.checkpoint import BEST, MANIFEST, STATE, checkpoints_in, read_checkpoint
-from forage_trainer.files import new_folder
-from forage_trainer.weights.weights_files import WeightsFile, write_model_folder
+from forage_trainer.checkpoints.manifest import BEST, MANIFEST, STATE, list_checkpoints, read_checkpoint
+from forage_trainer.files import stage_folder
+from forage_trainer.weights.model_files import WeightsFile, write_model_folder
 
 _HEAD = "lm_head.weight"
 _LORA_META = "lora_train_meta.json"
@@ -25,7 +25,7 @@ _PREFIX, _BASE, _DOWN, _UP = (
 
 
 def find_checkpoint(source: Path, best: bool) -> Path:
-    """The checkpoint that a path means: itself, or the newest (or best) one of a run.
+    """Find the checkpoint that a path names: itself, or the newest (or best) one of a run.
 
     Raises:
         DataError: there is none.
@@ -40,14 +40,14 @@ def find_checkpoint(source: Path, best: bool) -> Path:
             raise DataError(
                 f"{folder} names no best checkpoint: a validation names one, see trainer.test_freq"
             ) from None
-    found = checkpoints_in(folder)
-    if not found:
+    checkpoints = list_checkpoints(folder)
+    if not checkpoints:
         raise DataError(f"{source} is neither a checkpoint (no {MANIFEST}) nor a run with checkpoints: see runs/")
-    return found[-1]
+    return checkpoints[-1]
 
 
-def export(checkpoint: Path, target: Path, dtype: torch.dtype, shard_bytes: int) -> tuple[WeightsFile, ...]:
-    """Write the checkpoint's policy to `target`, which appears whole or not at all. Returns the weights' files.
+def export_policy(checkpoint: Path, target: Path, dtype: torch.dtype, shard_bytes: int) -> tuple[WeightsFile, ...]:
+    """Write the checkpoint's policy to `target`, which is complete or absent. Returns the files of weights.
 
     Raises:
         DataError: the checkpoint is damaged, or `target` exists.
@@ -60,18 +60,18 @@ def export(checkpoint: Path, target: Path, dtype: torch.dtype, shard_bytes: int)
     tied = bool(json.loads((source / "config.json").read_text()).get("tie_word_embeddings", False))
     weights = {
         name: tensor.to(dtype).contiguous()
-        for name, tensor in merged_weights(state, manifest.world_size).items()
+        for name, tensor in merge_shards(state, manifest.world_size).items()
         if not (tied and name == _HEAD)
     }
-    with new_folder(target) as folder:
+    with stage_folder(target) as folder:
         return write_model_folder(folder, source, weights, shard_bytes)
 
 
-def merged_weights(state: Path, world_size: int) -> dict[str, torch.Tensor]:
-    """The whole tensors, on the CPU, of which every process wrote its part (verl's FSDP2 layout); LoRA is merged.
+def merge_shards(state: Path, world_size: int) -> dict[str, torch.Tensor]:
+    """Merge the shards that every process wrote (verl's FSDP2 layout) into whole tensors on the CPU, LoRA included.
 
     Raises:
-        DataError: a layout that this does not know.
+        DataError: the layout is another.
     """
     ranks: list[Mapping[str, torch.Tensor]] = []
     for rank in range(world_size):
@@ -79,26 +79,26 @@ def merged_weights(state: Path, world_size: int) -> dict[str, torch.Tensor]:
         if not file.is_file():
             raise DataError(f"{file} is missing: the checkpoint is not one of {world_size} FSDP processes")
         ranks.append(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
-    whole = {name: _merged(name, [rank[name] for rank in ranks]) for name in ranks[0]}
-    return _without_lora(whole, state / _LORA_META) if any(name.endswith(_DOWN) for name in whole) else whole
+    whole = {name: _merge_parts(name, [rank[name] for rank in ranks]) for name in ranks[0]}
+    return _merge_lora(whole, state / _LORA_META) if any(name.endswith(_DOWN) for name in whole) else whole
 
 
-def _merged(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+def _merge_parts(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
     first = parts[0]
     if not isinstance(first, DTensor):
         return first
     if len(first.placements) != 1:
-        raise DataError(f"{name} is spread over {len(first.placements)} dimensions of processes: one can be exported")
+        raise DataError(f"{name} is sharded over {len(first.placements)} dimensions of processes: one can be exported")
     placement = first.placements[0]
     local = [part._local_tensor for part in parts if isinstance(part, DTensor)]
     return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]
 
 
-def _without_lora(weights: Mapping[str, torch.Tensor], meta: Path) -> dict[str, torch.Tensor]:
-    """W + alpha / r * B A by the names of the model without an adapter."""
+def _merge_lora(weights: Mapping[str, torch.Tensor], meta: Path) -> dict[str, torch.Tensor]:
+    """Compute W + alpha / r * B A, under the names of the model without an adapter."""
     try:
-        found = json.loads(meta.read_text())
-        scaling = found["lora_alpha"] / found["r"]
+        adapter = json.loads(meta.read_text())
+        scaling = adapter["lora_alpha"] / adapter["r"]
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise DataError(f"{meta} cannot be read ({error!r}): it must hold r and lora_alpha of the adapter") from None
     merged = {}

@@ -1,8 +1,8 @@
-"""Rollbacks of a run: `<run folder>/rollbacks.json`, which every later life of the trainer reads.
+"""Rollbacks of a run: `<run folder>/rollbacks.json`, which every later process of the trainer reads.
 
 A rollback ends the process before the step's policy is published and before its groups are acknowledged. The next
-life resumes from the newest checkpoint, is given the same groups, and takes the same steps again, except that the step
-that set the guard off only consumes its groups: every group is still consumed once, and none is trained on twice.
+process resumes from the newest checkpoint, reclaims the same groups, and takes the same steps again. The step that
+tripped the guard then only consumes its groups: no group is lost, and none is trained on twice.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from forage_common.errors import ForageError, UserError
 from forage_trainer.files import write_json
 from forage_trainer.reporting.guards import Trip
 
-ROLLBACKS = Gauge("forage_trainer_rollbacks", "Rollbacks of this run, in all lives of its trainer")
+ROLLBACKS = Gauge("forage_trainer_rollbacks", "Rollbacks of this run, restarts included")
 ROLLED_BACK = Gauge("forage_trainer_last_rollback_timestamp_seconds", "Unix time of the last rollback; 0 = none")
 
 
 class GuardStopError(UserError):
-    """A guard ended the run; a start without other settings would meet the same."""
+    """A guard ended the run; a start with the same settings would end the same way."""
 
 
 class RolledBackError(ForageError):
-    """A guard sent the run back to its newest checkpoint; the next start goes on from there."""
+    """A guard rolled the run back to its newest checkpoint; the next start resumes from there."""
 
 
 class Rollbacks:
@@ -36,8 +36,8 @@ class Rollbacks:
     def __init__(self, folder: Path, limit: int) -> None:
         """
         Args:
-            folder: of the run.
-            limit: of rollbacks; one more trip stops the run.
+            folder: the run's folder.
+            limit: allowed rollbacks; the next trip stops the run.
 
         Raises:
             UserError: the file is not readable.
@@ -45,41 +45,41 @@ class Rollbacks:
         self._path = folder / "rollbacks.json"
         self._limit = limit
         try:
-            self._done: list[dict[str, Any]] = json.loads(self._path.read_text()) if self._path.exists() else []
-            self._skipped = {int(one["step"]) for one in self._done}
+            self._entries: list[dict[str, Any]] = json.loads(self._path.read_text()) if self._path.exists() else []
+            self._skipped = {int(entry["step"]) for entry in self._entries}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{self._path} cannot be read ({error!r}): it lists steps to skip; mend or remove it"
+                f"{self._path} cannot be read ({error!r}): it lists steps to skip; repair or remove it"
             ) from None
-        # A rollback ends the process before it is scraped: the next life tells of it.
-        ROLLBACKS.set(len(self._done))
-        ROLLED_BACK.set(max((float(one.get("time", 0.0)) for one in self._done), default=0.0))
+        # A rollback ends the process before Prometheus scrapes it, so the next process exports it.
+        ROLLBACKS.set(len(self._entries))
+        ROLLED_BACK.set(max((float(entry.get("time", 0.0)) for entry in self._entries), default=0.0))
 
-    def skips(self, step: int) -> bool:
+    def is_skipped(self, step: int) -> bool:
         """Whether a step must not train on its groups."""
         return step in self._skipped
 
     def roll_back(self, step: int, trip: Trip) -> RolledBackError:
-        """Remember, durably, that a step is to be skipped; returns the error that ends this life.
+        """Record durably that a step is to be skipped; returns the error that ends this process.
 
         Raises:
-            GuardStopError: the run was rolled back as often as it may be.
+            GuardStopError: no further rollback is allowed.
         """
-        if len(self._done) >= self._limit:
-            steps = ", ".join(str(one["step"]) for one in self._done)
+        if len(self._entries) >= self._limit:
+            steps = ", ".join(str(entry["step"]) for entry in self._entries)
             before = f" (before: steps {steps})" if steps else ""
-            raise stopped(step, trip, f"trainer.guards.max_rollbacks = {self._limit} are used up{before}, ")
+            raise make_stop_error(step, trip, f"trainer.guards.max_rollbacks = {self._limit} are used up{before}, ")
         entry = {"step": step, "guard": trip.guard, "reason": trip.reason, "time": time.time()}
-        write_json(self._path, [*self._done, entry])
+        write_json(self._path, [*self._entries, entry])
         return RolledBackError(
-            f"guard '{trip.guard}' at step {step}: {trip.reason}: the next start goes on from the newest checkpoint "
-            f"and skips this step's groups (rollback {len(self._done) + 1} of {self._limit})"
+            f"guard '{trip.guard}' at step {step}: {trip.reason}: the next start resumes from the newest checkpoint "
+            f"and skips this step's groups (rollback {len(self._entries) + 1} of {self._limit})"
         )
 
 
-def stopped(step: int, trip: Trip, because: str = "") -> GuardStopError:
-    """The error that ends the run."""
+def make_stop_error(step: int, trip: Trip, because: str = "") -> GuardStopError:
+    """Make the error that ends the run."""
     return GuardStopError(
         f"guard '{trip.guard}' stopped the run at step {step}: {trip.reason}: {because}look at metrics.jsonl and the "
-        f"trajectories; to go on from the newest checkpoint change the settings, trainer.guards.{trip.guard} or others"
+        f"trajectories; to resume from the newest checkpoint change the settings, trainer.guards.{trip.guard} or others"
     )

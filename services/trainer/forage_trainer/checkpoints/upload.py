@@ -1,7 +1,7 @@
-"""Copies checkpoints to another place while training goes on.
+"""Uploads checkpoints to `trainer.upload_url` while training continues.
 
-What waits is hard-linked below `checkpoints/.upload/`, so that neither retention nor a restart takes it away. A copy is
-`<url>/<run id>/step_<n>/`, laid out as it is here; its manifest comes last, so what has one is complete.
+A waiting checkpoint is hard-linked below `checkpoints/.upload/`, so that neither retention nor a restart removes it. A
+copy is `<url>/<run id>/step_<n>/`, in the local layout. Its manifest is written last: a copy with a manifest is complete.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from prometheus_client import Counter, Gauge
 from forage_common.errors import UserError
 from forage_common.files import durable
 from forage_common.telemetry.logs import get_logger
-from forage_trainer.checkpoints.checkpoint import MANIFEST, checkpoints_in
-from forage_trainer.files import new_folder, remove, remove_leftovers
+from forage_trainer.checkpoints.manifest import MANIFEST, list_checkpoints
+from forage_trainer.files import remove_folder, remove_leftovers, stage_folder
 
 ATTEMPTS = 5
-"""Of one checkpoint in a row; then it waits for the next one to be saved, or for the next start."""
-WAITING = 2
-"""Checkpoints that may wait; an older one gives way."""
+"""Attempts at one checkpoint in a row; then it waits until another one is saved, or for the next start."""
+MAX_WAITING = 2
+"""Checkpoints that may wait; older ones are dropped."""
 UPLOADED = Counter("forage_trainer_uploads_total", "Checkpoints copied to trainer.upload_url")
 FAILED = Counter("forage_trainer_upload_failures_total", "Attempts to copy a checkpoint that failed")
-DROPPED = Counter("forage_trainer_uploads_dropped_total", "Checkpoints that gave way to newer ones before their copy")
-PENDING = Gauge("forage_trainer_uploads_waiting", "Checkpoints that wait for their copy")
+DROPPED = Counter("forage_trainer_uploads_dropped_total", "Checkpoints dropped for newer ones before they were copied")
+PENDING = Gauge("forage_trainer_uploads_waiting", "Checkpoints that wait to be copied")
 
 
 class Uploader:
-    """A thread that copies checkpoints, the newest first. Nothing that goes wrong here reaches the run."""
+    """A thread that copies checkpoints, the newest first. Its failures are counted and logged; they never end the run."""
 
     def __init__(self, checkpoints: Path, url: str, run_id: str, pause_s: float = 5.0) -> None:
         """
         Args:
-            checkpoints: their folder. What is there already, and was not copied in an earlier life, is copied too.
-            pause_s: after a first failed attempt; doubles with each.
+            checkpoints: their folder. Checkpoints that an earlier process did not copy are copied too.
+            pause_s: pause after a first failed attempt; doubles with each.
 
         Raises:
-            UserError: nothing here reads such an address.
+            UserError: no installed file system has such addresses.
         """
         try:
             self._system, root = url_to_fs(url)
@@ -56,21 +56,21 @@ class Uploader:
         self._given_up: set[Path] = set()
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self._folder)
-        for path in checkpoints_in(checkpoints):
+        for path in list_checkpoints(checkpoints):
             self.add(path)
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
         self._thread.start()
 
     def add(self, checkpoint: Path) -> None:
-        """Have a durable checkpoint copied; returns at once."""
+        """Queue a durable checkpoint; returns at once."""
         with self._lock:
             target = self._folder / checkpoint.name
             try:
                 if target != self._current:
-                    with new_folder(target) as aside:
-                        _link_tree(checkpoint, aside)
-                for old in self._waiting()[:-WAITING]:
-                    remove(old)
+                    with stage_folder(target) as staging:
+                        _link_tree(checkpoint, staging)
+                for old in self._list_waiting()[:-MAX_WAITING]:
+                    remove_folder(old)
                     DROPPED.inc()
                     get_logger().warning("upload_dropped", checkpoint=old.name, reason="newer checkpoints wait")
             except OSError as error:
@@ -81,23 +81,23 @@ class Uploader:
             self._wake.set()
 
     def close(self, wait_s: float) -> bool:
-        """End the thread, after waiting at most `wait_s` for what is not copied yet. Returns whether all is."""
+        """End the thread, after waiting at most `wait_s` for the queue. Returns whether every checkpoint is copied."""
         self._idle.wait(wait_s)
         self._closed.set()
         self._wake.set()
         self._thread.join(1.0)
-        left = [path.name for path in checkpoints_in(self._folder)]
+        left = [path.name for path in list_checkpoints(self._folder)]
         if left:
             get_logger().warning("uploads_not_done", checkpoints=left, reason="the next start of this run copies them")
         return not left
 
-    def _waiting(self) -> list[Path]:
-        return [path for path in checkpoints_in(self._folder) if path != self._current]
+    def _list_waiting(self) -> list[Path]:
+        return [path for path in list_checkpoints(self._folder) if path != self._current]
 
     def _run(self) -> None:
         while not self._closed.is_set():
             with self._lock:
-                waiting = [path for path in self._waiting() if path not in self._given_up]
+                waiting = [path for path in self._list_waiting() if path not in self._given_up]
                 self._current = waiting[-1] if waiting else None
                 PENDING.set(len(waiting))
                 if self._current is None:
@@ -106,19 +106,19 @@ class Uploader:
             if self._current is None:
                 self._wake.wait()
                 continue
-            done = self._insist(self._current)
+            copied = self._copy_with_retries(self._current)
             with self._lock:
-                if done:
-                    remove(self._current)
+                if copied:
+                    remove_folder(self._current)
                 else:
                     self._given_up.add(self._current)
                 self._current = None
 
-    def _insist(self, path: Path) -> bool:
+    def _copy_with_retries(self, path: Path) -> bool:
         for attempt in range(ATTEMPTS):
             try:
                 size = self._copy(path)
-            except Exception as error:  # noqa: BLE001 - every file system has errors of its own; counted, never the run's
+            except Exception as error:  # noqa: BLE001 - every file system has its own errors; they must not end the run
                 FAILED.inc()
                 get_logger().warning("upload_failed", checkpoint=path.name, attempt=attempt, reason=repr(error))
                 if self._closed.wait(self._pause_s * 2**attempt):
@@ -131,19 +131,20 @@ class Uploader:
         return False
 
     def _copy(self, path: Path) -> int:
-        """Copy one checkpoint; returns its bytes, 0 if the copy was there."""
+        """Copy one checkpoint; returns its bytes, 0 if the copy existed."""
         target, manifest = f"{self._root}/{path.name}", (path / MANIFEST).read_bytes()
-        known = f"{target}/{MANIFEST}"
-        if self._system.exists(known):
-            if self._system.cat_file(known) == manifest:
+        remote_manifest = f"{target}/{MANIFEST}"
+        if self._system.exists(remote_manifest):
+            if self._system.cat_file(remote_manifest) == manifest:
                 return 0
-            self._system.rm_file(known)
+            # Another content under this name: without its manifest it counts as incomplete while it is replaced.
+            self._system.rm_file(remote_manifest)
         files = [file for file in sorted(path.rglob("*")) if file.is_file() and file != path / MANIFEST]
         for file in files:
             to = f"{target}/{file.relative_to(path).as_posix()}"
             self._system.makedirs(to.rpartition("/")[0], exist_ok=True)
             self._system.put_file(str(file), to)
-        self._system.pipe_file(known, manifest)
+        self._system.pipe_file(remote_manifest, manifest)
         return len(manifest) + sum(file.stat().st_size for file in files)
 
 

@@ -1,4 +1,4 @@
-"""Groups from the trajectories stream, handed out as whole batches in the order of their positions."""
+"""Groups from the trajectories stream, assembled into complete batches in the order of their positions."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.data import spans
-from forage_trainer.data.dataset import refill_of
+from forage_trainer.data.dataset import refill_number
 from forage_trainer.data.feeder import Feeder
-from forage_trainer.waiting import Insist, Stop, Stopped
+from forage_trainer.waiting import RedisRetry, Stop, Stopped
 
 CONSUMER = "trainer"
-_TAKE = 64
-_RECLAIM = 100_000
+"""Name of the consumer on the stream: that of every trainer, so that a restarted one reclaims its own entries."""
+LOG_INTERVAL_S = 10.0
+RECLAIM_COUNT = 100_000
+"""Entries of one reclaim: above all that may be outstanding."""
+_CLAIM_COUNT = 64
 _BLOCK_S = 1.0
-_AHEAD_EVERY_S = 0.05
-_RECLAIM_EVERY_S = 10.0
-_SAY_EVERY_S = 10.0
-WAITED = Counter("forage_trainer_wait_seconds_total", "Time that the trainer has waited for groups; grows as it waits")
+_AHEAD_INTERVAL_S = 0.05
+_RECLAIM_INTERVAL_S = 10.0
+WAIT_SECONDS = Counter("forage_trainer_wait_seconds_total", "Time waited for groups; grows during the wait")
 DROPPED = Counter("forage_trainer_groups_dropped_total", "Groups that are not trained on", ["reason"])
 for _reason in ("stale", "duplicate", "equal", "straggler"):
-    DROPPED.labels(_reason)  # shown from the start, as 0
+    DROPPED.labels(_reason)  # exported as 0 from the start
 
 
 class BatchTimeoutError(ForageError):
@@ -43,8 +45,8 @@ class BatchTimeoutError(ForageError):
 class Batch:
     """The groups of one batch, by position.
 
-    stale: groups of it that were dropped and issued again.
-    stragglers: positions that it does without, because they did not come in time.
+    stale: groups that were dropped as stale and issued again.
+    stragglers: positions without a group, because it did not arrive in time.
     """
 
     number: int
@@ -61,12 +63,12 @@ class Batch:
         return [entry.message for entry in self.entries]
 
     @property
-    def figures(self) -> dict[str, int]:
-        """What became of groups on the way here. refilled_groups: of equal rewards, and replaced."""
+    def metrics(self) -> dict[str, int]:
+        """Counts of dropped and refilled groups; refilled: replaced because their rewards were all equal."""
         return {
             "dropped_stale": self.stale,
             "dropped_stragglers": len(self.stragglers),
-            "refilled_groups": sum(refill_of(group.group_uid) for group in self.groups),
+            "refilled_groups": sum(refill_number(group.group_uid) for group in self.groups),
         }
 
 
@@ -84,19 +86,19 @@ class Batcher:
         batch_size: int,
         settings: TrainerSettings,
         feeder: Feeder,
-        insist: Insist,
+        retry: RedisRetry,
         stop: Stop,
         health: Health,
     ) -> None:
         """
         Args:
-            feeder: issues groups again that are too old, and others for those that teach nothing.
+            feeder: issues stale groups again, and other questions for groups of equal rewards.
         """
         self._streams = streams
         self._size = batch_size
         self._settings = settings
         self._feeder = feeder
-        self._insist = insist
+        self._retry = retry
         self._stop = stop
         self._health = health
         self._held: dict[int, dict[int, Entry[TrajectoryGroup]]] = {}
@@ -104,105 +106,111 @@ class Batcher:
         self._stale: dict[int, int] = {}
 
     def start(self, consumed: int) -> int:
-        """Forget batches up to `consumed`, and take over what an earlier life had taken. Returns groups held."""
+        """Forget batches up to `consumed`, and reclaim what an earlier process had claimed. Returns groups held."""
         self._consumed = consumed
         self._held = {number: held for number, held in self._held.items() if number > consumed}
         self._reclaim()
         return sum(len(held) for held in self._held.values())
 
-    def next(self, number: int, timeout_s: float) -> Batch:
-        """Batch `number`, complete but for stragglers that the settings say to drop.
+    def next_batch(self, number: int, timeout_s: float) -> Batch:
+        """Wait for batch `number`: complete, or without the stragglers that the settings say to drop.
 
         Raises:
             BatchTimeoutError: nothing arrived for `timeout_s` while groups were missing.
             Stopped: the process was asked to stop.
         """
-        began = arrived = said = reclaimed = counted = time.monotonic()
+        began = arrived = logged = reclaimed = counted = time.monotonic()
         first: float | None = None
-        waits = True
+        straggler_timeout = self._settings.straggler_timeout_s
         self._drop_stale(number)
-        while missing := self._missing(number):
+        while missing := self._missing_positions(number):
             self._health.wait_for("batch", f"batch {number}: {len(missing)} of {self._size} groups missing")
             now = time.monotonic()
-            WAITED.inc(now - counted)
+            WAIT_SECONDS.inc(now - counted)
             counted = now
             first = (first or now) if len(missing) < self._size else None
-            if waits and first is not None and 0 < self._settings.straggler_timeout_s < now - first:
-                waits = False
-                self._say_stragglers(number, missing, now - first)
+            if first is not None and 0 < straggler_timeout < now - first:
+                straggler_timeout = 0.0  # report them once
+                self._report_stragglers(number, missing, now - first)
                 if self._settings.partial_groups is PartialGroups.DROP:
                     break
             if now - arrived > timeout_s:
                 raise BatchTimeoutError(
                     f"batch {number} lacks {len(missing)} of {self._size} groups after {now - began:.0f} s "
-                    f"(positions {_short(missing)}): is a rollout service running for this run?"
+                    f"(positions {_format_positions(missing)}): is a rollout service running for this run?"
                 )
-            if now - said > _SAY_EVERY_S:
-                said = now
+            if now - logged > LOG_INTERVAL_S:
+                logged = now
                 get_logger().info(
                     "waiting_for_batch",
                     batch=number,
                     have=self._size - len(missing),
                     want=self._size,
-                    missing=_short(missing),
+                    missing=_format_positions(missing),
                     waited_s=round(now - began),
                 )
-            if self._take():
+            if self._claim():
                 arrived = time.monotonic()
-            elif now - max(arrived, reclaimed) > _RECLAIM_EVERY_S:
-                # A reply that got lost on its way leaves groups that are ours and that nobody would deliver again.
+            elif now - max(arrived, reclaimed) > _RECLAIM_INTERVAL_S:
+                # Redis marks entries as claimed when it sends them. Where that reply was lost, they are ours without
+                # our knowledge, and no other consumer will get them.
                 reclaimed = now
                 if self._reclaim():
                     arrived = time.monotonic()
             self._drop_stale(number)
-        WAITED.inc(time.monotonic() - counted)
+        WAIT_SECONDS.inc(time.monotonic() - counted)
         self._health.mark_ready("batch")
         held = self._held[number]
         return Batch(number, tuple(held[p] for p in sorted(held)), self._stale.get(number, 0), tuple(missing))
 
     @contextmanager
-    def ahead(self) -> Iterator[None]:
-        """Assemble the batches to come while the body computes, on a thread; the body must not use the batcher.
+    def assemble_ahead(self) -> Iterator[None]:
+        """Assemble coming batches on a thread while the body computes; the body must not use the batcher.
 
-        Groups of equal rewards are so replaced at once. Whether a group is too old is judged when its own step begins.
+        Groups of equal rewards are so replaced early, while the rollout service still has time to sample others.
+        Staleness is checked only when a batch's own step begins: it depends on the version trained until then.
         """
-        if self._settings.max_staleness == 0:  # there are no prompts out
+        if self._settings.max_staleness == 0:  # no prompts are outstanding during a step
             yield
             return
         over = threading.Event()
         with ThreadPoolExecutor(1, "ahead") as pool:
-            taking = pool.submit(self._take_until, over)
+            claiming = pool.submit(self._claim_until, over)
             try:
                 yield
             finally:
                 over.set()
-            taking.result()
+            claiming.result()
 
-    def done(self, number: int) -> None:
-        """The batch was trained on: later copies of its groups are duplicates."""
+    def mark_consumed(self, number: int) -> None:
+        """Note that the batch was trained on: later copies of its groups are duplicates."""
         self._held.pop(number, None)
         self._stale.pop(number, None)
         self._consumed = max(self._consumed, number)
 
-    def _missing(self, number: int) -> list[int]:
+    def _missing_positions(self, number: int) -> list[int]:
         held = self._held.get(number, {})
         return [p for p in range(self._size) if p not in held]
 
-    def _take(self, block_s: float = _BLOCK_S) -> int:
+    def _claim(self, block_s: float = _BLOCK_S) -> int:
         stream = self._streams.trajectories
-        return self._accept(self._insist(lambda: self._streams.claim_groups(stream, CONSUMER, _TAKE, block_s)))
+        return self._accept(self._retry(lambda: self._streams.claim_groups(stream, CONSUMER, _CLAIM_COUNT, block_s)))
 
-    def _take_until(self, over: threading.Event) -> None:
-        with suppress(Stopped):  # the body finds out by itself
-            while not over.wait(_AHEAD_EVERY_S):
-                self._take(0.0)
+    def _claim_until(self, over: threading.Event) -> None:
+        with suppress(Stopped):  # the body meets the stop request itself
+            while not over.wait(_AHEAD_INTERVAL_S):
+                self._claim(0.0)
 
     def _reclaim(self) -> int:
         stream = self._streams.trajectories
-        return self._accept(self._insist(lambda: self._streams.reclaim_groups(stream, CONSUMER, _RECLAIM)))
+        return self._accept(self._retry(lambda: self._streams.reclaim_groups(stream, CONSUMER, RECLAIM_COUNT)))
 
     def _accept(self, entries: list[Entry[TrajectoryGroup]]) -> int:
-        """Keep what is new; discard what is not. Returns how many were new."""
+        """Keep new groups and discard the others. Returns how many were new.
+
+        Entries stay unacknowledged while they are held: when this process dies, the next one reclaims them. A
+        position can receive a second group after a crash between reissue and discard, and a batch a late straggler.
+        """
         new = 0
         for entry in entries:
             group = entry.message
@@ -211,8 +219,8 @@ class Batcher:
                 self._discard(entry, "duplicate")
             elif group.position not in held:
                 new += 1
-                spans.taken(group)
-                # Here too, first the new prompt, then the old group.
+                spans.record_claim(group)
+                # As in `_drop_stale`: the new prompt first, the old group second.
                 if self._feeder.refill(group):
                     self._discard(entry, "equal")
                 else:
@@ -221,7 +229,7 @@ class Batcher:
                 self._discard(entry, "duplicate")
         return new
 
-    def _say_stragglers(self, number: int, missing: list[int], waited_s: float) -> None:
+    def _report_stragglers(self, number: int, missing: list[int], waited_s: float) -> None:
         drop = self._settings.partial_groups is PartialGroups.DROP
         if drop:
             DROPPED.labels("straggler").inc(len(missing))
@@ -229,29 +237,30 @@ class Batcher:
             "stragglers_dropped" if drop else "stragglers",
             batch=number,
             missing=len(missing),
-            positions=_short(missing),
+            positions=_format_positions(missing),
             waited_s=round(waited_s, 1),
         )
 
     def _drop_stale(self, number: int) -> None:
-        """Of batch `number`, about to be trained on by version `number - 1`, drop groups beyond the bound."""
+        """Drop the groups of batch `number` that are too stale for version `number - 1`, which is about to train."""
         bound = number - 1 - self._settings.max_staleness
         held = self._held.get(number, {})
         for position, entry in sorted(held.items()):
             version = oldest_version(entry.message)
             if version is None or version >= bound:
                 continue
-            # First the new prompt, then the old group: a crash in between repeats both, and loses nothing.
+            # The new prompt first, the old group second. A crash between the two repeats both, and issuing is
+            # idempotent; in the other order it would leave the position without a group for ever.
             self._feeder.reissue(entry.message)
             del held[position]
             self._stale[number] = self._stale.get(number, 0) + 1
             self._discard(entry, "stale")
 
     def _discard(self, entry: Entry[TrajectoryGroup], reason: str) -> None:
-        self._insist(lambda: self._streams.discard(self._streams.trajectories, [entry.id]))
+        self._retry(lambda: self._streams.discard(self._streams.trajectories, [entry.id]))
         DROPPED.labels(reason).inc()
         group = entry.message
-        spans.dropped(group, reason)
+        spans.record_drop(group, reason)
         get_logger().info(
             "group_dropped",
             reason=reason,
@@ -262,6 +271,6 @@ class Batcher:
         )
 
 
-def _short(positions: list[int]) -> str:
+def _format_positions(positions: list[int]) -> str:
     shown = ", ".join(str(p) for p in positions[:8])
     return shown + (f" and {len(positions) - 8} more" if len(positions) > 8 else "")

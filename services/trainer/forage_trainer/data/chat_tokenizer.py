@@ -1,4 +1,4 @@
-"""The policy's tokenizer: how long are prompts under it."""
+"""The policy's tokenizer, which measures the length of prompts."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class ChatTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """A token id that may stand where nothing is read."""
-        found = self._tokenizer.pad_token_id
-        return 0 if found is None else int(found)
+        """The token id for padding; 0 where the tokenizer names none, since padding is never read."""
+        pad_id = self._tokenizer.pad_token_id
+        return 0 if pad_id is None else int(pad_id)
 
     def count_prompt_tokens(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
-        """Tokens of each conversation under the chat template, generation prompt included."""
-        found: list[int] = []
+        """Number of tokens of each conversation under the chat template, generation prompt included."""
+        lengths: list[int] = []
         for begin in range(0, len(prompts), _CHUNK):
             texts = self._tokenizer.apply_chat_template(
                 [list(p) for p in prompts[begin : begin + _CHUNK]], add_generation_prompt=True, tokenize=False
             )
             encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
-            found += [len(ids) for ids in encoded]
-        return found
+            lengths += [len(ids) for ids in encoded]
+        return lengths

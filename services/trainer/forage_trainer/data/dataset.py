@@ -1,4 +1,4 @@
-"""The order in which training meets its questions."""
+"""The order of the questions in training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REFILL = "r"
 
 
 def report(split: str, questions: Questions) -> None:
-    """Say in log and metrics what was read, and what was left out because its prompt is too long."""
+    """Report in log and metrics which questions were read, and which were filtered because their prompt is too long."""
     kept = Counter(row.data_source for row in questions.rows)
     for fate, counts in (("kept", kept), ("filtered", questions.filtered)):
         for source, count in counts.items():
@@ -30,8 +30,8 @@ def report(split: str, questions: Questions) -> None:
     get_logger().info("questions_read", split=split, kept=dict(kept), filtered=dict(questions.filtered))
 
 
-def batches(questions: Sequence[Question], settings: Settings) -> Batches:
-    """The order that the settings ask for.
+def make_batches(questions: Sequence[Question], settings: Settings) -> Batches:
+    """Order the questions as the settings say.
 
     Raises:
         DataError: too few questions.
@@ -41,7 +41,7 @@ def batches(questions: Sequence[Question], settings: Settings) -> Batches:
 
 @dataclass(frozen=True)
 class _Draw:
-    """Place of a question within its source, met for the `epoch`-th time."""
+    """A question's index within its source, in the source's `epoch`-th pass."""
 
     source: int
     index: int
@@ -51,9 +51,11 @@ class _Draw:
 class Batches:
     """Batch number → questions, a pure function of (questions, batch size, seed, weights). Batches count from 1.
 
-    Without weights all questions are one source. With weights each file is one, and every place of a batch belongs to
-    a source drawn by weight. A source gives its questions in a permutation of its own each epoch, and begins the next
-    epoch where one ends, within a batch too.
+    Pure, so that a resumed run issues the questions that an uninterrupted one would, without any saved cursor.
+
+    Without weights all questions are one source. With weights each file is a source, and every position of a batch
+    belongs to a source drawn by weight. A source yields its questions in a new permutation each epoch; an epoch may
+    end within a batch.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Batches:
     ) -> None:
         """
         Args:
-            weights: one a file (`Question.file`), relative to each other.
+            weights: relative weight of each file (`Question.file`).
 
         Raises:
             DataError: fewer questions than a batch has, or none in a file that has a weight.
@@ -82,15 +84,11 @@ class Batches:
             raise DataError(f"data.train_files: file {empty} has a weight and no usable question: leave it out")
         self._draws = lru_cache(maxsize=8)(self._draw)
 
-    def groups(self, batch: int) -> list[tuple[str, Question]]:
-        """(group uid, question) by position."""
-        return [self.group(batch, position) for position in range(self.batch_size)]
-
     def group(self, batch: int, position: int, refill: int = 0) -> tuple[str, Question]:
-        """(group uid, question) of one place.
+        """(group uid, question) of one position.
 
         Args:
-            refill: 0 for the question that the place has first; n for the n-th one after it, of the same source.
+            refill: 0 for the first question of the position; n for the n-th that replaces it, of the same source.
         """
         draw = self._draws(batch)[position]
         rows = self._sources[draw.source]
@@ -102,23 +100,23 @@ class Batches:
 
     def _draw(self, batch: int) -> list[_Draw]:
         begin, end = (batch - 1) * self.batch_size, batch * self.batch_size
-        # The source of every place since the first batch: their number says how far each source has been read.
+        # The source of every position since the first batch: the counts say how far each source has been read.
         chosen: npt.NDArray[np.intp] = np.zeros(end, dtype=np.intp)
         if len(self._sources) > 1:
-            draws = np.random.default_rng([self._seed, 0, 0, _MIXTURE]).random(end)
-            chosen = np.searchsorted(self._shares, draws, side="right").astype(np.intp)
+            uniform = np.random.default_rng([self._seed, 0, 0, _MIXTURE]).random(end)
+            chosen = np.searchsorted(self._shares, uniform, side="right").astype(np.intp)
         read = np.bincount(chosen[:begin], minlength=len(self._sources)).tolist()
-        found = []
+        draws = []
         for source in chosen[begin:].tolist():
             epoch, place = divmod(read[source], len(self._sources[source]))
             order = _permutation(len(self._sources[source]), self._seed, epoch, source)
-            found.append(_Draw(source, int(order[place]), epoch))
+            draws.append(_Draw(source, int(order[place]), epoch))
             read[source] += 1
-        return found
+        return draws
 
 
-def refill_of(uid: str) -> int:
-    """Which refill of its place a group is; 0 for none."""
+def refill_number(uid: str) -> int:
+    """The refill number in a group's uid; 0 for the first question of a position."""
     last = uid.rpartition("/")[2]
     return int(last.rpartition(".")[2]) if last.startswith(_REFILL) else 0
 

@@ -1,4 +1,4 @@
-"""Issues the prompts of coming batches, never more than may be outstanding."""
+"""Issues the prompts of coming batches, at most as many as may be outstanding."""
 
 from __future__ import annotations
 
@@ -13,36 +13,41 @@ from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, TrajectoryGroup
 from forage_trainer.data import spans
-from forage_trainer.data.dataset import Batches, refill_of
-from forage_trainer.data.selection import equal_groups
-from forage_trainer.waiting import Insist
+from forage_trainer.data.dataset import Batches, refill_number
+from forage_trainer.data.selection import find_equal_groups
+from forage_trainer.waiting import RedisRetry
 
 ISSUED = Counter("forage_trainer_prompts_issued_total", "Prompts put on the stream", ["purpose"])
-BOUND = Gauge("forage_trainer_max_staleness", "Policy versions that may lie between sampling and training")
+MAX_STALENESS = Gauge("forage_trainer_max_staleness", "Policy versions that may lie between sampling and training")
 
 
 def sampling_seed(run_seed: int, batch: int, position: int, attempt: int) -> int:
-    """A seed of 48 bits, never 0 (which would mean unseeded), for the group at this place."""
+    """A seed of 48 bits for the group at this position; never 0, which would mean unseeded."""
     name = f"{run_seed}/{batch}/{position}/{attempt}".encode()
     return 1 + int.from_bytes(hashlib.sha256(name).digest()[:6], "big")
 
 
 class Feeder:
-    """Batch b is issued once version b - 1 - max_staleness exists, so no token can be staler than that."""
+    """Issues batch b once version b - 1 - max_staleness exists.
 
-    def __init__(self, settings: Settings, streams: StreamClient, batches: Batches, insist: Insist) -> None:
+    Batch b is trained on by version b - 1 and its prompts name b - 1 - max_staleness as their lowest version, so no
+    token exceeds the bound. The batcher checks that once more before it trains.
+    """
+
+    def __init__(self, settings: Settings, streams: StreamClient, batches: Batches, retry: RedisRetry) -> None:
         self._settings = settings
-        BOUND.set(settings.trainer.max_staleness)
+        MAX_STALENESS.set(settings.trainer.max_staleness)
         self._streams = streams
         self._batches = batches
-        self._insist = insist
+        self._retry = retry
         self._next: int | None = None
         self._version = 0
 
     def issue_up_to_bound(self, version: int) -> Sequence[int]:
-        """Issue all batches that may be outstanding when the policy has `version`; returns their numbers.
+        """Issue all batches that may be outstanding at policy `version`; returns their numbers.
 
-        What was issued before, in this life or an earlier one, is not issued again.
+        A restarted trainer issues the batches after `version` again; Redis ignores prompts that it has seen, so
+        each is on the stream once.
         """
         trainer = self._settings.trainer
         self._version = version
@@ -56,27 +61,28 @@ class Feeder:
         return issued
 
     def reissue(self, group: TrajectoryGroup) -> None:
-        """Issue the question of a group once more, to be generated under the present policy or later."""
-        self._again(group, refill_of(group.group_uid))
+        """Issue the question of a group again, to be sampled under the current policy version or later."""
+        self._issue_next_attempt(group, refill_number(group.group_uid))
 
     def refill(self, group: TrajectoryGroup) -> bool:
-        """Issue another question in the place of a group whose rewards are all equal; False: it is to be kept."""
+        """Issue another question at the position of a group whose rewards are all equal. False: keep the group."""
         trainer = self._settings.trainer
-        refill = refill_of(group.group_uid) + 1
-        if refill > trainer.max_refills or not equal_groups([group], trainer.algorithm.adv_estimator):
+        refill = refill_number(group.group_uid) + 1
+        if refill > trainer.max_refills or not find_equal_groups([group], trainer.algorithm.adv_estimator):
             return False
-        self._again(group, refill)
+        self._issue_next_attempt(group, refill)
         return True
 
-    def _again(self, group: TrajectoryGroup, refill: int) -> None:
+    def _issue_next_attempt(self, group: TrajectoryGroup, refill: int) -> None:
+        # Groups of batches ahead arrive early; they must not ask for a version older than their own batch allows.
         version = max(self._version, group.batch - 1 - self._settings.trainer.max_staleness)
         self.issue(group.batch, group.position, group.attempt + 1, version, refill)
 
     def issue(self, batch: int, position: int, attempt: int, version: int, refill: int = 0) -> None:
-        """Issue one group of a batch, to be generated under `version` or later.
+        """Issue one group of a batch, to be sampled under `version` or later.
 
         Args:
-            refill: which question of this place, see `Batches.group`.
+            refill: which question of this position, see `Batches.group`.
         """
         uid, question = self._batches.group(batch, position, refill)
         settings = self._settings
@@ -101,8 +107,8 @@ class Feeder:
             issued_unix_ms=int(time.time() * 1000),
             reply_stream=self._streams.trajectories,
         )
-        with spans.issuing(prompt):
-            issued = self._insist(lambda: self._streams.issue(prompt))
+        with spans.trace_issue(prompt):
+            issued = self._retry(lambda: self._streams.issue(prompt))
         if issued:
             ISSUED.labels("train").inc()
             get_logger().debug("prompt_issued", group=uid, batch=batch, position=position, attempt=attempt)

@@ -1,1 +1,1 @@
-"""verl's FSDP engines: actor, reference and critic workers on every process."""
+"""verl's FSDP engines: actor, reference and critic workers, split over all processes."""

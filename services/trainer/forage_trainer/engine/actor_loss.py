@@ -1,7 +1,8 @@
-"""verl's PPO loss, with weights for what engine and trainer disagree about.
+"""verl's PPO loss, with importance weights for the difference between the engine's policy and the trainer's.
 
-Clipping (asymmetric and dual), aggregation, entropy and KL loss are verl's. Where a batch gets a single update, the old
-log-probabilities are those of the update's own forward pass, so no pass is spent on them.
+Clipping (asymmetric and dual), aggregation, entropy and KL loss are verl's. Where a batch gets a single update, the
+policy has not changed before it, so the old log-probabilities are those of the update's own forward pass; a separate
+pass would give the same values.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from forage_common.settings import ActorSettings, CorrectionSettings, OffPolicyCorrection
 from forage_trainer.algorithms.off_policy import importance_weights
-from forage_trainer.data.tensors import padded
+from forage_trainer.data.tensors import pad_jagged
 
 _PER_TOKEN = (
     "response_mask",
@@ -26,11 +27,11 @@ _PER_TOKEN = (
     "ref_log_prob",
     "rollout_log_probs",
 )
-"""Of a micro-batch, jagged or padded over the response."""
+"""Fields of a micro-batch over the response, jagged or padded."""
 
 
-def actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
-    """verl's configuration of the loss, for groups of so many samples."""
+def build_actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
+    """Build verl's configuration of the loss, for groups of so many samples."""
     return FSDPActorConfig(
         strategy="fsdp2",
         rollout_n=samples,
@@ -52,32 +53,34 @@ def actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
 
 
 class ActorLoss:
-    """The loss of one micro-batch; keeps the log-probabilities that it saw.
+    """The loss of one micro-batch. It records the log-probabilities of each forward pass.
 
-    seen: (row numbers, log-probabilities, entropies) of each micro-batch since `clear`; both (rows, tokens) over the
+    passes: (row numbers, log-probabilities, entropies) of each micro-batch since `clear`; both (rows, tokens) over the
         response, 0 after a row's end.
     """
 
     def __init__(self, config: FSDPActorConfig, correction: CorrectionSettings) -> None:
         self._config = config
         self._correction = correction
-        self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+        self.passes: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
 
     def clear(self) -> None:
-        self.seen = []
+        self.passes = []
 
     def __call__(
         self, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         for name in _PER_TOKEN:
             if name in data:
-                data[name] = padded(data[name])
+                data[name] = pad_jagged(data[name])
         packed = [model_output[name].detach() for name in ("log_probs", "entropy") if name in model_output]
         flat = [values.values() if values.is_nested else values for values in packed]
-        own, *entropy = no_padding_2_padding(torch.stack(flat, -1), data).unbind(-1)
-        self.seen.append((data["row"], own, entropy[0] if entropy else None))
+        log_probs, *entropy = no_padding_2_padding(torch.stack(flat, -1), data).unbind(-1)
+        self.passes.append((data["row"], log_probs, entropy[0] if entropy else None))
         if "old_log_probs" not in data:
-            data["old_log_probs"] = own
+            data["old_log_probs"] = log_probs
+        # Of the old log-probabilities, not the current ones: the weight corrects for the policy that sampled, and
+        # stays constant over the updates of a step; PPO's own ratio covers the change since.
         if self._correction.mode is not OffPolicyCorrection.NONE:
             data["rollout_is_weights"] = importance_weights(
                 data["old_log_probs"], data["rollout_log_probs"], data["state_mask"], self._correction

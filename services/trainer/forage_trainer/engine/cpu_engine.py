@@ -1,13 +1,13 @@
 """verl's FSDP2 engines on a CPU.
 
-They differ from verl's in how they arrange a batch: rows are sorted by length and cut into micro-batches small enough
-for a CPU's caches, padding is on the right under a plain causal mask, and log-probabilities come from one call over
-those columns that may hold a response.
+They differ from verl's GPU engines in the layout of a batch: rows are sorted by length and cut into micro-batches that
+fit a CPU's caches, padding is on the right under a plain causal mask, and logits are computed only for the columns that
+may hold a response.
 """
 
 from __future__ import annotations
 
-import forage_trainer.engine.verl_cpu  # noqa: F401  (verl's workers look for the platform as they are imported)
+import forage_trainer.engine.verl_cpu  # noqa: F401  (verl's workers look up the platform when they are imported)
 
 # isort: split
 from collections.abc import Callable, Iterator, Sequence
@@ -23,23 +23,23 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine.utils import postprocess_batch_func
 
-from forage_trainer.data.tensors import jagged, padded, rows_of
+from forage_trainer.data.tensors import make_jagged, pad_jagged, split_rows
 
 CACHE_TOKENS = 2048
 """Padded tokens of a micro-batch. On one core 1k is 15 % slower and 16k a fifth slower; 2k to 4k are equal."""
 _UNUSED = ("position_ids", "loss_mask")
-"""Of a micro-batch here: positions are counted anew, and the loss looks at `response_mask`."""
+"""Fields of a micro-batch that these engines do not need: positions are recomputed, the loss reads `response_mask`."""
 _LENGTHS = ("prompts", "responses")
-"""What verl's losses take the lengths of rows from, so they stay jagged."""
+"""Fields that stay jagged: verl's losses read the lengths of rows from them."""
 _NO_LAYER = "no class of layers"
-"""Asked to wrap the layers of this class, verl wraps the model as a whole and nothing else."""
+"""A class name that no layer has: verl then wraps the model as a whole and no layer."""
 
 
-def micro_batches(lengths: Sequence[int], budget: int, at_least: int = 1) -> list[list[int]]:
-    """Row numbers by length, cut so that rows x longest row stays within `budget`; a longer row is alone.
+def cut_micro_batches(lengths: Sequence[int], budget: int, at_least: int = 1) -> list[list[int]]:
+    """Sort row numbers by length and cut them so that rows x longest row stays within `budget`; a longer row is alone.
 
     Args:
-        at_least: cuts to come out with, at most one a row.
+        at_least: lowest number of cuts to return, at most one for each row.
     """
     cuts: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -54,36 +54,36 @@ def micro_batches(lengths: Sequence[int], budget: int, at_least: int = 1) -> lis
     return cuts
 
 
-class _Cutter:
-    """Micro-batches of one batch: its jagged tensors are padded once, and then cut as matrices."""
+class _MicroBatchSelector:
+    """Selects micro-batches of one batch, whose jagged tensors it pads once, as that is faster than for each one."""
 
     def __init__(self, data: TensorDict) -> None:
         every = {name: value for name, value in data.items() if isinstance(value, torch.Tensor)}
         self._shared = TensorDict(dict(data.exclude(*every).items()), batch_size=[], device="cpu")
-        self._rows = {name: rows_of(every.pop(name)) for name in _LENGTHS}
+        self._rows = {name: split_rows(every.pop(name)) for name in _LENGTHS}
         self._lengths = {name: value.offsets().diff() for name, value in every.items() if value.is_nested}
-        self._padded = {name: padded(value) for name, value in every.items()}
+        self._padded = {name: pad_jagged(value) for name, value in every.items()}
 
     def __call__(self, rows: Sequence[int]) -> TensorDict:
-        """The given rows, padded to their own longest."""
-        found, chosen = self._shared.copy(), torch.tensor(rows)
+        """Select the given rows, padded to the longest of them."""
+        micro, index = self._shared.copy(), torch.tensor(rows)
         for name, value in self._padded.items():
-            of_rows = value[chosen]
-            found[name] = of_rows[:, : self._lengths[name][chosen].max()] if name in self._lengths else of_rows
+            selected = value[index]
+            micro[name] = selected[:, : self._lengths[name][index].max()] if name in self._lengths else selected
         for name, parts in self._rows.items():
-            found[name] = jagged([parts[row] for row in rows])
-        return found
+            micro[name] = make_jagged([parts[row] for row in rows])
+        return micro
 
 
-class _OnCpu(FSDPEngine):  # type: ignore[misc, unused-ignore]
-    """What both engines share; every process must have equally many rows."""
+class _CpuEngineBase(FSDPEngine):  # type: ignore[misc, unused-ignore]
+    """The common part of both engines; every process must have equally many rows."""
 
     def _build_fsdp_module(self, module: Any) -> Any:
-        # For a forward-only engine verl asks for pinned memory, which needs an accelerator.
+        # verl would give a forward-only engine pinned memory, which needs an accelerator.
         forward_only = self.engine_config.forward_only
         self.engine_config.forward_only = False
         if self.get_data_parallel_size() == 1:
-            # Nothing to gather layer by layer: one unit for the whole model, whose hooks run once a pass.
+            # One process has nothing to gather layer by layer: one unit for the whole model runs its hooks once a pass.
             self.engine_config.wrap_policy.update(disable=True, transformer_layer_cls_to_wrap=[_NO_LAYER])
         try:
             return super()._build_fsdp_module(module)
@@ -93,7 +93,7 @@ class _OnCpu(FSDPEngine):  # type: ignore[misc, unused-ignore]
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> Any:
-        """As verl's, over micro-batches of similar lengths."""
+        """Do as verl's engine, over micro-batches of similar lengths."""
         group = self.get_data_parallel_group()
         keep_output = forward_only or tu.get_non_tensor_data(data, "return_model_output", False)
         tokens = data["loss_mask"].values().sum()
@@ -102,17 +102,17 @@ class _OnCpu(FSDPEngine):  # type: ignore[misc, unused-ignore]
         tu.assign_non_tensor(data, batch_num_tokens=tokens.item(), dp_size=size, use_dynamic_bsz=True)
         lengths = data["input_ids"].offsets().diff().tolist()
         budget = min(CACHE_TOKENS, data["max_token_len_per_gpu"])
-        # A forward pass gathers parameters from every process, so all of them make as many.
-        cuts = torch.tensor(len(micro_batches(lengths, budget)))
+        # A forward pass gathers parameters from every process, so all of them must make equally many.
+        cuts = torch.tensor(len(cut_micro_batches(lengths, budget)))
         dist.all_reduce(cuts, dist.ReduceOp.MAX, group=group)
-        rows = micro_batches(lengths, budget, int(cuts))
+        rows = cut_micro_batches(lengths, budget, int(cuts))
         outputs = []
-        select = _Cutter(data.exclude(*_UNUSED))
-        with self._gathered():
-            for number, chosen in enumerate(rows):
-                micro = select(chosen)
-                last = number == len(rows) - 1
-                with torch.set_grad_enabled(not forward_only), self._gradient_sync_context(is_last_micro_batch=last):
+        select = _MicroBatchSelector(data.exclude(*_UNUSED))
+        with self._gather_parameters():
+            for number, micro_rows in enumerate(rows):
+                micro = select(micro_rows)
+                is_last = number == len(rows) - 1
+                with torch.set_grad_enabled(not forward_only), self._gradient_sync_context(is_last_micro_batch=is_last):
                     loss, output = self.forward_step(micro, loss_function=loss_function, forward_only=forward_only)
                     if not forward_only:
                         loss.backward()
@@ -122,8 +122,8 @@ class _OnCpu(FSDPEngine):  # type: ignore[misc, unused-ignore]
         return postprocess_batch_func(outputs, rows, data)
 
     @contextmanager
-    def _gathered(self) -> Iterator[None]:
-        """Gather parameters once for all micro-batches, unless several processes are to save the memory."""
+    def _gather_parameters(self) -> Iterator[None]:
+        """Gather parameters once for all micro-batches, unless the settings prefer to save the memory."""
         if self.engine_config.reshard_after_forward and self.get_data_parallel_size() > 1:
             yield
             return
@@ -132,21 +132,21 @@ class _OnCpu(FSDPEngine):  # type: ignore[misc, unused-ignore]
         try:
             yield
         finally:
-            # What is gathered now will be old once the optimizer has taken its step.
+            # The gathered copies are outdated once the optimizer has taken its step.
             for part in self.module.modules():
                 if isinstance(part, FSDPModule):
                     part.reshard()
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")  # type: ignore[untyped-decorator, unused-ignore]
-class CpuEngine(_OnCpu, FSDPEngineWithLMHead):  # type: ignore[misc, unused-ignore]
-    """Log-probabilities and entropies."""
+class CpuEngine(_CpuEngineBase, FSDPEngineWithLMHead):  # type: ignore[misc, unused-ignore]
+    """The engine of language models: log-probabilities and entropies."""
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Only the columns whose logits something asks for get any."""
-        inputs = _right_padded(micro_batch)
+        """Ask for the logits of the needed columns only."""
+        inputs = _pad_right(micro_batch)
         ids = inputs["input_ids"]
-        # The column before the first response token is the first whose logits anything asks for.
+        # The first needed column is the one before the first response token, which it predicts.
         skipped = int(micro_batch["prompts"].offsets().diff().min()) - 1
         return inputs | {"logits_to_keep": ids.shape[1] - skipped}, {"input_ids": ids, "skipped": skipped}
 
@@ -157,7 +157,7 @@ class CpuEngine(_OnCpu, FSDPEngineWithLMHead):  # type: ignore[misc, unused-igno
         micro_batch: TensorDict,
         logits_processor_func: Callable[..., Any] | None,
     ) -> dict[str, torch.Tensor]:
-        """`log_probs` (and `entropy`), packed, as long as the rows; entry i is of token i + 1.
+        """Compute `log_probs` (and `entropy`), packed, as long as the rows; entry i belongs to token i + 1.
 
         Entries before the response's first token are 0.
         """
@@ -168,22 +168,22 @@ class CpuEngine(_OnCpu, FSDPEngineWithLMHead):  # type: ignore[misc, unused-igno
         if temperature != 1.0:
             logits = logits / temperature
         every = logits.log_softmax(-1)
-        found = {"log_probs": every.gather(-1, labels.unsqueeze(-1)).squeeze(-1)}
+        outputs = {"log_probs": every.gather(-1, labels.unsqueeze(-1)).squeeze(-1)}
         if tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):
             with torch.set_grad_enabled(
                 torch.is_grad_enabled() and tu.get_non_tensor_data(micro_batch, "entropy_gradient", True)
             ):
-                found["entropy"] = -(every.exp() * every).sum(-1)
-        whole = {name: torch.nn.functional.pad(value, (skipped, 1)) for name, value in found.items()}
-        return {name: _packed(value, micro_batch) for name, value in whole.items()}
+                outputs["entropy"] = -(every.exp() * every).sum(-1)
+        full = {name: torch.nn.functional.pad(value, (skipped, 1)) for name, value in outputs.items()}
+        return {name: _pack(value, micro_batch) for name, value in full.items()}
 
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")  # type: ignore[untyped-decorator, unused-ignore]
-class CpuValueEngine(_OnCpu, FSDPEngineWithValueHead):  # type: ignore[misc, unused-ignore]
-    """Values."""
+class CpuValueEngine(_CpuEngineBase, FSDPEngineWithValueHead):  # type: ignore[misc, unused-ignore]
+    """The engine of value models."""
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        return _right_padded(micro_batch), {}
+        return _pad_right(micro_batch), {}
 
     def prepare_model_outputs(
         self,
@@ -192,19 +192,19 @@ class CpuValueEngine(_OnCpu, FSDPEngineWithValueHead):  # type: ignore[misc, unu
         micro_batch: TensorDict,
         logits_processor_func: Callable[..., Any] | None,
     ) -> dict[str, torch.Tensor]:
-        """`values`, packed, as long as the rows; entry i is of what follows token i."""
-        return {"values": _packed(output.logits.squeeze(-1), micro_batch)}
+        """Compute `values`, packed, as long as the rows; entry i is the value after token i."""
+        return {"values": _pack(output.logits.squeeze(-1), micro_batch)}
 
 
-def _right_padded(micro_batch: TensorDict) -> dict[str, Any]:
-    """Padding on the right is never seen by a real token under a causal mask, so no other mask is needed."""
+def _pad_right(micro_batch: TensorDict) -> dict[str, Any]:
+    """Build the model's inputs. Under a causal mask no token attends to padding on its right, so none is masked."""
     ids = micro_batch["input_ids"]
     positions = torch.arange(ids.shape[1]).unsqueeze(0).expand_as(ids)
     return {"input_ids": ids, "position_ids": positions, "attention_mask": None}
 
 
-def _packed(values: torch.Tensor, micro_batch: TensorDict) -> torch.Tensor:
-    """(rows, columns) → the rows without their padding, as verl has them: end to end for a loss, else jagged."""
+def _pack(values: torch.Tensor, micro_batch: TensorDict) -> torch.Tensor:
+    """Remove the padding of (rows, columns), in verl's layout: rows end to end for a loss, else jagged."""
     lengths = sum(micro_batch[name].offsets().diff() for name in _LENGTHS)
     rows = [row[:length] for row, length in zip(values, lengths.tolist(), strict=True)]
-    return torch.cat(rows) if torch.is_grad_enabled() else jagged(rows)
+    return torch.cat(rows) if torch.is_grad_enabled() else make_jagged(rows)

@@ -15,73 +15,73 @@ from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
 
 from forage_common.settings import CriticSettings, Settings
-from forage_trainer.data.rows import Rows, mini_batches
-from forage_trainer.data.tensors import like_response
-from forage_trainer.engine.engine_config import Machine, engine_config, model_config, optimizer_config
+from forage_trainer.data.rows import Rows, split_mini_batches
+from forage_trainer.data.tensors import unpad_response
+from forage_trainer.engine.engine_config import (
+    ResolvedEngine,
+    build_engine_config,
+    build_model_config,
+    build_optimizer_config,
+)
 from forage_trainer.engine.spmd import Processes
 from forage_trainer.engine.verl_worker import VerlWorker, mean
 
 
 class CriticWorker:
-    """Starts from a policy's weights with a head of zeros, or from a value model as it is."""
+    """A value model that starts from a policy's weights with a head of zeros, or from a trained value model."""
 
-    def __init__(self, settings: Settings, machine: Machine, processes: Processes) -> None:
+    def __init__(self, settings: Settings, resolved: ResolvedEngine, processes: Processes) -> None:
         self._settings = settings.trainer.critic
         policy = settings.model.path
-        model = model_config(self._settings.path or policy, machine, tokenizer=policy)
-        with _own_attention():
+        model = build_model_config(self._settings.path or policy, resolved, tokenizer=policy)
+        with _use_configured_attention():
             self._worker = VerlWorker(
                 "value_model",
                 model,
-                engine_config(machine, self._settings.ppo_max_token_len_per_gpu),
-                optimizer_config(self._settings.optim, settings.trainer.total_training_steps),
+                build_engine_config(resolved, self._settings.ppo_max_token_len_per_gpu),
+                build_optimizer_config(self._settings.optim, settings.trainer.total_training_steps),
                 processes,
             )
         if not model.hf_config.architectures[0].endswith("ForTokenClassification"):
             _zero_head(self._worker.engine.module)
-        self._worker.set_loss(partial(value_loss, _critic_config(self._settings)))
+        self._worker.set_loss(partial(value_loss, _build_critic_config(self._settings)))
 
     @property
     def parameters(self) -> int:
-        """How many the value model has."""
+        """Number of parameters of the value model."""
         return self._worker.parameters
 
     def values(self, batch: Rows) -> torch.Tensor:
-        """V of each response token, given those before it, (rows, tokens)."""
+        """See `PolicyWorker.values`."""
         return self._worker.infer(batch, "values")
 
     def update(self, batch: Rows, values: torch.Tensor, returns: torch.Tensor, last_position: int) -> dict[str, float]:
-        """Take all updates of one step; figures under verl's names (`critic/…`), means over the updates.
-
-        Args:
-            values, returns: (rows, tokens), values as they were before any update of this step.
-            last_position: groups in the batch, trained on or not; mini-batches are cut by position.
-        """
+        """See `PolicyWorker.update_critic`."""
         data = batch.data.copy()
-        data["values"] = like_response(values, data)
-        data["returns"] = like_response(returns, data)
+        data["values"] = unpad_response(values, data)
+        data["returns"] = unpad_response(returns, data)
         size, epochs = self._settings.ppo_mini_batch_size, self._settings.ppo_epochs
-        minis = list(mini_batches(batch.positions, last_position, size, epochs))
-        found = [
+        minis = list(split_mini_batches(batch.positions, last_position, size, epochs))
+        updates = [
             self._worker.update(data, rows, update_lr_scheduler=number == len(minis) - 1)
             for number, rows in enumerate(minis)
         ]
-        figures = {name: mean([one[name] for one in found]) for name in found[0] if name.startswith("critic/")}
-        return figures | {
-            "critic/grad_norm": mean([one["grad_norm"] for one in found]),
-            "critic/lr": found[-1]["lr"],
+        metrics = {name: mean([one[name] for one in updates]) for name in updates[0] if name.startswith("critic/")}
+        return metrics | {
+            "critic/grad_norm": mean([one["grad_norm"] for one in updates]),
+            "critic/lr": updates[-1]["lr"],
         }
 
     def save(self, folder: Path, step: int) -> None:
-        """verl's checkpoint of the value model."""
+        """Write verl's checkpoint of the value model."""
         self._worker.save(folder, step)
 
     def load(self, folder: Path) -> None:
-        """Read back what `save` wrote."""
+        """Load a checkpoint of `save`."""
         self._worker.load(folder)
 
 
-def _critic_config(critic: CriticSettings) -> CriticConfig:
+def _build_critic_config(critic: CriticSettings) -> CriticConfig:
     return CriticConfig(
         strategy="fsdp2",
         ppo_micro_batch_size_per_gpu=1,
@@ -94,7 +94,7 @@ def _critic_config(critic: CriticSettings) -> CriticConfig:
 
 
 def _zero_head(module: Any) -> None:
-    """Values of 0 to begin with, on every process: verl leaves the head as transformers drew it."""
+    """Zero the head on every process, so that values start at 0; transformers draws it at random, and verl keeps that."""
     body = f"{module.base_model_prefix}."
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -103,14 +103,14 @@ def _zero_head(module: Any) -> None:
 
 
 @contextmanager
-def _own_attention() -> Iterator[None]:
-    """verl loads every value model with FlashAttention; load it with the attention of its configuration."""
-    theirs = verl.utils.model.load_valuehead_model
+def _use_configured_attention() -> Iterator[None]:
+    """Load the value model with the attention of its configuration; verl always uses FlashAttention."""
+    original = verl.utils.model.load_valuehead_model
     verl.utils.model.load_valuehead_model = _load_value_model
     try:
         yield
     finally:
-        verl.utils.model.load_valuehead_model = theirs
+        verl.utils.model.load_valuehead_model = original
 
 
 def _load_value_model(local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Settings → the configurations of verl's engines, on this machine."""
+"""The configurations of verl's engines on this machine, from the settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forage_common.errors import UserError
 from forage_common.settings import LoraSettings, OptimSettings, TrainingEngineSettings
 from forage_common.telemetry.logs import get_logger
 
-_NEED_A_GPU = (
+_GPU_ONLY = (
     "use_remove_padding",
     "use_torch_compile",
     "param_offload",
@@ -23,8 +23,8 @@ _NEED_A_GPU = (
 
 
 @dataclass(frozen=True)
-class Machine:
-    """trainer.engine, with what was left open decided."""
+class ResolvedEngine:
+    """`trainer.engine` with a value for every choice that the settings leave open."""
 
     settings: TrainingEngineSettings
     attn_implementation: str
@@ -34,45 +34,45 @@ class Machine:
     enable_gradient_checkpointing: bool
 
 
-def decide(settings: TrainingEngineSettings, on_gpu: bool) -> Machine:
-    """verl's usual on a GPU, with PyTorch's own attention where flash_attn is missing; on a CPU that and fp32.
+def resolve_engine(settings: TrainingEngineSettings, on_gpu: bool) -> ResolvedEngine:
+    """Choose verl's defaults on a GPU (with PyTorch's attention where flash_attn is missing), sdpa and fp32 on a CPU.
 
     Raises:
-        UserError: a setting needs what this machine lacks.
+        UserError: a setting needs a device or package that this machine lacks.
     """
-    asked = [name for name in _NEED_A_GPU if getattr(settings, name)]
-    asked += ["attn_implementation"] if settings.attn_implementation == "flash_attention_2" else []
-    asked += ["param_dtype"] if settings.param_dtype == "bf16" else []
-    if asked and not on_gpu:
-        name = asked[0]
+    gpu_only = [name for name in _GPU_ONLY if getattr(settings, name)]
+    gpu_only += ["attn_implementation"] if settings.attn_implementation == "flash_attention_2" else []
+    gpu_only += ["param_dtype"] if settings.param_dtype == "bf16" else []
+    if gpu_only and not on_gpu:
+        name = gpu_only[0]
         raise UserError(f"trainer.engine.{name}={getattr(settings, name)} needs a GPU, and there is none: leave it out")
     has_flash = find_spec("flash_attn") is not None
-    usual = "flash_attention_2" if on_gpu and (has_flash or settings.use_remove_padding) else "sdpa"
-    attention = settings.attn_implementation or usual
+    default = "flash_attention_2" if on_gpu and (has_flash or settings.use_remove_padding) else "sdpa"
+    attention = settings.attn_implementation or default
     if attention == "flash_attention_2" and not has_flash:
         raise UserError(
             "trainer.engine.attn_implementation flash_attention_2 needs the package flash_attn: install it, "
             "or set trainer.engine.attn_implementation=sdpa"
         )
     if on_gpu and attention != "flash_attention_2":
-        get_logger().warning("rows_are_padded", attention=attention, faster="install flash_attn")
-    return Machine(
+        get_logger().warning("rows_are_padded", attention=attention, remedy="install flash_attn for more speed")
+    return ResolvedEngine(
         settings=settings,
         attn_implementation=attention,
-        use_remove_padding=_or(settings.use_remove_padding, attention == "flash_attention_2"),
-        use_torch_compile=_or(settings.use_torch_compile, on_gpu),
+        use_remove_padding=_choose(settings.use_remove_padding, attention == "flash_attention_2"),
+        use_torch_compile=_choose(settings.use_torch_compile, on_gpu),
         param_dtype=settings.param_dtype or ("bf16" if on_gpu else "fp32"),
-        enable_gradient_checkpointing=_or(settings.enable_gradient_checkpointing, on_gpu),
+        enable_gradient_checkpointing=_choose(settings.enable_gradient_checkpointing, on_gpu),
     )
 
 
-def model_config(
-    path: Path, machine: Machine, lora: LoraSettings | None = None, tokenizer: Path | None = None
+def build_model_config(
+    path: Path, resolved: ResolvedEngine, lora: LoraSettings | None = None, tokenizer: Path | None = None
 ) -> HFModelConfig:
-    """Of one worker alone: verl writes into it.
+    """Build the model configuration of one worker; not shared, since verl changes it.
 
     Args:
-        tokenizer: folder of it where `path` has none.
+        tokenizer: folder of the tokenizer, where `path` has none.
     """
     adapters = {}
     if lora is not None and lora.lora_rank:
@@ -85,25 +85,26 @@ def model_config(
     return HFModelConfig(
         path=str(path),
         tokenizer_path=str(tokenizer or path),
-        override_config={"attn_implementation": machine.attn_implementation},
-        use_remove_padding=machine.use_remove_padding,
-        enable_gradient_checkpointing=machine.enable_gradient_checkpointing,
+        override_config={"attn_implementation": resolved.attn_implementation},
+        use_remove_padding=resolved.use_remove_padding,
+        enable_gradient_checkpointing=resolved.enable_gradient_checkpointing,
         **adapters,
     )
 
 
-def engine_config(machine: Machine, tokens: int, forward_only: bool = False) -> FSDPEngineConfig:
-    """
+def build_engine_config(resolved: ResolvedEngine, tokens: int, forward_only: bool = False) -> FSDPEngineConfig:
+    """Build an engine configuration.
+
     Args:
-        tokens: of the longest micro-batch of a process.
+        tokens: size limit of a micro-batch of a process.
     """
-    engine = machine.settings
+    engine = resolved.settings
     return FSDPEngineConfig(
         strategy="fsdp2",
         forward_only=forward_only,
         model_dtype="fp32",
-        use_torch_compile=machine.use_torch_compile,
-        mixed_precision={"param_dtype": machine.param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        use_torch_compile=resolved.use_torch_compile,
+        mixed_precision={"param_dtype": resolved.param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         param_offload=engine.param_offload,
         optimizer_offload=engine.optimizer_offload,
         offload_policy=engine.offload_policy,
@@ -118,8 +119,8 @@ def engine_config(machine: Machine, tokens: int, forward_only: bool = False) -> 
     )
 
 
-def optimizer_config(optim: OptimSettings, total_steps: int) -> FSDPOptimizerConfig:
-    """AdamW with a constant learning rate after its warm-up."""
+def build_optimizer_config(optim: OptimSettings, total_steps: int) -> FSDPOptimizerConfig:
+    """Build the configuration of AdamW, with a constant learning rate after its warm-up."""
     return FSDPOptimizerConfig(
         lr=optim.lr,
         weight_decay=optim.weight_decay,
@@ -130,5 +131,5 @@ def optimizer_config(optim: OptimSettings, total_steps: int) -> FSDPOptimizerCon
     )
 
 
-def _or(chosen: bool | None, usual: bool) -> bool:
-    return usual if chosen is None else chosen
+def _choose(setting: bool | None, default: bool) -> bool:
+    return default if setting is None else setting

@@ -1,8 +1,8 @@
-"""The trainer as several equal processes (of torchrun or Ray): what process 0 is asked to do, all of them do.
+"""The trainer as several equal processes (of torchrun or Ray), which repeat the calls of rank 0.
 
-Process 0 runs the loop; the engines' collective operations need every process. So each call of a `collective` method
-on process 0 is announced to the others, which make the same call (`follow`): a JSON header and plain tensors, nothing
-pickled, over a process group of its own that may be silent for as long as trajectories take.
+Rank 0 runs the loop, but the engines' collective operations need every process. So each call of a `collective` method
+on rank 0 is announced to the others, which make the same call (`follow`). An announcement is a JSON header and plain
+tensors, nothing pickled, over a process group of its own, whose time limit allows for the wait for trajectories.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from verl.utils import tensordict_utils as tu
 
 from forage_trainer.data.rows import Rows
 
-_PATIENCE = timedelta(days=30)
+_TIMEOUT = timedelta(days=30)
 
 
 @dataclass(frozen=True)
 class AnnouncedRows:
-    """What other processes get of a step's tensors."""
+    """The part of a step's tensors that other processes receive."""
 
     data: TensorDict
     mask: torch.Tensor
@@ -37,31 +37,31 @@ class AnnouncedRows:
 
 
 class Processes:
-    """The processes of this trainer; make it by `join`.
+    """The processes of this trainer; construct it by `join`.
 
-    rank: of this one, from 0; size: how many there are.
+    rank: of this process, from 0; size: number of processes.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._control = dist.new_group(backend="gloo", timeout=_PATIENCE) if size > 1 else None
+        self._control = dist.new_group(backend="gloo", timeout=_TIMEOUT) if size > 1 else None
         self._rows: Rows | None = None
 
     @classmethod
     def join(cls) -> Processes:
-        """This process as one of those that a launcher (torchrun, Ray) has started, or as the only one."""
+        """Join the processes that a launcher (torchrun, Ray) has started, or be the only one."""
         if not dist.is_initialized():
             _join_group()
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
     def has_followers(self) -> bool:
-        """Whether others wait for what this process announces."""
+        """Whether other processes wait for this one's announcements."""
         return self.rank == 0 and self.size > 1
 
     def announce(self, method: str | None, arguments: Mapping[str, Any]) -> None:
-        """Tell the others what to call; None ends them."""
+        """Announce a call to the other processes; None ends them."""
         tensors: list[torch.Tensor] = []
         specification = {name: self._pack(value, tensors) for name, value in arguments.items()}
         header = json.dumps({"method": method, "arguments": specification}).encode()
@@ -71,20 +71,20 @@ class Processes:
             self._broadcast(tensor)
 
     def receive(self) -> tuple[str | None, dict[str, Any]]:
-        """What was announced; waits for it.
+        """Wait for an announcement: (method, arguments).
 
         Raises:
-            RuntimeError: process 0 is gone.
+            RuntimeError: rank 0 died.
         """
         length = torch.tensor(0)
         self._broadcast(length)
         header = torch.empty(int(length), dtype=torch.uint8)
         self._broadcast(header)
         call = json.loads(bytes(header.tolist()))
-        return call["method"], {name: self._unpack(one) for name, one in call["arguments"].items()}
+        return call["method"], {name: self._unpack(value) for name, value in call["arguments"].items()}
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Over all processes, which must all ask; on the CPU."""
+        """Sum a CPU tensor over all processes, which must all call it."""
         if self.size > 1:
             dist.all_reduce(values, group=self._control)
         return values
@@ -95,18 +95,18 @@ class Processes:
             dist.broadcast(flat, src=0, group=self._control)
 
     def _pack(self, value: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:
-        """How `value` is put together again from JSON and the tensors that this adds to the list."""
+        """Describe `value` in JSON, for `_unpack`; its tensors are appended to the list."""
         if value is None or isinstance(value, bool | int | float | str):
             return {"plain": value}
         if isinstance(value, Path):
             return {"path": str(value)}
         if isinstance(value, torch.dtype):
-            return {"dtype": _name(value)}
+            return {"dtype": _dtype_name(value)}
         if isinstance(value, torch.Tensor) and value.is_nested:
             return {"jagged": [self._pack(part, tensors) for part in (value.values(), value.offsets())]}
         if isinstance(value, torch.Tensor):
             tensors.append(value.detach().cpu().contiguous())
-            return {"tensor": {"dtype": _name(value.dtype), "shape": list(value.shape)}}
+            return {"tensor": {"dtype": _dtype_name(value.dtype), "shape": list(value.shape)}}
         if isinstance(value, TensorDict):
             return {"data": {name: self._pack(value[name], tensors) for name in value.keys()}}  # noqa: SIM118
         if value is self._rows:
@@ -121,11 +121,11 @@ class Processes:
             case "path":
                 return Path(found)
             case "dtype":
-                return _dtype(found)
+                return _parse_dtype(found)
             case "jagged":
                 return torch.nested.nested_tensor_from_jagged(*(self._unpack(part) for part in found))
             case "tensor":
-                tensor = torch.empty(found["shape"], dtype=_dtype(found["dtype"]))
+                tensor = torch.empty(found["shape"], dtype=_parse_dtype(found["dtype"]))
                 self._broadcast(tensor)
                 return tensor
             case "data":
@@ -142,7 +142,7 @@ class Processes:
 
 
 class Collective(Protocol):
-    """Has methods that all processes must call."""
+    """A class with methods that all processes must call."""
 
     processes: Processes
 
@@ -153,9 +153,9 @@ _T = TypeVar("_T")
 
 
 def collective(method: Callable[Concatenate[_W, _P], _T]) -> Callable[Concatenate[_W, _P], _T]:
-    """A method that is called on every process once process 0 calls it.
+    """Decorate a method so that every process calls it when rank 0 does.
 
-    Its arguments may be plain values, paths, dtypes, tensors, and a step's tensors (of which `rows.Rows` arrives).
+    Its arguments may be plain values, paths, dtypes, tensors, and a step's tensors (which arrive as `rows.Rows`).
     """
     signature = inspect.signature(method)
 
@@ -170,19 +170,17 @@ def collective(method: Callable[Concatenate[_W, _P], _T]) -> Callable[Concatenat
 
 
 def follow(worker: Collective) -> None:
-    """Do what process 0 announces until it ends.
+    """Repeat the calls of rank 0 until it ends.
 
     Raises:
-        RuntimeError: process 0 is gone, or asks for what is not collective.
+        RuntimeError: rank 0 died, or announced a method that is not collective.
     """
     while True:
         method, arguments = worker.processes.receive()
         if method is None:
             return
         if not hasattr(getattr(type(worker), method, None), "__wrapped__"):
-            raise RuntimeError(
-                f"process 0 asks for {method!r}, which is no collective method of {type(worker).__name__}"
-            )
+            raise RuntimeError(f"rank 0 announced {method!r}, which is no collective method of {type(worker).__name__}")
         getattr(worker, method)(**arguments)
 
 
@@ -203,12 +201,12 @@ def _join_group() -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
-        raise RuntimeError(f"process 0 sent {name!r} where a dtype was expected")
-    return found
+def _parse_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise RuntimeError(f"rank 0 sent {name!r} where a dtype was expected")
+    return dtype

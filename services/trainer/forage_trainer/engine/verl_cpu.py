@@ -1,4 +1,4 @@
-"""A machine without an accelerator, to verl's own registry of platforms; import before anything of `verl.workers`."""
+"""The platform of a machine without accelerator, for verl's registry; import it before anything of `verl.workers`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
 class _CpuDevice(ModuleType):
-    """What verl expects of `torch.<device>`: torch.cpu, with nothing to report about device memory."""
+    """The interface that verl expects of `torch.<device>`: torch.cpu, with a device memory of 0 bytes."""
 
     _NO_BYTES = frozenset({"memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"})
     _NO_EFFECT = frozenset({"empty_cache", "ipc_collect", "reset_peak_memory_stats", "set_device", "synchronize"})
@@ -49,7 +49,7 @@ class _CpuDevice(ModuleType):
 
 @PlatformRegistry.register(platform="cpu")  # type: ignore[untyped-decorator, unused-ignore]
 class CpuPlatform(PlatformBase):  # type: ignore[misc, unused-ignore]
-    """verl's view of the machine."""
+    """verl's platform for CPUs."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -65,10 +65,10 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc, unused-ignore]
         return 0
 
     def set_device(self, device_index: int) -> None:
-        """There is one."""
+        """Do nothing: a CPU is a single device."""
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Calls have finished when they return."""
+        """Do nothing: calls have finished when they return."""
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -77,10 +77,10 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc, unused-ignore]
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        """No device allocator."""
+        """Do nothing: there is no device allocator."""
 
     def empty_cache(self) -> None:
-        """No device allocator."""
+        """Do nothing: there is no device allocator."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -96,10 +96,10 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc, unused-ignore]
         yield
 
     def profiler_start(self) -> None:
-        """No device profiler."""
+        """Do nothing: there is no device profiler."""
 
     def profiler_stop(self) -> None:
-        """No device profiler."""
+        """Do nothing: there is no device profiler."""
 
     def ray_resource_name(self) -> str:
         return "CPU"

@@ -1,4 +1,4 @@
-"""One of verl's training workers in this process, as part of all processes."""
+"""One of verl's training workers: this process's part of it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
-from forage_trainer.data.rows import Rows, by_row, share_of
-from forage_trainer.data.tensors import select
+from forage_trainer.data.rows import Rows, scatter_rows, shard_rows
+from forage_trainer.data.tensors import select_rows
 from forage_trainer.engine.spmd import Processes
 
 Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
@@ -28,9 +28,9 @@ _NAN = float("nan")
 
 
 class VerlWorker:
-    """A model with its engine and, unless it is forward only, its optimizer.
+    """A model with its engine and, unless it is forward-only, its optimizer.
 
-    Every process gets all rows and computes its share of them; results are those of all rows, on every process.
+    Every process receives all rows and computes its shard of them; every process returns the results of all rows.
     """
 
     def __init__(
@@ -64,54 +64,54 @@ class VerlWorker:
 
     @property
     def parameters(self) -> int:
-        """How many the model has."""
+        """Number of parameters of the model."""
         return sum(parameter.numel() for parameter in self.engine.module.parameters())
 
     def set_loss(self, loss: Loss) -> None:
-        """What `update` minimises."""
+        """Set the loss that `update` minimizes."""
         self._worker.set_loss_fn(loss)
 
-    def infer(self, batch: Rows, name: str, **how: Any) -> torch.Tensor:
-        """`name` (log_probs or values) of the response tokens, (rows, tokens); 0 after a row's end.
+    def infer(self, batch: Rows, name: str, **options: Any) -> torch.Tensor:
+        """Compute `name` (log_probs or values) of the response tokens, (rows, tokens); 0 after a row's end.
 
         Args:
-            how: of verl's `infer_batch`.
+            options: of verl's `infer_batch`.
         """
-        data = self._share(batch.data)
-        tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False, **how)
-        found = tu.get(self._worker.infer_batch(data), name)
-        response = no_padding_2_padding(found, data)
-        return self._processes.sum(by_row(batch.mask, [(data["row"], response)]))
+        data = self._shard(batch.data)
+        tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False, **options)
+        packed = tu.get(self._worker.infer_batch(data), name)
+        response = no_padding_2_padding(packed, data)
+        return self._processes.sum(scatter_rows(batch.mask, [(data["row"], response)]))
 
-    def update(self, data: TensorDict, rows: Sequence[int], **how: Any) -> dict[str, float]:
-        """One update on the given rows; figures under verl's names.
+    def update(self, data: TensorDict, rows: Sequence[int], **options: Any) -> dict[str, float]:
+        """Take one update on the given rows; returns metrics under verl's names.
 
         Args:
-            how: of verl's `train_batch` and of the loss.
+            options: of verl's `train_batch` and of the loss.
         """
-        share = self._share(select(data, rows))
-        tu.assign_non_tensor(share, global_batch_size=len(rows), **how)
-        return _plain(tu.get(self._worker.train_batch(share), "metrics"))
+        shard = self._shard(select_rows(data, rows))
+        tu.assign_non_tensor(shard, global_batch_size=len(rows), **options)
+        return _to_numbers(tu.get(self._worker.train_batch(shard), "metrics"))
 
     def save(self, folder: Path, step: int) -> None:
-        """verl's checkpoint: model, optimizer, learning-rate schedule and random state of every process."""
+        """Write verl's checkpoint: model, optimizer, learning-rate schedule and random state of every process."""
         self._worker.save_checkpoint(str(folder), global_step=step)
 
     def load(self, folder: Path) -> None:
-        """Read back what `save` wrote, with as many processes."""
+        """Load a checkpoint of `save` by the same number of processes."""
         self._worker.load_checkpoint(str(folder))
 
-    def _share(self, data: TensorDict) -> TensorDict:
-        return share_of(data.copy(), self._processes.rank, self._processes.size)
+    def _shard(self, data: TensorDict) -> TensorDict:
+        return shard_rows(data.copy(), self._processes.rank, self._processes.size)
 
 
 def mean(values: Sequence[float]) -> float:
-    """NaN of nothing."""
+    """Mean of the values; NaN without any."""
     return sum(values) / len(values) if values else _NAN
 
 
-def _plain(metrics: dict[str, Any]) -> dict[str, float]:
-    """verl's metrics of one update (numbers, `Metric`s, or lists of them by process and micro-batch) as numbers."""
+def _to_numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """Reduce verl's metrics of one update (numbers, `Metric`s, or lists of them) to numbers."""
     numbers = {}
     for name, value in metrics.items():
         values = (

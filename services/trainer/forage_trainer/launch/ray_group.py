@@ -1,6 +1,6 @@
-"""verl's worker group of the trainer's ranks, and the nodes of a Ray cluster that they run on.
+"""verl's worker group of the trainer's ranks, and the nodes of a Ray cluster that it runs on.
 
-Import it once verl knows its platform: the machines of the ranks count, not this one.
+Import it after verl's platform is set: that of the ranks' machines, not that of this one.
 """
 
 from __future__ import annotations
@@ -21,75 +21,75 @@ from forage_common.settings import Settings
 from forage_trainer.launch.ray_rank import Rank
 
 _NODE_ID = "ray.io/node-id"
-_LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 
 
-def worker_group(settings: Settings, gpus: bool, check: Callable[[], None]) -> RayWorkerGroup:
-    """Start the ranks, once there is room for them.
+def start_worker_group(settings: Settings, gpus: bool, check: Callable[[], None]) -> RayWorkerGroup:
+    """Start the ranks, once the cluster has room for them.
 
     Args:
-        gpus: whether each has one.
-        check: is called while waiting, and raises to give up.
+        gpus: whether each rank has a GPU.
+        check: called while waiting; raises to give up.
 
     Raises:
-        UserError: there is no room.
+        UserError: the cluster has no room.
     """
     trainer = settings.trainer
     rank = RayClassWithInitArgs(ray.remote(Rank), settings, Path.cwd())
     rank.update_options({"max_concurrency": 2})
     return RayWorkerGroup(
-        Nodes(trainer.nnodes, trainer.n_gpus_per_node, gpus, trainer.ray.wait_s, check),
+        NodePool(trainer.nnodes, trainer.n_gpus_per_node, gpus, trainer.ray.wait_s, check),
         rank,
         name_prefix=f"{settings.run.id}:",
         device_name=get_platform().device_name,
-        # Both must be there before torch is loaded.
+        # Both must be set before torch is loaded.
         worker_env={"OMP_WAIT_POLICY": "PASSIVE"} | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
     )
 
 
-class Nodes(RayResourcePool):  # type: ignore[misc, unused-ignore]
-    """verl's pool of resources, equally many on each of so many nodes; verl's own may put two shares on one node."""
+class NodePool(RayResourcePool):  # type: ignore[misc, unused-ignore]
+    """A resource pool of verl with equal shares on distinct nodes; verl's own may put two shares on one node."""
 
     def __init__(self, nnodes: int, per_node: int, gpus: bool, wait_s: float, check: Callable[[], None]) -> None:
         """
         Args:
-            per_node: processes, each with a CPU and, with `gpus`, a GPU.
-            wait_s: for nodes with room.
-            check: is called while waiting, and raises to give up.
+            per_node: processes of a node, each with a CPU and, with `gpus`, a GPU.
+            wait_s: longest wait for nodes with room.
+            check: called while waiting; raises to give up.
         """
         super().__init__(process_on_nodes=[per_node] * nnodes, use_gpu=gpus, max_colocate_count=1)
         self._bundles = [{"CPU": 1.0, "GPU": 1.0} if gpus else {"CPU": 1.0}] * per_node
         self._wait_s = wait_s
         self._check = check
-        self._found: list[PlacementGroup] = []
+        self._groups: list[PlacementGroup] = []
 
     def get_placement_groups(self, *_: Any, **__: Any) -> list[PlacementGroup]:
-        """One on each node, by the nodes' addresses.
+        """Reserve a placement group on each node, sorted by the nodes' addresses.
 
         Raises:
-            UserError: the cluster has had no room for so long.
+            UserError: the cluster had no room within the time limit.
         """
-        if not self._found:
+        if not self._groups:
             deadline = time.monotonic() + self._wait_s
             taken: dict[str, PlacementGroup] = {}
             for _number in self.store:
                 group = self._reserve(list(taken))
-                while not group.wait(_LOOK_S):
+                while not group.wait(POLL_INTERVAL_S):
                     self._check()
                     if time.monotonic() > deadline:
-                        raise UserError(self._no_room(len(taken)))
+                        raise UserError(self._describe_shortage(len(taken)))
                 taken[placement_group_table(group)["bundles_to_node_id"][0]] = group
-            self._found = sort_placement_group_by_node_ip(list(taken.values()))
-        return self._found
+            self._groups = sort_placement_group_by_node_ip(list(taken.values()))
+        return self._groups
 
     def _reserve(self, taken: list[str]) -> PlacementGroup:
-        """Room for one node's processes, on none of the nodes that are taken."""
+        """Reserve room for one node's processes, on another node than those taken."""
         elsewhere = {_NODE_ID: f"!in({','.join(taken)})"} if taken else {}
         return placement_group(
             self._bundles, strategy="STRICT_PACK", bundle_label_selector=[elsewhere] * len(self._bundles)
         )
 
-    def _no_room(self, found: int) -> str:
+    def _describe_shortage(self, taken: int) -> str:
         kind = "GPU" if self.use_gpu else "CPU"
         nodes = [
             f"{node['NodeManagerAddress']} ({node['Resources'].get(kind, 0):.0f})"
@@ -97,7 +97,7 @@ class Nodes(RayResourcePool):  # type: ignore[misc, unused-ignore]
             if node["Alive"]
         ]
         return (
-            f"trainer.nnodes={len(self.store)} with trainer.n_gpus_per_node={len(self._bundles)} found {found} node(s) "
+            f"trainer.nnodes={len(self.store)} with trainer.n_gpus_per_node={len(self._bundles)} found {taken} node(s) "
             f"with so many free {kind}s within trainer.ray.wait_s={self._wait_s:g} s; Ray's nodes and their {kind}s: "
             f"{', '.join(nodes)}. Add nodes, end what runs there, or ask for less"
         )

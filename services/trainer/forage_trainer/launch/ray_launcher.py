@@ -1,7 +1,7 @@
-"""The trainer's processes as actors of a Ray cluster that is there, or of a Ray of our own on this machine.
+"""The trainer's processes as actors of an existing Ray cluster, or of one that this process starts.
 
-This process trains nothing: it places the ranks, passes on their logs and a SIGTERM, and ends them all with the first
-that fails.
+This process does not train: it places the ranks, forwards their logs and a SIGTERM to them, and ends all of them when
+one fails.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from forage_trainer.run import EXIT_FAILED, EXIT_STOPPED
 from forage_trainer.waiting import Stop, Stopped
 
 if TYPE_CHECKING:
-    from forage_trainer.launch.ray_rank import Place
+    from forage_trainer.launch.ray_rank import RankLocation
 
 log = get_logger()
-_LOOK_S = 0.5
-_ANSWER_S = 10.0
-_LAST_WORDS_S = 5.0
-"""For other ranks to say why they failed, too: the first to be heard is often not the cause."""
-_LAST_LINES_S = 1.0
-_STARTS = 3
+POLL_INTERVAL_S = 0.5
+_CONNECT_TIMEOUT_S = 10.0
+_FAILURE_GRACE_S = 5.0
+"""Wait for the failures of other ranks: the first one reported is often not the cause."""
+_LOG_FLUSH_S = 1.0
+_START_ATTEMPTS = 3
 _OBJECT_STORE_BYTES = 80 * 2**20
 
 
@@ -47,30 +47,30 @@ def launch(settings: Settings) -> int:
         UserError: the cluster cannot be joined, has no room or no shared folder, or rank 0 raised it.
     """
     stop = Stop()
-    with _joined(settings.trainer):
-        stop.on_signals()  # Ray had set a handler of its own
+    with _connect(settings.trainer):
+        stop.install_handler()  # Ray has installed its own handler
         try:
             ranks = Ranks(settings, stop)
             try:
-                ranks.enter()
+                ranks.prepare()
                 return ranks.train()
             finally:
-                time.sleep(_LAST_LINES_S)
-                ranks.end()
+                time.sleep(_LOG_FLUSH_S)
+                ranks.kill()
         except Stopped:
             log.info("stopped")
             return EXIT_STOPPED
 
 
 class Ranks:
-    """verl's worker group of all ranks, and how it ends."""
+    """verl's worker group of all ranks."""
 
     def __init__(self, settings: Settings, stop: Stop) -> None:
-        """Start the actors, once there is room for them.
+        """Start the actors, once the cluster has room for them.
 
         Raises:
-            UserError: there is none.
-            Stopped: meanwhile.
+            UserError: the cluster has no room.
+            Stopped: the process was asked to stop meanwhile.
         """
         import ray
 
@@ -79,143 +79,145 @@ class Ranks:
             os.environ["VERL_PLATFORM"] = "nvidia"
         else:
             import forage_trainer.engine.verl_cpu  # noqa: F401  (makes it verl's platform)
-        from forage_trainer.launch.ray_group import worker_group
+        from forage_trainer.launch.ray_group import start_worker_group
 
         self._stop = stop
-        self._group = worker_group(settings, gpus, stop.check)
-        self._places: list[Place] = self._results(self._group.place())
-        for place in self._places:
-            log.info("rank_placed", rank=place.rank, node=place.node, host=place.host, pid=place.pid, gpu=place.gpu)
+        self._group = start_worker_group(settings, gpus, stop.check)
+        self._locations: list[RankLocation] = self._wait_for(self._group.locate())
+        for rank in self._locations:
+            log.info("rank_placed", rank=rank.rank, node=rank.node, host=rank.host, pid=rank.pid, gpu=rank.gpu)
 
-    def enter(self) -> None:
-        """See that every node has what it needs.
+    def prepare(self) -> None:
+        """Check that every node has the model, and that all share the run's folder.
 
         Raises:
-            UserError: one has not; in its own words.
-            Stopped: meanwhile.
+            UserError: a node lacks one; the message is of its rank.
+            Stopped: the process was asked to stop meanwhile.
         """
-        self._results(self._group.enter())
+        self._wait_for(self._group.check_node())
         mark = f".shared-{secrets.token_hex(8)}"
         try:
-            self._results([self._group.put_mark(mark)])
-            self._results(self._group.find_mark(mark))
+            self._wait_for([self._group.write_mark(mark)])
+            self._wait_for(self._group.check_mark(mark))
         finally:
             self._group.remove_mark(mark)
 
     def train(self) -> int:
-        """Until all have ended, or one has failed: the exit code.
+        """Wait until all ranks have ended or one has failed; returns the exit code.
 
         Raises:
-            UserError: rank 0's.
+            UserError: rank 0 raised it.
         """
         import ray
 
-        running = dict(zip(self._group.train(), self._places, strict=True))
+        running = dict(zip(self._group.train(), self._locations, strict=True))
         failed: dict[int, Exception] = {}
         codes: dict[int, int] = {}
-        asked, deadline = False, float("inf")
+        stop_sent, deadline = False, float("inf")
         while running and time.monotonic() < deadline:
-            for ended in ray.wait(list(running), timeout=_LOOK_S)[0]:
+            for ended in ray.wait(list(running), timeout=POLL_INTERVAL_S)[0]:
                 rank = running.pop(ended).rank
                 try:
                     codes[rank] = ray.get(ended)
-                except Exception as error:  # noqa: BLE001 - whatever a rank dies of is said below
+                except Exception as error:  # noqa: BLE001 - every cause of a rank's death is reported below
                     failed[rank] = error
             if failed or 0 in codes:
-                deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)
-            if not asked and self._stop.is_requested:
-                asked = True
+                deadline = min(deadline, time.monotonic() + _FAILURE_GRACE_S)
+            if not stop_sent and self._stop.is_requested:
+                stop_sent = True
                 self._group.stop()
-        return codes[0] if 0 in codes else self._fail(failed)
+        return codes[0] if 0 in codes else self._report_failure(failed)
 
-    def end(self) -> None:
-        """Kill those that still run."""
+    def kill(self) -> None:
+        """Kill the ranks that still run."""
         import ray
 
         for worker in self._group.workers:
             ray.kill(worker)
 
-    def _fail(self, failed: Mapping[int, Exception]) -> int:
-        rank = cause(failed)
+    def _report_failure(self, failed: Mapping[int, Exception]) -> int:
+        rank = find_cause(failed)
         error = failed[rank]
-        original = _original(error)
+        original = _unwrap(error)
         if isinstance(original, UserError):
             raise original
-        what = " ".join(str(error).split()) if original is error else f"{type(original).__name__}: {original}"
+        reason = " ".join(str(error).split()) if original is error else f"{type(original).__name__}: {original}"
         log.error(
             "rank_failed",
-            reason=f"{self._places[rank]}: {what}; the next start resumes",
+            reason=f"{self._locations[rank]}: {reason}; the next start resumes",
             also=sorted(failed.keys() - {rank}),
             exception=None if original is error else str(error),
         )
         return EXIT_FAILED
 
-    def _results(self, calls: Sequence[Any]) -> list[Any]:
-        """What calls of all ranks return.
+    def _wait_for(self, calls: Sequence[Any]) -> list[Any]:
+        """Wait for calls of ranks and return their results.
 
         Raises:
-            UserError: one of them has raised it, or a rank could not start.
-            Stopped: meanwhile.
+            UserError: a call raised it, or a rank could not start.
+            Stopped: the process was asked to stop meanwhile.
         """
         import ray
 
         waiting = list(calls)
         while waiting:
             self._stop.check()
-            done, waiting = ray.wait(waiting, timeout=_LOOK_S)
+            done, waiting = ray.wait(waiting, timeout=POLL_INTERVAL_S)
             try:
                 ray.get(done)
             except Exception as error:
-                if isinstance(_original(error), UserError):
-                    raise _original(error) from None
+                if isinstance(_unwrap(error), UserError):
+                    raise _unwrap(error) from None
                 raise
-        found: list[Any] = ray.get(list(calls))
-        return found
+        results: list[Any] = ray.get(list(calls))
+        return results
 
 
-def cause(failed: Mapping[int, Exception]) -> int:
-    """Of ranks that failed at about the same time, the one that the others failed of: one that died before those with
-    an error, one whose error is a sentence for the user before one whose peers are gone."""
+def find_cause(failed: Mapping[int, Exception]) -> int:
+    """Find the rank whose failure caused those of the others at about the same time.
+
+    A rank that died comes before one that raised an error; an error for the user before one about lost peers.
+    """
     from ray.exceptions import RayActorError
 
     def order(rank: int) -> tuple[bool, bool, int]:
         error = failed[rank]
-        return not isinstance(error, RayActorError), not isinstance(_original(error), UserError), rank
+        return not isinstance(error, RayActorError), not isinstance(_unwrap(error), UserError), rank
 
     return min(failed, key=order)
 
 
-def _original(error: Exception) -> Exception:
-    """What was raised in an actor, of what Ray has made of it."""
-    found: Exception | None = getattr(error, "cause", None)
-    return found if isinstance(found, Exception) else error
+def _unwrap(error: Exception) -> Exception:
+    """Return the error that an actor raised, which Ray wraps in one of its own."""
+    cause: Exception | None = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else error
 
 
 @contextmanager
-def _joined(trainer: TrainerSettings) -> Iterator[None]:
-    """Connected to the cluster at `trainer.ray.address`, or to a Ray of our own that is gone afterwards."""
+def _connect(trainer: TrainerSettings) -> Iterator[None]:
+    """Connect to the cluster at `trainer.ray.address`, or to a Ray of our own that ends with the block."""
     os.environ.update({"RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1", "RAY_USAGE_STATS_ENABLED": "0"})
     with tempfile.TemporaryDirectory(prefix="forage-ray-", ignore_cleanup_errors=True) as folder:
         if trainer.ray.address:
-            _join(trainer.ray.address)
+            _join_cluster(trainer.ray.address)
         else:
-            _start(trainer.n_gpus_per_node, folder)
+            _start_ray(trainer.n_gpus_per_node, folder)
         import ray
 
         try:
-            _pass_on_logs()
+            _forward_logs()
             yield
         finally:
             ray.shutdown()
 
 
-def _join(address: str) -> None:
+def _join_cluster(address: str) -> None:
     import ray
 
     try:
         if address != "auto":
-            # Ray's own client would end this process where nobody listens.
-            socket.create_connection(split_address(address), _ANSWER_S).close()
+            # Ray's client ends the process where nothing listens at the address.
+            socket.create_connection(split_address(address), _CONNECT_TIMEOUT_S).close()
         ray.init(address=address, configure_logging=False)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise UserError(
@@ -224,35 +226,36 @@ def _join(address: str) -> None:
         ) from None
 
 
-def _start(processes: int, folder: str) -> None:
-    """
+def _start_ray(processes: int, folder: str) -> None:
+    """Start a Ray on this machine.
+
     Args:
         folder: for Ray's sockets, whose paths must stay below 108 bytes.
     """
     os.environ.update(ray_environment())
     import ray
 
-    where = {"address": "local", "num_cpus": processes, "object_store_memory": _OBJECT_STORE_BYTES}
-    for attempt in range(1, _STARTS + 1):
+    options = {"address": "local", "num_cpus": processes, "object_store_memory": _OBJECT_STORE_BYTES}
+    for attempt in range(1, _START_ATTEMPTS + 1):
         try:
-            ray.init(**where, include_dashboard=False, configure_logging=False, _temp_dir=folder)
+            ray.init(**options, include_dashboard=False, configure_logging=False, _temp_dir=folder)
             return
         except Exception as error:
-            # A busy machine lets Ray's own fixed time limits pass; it raises bare Exceptions.
+            # A busy machine exceeds Ray's own fixed time limits; Ray raises bare Exceptions then.
             log.warning("ray_did_not_start", attempt=attempt, detail=str(error))
-            if attempt == _STARTS:
+            if attempt == _START_ATTEMPTS:
                 raise
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
 
 
-def _pass_on_logs() -> None:
-    """Have what ranks write arrive on stderr as it is: Ray's own way would put a prefix before JSON."""
+def _forward_logs() -> None:
+    """Write the ranks' output to stderr unchanged: Ray's own handler would put a prefix before JSON."""
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
     def write(message: Mapping[str, Any]) -> None:
-        if message.get("actor_name"):  # else it is of Ray's own processes
+        if message.get("actor_name"):  # without a name it is output of Ray's own processes
             sys.stderr.write("".join(f"{line}\n" for line in message["lines"]))
             sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""One of the trainer's processes as an actor of Ray, in a worker group of verl's."""
+"""One rank of the trainer as a Ray actor, in a worker group of verl."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from forage_common.files.model_folder import check_model_folder
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs
-from forage_trainer.run import follow, lead
+from forage_trainer.run import run_follower, run_leader
 from forage_trainer.waiting import Stop
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank runs. node: address; gpu: whether Ray has lent it one."""
+class RankLocation:
+    """Where a rank runs. node: its address; gpu: whether Ray assigned a GPU to the rank."""
 
     rank: int
     node: str
@@ -46,108 +46,110 @@ class Place:
 
 
 def _on_every_rank(method: _Method) -> _Method:
-    """Of a group, a method that returns references to what it returns on each rank."""
-    found: _Method = register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)(method)
-    return found
+    """Make a call of the group run on every rank; it returns a reference to the result of each."""
+    registered: _Method = register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)(method)
+    return registered
 
 
 def _on_rank_0(method: _Method) -> _Method:
-    """Likewise, a reference."""
+    """Make a call of the group run on rank 0; it returns a reference to the result."""
     mode = {"dispatch_mode": Dispatch.ALL_TO_ALL, "execute_mode": Execute.RANK_ZERO}
-    found: _Method = register(**mode, blocking=False)(method)
-    return found
+    registered: _Method = register(**mode, blocking=False)(method)
+    return registered
 
 
 class Rank(Worker):  # type: ignore[misc, unused-ignore]
-    """Leads or follows, as its rank says. It can be asked to stop meanwhile: give the actor two threads."""
+    """Runs the leader (rank 0) or a follower. The actor needs a second thread, for `stop` during `train`."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         """
         Args:
-            folder: that relative paths of the settings start from.
+            folder: base of relative paths in the settings.
         """
-        super().__init__()  # takes rank and size from what the worker group has put into the environment
+        super().__init__()  # reads rank and size from the environment, where the worker group has put them
         self._settings = settings
         self._folder = folder
         self._stop = Stop()
         gpu = bool(ray.get_gpu_ids())
-        self._place = Place(self.rank, ray.util.get_node_ip_address(), socket.gethostname(), os.getpid(), gpu)
-        interface = _interface(self._place.node)
+        self._location = RankLocation(self.rank, ray.util.get_node_ip_address(), socket.gethostname(), os.getpid(), gpu)
+        interface = _find_interface(self._location.node)
         if interface is not None:
-            # Gloo's own choice is where the host name leads to, which may be an address that other nodes cannot reach.
+            # Gloo would use the address of the host name, which other nodes may not be able to reach.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
     @_on_every_rank
-    def place(self) -> Place:
-        return self._place
+    def locate(self) -> RankLocation:
+        return self._location
 
     @_on_every_rank
-    def enter(self) -> None:
-        """
+    def check_node(self) -> None:
+        """Change to the working folder, and check model and GPU of this node.
+
         Raises:
-            UserError: this node lacks what every rank needs, other than the run's folder.
+            UserError: this node lacks one of them.
         """
         try:
             os.chdir(self._folder)
         except OSError as error:
             raise UserError(
-                f"{self._place}: no folder {self._folder} ({error.strerror}), where the trainer was started and "
-                "relative paths of its settings lead to: start it from a folder that all nodes have"
+                f"{self._location}: no folder {self._folder} ({error.strerror}), from which the trainer was started and "
+                "relative paths of its settings begin: start it from a folder that all nodes have"
             ) from None
         try:
             check_model_folder(self._settings.model.path)
         except UserError as error:
-            raise UserError(f"{self._place}: {error}") from None
-        if self._place.gpu and not torch.cuda.is_available():
-            raise UserError(f"{self._place}: Ray has lent it a GPU that its torch cannot use")
+            raise UserError(f"{self._location}: {error}") from None
+        if self._location.gpu and not torch.cuda.is_available():
+            raise UserError(f"{self._location}: Ray assigned it a GPU that its torch cannot use")
 
     @_on_rank_0
-    def put_mark(self, mark: str) -> None:
-        """Leave something in the run's folder that other ranks can find there."""
+    def write_mark(self, mark: str) -> None:
+        """Create an empty file in the run's folder, for `check_mark`."""
         folder = self._settings.run.folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / mark).touch()
 
     @_on_every_rank
-    def find_mark(self, mark: str) -> None:
-        """
+    def check_mark(self, mark: str) -> None:
+        """Check that this node shares the run's folder with rank 0.
+
         Raises:
-            UserError: the run's folder is not the one of rank 0.
+            UserError: it does not see the file of `write_mark`.
         """
         if not (self._settings.run.folder / mark).exists():
             raise UserError(
-                f"run.dir {self._settings.run.dir.absolute()} is not shared: {self._place} does not see what rank 0 "
+                f"run.dir {self._settings.run.dir.absolute()} is not shared: {self._location} does not see what rank 0 "
                 "writes there. Checkpoints are written by all ranks: set run.dir to a file system that all nodes mount"
             )
 
     @_on_rank_0
     def remove_mark(self, mark: str) -> None:
-        """Undo `put_mark`."""
+        """Delete the file of `write_mark`."""
         (self._settings.run.folder / mark).unlink(missing_ok=True)
 
     @_on_every_rank
     def train(self) -> int:
-        """The trainer's program; returns its exit code."""
+        """Run the program of this rank; returns its exit code."""
         configure_logs("trainer")
-        structlog.contextvars.bind_contextvars(rank=self._place.rank, node=self._place.node)
-        if self._place.rank == 0:
+        structlog.contextvars.bind_contextvars(rank=self._location.rank, node=self._location.node)
+        if self._location.rank == 0:
             tracing.start(self._settings, "trainer")
             try:
-                return lead(self._settings, self._stop)
+                return run_leader(self._settings, self._stop)
             finally:
                 tracing.stop()
-        follow(self._settings)
+        run_follower(self._settings)
         return 0
 
     @_on_rank_0
     def stop(self) -> None:
-        """End at the next safe point; returns at once."""
+        """Request a stop at the next safe point; returns at once."""
         self._stop.request()
 
 
-def _interface(address: str) -> str | None:
-    """The network interface that has an address."""
+def _find_interface(address: str) -> str | None:
+    """Find the network interface that has an address."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(entry.address == address for entry in addresses):
             return name
     return None

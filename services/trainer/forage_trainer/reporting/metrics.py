@@ -1,4 +1,4 @@
-"""Figures of one step, from its trajectories and log-probabilities."""
+"""Metrics of one step, from its trajectories and log-probabilities."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from prometheus_client import Counter, Gauge
 
 from forage_common.settings import RewardPlacement
 from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
-from forage_trainer.algorithms.token_rewards import token_rewards
+from forage_trainer.algorithms.token_rewards import compute_token_rewards
 from forage_trainer.data.selection import is_valid
 
 FORMAT = "format"
-"""Name of the reward component that says whether a trajectory kept the format."""
+"""Name of the reward component that is positive where a trajectory has the right format."""
 
 _GAUGES = {
     name: Gauge(f"forage_trainer_{name}", text)
     for name, text in {
         "step": "Optimizer steps taken: the version of the policy",
-        "total_steps": "Steps that this run is to take",
+        "total_steps": "Steps of the whole run",
         "reward_mean": "Mean reward of the last step's trajectories",
         "em_mean": "Mean exact match of the last step's trajectories",
         "search_rate": "Share of the last step's trajectories with a valid search",
         "format_rate": "Share of the last step's trajectories in the right format",
         "finished_rate": "Share of the last step's trajectories that ended with an answer",
-        "truncated_rate": "Share of the last step's trajectories that were cut at a limit of length",
+        "truncated_rate": "Share of the last step's trajectories that were truncated at a length limit",
         "searches_mean": "Mean valid searches of the last step's trajectories",
         "turns_mean": "Mean turns of the last step's trajectories",
         "prompt_tokens_mean": "Mean tokens of the last step's prompts",
-        "response_tokens_mean": "Mean tokens of the last step's responses, what the environment said included",
+        "response_tokens_mean": "Mean tokens of the last step's responses, observations included",
         "response_tokens_max": "Tokens of the longest response of the last step",
-        "advantage_abs_mean": "Mean absolute advantage of a token: 0 where a step has nothing to learn from",
+        "advantage_abs_mean": "Mean absolute advantage of a token: 0 where a step gives no gradient",
         "staleness_mean": "Mean policy versions between sampling and training",
         "staleness_max": "Highest number of policy versions between sampling and training",
         "logprob_diff_mean": "Mean difference of trainer's and engine's log-probabilities under one policy",
@@ -41,37 +41,37 @@ _GAUGES = {
         "mismatch_mean": "Mean difference of trainer's and engine's log-probabilities over all state tokens",
         "mismatch_kl": "KL of the engine's to the trainer's distribution over all state tokens (k3 estimate)",
         "kl_ref": "Mean KL of the policy to the reference",
-        "kl_reward": "Mean KL to the reference of the KL in the reward",
-        "kl_reward_coef": "Coefficient of the KL in the reward",
+        "kl_reward": "Mean KL to the reference in the KL penalty of the reward",
+        "kl_reward_coef": "Coefficient of the KL penalty in the reward",
         "is_mean": "Mean importance weight of trainer against engine",
         "is_max": "Highest importance weight of trainer against engine",
         "is_masked": "Share of state tokens whose importance weight is 0",
         "probe_overconfidence": "Mean overconfidence of the last step's probed trajectories",
-        "probe_penalty": "Mean penalty for overconfidence, which their advantages bear",
+        "probe_penalty": "Mean penalty for overconfidence, subtracted from their advantages",
         "loss": "Loss of the policy over the last step's updates",
-        "clip_fraction": "Share of state tokens whose ratio of probabilities was clipped",
+        "clip_fraction": "Share of state tokens whose probability ratio was clipped",
         "entropy": "Mean entropy of the policy",
         "grad_norm": "Norm of the gradient before clipping",
         "lr": "Learning rate of the policy's optimizer",
-        "tokens_per_s": "Tokens trained on a second",
+        "tokens_per_s": "Tokens trained on per second",
     }.items()
 }
-_SECONDS = Gauge("forage_trainer_phase_seconds", "Seconds of the last step by phase", ["phase"])
+_SECONDS = Gauge("forage_trainer_phase_seconds", "Seconds of each phase of the last step", ["phase"])
 _DEAD = Counter("forage_trainer_dead_groups_total", "Groups with too few valid trajectories for the estimator")
-_FILTERED = Counter("forage_trainer_filtered_groups_total", "Groups left out for their rewards were all equal")
+_FILTERED = Counter("forage_trainer_filtered_groups_total", "Groups left out because their rewards were all equal")
 _KL_NON_FINITE = Counter("forage_trainer_kl_non_finite_tokens_total", "Tokens whose KL in the reward was not finite")
 _TOKENS = Counter("forage_trainer_tokens_total", "Tokens of all trajectories trained on")
 _TRAJECTORIES = Counter("forage_trainer_trajectories_total", "Trajectories of the steps taken", ["outcome"])
 for _outcome in ("judged", "failed"):
-    _TRAJECTORIES.labels(_outcome)  # shown from the start, as 0
+    _TRAJECTORIES.labels(_outcome)  # exported as 0 from the start
 
 
-def trajectory_figures(groups: Sequence[TrajectoryGroup], version: int) -> dict[str, Any]:
-    """Means over the trajectories of a batch that was trained on by policy `version`.
+def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) -> dict[str, Any]:
+    """Compute means over the trajectories of a batch that policy `version` trains on.
 
-    Failed trajectories are in none of the means: a failure is not a reward of 0. None where there is no trajectory
-    to speak of. `reward_mean` is of totals, in which turns count by their mean; in `reward_turn_sum_mean` they count
-    by the sum of those that have tokens, which is what turn_proportional hands out.
+    Failed trajectories are in none of the means: a failure is not a reward of 0. A mean over no trajectory is None.
+    `reward_mean` is of totals, in which turns count by their mean; in `reward_turn_sum_mean` they count by the sum of
+    the turns that have tokens, which is the reward that turn_proportional places.
     """
     every = [t for group in groups for t in group.trajectories]
     sound = [t for t in every if t.status == Status.STATUS_OK]
@@ -82,7 +82,7 @@ def trajectory_figures(groups: Sequence[TrajectoryGroup], version: int) -> dict[
         "reward_max": max((t.score.total for t in judged), default=None),
         "reward_min": min((t.score.total for t in judged), default=None),
         "reward_turn_sum_mean": _mean(
-            token_rewards(t, RewardPlacement.TURN_PROPORTIONAL).turn_sum for t in judged if is_valid(t)
+            compute_token_rewards(t, RewardPlacement.TURN_PROPORTIONAL).turn_sum for t in judged if is_valid(t)
         ),
         "em_mean": exact_match(sound),
         "search_rate": _mean(float(t.valid_searches > 0) for t in sound),
@@ -107,25 +107,24 @@ def trajectory_figures(groups: Sequence[TrajectoryGroup], version: int) -> dict[
 
 
 def exact_match(trajectories: Iterable[Trajectory]) -> float | None:
-    """Mean exact match over those that were judged."""
+    """Mean exact match over the judged trajectories."""
     judged = [t.validation_score for t in trajectories]
     return _mean(s.total for s in judged if s.status == Status.STATUS_OK)
 
 
 def format_rate(trajectories: Iterable[Trajectory]) -> float | None:
-    """Share that kept the format, over those whose reward has a component for it."""
-    kept = [c.raw > 0 for t in trajectories for c in t.score.components if c.name == FORMAT]
-    return _mean(float(k) for k in kept)
+    """Share in the right format, over the trajectories whose reward has a component for it."""
+    return _mean(float(c.raw > 0) for t in trajectories for c in t.score.components if c.name == FORMAT)
 
 
-def log_prob_figures(
+def compute_log_prob_metrics(
     trainer: torch.Tensor,
     engine: torch.Tensor,
     reference: torch.Tensor | None,
     mask: torch.Tensor,
     current: torch.Tensor,
 ) -> dict[str, float | None]:
-    """Distances between log-probabilities of the same tokens.
+    """Compute differences between log-probabilities of the same tokens.
 
     Args:
         trainer, engine, reference: (rows, tokens).
@@ -137,7 +136,7 @@ def log_prob_figures(
     state = mask.bool()
     same = (trainer - engine)[current].abs()
     delta = (trainer - engine)[state]
-    figures: dict[str, float | None] = {
+    metrics: dict[str, float | None] = {
         "logprob_diff_mean": float(same.mean()) if same.numel() else None,
         "logprob_diff_max": float(same.max()) if same.numel() else None,
         "mismatch_mean": float(delta.abs().mean()),
@@ -146,34 +145,34 @@ def log_prob_figures(
         "kl_ref": None,
     }
     if reference is not None:
-        away = (reference - trainer)[state].clamp(-20, 20)
-        figures["kl_ref"] = float((away.exp() - away - 1).clamp(-10, 10).mean())
-    return figures
+        difference = (reference - trainer)[state].clamp(-20, 20)
+        metrics["kl_ref"] = float((difference.exp() - difference - 1).clamp(-10, 10).mean())
+    return metrics
 
 
-def estimate_figures(
+def compute_estimate_metrics(
     token_rewards: torch.Tensor,
     advantages: torch.Tensor,
     returns: torch.Tensor,
     values: torch.Tensor | None,
     mask: torch.Tensor,
 ) -> dict[str, float]:
-    """Figures of what the estimator was given and gave, over the tokens of the mask, under verl's names.
+    """Compute metrics of the estimator's input and output over the tokens of the mask, under verl's names.
 
     Args:
         token_rewards, advantages, returns, values, mask: (rows, tokens); values None without a critic.
     """
     inside = mask.bool()
     totals = torch.where(inside, token_rewards, 0.0).sum(-1)
-    figures = {"advantage_abs_mean": float(advantages[inside].abs().mean())}
-    figures |= _spread("critic/rewards", totals)
-    figures |= _spread("critic/advantages", advantages[inside])
-    figures |= _spread("critic/returns", returns[inside])
+    metrics = {"advantage_abs_mean": float(advantages[inside].abs().mean())}
+    metrics |= _summarize("critic/rewards", totals)
+    metrics |= _summarize("critic/advantages", advantages[inside])
+    metrics |= _summarize("critic/returns", returns[inside])
     if values is not None:
-        figures |= _spread("critic/values", values[inside])
+        metrics |= _summarize("critic/values", values[inside])
         unexplained = (returns - values)[inside].var(correction=0) / (returns[inside].var(correction=0) + 1e-5)
-        figures["critic/vf_explained_var"] = float(1 - unexplained)
-    return figures
+        metrics["critic/vf_explained_var"] = float(1 - unexplained)
+    return metrics
 
 
 VERL_NAMES = {
@@ -198,35 +197,35 @@ VERL_NAMES = {
     "rollout_corr/rollout_is_min": "is_min",
     "rollout_corr/rollout_rs_masked_fraction": "is_masked",
 }
-"""verl's name (or Search-R1's) → ours, where they mean the same."""
+"""verl's name (or Search-R1's) → our name of the same metric."""
 
 
-def under_verl_names(figures: dict[str, Any]) -> dict[str, Any]:
-    """Those of the figures that verl has a name for, under that name."""
-    return {theirs: figures[ours] for theirs, ours in VERL_NAMES.items() if figures.get(ours) is not None}
+def to_verl_names(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics that verl has a name for, under that name."""
+    return {theirs: metrics[ours] for theirs, ours in VERL_NAMES.items() if metrics.get(ours) is not None}
 
 
-def export(figures: dict[str, Any]) -> None:
-    """Put a step's figures where Prometheus reads them."""
+def export_metrics(metrics: dict[str, Any]) -> None:
+    """Set the Prometheus metrics to those of a step."""
     for name, gauge in _GAUGES.items():
-        if figures.get(name) is not None:
-            gauge.set(figures[name])
-    for phase, seconds in figures["seconds"].items():
+        if metrics.get(name) is not None:
+            gauge.set(metrics[name])
+    for phase, seconds in metrics["seconds"].items():
         _SECONDS.labels(phase).set(seconds)
-    _DEAD.inc(figures["dead_groups"])
-    _FILTERED.inc(figures.get("filtered_groups", 0))
-    _KL_NON_FINITE.inc(figures.get("kl_non_finite", 0))
-    _TOKENS.inc(figures["tokens"])
-    _TRAJECTORIES.labels("judged").inc(figures["trajectories"] - figures["failed"])
-    _TRAJECTORIES.labels("failed").inc(figures["failed"])
+    _DEAD.inc(metrics["dead_groups"])
+    _FILTERED.inc(metrics.get("filtered_groups", 0))
+    _KL_NON_FINITE.inc(metrics.get("kl_non_finite", 0))
+    _TOKENS.inc(metrics["tokens"])
+    _TRAJECTORIES.labels("judged").inc(metrics["trajectories"] - metrics["failed"])
+    _TRAJECTORIES.labels("failed").inc(metrics["failed"])
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return fmean(found) if found else None
+    numbers = list(values)
+    return fmean(numbers) if numbers else None
 
 
-def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
+def _summarize(name: str, values: torch.Tensor) -> dict[str, float]:
     return {
         f"{name}/mean": float(values.mean()),
         f"{name}/max": float(values.max()),

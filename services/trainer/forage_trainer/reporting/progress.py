@@ -1,4 +1,4 @@
-"""What a live view reads: `<run folder>/state.json` (the phase) and `metrics.jsonl` (one line a step)."""
+"""The files that a live view reads: `<run folder>/state.json` (the phase) and `metrics.jsonl` (one line for each step)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from prometheus_client import Gauge
 from forage_common.files import durable
 from forage_trainer.files import write_json, write_text
 
-PHASE = Gauge(
-    "forage_trainer_phase", "1 for what the trainer is doing: starting, validating, training, done", ["phase"]
-)
+PHASE = Gauge("forage_trainer_phase", "1 for the current phase: starting, validating, training, done", ["phase"])
 
 
 class Phase(StrEnum):
@@ -27,7 +25,7 @@ class Phase(StrEnum):
 
 
 class StateFile:
-    """The current phase; written when it changes, always a complete document."""
+    """The file of the current phase; written atomically, when the phase changes."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "state.json"
@@ -47,50 +45,49 @@ class StateFile:
 
 
 class MetricsFile:
-    """Appends one JSON line a step."""
+    """The file of metrics, one JSON line for each step."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "metrics.jsonl"
 
     def rewind(self, step: int) -> None:
-        """Drop lines of later steps (they will be taken again), and a line that was cut short."""
+        """Delete the lines of later steps, which will be taken again, and a truncated line."""
         if self._path.exists():
-            kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= step]
+            kept = [line for line in self._path.read_text().splitlines() if _parse_step(line) <= step]
             write_text(self._path, "".join(line + "\n" for line in kept))
 
-    def ensure(self, metrics: dict[str, Any]) -> None:
-        """Append a line unless the last one is of that step."""
+    def append_missing(self, metrics: dict[str, Any]) -> None:
+        """Append a line unless the last one is of the same step."""
         last = self._path.read_text().splitlines()[-1:] if self._path.exists() else []
-        if not last or _step_of(last[0]) != metrics["step"]:
+        if not last or _parse_step(last[0]) != metrics["step"]:
             self.append(metrics)
 
     def amend(self, step: int, metrics: dict[str, Any]) -> None:
-        """Add figures to a step's line; nothing happens where it has none."""
+        """Add metrics to a step's line; a step without a line is left out."""
         lines = self._path.read_text().splitlines() if self._path.exists() else []
-        found = [place for place, line in enumerate(lines) if _step_of(line) == step]
-        if found:
-            lines[found[-1]] = json.dumps(json.loads(lines[found[-1]]) | finite(metrics))
+        matches = [number for number, line in enumerate(lines) if _parse_step(line) == step]
+        if matches:
+            lines[matches[-1]] = json.dumps(json.loads(lines[matches[-1]]) | replace_non_finite(metrics))
             write_text(self._path, "".join(line + "\n" for line in lines))
 
     def append(self, metrics: dict[str, Any]) -> None:
-        """Numbers that are not finite are written as null."""
-        plain = finite(metrics)
-        new = not self._path.exists()
+        """Append a line; numbers that are not finite are written as null."""
+        is_new = not self._path.exists()
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(plain) + "\n")
+            file.write(json.dumps(replace_non_finite(metrics)) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        if new:
+        if is_new:
             durable.sync(self._path.parent)
 
 
-def finite(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Metrics with null for numbers that JSON cannot hold."""
+def replace_non_finite(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Replace numbers that JSON has no form for (NaN, infinity) by None."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
 
 
-def _step_of(line: str) -> float:
+def _parse_step(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

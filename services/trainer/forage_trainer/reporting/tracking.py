@@ -1,6 +1,6 @@
-"""Figures for TensorBoard, Weights & Biases and MLflow, through verl's Tracking, under verl's names.
+"""Metrics for TensorBoard, Weights & Biases and MLflow, through verl's Tracking, under verl's names.
 
-What a tracker does wrong costs its figures, never the run. `metrics.jsonl` and Prometheus need none of them.
+A tracker that fails loses metrics and never ends the run. `metrics.jsonl` and Prometheus are independent of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forage_common.settings import LoggerBackend, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.reporting.metrics import VERL_NAMES
 
-FAILED = Counter("forage_trainer_tracking_failures_total", "Steps whose figures a tracker did not take", ["backend"])
+FAILED = Counter("forage_trainer_tracking_failures_total", "Steps whose metrics a tracker did not accept", ["backend"])
 
 PHASES = {
     "logp": "old_log_prob",
@@ -29,41 +29,41 @@ PHASES = {
     "checkpoint": "save_checkpoint",
     "total": "step",
 }
-"""Our phases → verl's name, after `timing_s/`; those that are called alike are left out."""
+"""Our name of a phase → verl's, after `timing_s/`, where they differ."""
 
 _OWN = "forage/"
 _VERLS = set(VERL_NAMES.values())
 _RENAMED = {"tokens": "perf/total_num_tokens", "step": "training/global_step"}
 _SECRET: dict[str, Any] = {"redis": True, "trainer": {"upload_url"}}
-"""Settings that may hold credentials: no tracker sees them."""
+"""Settings that may hold credentials, which are not sent to trackers."""
 
 
-def tracked(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a step's line of metrics: under verl's names where it has one, else below `forage/`."""
-    figures: dict[str, float] = {}
+def to_tracker_metrics(line: Mapping[str, Any]) -> dict[str, float]:
+    """Convert the numbers of a step's line: under verl's names where it has one, else below `forage/`."""
+    metrics: dict[str, float] = {}
     for name, value in line.items():
         if name == "seconds":
-            figures |= {f"timing_s/{PHASES.get(phase, phase)}": seconds for phase, seconds in value.items()}
+            metrics |= {f"timing_s/{PHASES.get(phase, phase)}": seconds for phase, seconds in value.items()}
         elif isinstance(value, bool) or not isinstance(value, int | float) or name in _VERLS or name == "time":
             continue
         else:
-            figures[_RENAMED.get(name) or (name if "/" in name else _OWN + name)] = value
-    return figures
+            metrics[_RENAMED.get(name) or (name if "/" in name else _OWN + name)] = value
+    return metrics
 
 
-def validated(result: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a validation: exact match of each data source under verl's name, the rest below `forage/`."""
-    figures: dict[str, float] = {}
+def to_validation_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """Convert the numbers of a validation: exact match by data source under verl's name, the rest below `forage/`."""
+    metrics: dict[str, float] = {}
     for name, value in result.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         source = name.removeprefix("em/")
-        figures[f"val-core/{source}/em/mean@1" if source != name else f"{_OWN}validation/{name}"] = value
-    return figures
+        metrics[f"val-core/{source}/em/mean@1" if source != name else f"{_OWN}validation/{name}"] = value
+    return metrics
 
 
 class Tracker:
-    """The backends of `trainer.logger`, told every step."""
+    """Sends the metrics of every step to the backends of `trainer.logger`."""
 
     def __init__(self, settings: Settings) -> None:
         """
@@ -72,13 +72,13 @@ class Tracker:
         """
         self._backends = tuple(dict.fromkeys(settings.trainer.logger))
         self._tracking: Any = None
-        self._told = settings.run.folder / "tracked"
+        self._last_step_file = settings.run.folder / "tracked"
         if not self._backends:
             return
         for backend in self._backends:
-            require(backend)
+            require_backend(backend)
         folder = settings.run.folder
-        # Where the user has said nothing, what trackers write lies with the run, and MLflow's runs side by side.
+        # Defaults where the user's environment has none: files lie in the run's folder, MLflow's database beside it.
         os.environ.setdefault("TENSORBOARD_DIR", str(folder / "tensorboard"))
         os.environ.setdefault("WANDB_DIR", str(folder))
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{settings.run.dir.absolute() / 'mlflow.db'}")
@@ -95,59 +95,59 @@ class Tracker:
                     settings.model_dump(mode="json", exclude=_SECRET),
                 )
         except Exception as error:  # whatever a tracker's own library raises
-            raise UserError(f"trainer.logger {names}: a tracker does not start ({_words(error)})") from error
+            raise UserError(f"trainer.logger {names}: a tracker does not start ({_format_error(error)})") from error
         silent = [name for name in names if name not in self._tracking.logger]
         if silent:
             raise UserError(
                 f"trainer.logger: {silent[0]} does not start, see the log: check its address and credentials"
             )
 
-    def log(self, step: int, line: Mapping[str, Any]) -> None:
-        """Hand on a step's line of metrics, unless an earlier life of the run has handed on that step."""
-        if self._backends and step > self._last():
-            self._hand_on(step, tracked(line))
-            self._told.write_text(f"{step}\n")
+    def log_step(self, step: int, line: Mapping[str, Any]) -> None:
+        """Send a step's metrics, unless the run sent that step before a restart: trackers would show it twice."""
+        if self._backends and step > self._read_last_step():
+            self._send(step, to_tracker_metrics(line))
+            self._last_step_file.write_text(f"{step}\n")
 
-    def _last(self) -> int:
+    def _read_last_step(self) -> int:
         try:
-            return int(self._told.read_text())
+            return int(self._last_step_file.read_text())
         except (OSError, ValueError):
             return 0
 
-    def validated(self, step: int, result: Mapping[str, Any]) -> None:
-        """Hand on the result of a validation that is known after `step` steps."""
-        self._hand_on(step, validated(result))
+    def log_validation(self, step: int, result: Mapping[str, Any]) -> None:
+        """Send the result of a validation that ended after `step` steps."""
+        self._send(step, to_validation_metrics(result))
 
-    def probed(self, step: int, figures: Mapping[str, float]) -> None:
-        """Hand on the figures of a probe of the policy after `step` steps."""
-        self._hand_on(step, tracked(figures))
+    def log_probe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of a probe of the policy after `step` steps."""
+        self._send(step, to_tracker_metrics(metrics))
 
     def close(self, done: bool) -> None:
-        """Write out what is held back.
+        """Flush the trackers.
 
         Args:
-            done: the run has ended as it should.
+            done: the run took all its steps.
         """
         if self._tracking is None:
             return
         try:
             self._tracking.finish(0 if done else 1)
         except Exception as error:  # noqa: BLE001 - a tracker that cannot be closed must not change how the run ends
-            get_logger().warning("tracking_not_closed", reason=_words(error))
+            get_logger().warning("tracking_not_closed", reason=_format_error(error))
 
-    def _hand_on(self, step: int, figures: dict[str, float]) -> None:
+    def _send(self, step: int, metrics: dict[str, float]) -> None:
         for backend in self._backends:
             try:
-                self._tracking.log(figures, step, [backend.value])
+                self._tracking.log(metrics, step, [backend.value])
             except Exception as error:  # noqa: BLE001 - a tracker that is out of reach must not end the run
                 FAILED.labels(backend.value).inc()
-                get_logger().warning("tracking_failed", backend=backend.value, step=step, reason=_words(error))
+                get_logger().warning("tracking_failed", backend=backend.value, step=step, reason=_format_error(error))
 
 
-def require(backend: LoggerBackend) -> None:
+def require_backend(backend: LoggerBackend) -> None:
     """
     Raises:
-        UserError: the backend's package is not installed; says how to.
+        UserError: the backend's package is not installed; the message has the command.
     """
     if importlib.util.find_spec(backend.value) is None:
         raise UserError(
@@ -156,5 +156,5 @@ def require(backend: LoggerBackend) -> None:
         )
 
 
-def _words(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""The trajectories of every n-th step, kept for people: `<run folder>/trajectories/step-<n>.parquet`."""
+"""The trajectories of every n-th step, for inspection: `<run folder>/trajectories/step-<n>.parquet`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from forage_trainer.data.tensors import StepTensors
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What a step knew of its trajectories; tensors are (rows, tokens), or None where nothing asked for them.
+    """A step's values for its trajectories; tensors are (rows, tokens), or None where the settings need none.
 
-    groups: all of the batch; rows: the trajectories that took part, in the order of the tensors' rows.
+    groups: all groups of the batch; rows: the trajectories that took part, in the order of the tensors' rows.
     version: of the policy that was trained.
     log_probs: the trainer's, before its first update.
-    token_rewards: less the KL, where that is in the reward; advantages: less the penalty for overconfidence.
-    overconfidence: of each row, None where it was not probed; None where nothing was.
+    token_rewards: after the KL penalty; advantages: after the penalty for overconfidence.
+    overconfidence: of each row, None for a row that was not probed; None where no row was.
     """
 
     groups: Sequence[TrajectoryGroup]
@@ -49,26 +49,26 @@ class StepFiles:
         self._keep = settings.trainer.rollout_data_to_keep
         self._end_of_turn = read_end_of_turn(settings.model.path)
 
-    def keeps(self, step: int) -> bool:
+    def is_kept(self, step: int) -> bool:
         """Whether this step's trajectories are kept."""
         return self._every > 0 and step % self._every == 0
 
     def write(self, step: int, record: StepRecord) -> Path:
-        """Write a step's file, and delete the oldest; one that is there from an earlier life of the run is replaced."""
+        """Write a step's file and delete the oldest one; a file of the step from before a restart is replaced."""
         file = step_file_path(self._folder, step)
-        write_step(file, self._end_of_turn, rows(step, record))
-        # Files of later steps are those of an earlier life, which this one is going to replace.
+        write_step(file, self._end_of_turn, build_rows(step, record))
+        # Files of later steps are from before a restart; this process will replace them.
         upto = [kept for kept in list_saved_steps(self._folder) if kept <= step]
         for old in upto[: -self._keep] if self._keep else ():
             step_file_path(self._folder, old).unlink()
         return file
 
 
-def rows(step: int, record: StepRecord) -> Iterator[StepRow]:
-    """All trajectories of the batch, those that took no part without values of the step."""
-    places = {trajectory.id: row for row, trajectory in enumerate(record.rows)}
+def build_rows(step: int, record: StepRecord) -> Iterator[StepRow]:
+    """Build the rows of all trajectories of the batch; those that took no part have no values of the step."""
+    row_numbers = {trajectory.id: row for row, trajectory in enumerate(record.rows)}
     for trajectory in chain.from_iterable(group.trajectories for group in record.groups):
-        row = places.get(trajectory.id)
+        row = row_numbers.get(trajectory.id)
         if row is None or record.tensors is None:
             yield StepRow(trajectory, step, record.version, trained=False)
             continue
@@ -81,16 +81,16 @@ def rows(step: int, record: StepRecord) -> Iterator[StepRow]:
             trained=True,
             loss_mask=mask.int().tolist(),
             returns_sum=None if record.returns is None else float(record.returns[row, :length][mask.bool()].sum()),
-            advantages=_values(record.advantages, row, length),
-            returns=_values(record.returns, row, length),
-            token_rewards=_values(record.token_rewards, row, length),
-            log_probs=_values(record.log_probs, row, length),
-            engine_log_probs=_values(record.tensors.engine_log_probs, row, length),
-            reference_log_probs=_values(record.reference, row, length),
-            values=_values(record.values, row, length),
+            advantages=_slice_row(record.advantages, row, length),
+            returns=_slice_row(record.returns, row, length),
+            token_rewards=_slice_row(record.token_rewards, row, length),
+            log_probs=_slice_row(record.log_probs, row, length),
+            engine_log_probs=_slice_row(record.tensors.engine_log_probs, row, length),
+            reference_log_probs=_slice_row(record.reference, row, length),
+            values=_slice_row(record.values, row, length),
             overconfidence=None if record.overconfidence is None else record.overconfidence[row],
         )
 
 
-def _values(tensor: torch.Tensor | None, row: int, length: int) -> list[float] | None:
+def _slice_row(tensor: torch.Tensor | None, row: int, length: int) -> list[float] | None:
     return None if tensor is None else tensor[row, :length].float().tolist()

@@ -19,10 +19,10 @@ from forage_common.probe.prober import ProbePlan
 from forage_common.settings import Settings
 from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
-from forage_trainer.validation.probing import Purpose, TrainingProber
+from forage_trainer.validation.prober import Purpose, TrainingProber
 
 
-def less_penalty(
+def subtract_penalty(
     advantages: torch.Tensor, state: torch.Tensor, overconfidence: Sequence[float | None], coefficient: float
 ) -> torch.Tensor:
     """Advantages less the penalty, (rows, tokens).
@@ -67,7 +67,7 @@ class ProbePenalty:
         found = {one.trajectory_id: _overconfidence(one) for one in probes}
         return [found.get(row.id) for row in rows]
 
-    def figures(self, overconfidence: Sequence[float | None], rows: Sequence[Trajectory]) -> dict[str, Any]:
+    def metrics(self, overconfidence: Sequence[float | None], rows: Sequence[Trajectory]) -> dict[str, Any]:
         """Of a step, under the names of the metrics file; means are over the rows that were probed."""
         known = [one for one in overconfidence if one is not None]
         mean = fmean(known) if known else None

@@ -1,1 +1,1 @@
-"""Published policies and the weight files in them."""
+"""Publication of policies, and the files of weights in them."""

@@ -1,7 +1,6 @@
-"""`python -m forage_trainer.weights.gguf_model FILE.gguf OUT`: a GGUF file as a Hugging Face folder, in fp32.
+"""`python -m forage_trainer.weights.gguf_model FILE.gguf OUT`: convert a GGUF file to a Hugging Face folder, in fp32.
 
-Weights are those of the file, quantised as they are there. The tokenizer is made from the file's own tables, and has
-its chat template.
+Weights keep the file's quantization error. The tokenizer is built from the file's own tables and has its chat template.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from transformers.utils import logging
 
 from forage_common.errors import DataError
 from forage_common.settings import PublishSettings
-from forage_trainer.files import new_folder
-from forage_trainer.weights.weights_files import WeightsFile, write_model_folder
+from forage_trainer.files import stage_folder
+from forage_trainer.weights.model_files import WeightsFile, write_model_folder
 
 _PRE_TOKENIZERS = {
     "smollm": lambda: pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
 }
-"""How texts are cut before pairs are merged, by the name that the file gives."""
+"""How a text is split before pairs are merged, by the name in the file."""
 _CONTROL, _USER_DEFINED = 3, 4
 
 
 def convert(source: Path, target: Path) -> tuple[WeightsFile, ...]:
-    """Write the model of a GGUF file to `target`, which appears whole or not at all. Returns the weights' files.
+    """Write the model of a GGUF file to `target`, which is complete or absent. Returns the files of weights.
 
     Raises:
-        DataError: the file is no GGUF, its tokenizer is of a kind that this does not know, or `target` exists.
+        DataError: the file is no GGUF, its tokenizer is of an unknown kind, or `target` exists.
     """
     if target.exists():
         raise DataError(f"{target} exists: name a folder that does not")
@@ -45,48 +44,50 @@ def convert(source: Path, target: Path) -> tuple[WeightsFile, ...]:
         raise DataError(
             f"{source} cannot be read as GGUF ({' '.join(str(error).split())[:200]}): get it again"
         ) from None
-    facts = {name: field.contents() for name, field in fields.items()}
-    tokenizer = _tokenizer(source, facts)
+    values = {name: field.contents() for name, field in fields.items()}
+    tokenizer = _build_tokenizer(source, values)
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     model.config.name_or_path = ""
     model.config.architectures = [type(model).__name__]
     tied = model._tied_weights_keys if model.config.tie_word_embeddings else ()
     weights = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    with tempfile.TemporaryDirectory() as made, new_folder(target) as folder:
-        tokenizer.save_pretrained(made)
-        model.config.save_pretrained(made)
-        return write_model_folder(folder, Path(made), weights, PublishSettings().shard_bytes)
+    with tempfile.TemporaryDirectory() as config_folder, stage_folder(target) as folder:
+        tokenizer.save_pretrained(config_folder)
+        model.config.save_pretrained(config_folder)
+        return write_model_folder(folder, Path(config_folder), weights, PublishSettings().shard_bytes)
 
 
-def _tokenizer(source: Path, facts: dict[str, Any]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer from the file's tables."""
-    kind, cut = facts.get("tokenizer.ggml.model"), facts.get("tokenizer.ggml.pre")
-    if kind != "gpt2" or cut not in _PRE_TOKENIZERS:
+def _build_tokenizer(source: Path, values: dict[str, Any]) -> PreTrainedTokenizerFast:
+    """Build a byte-level BPE tokenizer from the file's tables."""
+    kind, pre_tokenizer = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre")
+    if kind != "gpt2" or pre_tokenizer not in _PRE_TOKENIZERS:
         known = " or ".join(f"gpt2 with {name!r}" for name in _PRE_TOKENIZERS)
-        raise DataError(f"{source} has a tokenizer of the kind {kind!r} with {cut!r}: {known} can be converted")
-    tokens = facts["tokenizer.ggml.tokens"]
-    merges = [tuple(pair.split(" ")) for pair in facts["tokenizer.ggml.merges"]]
+        raise DataError(
+            f"{source} has a tokenizer of the kind {kind!r} with {pre_tokenizer!r}: {known} can be converted"
+        )
+    tokens = values["tokenizer.ggml.tokens"]
+    merges = [tuple(pair.split(" ")) for pair in values["tokenizer.ggml.merges"]]
     backend = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
-    backend.pre_tokenizer = _PRE_TOKENIZERS[cut]()
+    backend.pre_tokenizer = _PRE_TOKENIZERS[pre_tokenizer]()
     backend.decoder = decoders.ByteLevel()
-    whole = {_CONTROL: True, _USER_DEFINED: False}
-    kinds = zip(tokens, facts["tokenizer.ggml.token_type"], strict=True)
-    backend.add_tokens([AddedToken(t, special=whole[k], normalized=False) for t, k in kinds if k in whole])
+    is_special = {_CONTROL: True, _USER_DEFINED: False}
+    kinds = zip(tokens, values["tokenizer.ggml.token_type"], strict=True)
+    backend.add_tokens([AddedToken(t, special=is_special[k], normalized=False) for t, k in kinds if k in is_special])
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     named = {
-        name: tokens[facts[f"tokenizer.ggml.{key}_token_id"]]
+        name: tokens[values[f"tokenizer.ggml.{key}_token_id"]]
         for key, name in names.items()
-        if f"tokenizer.ggml.{key}_token_id" in facts
+        if f"tokenizer.ggml.{key}_token_id" in values
     }
-    made = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         clean_up_tokenization_spaces=False,
-        model_max_length=facts[f"{facts['general.architecture']}.context_length"],
+        model_max_length=values[f"{values['general.architecture']}.context_length"],
         **named,
     )
-    made.chat_template = facts.get("tokenizer.chat_template")
-    return made
+    tokenizer.chat_template = values.get("tokenizer.chat_template")
+    return tokenizer
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Publishes the policy: a folder with checksummed weights, renamed into place, announced under the trainer's epoch."""
+"""Publication of policies: a complete folder of weights with digests, announced under the trainer's epoch.
+
+Replicas learn of a version only by the announcement, which comes after the folder is durable and under its final name,
+so none can load a part of it. Redis refuses the announcement of a trainer with an older epoch.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,15 @@ from forage_common.errors import UserError
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
-from forage_trainer.files import new_folder, remove, remove_leftovers
-from forage_trainer.waiting import Insist
-from forage_trainer.weights.weights_files import Adapter, write_adapter_folder, write_model_folder
+from forage_trainer.files import remove_folder, remove_leftovers, stage_folder
+from forage_trainer.waiting import RedisRetry
+from forage_trainer.weights.model_files import Adapter, write_adapter_folder, write_model_folder
 
-KEPT = 3
-"""Newest folders that stay whoever serves them: a replica may be loading one that it has not acknowledged."""
+KEEP_NEWEST = 3
+"""Newest folders that always stay: a replica may be loading one that it has not acknowledged yet."""
 PUBLISHED = Counter("forage_trainer_policies_published_total", "Policy versions announced")
-BYTES = Gauge("forage_trainer_publish_bytes", "Bytes of the weights that were published last")
-SECONDS = Gauge("forage_trainer_publish_seconds", "Seconds that the last policy took to write and announce")
+BYTES = Gauge("forage_trainer_publish_bytes", "Bytes of weights of the last published policy")
+SECONDS = Gauge("forage_trainer_publish_seconds", "Seconds to write and announce the last policy")
 
 
 class Publisher:
@@ -35,25 +39,25 @@ class Publisher:
         streams: StreamClient,
         epoch: int,
         shard_bytes: int,
-        insist: Insist,
+        retry: RedisRetry,
     ) -> None:
         """
         Args:
-            folder: where version folders go.
-            model_folder: the initial policy, whose configuration and tokenizer every version carries.
-            shard_bytes: largest file of weights.
+            folder: parent of the version folders.
+            model_folder: the initial policy, whose configuration and tokenizer every version contains.
+            shard_bytes: size limit of a file of weights.
         """
         self._folder = folder
         self._model_folder = model_folder
         self._streams = streams
         self._epoch = epoch
         self._shard_bytes = shard_bytes
-        self._insist = insist
+        self._retry = retry
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
 
     def publish(self, version: int, weights: Mapping[str, torch.Tensor] | Adapter) -> Policy:
-        """Write the whole policy, or an adapter alone, and announce it. Old folders that no replica serves are deleted.
+        """Write the whole policy, or an adapter alone, and announce it. Delete old folders that no replica serves.
 
         Raises:
             FencedError: a newer trainer has taken over.
@@ -62,7 +66,7 @@ class Publisher:
         began = time.perf_counter()
         target = self._folder / f"v{version}-e{self._epoch}"
         try:
-            with new_folder(target) as folder:
+            with stage_folder(target) as folder:
                 if isinstance(weights, Adapter):
                     files = write_adapter_folder(folder, weights)
                 else:
@@ -83,7 +87,7 @@ class Publisher:
             files=[PolicyFile(name=file.name, digest=file.digest, bytes=file.bytes) for file in files],
             adapter=isinstance(weights, Adapter),
         )
-        self._insist(lambda: self._streams.publish(policy))
+        self._retry(lambda: self._streams.publish(policy))
         size, seconds = sum(file.bytes for file in files), time.perf_counter() - began
         PUBLISHED.inc()
         BYTES.set(size)
@@ -96,14 +100,14 @@ class Publisher:
             bytes=size,
             seconds=round(seconds, 3),
         )
-        self._retire(target)
+        self._delete_unserved(target)
         return policy
 
-    def _retire(self, current: Path) -> None:
-        # Served folders are read after the announcement: a replica may move to the new one, never back.
-        serving = self._insist(self._streams.read_replicas)
+    def _delete_unserved(self, current: Path) -> None:
+        # Read after the announcement: from then on a replica moves to the new version only, never to an old one.
+        serving = self._retry(self._streams.read_replicas)
         served = {Path(policy.uri) for policy in serving.values()} | {current.resolve()}
         newest_first = sorted(self._folder.glob("v*-e*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for old in newest_first[KEPT:]:
+        for old in newest_first[KEEP_NEWEST:]:
             if old.resolve() not in served:
-                remove(old)
+                remove_folder(old)

@@ -1,4 +1,4 @@
-"""A file of safetensors that one thread writes while another digests it, from the tensors' own memory."""
+"""Writes safetensors from the tensors' own memory: one thread writes the file while another computes its digest."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ import torch
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _ALIGNED = 8
 _PIECE = 4 << 20
-"""Bytes, small enough to be in a cache still when the second thread comes to them."""
+"""Bytes; small enough that the second thread still finds them in a cache."""
 
 
 def write_safetensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Write tensors of one floating-point type, as safetensors' "Format" has it, and flush them to the disk.
+    """Write floating-point tensors in the safetensors format and flush them to the disk.
 
     Returns: the file's SHA-256, in hex.
 
     Raises:
-        OSError: the disk refuses.
-        ValueError: a tensor's type cannot be published.
+        OSError: the disk is full or fails.
+        ValueError: a tensor's dtype cannot be published.
     """
     digest = hashlib.sha256()
-    with file.open("wb") as out, ThreadPoolExecutor(1) as beside:
-        for piece in _pieces(tensors):
-            beside.submit(digest.update, piece)
+    with file.open("wb") as out, ThreadPoolExecutor(1) as digester:
+        for piece in _split_pieces(tensors):
+            digester.submit(digest.update, piece)
             out.write(piece)
         out.flush()
         os.fsync(out.fileno())
     return digest.hexdigest()
 
 
-def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
-    yield memoryview(_header(tensors))
+def _split_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
+    yield memoryview(_build_header(tensors))
     for tensor in tensors.values():
         view = memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
         for begin in range(0, len(view), _PIECE):
             yield view[begin : begin + _PIECE]
 
 
-def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Length in 8 bytes, then JSON, padded with blanks."""
+def _build_header(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Build the header: its length in 8 bytes, then JSON, padded with blanks."""
     tree: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():

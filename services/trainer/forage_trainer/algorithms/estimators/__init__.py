@@ -1,4 +1,4 @@
-"""Advantage estimators: one a module, pure functions over (rows, tokens) tensors; `registry` has them by name.
+"""Advantage estimators: one for each module, pure functions over (rows, tokens) tensors; `registry` has them by name.
 
-Only rows that take part are given (`groups.participation`); advantages and returns are 0 outside the mask.
+They receive only the rows that take part (`groups.find_participants`); advantages and returns are 0 outside the mask.
 """

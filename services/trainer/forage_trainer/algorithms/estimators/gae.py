@@ -1,8 +1,8 @@
 """Generalised advantage estimation (arXiv:1506.02438) over the tokens of the mask.
 
 delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lam A_{t+1}, where t + 1 is the next token of the mask
-and everything beyond the last is 0; returns = A + V. verl's recursion does so; rewards and values elsewhere are
-kept from it, for it multiplies them by 0, which is no help against NaN.
+and everything after the last is 0; returns = A + V. The recursion is verl's. Rewards and values outside the mask are
+set to 0 before it: verl multiplies them by 0, which leaves NaN as NaN.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from verl.trainer.ppo.core_algos import compute_gae_advantage_return
 def gae(
     token_rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(advantages, returns), both (rows, tokens) float32, 0 outside the mask.
+    """Return (advantages, returns), both (rows, tokens) float32, 0 outside the mask.
 
     Advantages are whitened over the tokens of the mask of all rows: (A - mean) / sqrt(var + 1e-8), ddof 1.
 

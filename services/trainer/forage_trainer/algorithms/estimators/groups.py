@@ -1,4 +1,4 @@
-"""Groups (the samples of one prompt): who takes part, and values compared within them."""
+"""Groups (the samples of one prompt): which rows take part, and values normalized within a group."""
 
 from __future__ import annotations
 
@@ -12,52 +12,55 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Participation:
-    """Which rows enter baseline and loss.
+    """The rows that enter baseline and loss.
 
-    used: (rows,) bool. dead_groups: groups that had too few valid rows, so none of their rows is used.
+    used: (rows,) bool. dead_groups: number of groups with too few valid rows, none of whose rows is used.
     """
 
     used: torch.Tensor
     dead_groups: int
 
 
-def participation(uids: Sequence[Hashable], valid: torch.Tensor, least: int) -> Participation:
-    """A valid row is used if its group has at least so many of them.
+def find_participants(uids: Sequence[Hashable], valid: torch.Tensor, min_samples: int) -> Participation:
+    """Use the valid rows of groups that have at least `min_samples` of them.
+
+    A failed row is left out of the baseline too: a failure of the infrastructure says nothing about the policy, so
+    it must not count as a reward of 0.
 
     Args:
         uids: group of each row.
         valid: (rows,) bool; status OK throughout, and at least one state token.
-        least: see `AdvantageEstimator.min_samples`.
+        min_samples: see `AdvantageEstimator.min_samples`.
     """
-    group, sizes = numbered(uids)
-    alive = torch.zeros(len(sizes), dtype=torch.long).index_add(0, group, valid.long()) >= least
+    group, sizes = number_groups(uids)
+    alive = torch.zeros(len(sizes), dtype=torch.long).index_add(0, group, valid.long()) >= min_samples
     return Participation(valid & alive[group], int((~alive).sum()))
 
 
-def normalised(values: torch.Tensor, uids: Sequence[Hashable], by_std: bool = True) -> torch.Tensor:
-    """(value - mean) / (std + 1e-6) within each uid, (values,), in double precision.
+def normalize_in_groups(values: torch.Tensor, uids: Sequence[Hashable], by_std: bool = True) -> torch.Tensor:
+    """Compute (value - mean) / (std + 1e-6) within each uid, (values,), in double precision.
 
-    The deviation has ddof 1; a value alone in its group is measured against mean 0 and deviation 1.
+    std has ddof 1; a value alone in its group has mean 0 and std 1, as in verl.
 
     Args:
         values: (values,); uids: group of each.
         by_std: False leaves out the division.
     """
     values = values.double()
-    group, sizes = numbered(uids)
-    # Measured from the group's highest: equal rewards must give exactly 0, not a rounding divided by epsilon.
+    group, sizes = number_groups(uids)
+    # Shifted by the group's maximum: equal rewards must give exactly 0, not a rounding error divided by epsilon.
     highest = torch.full((len(sizes),), -torch.inf, dtype=torch.double).scatter_reduce(0, group, values, "amax")
     alone = (sizes == 1)[group]
-    moved = values - highest[group]
-    mean = torch.zeros(len(sizes), dtype=torch.double).index_add(0, group, moved) / sizes
-    centred = torch.where(alone, values, moved - mean[group])
-    squares = torch.zeros(len(sizes), dtype=torch.double).index_add(0, group, centred**2)
+    shifted = values - highest[group]
+    mean = torch.zeros(len(sizes), dtype=torch.double).index_add(0, group, shifted) / sizes
+    centered = torch.where(alone, values, shifted - mean[group])
+    squares = torch.zeros(len(sizes), dtype=torch.double).index_add(0, group, centered**2)
     std = torch.where(alone, 1.0, (squares / (sizes - 1).clamp(min=1)).sqrt()[group])
-    return centred / (std + EPSILON) if by_std else centred
+    return centered / (std + EPSILON) if by_std else centered
 
 
-def numbered(uids: Sequence[Hashable]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(group number of each row, size of each group); numbers follow first appearance."""
+def number_groups(uids: Sequence[Hashable]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number the groups by first appearance: (group number of each row, size of each group)."""
     numbers = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
     group = torch.tensor([numbers[uid] for uid in uids], dtype=torch.long)
     return group, torch.bincount(group, minlength=len(numbers))

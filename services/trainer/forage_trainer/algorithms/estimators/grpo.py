@@ -1,7 +1,7 @@
 """GRPO with outcome rewards.
 
-DeepSeekMath (arXiv:2402.03300): a sample's advantage is its reward, centred and scaled within the samples of its
-question; Dr. GRPO (arXiv:2503.20783) leaves out the scale.
+DeepSeekMath (arXiv:2402.03300): a sample's advantage is its reward, centered and scaled within the samples of its
+prompt; Dr. GRPO (arXiv:2503.20783) leaves out the scale.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 import torch
 
-from forage_trainer.algorithms.estimators.groups import normalised
+from forage_trainer.algorithms.estimators.groups import normalize_in_groups
 
 
 def grpo_outcome(
     token_rewards: torch.Tensor, mask: torch.Tensor, uids: Sequence[str], norm_by_std: bool = True
 ) -> torch.Tensor:
-    """Advantages, (rows, tokens), float32; the returns are the same.
+    """Compute advantages, (rows, tokens), float32; the returns are the same.
 
-    A row's score, the sum of its token rewards, is normalised within its uid and given to every token of the mask.
+    A row's score, the sum of its token rewards, is normalized within its uid and given to every token of the mask.
 
     Args:
         token_rewards: (rows, tokens).
@@ -26,5 +26,5 @@ def grpo_outcome(
         uids: group of each row.
         norm_by_std: False leaves out the division (Dr. GRPO).
     """
-    scores = normalised(token_rewards.double().sum(-1), uids, norm_by_std)
+    scores = normalize_in_groups(token_rewards.double().sum(-1), uids, norm_by_std)
     return (scores.unsqueeze(-1) * mask).float()

@@ -1,4 +1,4 @@
-"""Every estimator by its name in the settings, behind one signature."""
+"""All estimators by their names in the settings, behind one signature."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from forage_trainer.algorithms.estimators.rloo import rloo
 
 @dataclass(frozen=True)
 class Rewards:
-    """What estimators see of a step's rows.
+    """The input of an estimator.
 
     token_rewards, mask: (rows, tokens); uids: group of each row.
     turn_ids: (rows, tokens) long, from 1, -1 outside turns.
-    turn_rewards, whole_rewards: of each row, its turns' rewards by turn id, and (rows,) the rest of its score.
+    turn_rewards, whole_rewards: for each row, the rewards of its turns by turn id, and (rows,) the rest of its score.
     values: (rows, tokens), the critic's; None without a critic.
     """
 
@@ -47,10 +47,10 @@ class Advantages:
 Estimator = Callable[[Rewards, AlgorithmSettings], Advantages]
 
 
-def estimate(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
-    """Advantages by `settings.adv_estimator`.
+def estimate_advantages(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
+    """Estimate advantages by `settings.adv_estimator`.
 
-    Rewards and values outside the mask are not looked at; they may be NaN.
+    Rewards and values outside the mask are ignored; they may be NaN.
 
     Raises:
         ValueError: a reward is not finite, the mask is empty, or the estimator lacks the critic's values.
@@ -61,18 +61,18 @@ def estimate(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
     numbers = [rewards.token_rewards[mask], rewards.whole_rewards]
     numbers.append(torch.tensor([value for turns in rewards.turn_rewards for value in turns.values()]))
     if not all(part.isfinite().all() for part in numbers):
-        raise ValueError("a reward is NaN or infinite: the score that holds it must not have come so far")
+        raise ValueError("a reward is NaN or infinite: trajectories with such a score are invalid (data/selection.py)")
     inside = replace(rewards, token_rewards=torch.where(mask, rewards.token_rewards, 0.0))
     return ESTIMATORS[settings.adv_estimator](inside, settings)
 
 
 def _grpo(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
-    found = grpo_outcome(rewards.token_rewards, rewards.mask, rewards.uids, settings.norm_adv_by_std_in_grpo)
-    return Advantages(found, found)
+    advantages = grpo_outcome(rewards.token_rewards, rewards.mask, rewards.uids, settings.norm_adv_by_std_in_grpo)
+    return Advantages(advantages, advantages)
 
 
 def _grpo_multiturn(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
-    found = grpo_multiturn(
+    advantages = grpo_multiturn(
         rewards.turn_rewards,
         rewards.whole_rewards,
         rewards.turn_ids,
@@ -81,7 +81,7 @@ def _grpo_multiturn(rewards: Rewards, settings: AlgorithmSettings) -> Advantages
         settings.turn_weight,
         settings.norm_adv_by_std_in_grpo,
     )
-    return Advantages(found, found)
+    return Advantages(advantages, advantages)
 
 
 def _gae(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
@@ -91,8 +91,8 @@ def _gae(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
 
 
 def _rloo(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
-    found = rloo(rewards.token_rewards, rewards.mask, rewards.uids)
-    return Advantages(found, found)
+    advantages = rloo(rewards.token_rewards, rewards.mask, rewards.uids)
+    return Advantages(advantages, advantages)
 
 
 def _reinforce_plus_plus(rewards: Rewards, settings: AlgorithmSettings) -> Advantages:
@@ -109,7 +109,7 @@ ESTIMATORS: Mapping[AdvantageEstimator, Estimator] = {
 
 
 @register_adv_est(AdvantageEstimator.GRPO_MULTITURN.value)  # type: ignore[untyped-decorator, unused-ignore]
-def _of_verl(
+def _grpo_multiturn_for_verl(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
     index: Sequence[str],
@@ -120,8 +120,8 @@ def _of_verl(
     turn_weight: float = 0.5,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Multi-turn GRPO, which verl has no equal of, under verl's names for the arguments that it knows."""
-    found = grpo_multiturn(
+    """Multi-turn GRPO in verl's registry, which has no such estimator; arguments have verl's names where it has one."""
+    advantages = grpo_multiturn(
         turn_rewards, whole_rewards, turn_ids, response_mask, list(index), turn_weight, norm_adv_by_std_in_grpo
     )
-    return found, found
+    return advantages, advantages

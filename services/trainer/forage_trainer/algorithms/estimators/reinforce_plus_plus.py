@@ -1,4 +1,4 @@
-"""REINFORCE++ (arXiv:2501.03262), by verl: discounted returns, whitened over the batch; no baseline of the group."""
+"""REINFORCE++ (arXiv:2501.03262), by verl: discounted returns, whitened over the batch; no group baseline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from verl.trainer.ppo.core_algos import compute_reinforce_plus_plus_outcome_adva
 def reinforce_plus_plus(
     token_rewards: torch.Tensor, mask: torch.Tensor, gamma: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(advantages, returns), both (rows, tokens) float32, 0 outside the mask, over which the discount does not run.
+    """Return (advantages, returns), both (rows, tokens) float32, 0 outside the mask.
+
+    The discount counts tokens of the mask only.
 
     Args:
         token_rewards: (rows, tokens).

@@ -1,4 +1,4 @@
-"""RLOO (arXiv:2402.14740), by verl: a sample's reward against the mean of the other samples of its question."""
+"""RLOO (arXiv:2402.14740), by verl: a sample's reward minus the mean of the other samples of its prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl.trainer.ppo.core_algos import compute_rloo_outcome_advantage
 
 
 def rloo(token_rewards: torch.Tensor, mask: torch.Tensor, uids: Sequence[str]) -> torch.Tensor:
-    """score - mean of the others' scores, on every token of the mask, (rows, tokens) float32; returns are the same.
+    """Compute score - mean of the others' scores on every token of the mask, (rows, tokens) float32; also the returns.
 
     Args:
         token_rewards: (rows, tokens); a score is their sum.

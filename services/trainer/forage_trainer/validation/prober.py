@@ -26,7 +26,7 @@ from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
 ATTEMPTS = 3
 """At each probe that fails; every request is besides repeated within the deadlines of its service."""
 _PAUSE_S = 1.0
-_LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 
 PROBES = Counter("forage_trainer_probes_total", "Probes in training", ["purpose", "outcome"])
 
@@ -87,7 +87,7 @@ class TrainingProber:
         """
         nothing = f"there was no time for it within {self._timeout_s:g} s"
         found = {(name, 0): _failed((name, 0), Status.STATUS_TIMEOUT, nothing) for name in names}
-        work = self._insist(policy, sample, found, tell)
+        work = self._retry(policy, sample, found, tell)
         with suppress(TimeoutError):
             asyncio.run(_watched(work, self._timeout_s, check))
         probes = list(found.values())
@@ -99,7 +99,7 @@ class TrainingProber:
             get_logger().warning("probes_given_up", purpose=self._purpose, version=policy.version, **counts)
         return probes
 
-    async def _insist(
+    async def _retry(
         self,
         policy: Policy,
         sample: Callable[[], Awaitable[Sequence[Trajectory]]],
@@ -128,7 +128,7 @@ class TrainingProber:
                 serving = (await rollout.status()).serving
                 if (serving.epoch, serving.version) >= (policy.epoch, policy.version):
                     return
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _probe(
         self, trajectories: Sequence[Trajectory], found: dict[Item, Probed], tell: Callable[[int], object]
@@ -161,7 +161,7 @@ async def _watched(work: Coroutine[Any, Any, None], timeout_s: float, check: Cal
     """Await it, and look meanwhile whether it is to end; what is left of it then is cancelled with the event loop."""
     task = asyncio.ensure_future(work)
     async with asyncio.timeout(timeout_s):
-        while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
+        while not (await asyncio.wait({task}, timeout=POLL_INTERVAL_S))[0]:
             check()
     task.result()
 

@@ -24,7 +24,7 @@ from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Policy, Trajectory
 from forage_trainer.files import write_json
 from forage_trainer.reporting.progress import Phase, StateFile
-from forage_trainer.validation.probing import Purpose, TrainingProber
+from forage_trainer.validation.prober import Purpose, TrainingProber
 
 PREFIX = "val-probe/"
 FIGURE = Gauge("forage_trainer_probe", "Of the last probe of held-out questions", ["figure"])
@@ -90,7 +90,7 @@ class ValidationProbe:
         probes = self._prober(
             policy, names, sample, check, lambda done: self._state.set(Phase.VALIDATING, label, done, max(done, total))
         )
-        found = figures(probes) | {PREFIX + "seconds": round(time.monotonic() - began, 3)}
+        found = metrics(probes) | {PREFIX + "seconds": round(time.monotonic() - began, 3)}
         if found[PREFIX + "count"]:
             plan = {"turn": self._probe.turn, **asdict(self._plan)}
             known = {"version": policy.version, "epoch": policy.epoch, "figures": found}
@@ -103,13 +103,13 @@ class ValidationProbe:
 
     def _done(self, policy: Policy) -> dict[str, Any] | None:
         try:
-            figures: dict[str, Any] = json.loads(self._file(policy).read_text())["figures"]
+            metrics: dict[str, Any] = json.loads(self._file(policy).read_text())["figures"]
         except (OSError, ValueError, KeyError):
             return None
-        return figures
+        return metrics
 
 
-def figures(probes: Sequence[Probed]) -> dict[str, Any]:
+def metrics(probes: Sequence[Probed]) -> dict[str, Any]:
     """What the metrics file holds of probes; None where no probe has a figure, only counts where none is sound."""
     sound = metrics.summarise(probes).get("all")
     count = sound.count if sound is not None else 0

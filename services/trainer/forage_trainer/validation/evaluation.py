@@ -34,14 +34,14 @@ from forage_trainer.data.feeder import ISSUED
 from forage_trainer.files import write_json, write_text
 from forage_trainer.reporting.metrics import exact_match, format_rate
 from forage_trainer.reporting.progress import Phase, StateFile
-from forage_trainer.waiting import Insist, Stop
+from forage_trainer.waiting import RedisRetry, Stop
 
 RETRIES = 2
 """Times that a failed question is asked again before it counts as failed."""
 _TAKE = 256
 _BLOCK_S = 1.0
 _MOMENT_S = 0.001
-_SAY_EVERY_S = 10.0
+LOG_INTERVAL_S = 10.0
 EM = Gauge("forage_trainer_validation_em", "Exact match of a validation", ["label"])
 SOURCE_EM = Gauge("forage_trainer_validation_source_em", "Exact match of the last validation", ["data_source"])
 
@@ -51,7 +51,7 @@ def judged(trajectory: Trajectory) -> bool:
     return trajectory.status == Status.STATUS_OK and trajectory.validation_score.status == Status.STATUS_OK
 
 
-def later_version_share(trajectories: Iterable[Trajectory], version: int) -> float | None:
+def compute_later_version_share(trajectories: Iterable[Trajectory], version: int) -> float | None:
     """Share of the policy's own tokens that a policy after `version` sampled; None if there are no tokens."""
     later = tokens = 0
     for trajectory in trajectories:
@@ -85,7 +85,7 @@ class Validation:
         streams: StreamClient,
         questions: Sequence[Question],
         state: StateFile,
-        insist: Insist,
+        retry: RedisRetry,
         stop: Stop,
         health: Health,
     ) -> None:
@@ -93,7 +93,7 @@ class Validation:
         self._streams = streams
         self._questions = questions
         self._state = state
-        self._insist = insist
+        self._retry = retry
         self._stop = stop
         self._health = health
         self._folder = settings.run.folder / "validation"
@@ -137,9 +137,9 @@ class Validation:
         """Put every question on the stream, unless this evaluation has its result; one may be open at a time."""
         stream = self._streams.key(f"validation-{label}")
         if self.done(label, policy.version):
-            self._insist(lambda: self._streams.delete(stream))
+            self._retry(lambda: self._streams.delete(stream))
             return
-        self._insist(lambda: self._streams.create_groups(stream))
+        self._retry(lambda: self._streams.create_groups(stream))
         self._open = _Open(label, policy, stream, time.monotonic())
         for position in range(len(self._questions)):
             self._issue(self._open, position, 0)
@@ -204,7 +204,7 @@ class Validation:
             reply_stream=asked.stream,
         )
         with spans.issuing(prompt):
-            issued = self._insist(lambda: self._streams.issue(prompt))
+            issued = self._retry(lambda: self._streams.issue(prompt))
         if issued:
             ISSUED.labels("validation").inc()
 
@@ -223,18 +223,18 @@ class Validation:
                 raise BatchTimeoutError(
                     f"{missing} after {now - arrived:.0f} s without any: is a rollout service running?"
                 )
-            if now - said > _SAY_EVERY_S:
+            if now - said > LOG_INTERVAL_S:
                 said = now
                 get_logger().info("validating", label=asked.label, have=len(asked.answers), want=total)
-            if self._take(asked, _BLOCK_S) or (now - arrived > _SAY_EVERY_S and self._reclaim(asked)):
+            if self._take(asked, _BLOCK_S) or (now - arrived > LOG_INTERVAL_S and self._reclaim(asked)):
                 arrived = time.monotonic()
 
     def _take(self, asked: _Open, block_s: float) -> int:
-        entries = self._insist(lambda: self._streams.claim_groups(asked.stream, CONSUMER, _TAKE, block_s))
+        entries = self._retry(lambda: self._streams.claim_groups(asked.stream, CONSUMER, _TAKE, block_s))
         return self._accept(asked, entries)
 
     def _reclaim(self, asked: _Open) -> int:
-        entries = self._insist(lambda: self._streams.reclaim_groups(asked.stream, CONSUMER, 100_000))
+        entries = self._retry(lambda: self._streams.reclaim_groups(asked.stream, CONSUMER, 100_000))
         return self._accept(asked, [entry for entry in entries if entry.message.position not in asked.answers])
 
     def _accept(self, asked: _Open, entries: Sequence[Entry[TrajectoryGroup]]) -> int:
@@ -250,7 +250,7 @@ class Validation:
                 asked.answers[place] = good[0]
             elif group.attempt < RETRIES:
                 self._issue(asked, place, group.attempt + 1)
-                self._insist(partial(self._streams.discard, asked.stream, [entry.id]))
+                self._retry(partial(self._streams.discard, asked.stream, [entry.id]))
             else:
                 asked.answers[place] = None
         return len(entries)
@@ -262,7 +262,7 @@ class Validation:
         write_text(self._folder / f"{label}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
         write_json(self._folder / f"{label}.json", result)
         self._open = None
-        self._insist(lambda: self._streams.delete(asked.stream))
+        self._retry(lambda: self._streams.delete(asked.stream))
         if result["em"] is not None:
             EM.labels(label).set(result["em"])
         for source in self._sources():
@@ -291,7 +291,7 @@ class Validation:
             "format_rate": format_rate(sound),
             "turns_mean": sum(len(t.turns) for t in sound) / count if count else None,
             "response_tokens_mean": sum(len(t.loss_mask) for t in sound) / count if count else None,
-            "later_version_share": later_version_share(sound, policy.version),
+            "later_version_share": compute_later_version_share(sound, policy.version),
             "seconds": round(time.monotonic() - asked.began, 3),
         }
 

@@ -1,4 +1,4 @@
-"""Weights as Hugging Face writes them: safetensors, one file or shards with an index, beside a configuration."""
+"""Model folders in the Hugging Face layout: safetensors (one file, or shards with an index), configuration, tokenizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COPIED = {".json", ".txt", ".jinja", ".model"}
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A file of a policy. digest: SHA-256, in hex."""
+    """A file of weights. digest: SHA-256, in hex."""
 
     name: str
     digest: str
@@ -32,7 +32,7 @@ class WeightsFile:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Of LoRA. tensors: by PEFT's names, on the CPU; config: what PEFT's adapter_config.json holds."""
+    """A LoRA adapter. tensors: by PEFT's names, on the CPU; config: the content of PEFT's adapter_config.json."""
 
     tensors: Mapping[str, torch.Tensor]
     config: Mapping[str, Any]
@@ -41,20 +41,20 @@ class Adapter:
 def write_model_folder(
     folder: Path, source: Path, weights: Mapping[str, torch.Tensor], shard_bytes: int
 ) -> tuple[WeightsFile, ...]:
-    """Fill a folder with `weights`, and with configuration and tokenizer of `source`. Returns the weights' files.
+    """Fill a folder with `weights`, and with configuration and tokenizer of `source`. Returns the files of weights.
 
-    The configuration names the type that the weights have. Weights of more than `shard_bytes` become shards.
+    The configuration names the dtype of the weights. Weights of more than `shard_bytes` are split into shards.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk is full or fails.
     """
     for file in sorted(source.iterdir()):
         if file.suffix in _COPIED and not file.name.endswith(".index.json"):
             shutil.copyfile(file, folder / file.name)
     dtype = next(iter(weights.values())).dtype
-    config = with_dtype(json.loads((source / "config.json").read_text()), dtype)
+    config = set_dtype(json.loads((source / "config.json").read_text()), dtype)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    cuts = shards({name: tensor.nbytes for name, tensor in weights.items()}, shard_bytes)
+    cuts = split_shards({name: tensor.nbytes for name, tensor in weights.items()}, shard_bytes)
     names = [WEIGHTS]
     if len(cuts) > 1:
         names = [f"{_STEM}-{number:05}-of-{len(cuts):05}{_SUFFIX}" for number in range(1, len(cuts) + 1)]
@@ -62,18 +62,18 @@ def write_model_folder(
         total = sum(tensor.nbytes for tensor in weights.values())
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    found = []
+    files = []
     for name, cut in zip(names, cuts, strict=True):
         digest = write_safetensors(folder / name, {tensor: weights[tensor] for tensor in cut})
-        found.append(WeightsFile(name, digest, (folder / name).stat().st_size))
-    return tuple(found)
+        files.append(WeightsFile(name, digest, (folder / name).stat().st_size))
+    return tuple(files)
 
 
 def write_adapter_folder(folder: Path, adapter: Adapter) -> tuple[WeightsFile, ...]:
-    """Fill a folder with an adapter as PEFT writes it. Returns its two files.
+    """Fill a folder with an adapter in PEFT's layout. Returns its two files.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk is full or fails.
     """
     config = (json.dumps(adapter.config, indent=2) + "\n").encode()
     (folder / ADAPTER_CONFIG).write_bytes(config)
@@ -84,8 +84,8 @@ def write_adapter_folder(folder: Path, adapter: Adapter) -> tuple[WeightsFile, .
     )
 
 
-def shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Names in their order, cut where the next one would make a part larger than `limit` bytes."""
+def split_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Split names, in their order, before the one that would make a shard larger than `limit` bytes."""
     cuts: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -97,6 +97,6 @@ def shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     return cuts
 
 
-def with_dtype(config: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """A model configuration that says which type its weights have."""
+def set_dtype(config: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return a model configuration that names the dtype of its weights."""
     return {**{k: v for k, v in config.items() if k != "torch_dtype"}, "dtype": str(dtype).removeprefix("torch.")}

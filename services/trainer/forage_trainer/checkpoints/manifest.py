@@ -1,0 +1,131 @@
+"""The manifest of a checkpoint: what the trainer must remember besides weights, and the digests of all files.
+
+Layout of a checkpoint: `step_<n>/manifest.json` and `step_<n>/state/`, which holds verl's files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from forage_common.errors import DataError, UserError
+from forage_common.telemetry.logs import get_logger
+from forage_trainer.files import compute_digest
+
+LATEST, BEST, MANIFEST, STATE = "latest", "best", "manifest.json", "state"
+
+
+class Stateful(Protocol):
+    """A part of the trainer whose state survives a restart. The state is plain JSON."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class ConsumedGroup:
+    """A group that was consumed by a step. entry: its id on the trajectories stream."""
+
+    batch: int
+    position: int
+    attempt: int
+    uid: str
+    entry: str
+
+
+@dataclass(frozen=True)
+class ConsumedStep:
+    """A step and the groups that it consumed.
+
+    dropped: uids of the stragglers: groups that were issued for the step and did not arrive in time.
+    """
+
+    step: int
+    epoch: int
+    groups: tuple[ConsumedGroup, ...]
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `manifest.json`.
+
+    step: optimizer steps taken; it is the data cursor too, since batch n feeds step n.
+    epoch: of the trainer that wrote the checkpoint.
+    data: digest of the training files.
+    consumed: steps since the previous checkpoint, whose groups are acknowledged once this one is durable.
+    figures: the step's metrics, as in its line of the metrics file.
+    files: SHA-256 of each file below `state/`, by relative path.
+    world_size: number of processes that wrote `state/`.
+    parts: `Stateful.state_dict` by name.
+    """
+
+    step: int
+    epoch: int
+    data: str
+    consumed: tuple[ConsumedStep, ...]
+    figures: dict[str, Any]
+    files: dict[str, str]
+    world_size: int = 1
+    parts: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        tree = json.loads(path.read_text())
+        steps = [
+            ConsumedStep(
+                s["step"], s["epoch"], tuple(ConsumedGroup(**g) for g in s["groups"]), tuple(s.get("dropped", ()))
+            )
+            for s in tree["consumed"]
+        ]
+        return cls(**(tree | {"consumed": tuple(steps)}))
+
+    def require_world_size(self, world_size: int) -> None:
+        """
+        Raises:
+            UserError: the checkpoint was written by another number of processes.
+        """
+        if world_size != self.world_size:
+            raise UserError(
+                f"the checkpoint of step {self.step} was written by {self.world_size} trainer processes, and "
+                f"{world_size} cannot read their shards: start {self.world_size}, or begin another run.id with "
+                "model.path set to what `forage trainer export` makes of it"
+            )
+
+    def restore_parts(self, parts: Mapping[str, Stateful]) -> None:
+        """Load the state of every part; a part that the checkpoint lacks starts anew, with a warning."""
+        for name, part in parts.items():
+            if name in self.parts:
+                part.load_state_dict(self.parts[name])
+            else:
+                get_logger().warning("state_not_in_checkpoint", part=name, step=self.step)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """List the checkpoints of a folder, the oldest first."""
+    return sorted((path for path in folder.glob("step_*") if path.name[5:].isdigit()), key=parse_step)
+
+
+def parse_step(checkpoint: Path) -> int:
+    """Read the step from a checkpoint's name."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def read_checkpoint(folder: Path) -> Manifest:
+    """Read the manifest of a checkpoint, after verifying the digest of each of its files.
+
+    Raises:
+        DataError: the folder is no checkpoint, or a file is missing or altered.
+    """
+    try:
+        manifest = Manifest.read(folder / MANIFEST)
+        altered = [name for name, value in manifest.files.items() if compute_digest(folder / STATE / name) != value]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder} is no complete checkpoint ({error!r}): take another") from None
+    if altered:
+        raise DataError(f"the checkpoint {folder} is damaged ({', '.join(altered)} changed since): take another")
+    return manifest

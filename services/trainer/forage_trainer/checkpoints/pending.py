@@ -1,0 +1,63 @@
+"""Steps whose groups are consumed and not acknowledged yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container
+from functools import partial
+
+from forage_common.streams.client import StreamClient
+from forage_common.v1.trajectory_pb2 import LedgerEntry
+from forage_trainer.checkpoints.manifest import ConsumedGroup, ConsumedStep, Manifest
+from forage_trainer.data.batcher import Batch
+from forage_trainer.waiting import RedisRetry
+
+
+class PendingSteps:
+    """Acknowledges the groups of steps once a durable checkpoint holds their effect on the weights.
+
+    The order makes every group count exactly once. Before the checkpoint is durable, a crash loses the step, and its
+    groups are still on the stream for the next process. After that, the groups are trained on: the checkpoint's
+    manifest names them, so the next process acknowledges them even where this one died before it could.
+    """
+
+    def __init__(self, streams: StreamClient, retry: RedisRetry) -> None:
+        self._streams = streams
+        self._retry = retry
+        self._pending: list[ConsumedStep] = []
+
+    @property
+    def steps(self) -> tuple[ConsumedStep, ...]:
+        """The steps since the last acknowledgement, for the manifest of the next checkpoint."""
+        return tuple(self._pending)
+
+    def add(self, batch: Batch, epoch: int, dropped: tuple[str, ...]) -> None:
+        """Add a step that was just taken.
+
+        Args:
+            dropped: uids of its stragglers.
+        """
+        groups = tuple(
+            ConsumedGroup(g.batch, g.position, g.attempt, g.group_uid, entry.id.decode())
+            for entry in batch.entries
+            for g in [entry.message]
+        )
+        self._pending.append(ConsumedStep(batch.number, epoch, groups, dropped))
+
+    def restore(self, manifest: Manifest, acknowledged: Container[int]) -> None:
+        """Take over the steps of a checkpoint that are not in the ledger, which has the acknowledged ones."""
+        self._pending = [step for step in manifest.consumed if step.step not in acknowledged]
+
+    def acknowledge(self) -> None:
+        """Acknowledge every pending step and enter it in the ledger; call it once their checkpoint is durable."""
+        for step in self._pending:
+            entry = LedgerEntry(
+                step=step.step,
+                group_uids=[group.uid for group in step.groups],
+                epoch=step.epoch,
+                acknowledged_unix_ms=int(time.time() * 1000),
+                dropped_group_uids=step.dropped,
+            )
+            ids = [group.entry.encode() for group in step.groups]
+            self._retry(partial(self._streams.acknowledge, entry, ids))
+        self._pending = []
