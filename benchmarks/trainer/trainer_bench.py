@@ -45,7 +45,7 @@ ASYNC, SYNC = 1, 0
 
 
 def in_trainer(script: str, *arguments: str, log: Path) -> Iterator[dict[str, Any]]:
-    """What a script prints in the trainer's environment, started as the trainer is, line by line as it comes."""
+    """Run a script in the trainer's environment, started as the trainer is; yields its lines as they are printed."""
     command = [str(find_interpreter(Program.TRAINER)), str(HERE / script), *arguments]
     threads = {"OMP_NUM_THREADS": str(THREADS), "OMP_WAIT_POLICY": "PASSIVE"}
     environment = os.environ | threads | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -71,7 +71,7 @@ def measure_updates(rounds: int, folder: Path, spinner: Status, console: Console
     rounds_s = [line["seconds"] for line in found]
 
     def ratio(other: str, clock: int = 0) -> float:
-        """How many times as long the other way takes; clock 1 is the processor's."""
+        """Ratio of the other way's time to ours; clock 1 is the processor's."""
         return statistics.median(seconds[other][clock] / seconds["trainer"][clock] for seconds in rounds_s)
 
     rows, tokens, longest = (found[0][name] for name in ("rows", "tokens", "longest"))
@@ -107,8 +107,8 @@ def measure_publishing(rounds: int, folder: Path, spinner: Status, console: Cons
     finally:
         stack.stop()
 
-    def median(name: str, figure: Callable[[float, float], float]) -> float:
-        return statistics.median(figure(*line[name]) for line in found)
+    def median(name: str, column: Callable[[float, float], float]) -> float:
+        return statistics.median(column(*line[name]) for line in found)
 
     table = table_of("publish", "policy", "publish s", "copy s", "over copy")
     ratios = {name: median(name, lambda published, copied: published / copied) for name in found[0]}
@@ -130,15 +130,15 @@ def measure_end_to_end(runs: int, steps: int, folder: Path, spinner: Status, con
             place = folder / f"staleness-{staleness}"
             found[staleness].append(end_to_end.run(place, free_base_port(), staleness, steps))
 
-    def median(staleness: int, figure: Callable[[EndToEnd], float]) -> float:
-        return statistics.median(map(figure, found[staleness]))
+    def median(staleness: int, column: Callable[[EndToEnd], float]) -> float:
+        return statistics.median(map(column, found[staleness]))
 
     table = table_of("end to end", "max_staleness", "samples/s", "waiting for trajectories s", "the rest of a step s")
     metrics = [lambda one: one.samples_per_s, lambda one: one.generation_s, lambda one: one.training_s]
     for staleness in found:
-        table.add_row(str(staleness), *(f"{median(staleness, figure):.1f}" for figure in metrics))
+        table.add_row(str(staleness), *(f"{median(staleness, column):.1f}" for column in metrics))
     console.print(table)
-    generation, training = (median(SYNC, figure) for figure in metrics[1:])
+    generation, training = (median(SYNC, column) for column in metrics[1:])
     apart = (generation + training) / max(generation, training)
     console.print(
         f"on separate GPUs of these speeds: {generation:.1f} + {training:.1f} s a step with 0, "

@@ -12,8 +12,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from forage_common import service
 from forage_trainer import __main__ as trainer
-from forage_trainer import loop
 from forage_trainer.checkpoints.checkpoint import Checkpoints
+from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.data.feeder import Feeder
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.weights import publisher
@@ -46,7 +46,7 @@ def arm(point: str, step: int) -> None:
         case "during_checkpoint":  # the engine's files are written, the manifest is not
             wrap(PolicyWorker, "save", lambda _, folder, saved: saved == step, after=True)
         case "after_checkpoint":  # durable, and nothing of it acknowledged
-            wrap(loop.TrainingLoop, "_acknowledge", lambda found: found._version == step)
+            wrap(PendingSteps, "acknowledge", lambda pending: any(taken.step == step for taken in pending.steps))
         case "publish":  # weights are written, not renamed into place, not announced
             wrap(publisher, "write_model_folder", lambda folder, *_: f"-v{step}-" in folder.name, after=True)
         case "before_issue":  # acknowledged, and the next batch not issued

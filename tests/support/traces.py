@@ -17,7 +17,7 @@ PARENTS = {
     "reward.score": "rollout.run",
     "forage.v1.Reward/Score": "reward.score",
     "rollout.write": "rollout.group",
-    "trainer.take": "rollout.write",
+    "trainer.claim": "rollout.write",
     "trainer.train": "rollout.write",
 }
 """Span → the span that it belongs to."""

@@ -144,7 +144,7 @@ async def test_one_trace_goes_through_the_streams_and_every_service(traced: Stac
     with trainer.span("trainer.issue", parent="") as root:
         tracing.attach_trace_context(asked, root)
     group = await answered(traced.settings, redis_server, asked)
-    with trainer.span("trainer.take", parent=group.traceparent):
+    with trainer.span("trainer.claim", parent=group.traceparent):
         pass
     with trainer.span("trainer.train", parent=group.traceparent):
         pass

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from forage_common.errors import DataError, UserError
-from forage_trainer.checkpoints.checkpoint import Checkpoints, ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
-from forage_trainer.files import remove, remove_leftovers, stage_folder
+from forage_trainer.checkpoints.checkpoint import Checkpoints
+from forage_trainer.checkpoints.manifest import ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
+from forage_trainer.files import remove_folder, remove_leftovers, stage_folder
 from forage_trainer.reporting.progress import MetricsFile
 
 CONSUMED = (ConsumedStep(3, 2, (ConsumedGroup(3, 0, 1, "s/train/7/0", "17-1"),)),)
@@ -38,9 +39,9 @@ def save(checkpoints: Checkpoints, step: int, then: BaseException | None = None)
     return checkpoints.save(step, 2, "data", CONSUMED, {"step": step}, writes(f"weights {step}", then))
 
 
-def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_as_it_was_saved(tmp_path: Path) -> None:
     save(Checkpoints(tmp_path, 2, 10), 5)
-    found = Checkpoints(tmp_path, 2, 10).newest()
+    found = Checkpoints(tmp_path, 2, 10).find_newest()
     assert found is not None
     state, manifest = found
     assert (state / "weights.pt").read_text() == "weights 5"
@@ -50,22 +51,22 @@ def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [Died(), OSError(errno.EIO, "broken")])
-def test_a_save_that_does_not_end_leaves_the_one_before(tmp_path: Path, error: BaseException) -> None:
+def test_an_interrupted_save_leaves_the_previous_checkpoint(tmp_path: Path, error: BaseException) -> None:
     checkpoints = Checkpoints(tmp_path, 2, 10)
     save(checkpoints, 5)
     with pytest.raises(type(error)):
         save(checkpoints, 6, error)
-    found = Checkpoints(tmp_path, 2, 10).newest()
+    found = Checkpoints(tmp_path, 2, 10).find_newest()
     assert found is not None
     assert found[1].step == 5
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_5"]
 
 
-def test_what_a_killed_process_was_writing_is_removed_at_the_next_start(tmp_path: Path) -> None:
+def test_partial_files_of_a_killed_process_are_removed_at_the_next_start(tmp_path: Path) -> None:
     half = tmp_path / ".partial-step_6"
     (half / "state").mkdir(parents=True)
     (half / "state/weights.pt").write_text("half")
-    assert Checkpoints(tmp_path, 2, 10).newest() is None
+    assert Checkpoints(tmp_path, 2, 10).find_newest() is None
     assert not half.exists()
 
 
@@ -74,18 +75,18 @@ def test_a_process_killed_between_rename_and_latest_still_has_its_checkpoint(tmp
     save(checkpoints, 5)
     save(checkpoints, 6)
     (tmp_path / "latest").write_text("step_5\n")
-    found = checkpoints.newest()
+    found = checkpoints.find_newest()
     assert found is not None
     assert found[1].step == 6
 
 
 @pytest.mark.parametrize("damage", ["weights", "manifest"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, damage: str) -> None:
     checkpoints = Checkpoints(tmp_path, 2, 10)
     save(checkpoints, 5)
     path = save(checkpoints, 6)
     (path / "state/weights.pt" if damage == "weights" else path / "manifest.json").write_text("rotten")
-    found = checkpoints.newest()
+    found = checkpoints.find_newest()
     assert found is not None
     assert found[1].step == 5
 
@@ -103,18 +104,18 @@ class Counter:
         self.count = state["count"]
 
 
-def test_parts_go_on_where_they_were_and_new_ones_begin(tmp_path: Path) -> None:
+def test_parts_are_restored_and_new_ones_start_anew(tmp_path: Path) -> None:
     Checkpoints(tmp_path, 2, 10).save(5, 2, "data", CONSUMED, {}, writes("w"), {"kl": Counter(7), "gone": Counter(8)})
-    found = Checkpoints(tmp_path, 2, 10).newest()
+    found = Checkpoints(tmp_path, 2, 10).find_newest()
     assert found is not None
     kl, new = Counter(0), Counter(1)
-    found[1].restore({"kl": kl, "new": new})
+    found[1].restore_parts({"kl": kl, "new": new})
     assert (kl.count, new.count) == (7, 1)
 
 
 def test_another_number_of_processes_is_refused_with_a_sentence(tmp_path: Path) -> None:
     Checkpoints(tmp_path, 2, 10, world_size=2).save(5, 2, "data", CONSUMED, {}, writes("w"))
-    found = Checkpoints(tmp_path, 2, 10).newest()
+    found = Checkpoints(tmp_path, 2, 10).find_newest()
     assert found is not None
     found[1].require_world_size(2)
     with pytest.raises(
@@ -123,7 +124,7 @@ def test_another_number_of_processes_is_refused_with_a_sentence(tmp_path: Path) 
         found[1].require_world_size(1)
 
 
-def test_a_checkpoint_is_whole_when_the_files_of_every_process_are_seen(tmp_path: Path) -> None:
+def test_a_checkpoint_is_complete_when_the_files_of_every_process_are_visible(tmp_path: Path) -> None:
     def write(ranks: int, late: int = 0) -> Callable[[Path], None]:
         def put(folder: Path, rank: int) -> None:
             for kind in ("actor/model", "actor/optim"):
@@ -138,16 +139,16 @@ def test_a_checkpoint_is_whole_when_the_files_of_every_process_are_seen(tmp_path
 
         return shards
 
-    patient = Checkpoints(tmp_path, 2, 10, world_size=3, listing_s=10)
+    patient = Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=10)
     manifest = read_checkpoint(patient.save(1, 2, "data", CONSUMED, {}, write(2, late=1)))
     assert len(manifest.files) == 6, "the last process's files came late"
-    strict = Checkpoints(tmp_path, 2, 10, world_size=3, listing_s=0)
+    strict = Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=0)
     with pytest.raises(UserError, match=r"2 of 6 files .*actor/model_world_size_3_rank_2\.pt.*run\.dir must be"):
         strict.save(2, 2, "data", CONSUMED, {}, write(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1"]
 
 
-def test_a_checkpoint_of_before_there_were_parts_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_without_parts_is_read(tmp_path: Path) -> None:
     path = save(Checkpoints(tmp_path, 2, 10), 5)
     tree = json.loads((path / "manifest.json").read_text())
     del tree["world_size"], tree["parts"]
@@ -156,8 +157,8 @@ def test_a_checkpoint_of_before_there_were_parts_is_read(tmp_path: Path) -> None
     assert (manifest.world_size, manifest.parts, manifest.consumed) == (1, {}, CONSUMED)
 
 
-def test_what_is_no_whole_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nothing is no whole checkpoint"):
+def test_an_incomplete_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing is no complete checkpoint"):
         read_checkpoint(tmp_path / "nothing")
     path = save(Checkpoints(tmp_path, 2, 10), 5)
     (path / "state/weights.pt").write_text("rotten")
@@ -183,13 +184,13 @@ def test_the_best_checkpoint_stays_until_another_is_better(tmp_path: Path) -> No
     }
     assert (tmp_path / "best").read_text() == "step_25\n"
     assert (tmp_path / "latest").read_text() == "step_30\n"
-    found = Checkpoints(tmp_path, 1, 10).newest()
+    found = Checkpoints(tmp_path, 1, 10).find_newest()
     assert found is not None
     assert found[1].step == 30
 
 
-def test_at_no_instruction_of_a_save_does_latest_name_what_is_not_whole(tmp_path: Path) -> None:
-    """The process dies at each operation on the disk in turn; then the next life looks."""
+def test_latest_never_names_an_incomplete_checkpoint(tmp_path: Path) -> None:
+    """The process dies at each operation on the disk in turn; then the next one reads."""
     seen: set[tuple[int, str]] = set()
     for number in range(200):
         folder = tmp_path / str(number)
@@ -199,7 +200,7 @@ def test_at_no_instruction_of_a_save_does_latest_name_what_is_not_whole(tmp_path
             save(checkpoints, 6)
         named = (folder / "latest").read_text().strip()
         assert read_checkpoint(folder / named).step in (5, 6)
-        found = Checkpoints(folder, 1, 10).newest()
+        found = Checkpoints(folder, 1, 10).find_newest()
         assert found is not None
         seen.add((found[1].step, named))
         again = Checkpoints(folder, 1, 10)
@@ -239,7 +240,7 @@ def dying_at(number: int) -> Iterator[list[bool]]:
             yield died
 
 
-def test_a_folder_that_goes_is_never_there_in_part(tmp_path: Path) -> None:
+def test_a_removed_folder_is_never_partially_visible(tmp_path: Path) -> None:
     def fill() -> Path:
         with stage_folder(tmp_path / "a") as folder:
             for name in "bcd":
@@ -249,14 +250,14 @@ def test_a_folder_that_goes_is_never_there_in_part(tmp_path: Path) -> None:
     for number in range(20):
         folder = fill()
         with dying_at(number) as died:
-            remove(folder)
+            remove_folder(folder)
         assert [p.name for p in sorted(folder.glob("*"))] in ([], ["b", "c", "d"])
         remove_leftovers(tmp_path)
         if not died:
             break
     assert number > 3
     assert not folder.exists()
-    remove(folder)
+    remove_folder(folder)
 
 
 def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
@@ -266,7 +267,7 @@ def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_10", "step_15"]
 
 
-def test_without_disk_space_nothing_is_written_and_the_sentence_has_the_figures(tmp_path: Path) -> None:
+def test_without_disk_space_nothing_is_written_and_the_error_has_the_sizes(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 2, parameters=1000, free_bytes=lambda _: 15_999)
     with pytest.raises(UserError, match=rf"{tmp_path} needs 16000 bytes and has 15999 bytes free"):
         save(checkpoints, 5)
@@ -280,21 +281,21 @@ def test_a_disk_that_fills_up_while_writing_is_a_users_error(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_staged_folder_is_complete_or_absent(tmp_path: Path) -> None:
     with stage_folder(tmp_path / "a") as folder:
         (folder / "one").write_text("1")
         assert not (tmp_path / "a").exists()
     assert (tmp_path / "a/one").read_text() == "1"
 
 
-def test_metrics_of_steps_beyond_a_checkpoint_are_dropped(tmp_path: Path) -> None:
+def test_metrics_of_steps_after_a_checkpoint_are_deleted(tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path)
     for step in (1, 2, 3):
         metrics.append({"step": step, "kl": float("nan")})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "re')
     metrics.rewind(2)
-    metrics.ensure({"step": 2})
-    metrics.ensure({"step": 3, "again": True})
+    metrics.append_missing({"step": 2})
+    metrics.append_missing({"step": 3, "again": True})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": 1, "kl": None}, {"step": 2, "kl": None}, {"step": 3, "again": True}]

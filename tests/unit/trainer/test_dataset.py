@@ -17,7 +17,7 @@ from forage_common.errors import DataError, SettingsError
 from forage_common.files.questions import Question, read_questions
 from forage_common.settings import load_settings
 from forage_common.v1.trajectory_pb2 import GroundTruth
-from forage_trainer.data.dataset import QUESTIONS, Batches, refill_number, report
+from forage_trainer.data.dataset import QUESTIONS, Batches, refill_number, report_questions
 
 
 class Characters:
@@ -121,7 +121,7 @@ def test_no_question_that_fits_is_an_error(tmp_path: Path) -> None:
         read_questions([write_questions(tmp_path / "a.parquet", 3)]).filter_by_length(Characters(), 2)
 
 
-def test_filtered_questions_are_counted_by_source_and_told(tmp_path: Path) -> None:
+def test_filtered_questions_are_counted_by_source_and_reported(tmp_path: Path) -> None:
     sources = (("nq", 11), ("nq", 5), ("hotpotqa", 12), ("nq", 13))
     rows = [
         question(i, source) | {"prompt": [{"role": "user", "content": "x" * length}]}
@@ -129,14 +129,14 @@ def test_filtered_questions_are_counted_by_source_and_told(tmp_path: Path) -> No
     ]
     found = read_questions([write(tmp_path / "a.parquet", rows)]).filter_by_length(Characters(), 10)
     assert found.filtered == {"nq": 2, "hotpotqa": 1}
-    report("train", found)
-    told = {
+    report_questions("train", found)
+    tags = {
         (sample.labels["data_source"], sample.labels["fate"]): sample.value
         for metric in QUESTIONS.collect()
         for sample in metric.samples
         if sample.labels["split"] == "train"
     }
-    assert told == {("nq", "kept"): 1, ("nq", "filtered"): 2, ("hotpotqa", "filtered"): 1}
+    assert tags == {("nq", "kept"): 1, ("nq", "filtered"): 2, ("hotpotqa", "filtered"): 1}
 
 
 def questions(*counts: int) -> tuple[Question, ...]:
@@ -148,12 +148,17 @@ def questions(*counts: int) -> tuple[Question, ...]:
     )
 
 
+def groups(batches: Batches, batch: int) -> list[tuple[str, Question]]:
+    """(group uid, question) of every position."""
+    return [batches.group(batch, position) for position in range(batches.batch_size)]
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 3))
-def test_an_epoch_meets_no_question_twice_and_uids_never_repeat(count: int, size: int, seed: int) -> None:
+def test_an_epoch_has_no_question_twice_and_uids_never_repeat(count: int, size: int, seed: int) -> None:
     size = min(size, count)
     batches = Batches(questions(count), size, seed)
-    met = [uid for b in range(1, 3 * count // size + 1) for uid, _ in batches.groups(b)]
+    met = [uid for b in range(1, 3 * count // size + 1) for uid, _ in groups(batches, b)]
     assert len(met) == len(set(met))
     for epoch in range(len(met) // count):
         assert set(met[epoch * count : (epoch + 1) * count]) == {f"s0/train/{i}/{epoch}" for i in range(count)}
@@ -163,9 +168,9 @@ def test_an_epoch_meets_no_question_twice_and_uids_never_repeat(count: int, size
 def test_a_batch_is_a_function_of_seed_and_number_alone() -> None:
     forward = Batches(questions(50), 7, 3)
     backward = Batches(questions(50), 7, 3)
-    wanted = {b: forward.groups(b) for b in range(1, 20)}
-    assert {b: backward.groups(b) for b in reversed(range(1, 20))} == wanted
-    assert Batches(questions(50), 7, 4).groups(1) != wanted[1]
+    wanted = {b: groups(forward, b) for b in range(1, 20)}
+    assert {b: groups(backward, b) for b in reversed(range(1, 20))} == wanted
+    assert groups(Batches(questions(50), 7, 4), 1) != wanted[1]
 
 
 def test_fewer_questions_than_a_batch_are_refused() -> None:
@@ -176,9 +181,9 @@ def test_fewer_questions_than_a_batch_are_refused() -> None:
 # Several files with weights.
 
 
-def test_weights_mix_files_and_each_goes_through_its_own_epochs() -> None:
+def test_weights_mix_files_and_each_has_its_own_epochs() -> None:
     batches = Batches(questions(300, 40), 16, 5, [3.0, 1.0])
-    met = [(uid, q) for b in range(1, 101) for uid, q in batches.groups(b)]
+    met = [(uid, q) for b in range(1, 101) for uid, q in groups(batches, b)]
     assert len({uid for uid, _ in met}) == 1600
     share = sum(q.file == 0 for _, q in met) / 1600
     assert share == pytest.approx(0.75, abs=0.04)
@@ -195,9 +200,9 @@ def test_a_mixed_batch_is_a_function_of_seed_and_number_alone() -> None:
         return Batches(questions(9, 5, 30), 4, seed, [0.2, 0.2, 1.0])
 
     forward, backward = make(3), make(3)
-    wanted = {b: forward.groups(b) for b in range(1, 30)}
-    assert {b: backward.groups(b) for b in reversed(range(1, 30))} == wanted
-    assert make(4).groups(1) != wanted[1]
+    wanted = {b: groups(forward, b) for b in range(1, 30)}
+    assert {b: groups(backward, b) for b in reversed(range(1, 30))} == wanted
+    assert groups(make(4), 1) != wanted[1]
 
 
 def test_a_weight_of_a_file_without_usable_questions_is_refused() -> None:
@@ -223,7 +228,7 @@ def test_files_are_given_as_paths_or_with_weights() -> None:
 # Other questions in the place of one.
 
 
-def test_refills_are_other_questions_of_the_same_source_under_names_of_their_own() -> None:
+def test_refills_are_other_questions_of_the_same_source_with_their_own_uids() -> None:
     batches = Batches(questions(6, 6), 4, 0, [1.0, 1.0])
     uids = set()
     for batch in range(1, 9):

@@ -237,7 +237,7 @@ def test_an_estimator_equals_its_formula(name: AdvantageEstimator, case: Case) -
 @every_estimator
 @settings(max_examples=40, deadline=None)
 @given(case=cases(), poison=st.sampled_from([math.nan, math.inf, 1e6, -3.0]))
-def test_nothing_said_about_information_tokens_matters(name: AdvantageEstimator, case: Case, poison: float) -> None:
+def test_values_on_observation_tokens_do_not_matter(name: AdvantageEstimator, case: Case, poison: float) -> None:
     clean = given_to_estimators(case)
     outside = clean.mask == 0
     poisoned = replace(
@@ -306,7 +306,7 @@ def test_grpo_equals_that_of_verl(by_std: bool) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(case=cases())
-def test_verl_knows_multi_turn_grpo(case: Case) -> None:
+def test_multi_turn_grpo_is_in_verls_registry(case: Case) -> None:
     rewards = given_to_estimators(case)
     theirs, returns = get_adv_estimator_fn("grpo_multiturn")(
         token_level_rewards=rewards.token_rewards,
@@ -347,9 +347,7 @@ def test_a_group_whose_rewards_are_all_equal_has_advantage_zero(name: AdvantageE
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), min_size=1, max_size=16), st.sampled_from([1, 2]))
-def test_a_row_takes_part_if_it_is_valid_and_has_enough_valid_companions(
-    rows: list[tuple[str, bool]], least: int
-) -> None:
+def test_a_row_takes_part_if_its_group_has_enough_valid_rows(rows: list[tuple[str, bool]], least: int) -> None:
     uids = [uid for uid, _ in rows]
     found = find_participants(uids, torch.tensor([valid for _, valid in rows]), least)
     valid = {uid: sum(v for u, v in rows if u == uid) for uid in uids}

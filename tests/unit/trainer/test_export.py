@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,25 +11,14 @@ import torch
 from safetensors.torch import load_file
 from trainer_parts import write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 from forage_common.errors import DataError
 from forage_common.settings import load_settings
 from forage_trainer.checkpoints.checkpoint import Checkpoints
-from forage_trainer.checkpoints.export import export, find_checkpoint, merge_shards
+from forage_trainer.checkpoints.export import export_policy, find_checkpoint, merge_shards
+from forage_trainer.command import app
 from forage_trainer.engine.policy_worker import PolicyWorker
-
-TWO_PROCESSES = """
-import sys, torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM
-rank, folder = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-model = AutoModelForCausalLM.from_pretrained(f"{folder}/model", dtype=torch.float32)
-fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)))
-torch.save(model.state_dict(), f"{folder}/state/model_world_size_2_rank_{rank}.pt")
-dist.barrier()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +34,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
-def test_transformers_loads_what_was_exported(
+def test_transformers_loads_an_exported_policy(
     run: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, name: str, dtype: torch.dtype
 ) -> None:
     folder, weights = run
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "forage_trainer.command", "export", str(folder), str(out), "--dtype", name]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "step_6" in ended.stdout
+    ended = CliRunner().invoke(app, ["export", str(folder), str(out), "--dtype", name])
+    assert ended.exit_code == 0, ended.output
+    assert "step_6" in ended.output
     config = json.loads((out / "config.json").read_text())
     assert config["dtype"] == name.replace("bf", "bfloat").replace("fp", "float")
     assert "torch_dtype" not in config
@@ -73,26 +59,11 @@ def test_transformers_loads_what_was_exported(
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_path_means_a_checkpoint_the_newest_or_the_best(run: tuple[Path, dict[str, torch.Tensor]]) -> None:
+def test_a_path_names_a_checkpoint_the_newest_or_the_best(run: tuple[Path, dict[str, torch.Tensor]]) -> None:
     folder, _ = run
     assert find_checkpoint(folder, best=False).name == "step_6"
     assert find_checkpoint(folder, best=True).name == "step_3"
     assert find_checkpoint(folder / "checkpoints/step_3", best=False).name == "step_3"
-
-
-def test_shards_of_two_processes_become_whole_tensors(tmp_path: Path) -> None:
-    write_model(tmp_path / "model")
-    (tmp_path / "state").mkdir()
-    command = [sys.executable, "-c", TWO_PROCESSES]
-    processes = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
-    assert [process.wait(120) for process in processes] == [0, 0]
-    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
-    found = merge_shards(tmp_path / "state", 2)
-    assert set(found) == set(expected)
-    for name, weight in expected.items():
-        assert torch.equal(found[name], weight), name
-    with pytest.raises(DataError, match=r"model_world_size_3_rank_0\.pt is missing.*3 FSDP processes"):
-        merge_shards(tmp_path / "state", 3)
 
 
 def test_an_adapter_is_merged(tmp_path: Path) -> None:
@@ -104,7 +75,7 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
             if "lora_B" in name:
                 parameter.add_(0.1)
     checkpoint = Checkpoints(tmp_path / "checkpoints", 2, 10).save(3, 1, "data", (), {}, partial(worker.save, step=3))
-    export(checkpoint, tmp_path / "out", torch.float32, 2**30)
+    export_policy(checkpoint, tmp_path / "out", torch.float32, 2**30)
     found, expected = load_file(tmp_path / "out/model.safetensors"), worker.weights(torch.float32)
     assert set(found) == set(expected)
     assert any(not torch.equal(found[name], before[name]) for name in found)
@@ -115,7 +86,7 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
         merge_shards(checkpoint / "state", 1)
 
 
-def test_what_cannot_be_exported_is_named(run: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_exported_is_named(run: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:
     folder, _ = run
     checkpoint = folder / "checkpoints/step_3"
     with pytest.raises(DataError, match=r"neither a checkpoint .* nor a run"):
@@ -123,13 +94,13 @@ def test_what_cannot_be_exported_is_named(run: tuple[Path, dict[str, torch.Tenso
     with pytest.raises(DataError, match="names no best checkpoint"):
         find_checkpoint(tmp_path, best=True)
     with pytest.raises(DataError, match=f"{tmp_path} exists"):
-        export(checkpoint, tmp_path, torch.float32, 2**30)
+        export_policy(checkpoint, tmp_path, torch.float32, 2**30)
     shard = checkpoint / "state/model_world_size_1_rank_0.pt"
     before = shard.read_bytes()
     shard.write_bytes(before[:-1] + b"x")
     try:
         with pytest.raises(DataError, match="step_3 is damaged"):
-            export(checkpoint, tmp_path / "out", torch.float32, 2**30)
+            export_policy(checkpoint, tmp_path / "out", torch.float32, 2**30)
     finally:
         shard.write_bytes(before)
     assert not (tmp_path / "out").exists()

@@ -17,7 +17,7 @@ from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.streams.client import GROUP, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
-from forage_trainer.data.batcher import WAITED, Batcher, BatchTimeoutError
+from forage_trainer.data.batcher import WAIT_SECONDS, Batcher, BatchTimeoutError
 from forage_trainer.data.dataset import Batches
 from forage_trainer.data.feeder import Feeder, sampling_seed
 from forage_trainer.waiting import RedisRetry, Stop, Stopped
@@ -56,7 +56,7 @@ class Bench:
         return int(self.streams._redis.xpending(self.streams.trajectories, GROUP)["pending"])
 
     def uids(self, batch: int, timeout_s: float = 5.0) -> list[str]:
-        return [g.group_uid for g in self.batcher.next(batch, timeout_s).groups]
+        return [g.group_uid for g in self.batcher.next_batch(batch, timeout_s).groups]
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
         retry = RedisRetry(stop, health)
         rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
         feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), retry)
-        batcher = Batcher(streams, SIZE, settings.trainer, feeder, retry, stop, health)
+        batcher = Batcher(streams, SIZE, settings.trainer, feeder, retry, health)
         return Bench(settings, streams, stop, health, feeder, batcher)
 
     return make
@@ -106,7 +106,7 @@ def test_nothing_is_issued_beyond_the_last_step(bench: Callable[..., Bench]) -> 
     assert max(p.batch for p in b.prompts()) == 5
 
 
-def test_a_new_life_issues_nothing_again(bench: Callable[..., Bench]) -> None:
+def test_a_restarted_trainer_issues_no_prompt_twice(bench: Callable[..., Bench]) -> None:
     first, second = bench(), bench()
     first.feeder.issue_up_to_bound(2)
     before = len(first.prompts())
@@ -115,19 +115,19 @@ def test_a_new_life_issues_nothing_again(bench: Callable[..., Bench]) -> None:
     assert before == 2 * SIZE
 
 
-def test_prompts_of_different_places_have_different_seeds() -> None:
+def test_prompts_of_different_positions_have_different_seeds() -> None:
     seeds = {sampling_seed(r, b, p, a) for r in range(3) for b in range(20) for p in range(10) for a in range(3)}
     assert len(seeds) == 3 * 20 * 10 * 3
     assert min(seeds) > 0
     assert max(seeds) <= 2**48
 
 
-def test_a_batch_comes_complete_and_in_the_order_of_positions(bench: Callable[..., Bench]) -> None:
+def test_a_batch_is_complete_and_in_the_order_of_positions(bench: Callable[..., Bench]) -> None:
     b = bench()
     for batch, position in ((2, 1), (1, 2), (1, 0), (2, 0), (1, 1), (2, 2)):
         b.answer(batch, position)
     assert b.uids(1) == [f"q/1/{p}" for p in range(SIZE)]
-    b.batcher.done(1)
+    b.batcher.mark_consumed(1)
     assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
 
 
@@ -140,9 +140,9 @@ def test_the_next_batch_is_assembled_while_a_step_computes(
     prompts = {(prompt.batch, prompt.position): prompt for prompt in b.prompts()}
     for position in range(SIZE):
         b.answer(1, position)
-    batch = b.batcher.next(1, 5.0)
+    batch = b.batcher.next_batch(1, 5.0)
     assert len(batch.entries) == SIZE
-    with b.batcher.ahead():
+    with b.batcher.assemble_ahead():
         for position in range(SIZE - 1):
             b.answer(2, position, version=1 - staleness)
         if taken:
@@ -155,40 +155,40 @@ def test_the_next_batch_is_assembled_while_a_step_computes(
             b.answer(2, SIZE - 1, version=1)
             time.sleep(0.2)
             assert b.taken() == SIZE
-    b.batcher.done(1)
+    b.batcher.mark_consumed(1)
     assert len(b.uids(2)) == SIZE
 
 
-def test_what_goes_wrong_ahead_is_raised_and_a_stop_is_the_steps_own_affair(
+def test_an_error_of_the_assembling_thread_is_raised_and_a_stop_is_not(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = bench("trainer.max_staleness=1")
     b.stop.request()
-    with b.batcher.ahead():
+    with b.batcher.assemble_ahead():
         time.sleep(0.2)
     other = bench("trainer.max_staleness=1")
     monkeypatch.setattr(other.feeder, "refill", lambda group: 1 / 0)
     other.answer(1, 0)
-    with pytest.raises(ZeroDivisionError), other.batcher.ahead():
+    with pytest.raises(ZeroDivisionError), other.batcher.assemble_ahead():
         wait_for(lambda: other.taken() == 1)
 
 
 def wait_for(condition: Callable[[], T]) -> T:
-    """What it finds, as soon as that is true."""
+    """Return the result of `condition` once it is true."""
     deadline = time.monotonic() + 20
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return found
+    return result
 
 
 def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> None:
     b = bench()
     for position in (0, 0, 1, 2, 1):
         b.answer(1, position)
-    batch = b.batcher.next(1, 5.0)
+    batch = b.batcher.next_batch(1, 5.0)
     b.answer(1, 0)
-    b.batcher.done(1)
+    b.batcher.mark_consumed(1)
     for position in range(SIZE):
         b.answer(2, position, version=1)
     assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
@@ -203,24 +203,24 @@ def test_a_group_beyond_the_bound_is_dropped_and_issued_again(bench: Callable[..
     for position, version in enumerate((2, 1, 3)):  # step 4 trains version 3: 2 is the oldest it takes
         b.answer(4, position, version)
     with pytest.raises(BatchTimeoutError, match=r"1 of 3 groups .*positions 1"):
-        b.batcher.next(4, 0.5)
+        b.batcher.next_batch(4, 0.5)
     [again] = b.prompts()
     assert (again.batch, again.position, again.attempt, again.min_policy_version) == (4, 1, 1, 3)
     b.answer(4, 1, version=3, attempt=1)
-    batch = b.batcher.next(4, 5.0)
+    batch = b.batcher.next_batch(4, 5.0)
     assert [g.attempt for g in batch.groups] == [0, 1, 0]
     assert batch.stale == 1
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE
 
 
-def test_waiting_for_groups_is_counted_and_having_them_is_not(bench: Callable[..., Bench]) -> None:
+def test_only_the_wait_for_missing_groups_is_counted(bench: Callable[..., Bench]) -> None:
     def waited() -> float:
-        return float(WAITED.collect()[0].samples[0].value)
+        return float(WAIT_SECONDS.collect()[0].samples[0].value)
 
     b = bench()
     before = waited()
     with pytest.raises(BatchTimeoutError):
-        b.batcher.next(1, 0.5)
+        b.batcher.next_batch(1, 0.5)
     assert 0.5 <= waited() - before < 5.0
     for position in range(SIZE):
         b.answer(1, position)
@@ -230,23 +230,23 @@ def test_waiting_for_groups_is_counted_and_having_them_is_not(bench: Callable[..
     assert waited() - before < 0.05, "all groups are there"
 
 
-def test_a_new_life_takes_over_what_was_not_acknowledged(bench: Callable[..., Bench]) -> None:
+def test_a_restarted_trainer_reclaims_unacknowledged_groups(bench: Callable[..., Bench]) -> None:
     first = bench()
     for batch in (1, 2):
         for position in range(SIZE):
             first.answer(batch, position)
     assert first.uids(1)
-    first.batcher.done(1)
+    first.batcher.mark_consumed(1)
     second = bench()
     assert second.batcher.start(consumed=1) == SIZE
     assert second.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
     assert second.streams.count_backlog(second.streams.trajectories) == SIZE, "copies of batch 1 are gone"
 
 
-def test_what_another_consumer_took_and_lost_is_found_again(
+def test_groups_whose_delivery_was_lost_are_reclaimed(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_trainer.data.batcher._RECLAIM_EVERY_S", 0.2)
+    monkeypatch.setattr("forage_trainer.data.batcher._RECLAIM_INTERVAL_S", 0.2)
     b = bench()
     for position in range(SIZE):
         b.answer(1, position)
@@ -259,7 +259,9 @@ def test_what_another_consumer_took_and_lost_is_found_again(
 REFILLS = ("trainer.algorithm.filter_groups=true", "trainer.max_refills=2", "trainer.max_staleness=0")
 
 
-def test_a_group_of_equal_rewards_makes_room_for_another_question_up_to_the_bound(bench: Callable[..., Bench]) -> None:
+def test_a_group_of_equal_rewards_is_replaced_up_to_max_refills(
+    bench: Callable[..., Bench],
+) -> None:
     b = bench(*REFILLS)
     b.feeder.issue_up_to_bound(0)
     first = b.prompts()
@@ -270,13 +272,13 @@ def test_a_group_of_equal_rewards_makes_room_for_another_question_up_to_the_boun
     rewards = {(1, 1): [0.0, 1.0], (2, 1): [0.5, 0.5], (2, 2): [0.0, 0.0]}
     for attempt, positions in ((1, [1, 2]), (2, [2])):
         with pytest.raises(BatchTimeoutError):
-            b.batcher.next(1, 0.2)
+            b.batcher.next_batch(1, 0.2)
         again = b.prompts()
         assert [(p.position, p.attempt) for p in again] == [(position, attempt) for position in positions]
         for prompt in again:
             met[prompt.position].append(prompt.group_uid)
             b.reply(prompt, rewards[prompt.position, attempt])
-    batch = b.batcher.next(1, 5.0)
+    batch = b.batcher.next_batch(1, 5.0)
     assert [g.group_uid for g in batch.groups] == [uids[-1] for uids in met.values()]
     assert batch.metrics == {"dropped_stale": 0, "dropped_stragglers": 0, "refilled_groups": 3}
     assert len({uid.rpartition("/")[0] for uid in met[2]}) == 3, "each time another question"
@@ -284,21 +286,21 @@ def test_a_group_of_equal_rewards_makes_room_for_another_question_up_to_the_boun
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE
 
 
-def test_a_new_life_asks_the_same_refills(bench: Callable[..., Bench]) -> None:
+def test_a_restarted_trainer_issues_the_same_refills(bench: Callable[..., Bench]) -> None:
     first = bench(*REFILLS)
     first.feeder.issue_up_to_bound(0)
     prompts = first.prompts()
     for prompt in prompts:
         first.reply(prompt, [1.0, 1.0])
     with pytest.raises(BatchTimeoutError):
-        first.batcher.next(1, 0.2)
+        first.batcher.next_batch(1, 0.2)
     again = first.prompts()
-    # A life that died between the new prompt and the end of the old group finds the old group once more.
+    # A trainer that died between the new prompt and the discard of the old group reclaims the old group.
     first.reply(prompts[0], [1.0, 1.0])
     second = bench(*REFILLS)
     second.batcher.start(0)
     with pytest.raises(BatchTimeoutError):
-        second.batcher.next(1, 0.2)
+        second.batcher.next_batch(1, 0.2)
     assert second.prompts() == [], "issued once"
     for prompt in again:
         second.reply(prompt, [0.0, 1.0])
@@ -306,19 +308,19 @@ def test_a_new_life_asks_the_same_refills(bench: Callable[..., Bench]) -> None:
     assert second.streams.count_backlog(second.streams.trajectories) == SIZE
 
 
-def test_a_refill_that_is_too_old_is_issued_again_under_its_own_name(bench: Callable[..., Bench]) -> None:
+def test_a_stale_refill_is_issued_again_under_its_own_uid(bench: Callable[..., Bench]) -> None:
     b = bench(*REFILLS)
     b.feeder.issue_up_to_bound(1)
     prompts = b.prompts()
     for prompt in prompts:
         b.write(group(prompt.group_uid, [1.0, 1.0], 2, prompt.position, 0, version=1))
     with pytest.raises(BatchTimeoutError):
-        b.batcher.next(2, 0.2)
+        b.batcher.next_batch(2, 0.2)
     refill = b.prompts()[0]
     assert refill.min_policy_version == 1
     b.write(group(refill.group_uid, [0.0, 1.0], 2, 0, refill.attempt, version=0))
     with pytest.raises(BatchTimeoutError):
-        b.batcher.next(2, 0.2)
+        b.batcher.next_batch(2, 0.2)
     [again] = b.prompts()
     assert (again.group_uid, again.attempt, again.ground_truth) == (refill.group_uid, 2, refill.ground_truth)
     assert again.sampling.seed != refill.sampling.seed
@@ -329,7 +331,7 @@ def test_a_refill_that_is_too_old_is_issued_again_under_its_own_name(bench: Call
 DROP = ("trainer.straggler_timeout_s=0.3", "trainer.partial_groups=drop")
 
 
-def test_stragglers_are_dropped_after_their_time_and_what_comes_later_is_discarded(
+def test_stragglers_are_dropped_after_the_timeout_and_discarded_when_they_arrive(
     bench: Callable[..., Bench],
 ) -> None:
     b = bench(*DROP)
@@ -337,11 +339,11 @@ def test_stragglers_are_dropped_after_their_time_and_what_comes_later_is_discard
     issued = len(b.prompts())
     b.answer(1, 2)
     b.answer(1, 0)
-    batch = b.batcher.next(1, 30.0)
+    batch = b.batcher.next_batch(1, 30.0)
     assert [g.position for g in batch.groups] == [0, 2]
     assert batch.stragglers == (1,)
     assert batch.metrics["dropped_stragglers"] == 1
-    b.batcher.done(1)
+    b.batcher.mark_consumed(1)
     b.answer(1, 1)
     for position in range(SIZE):
         b.answer(2, position, version=1)
@@ -351,36 +353,36 @@ def test_stragglers_are_dropped_after_their_time_and_what_comes_later_is_discard
     assert (issued, b.prompts()) == (2 * SIZE, []), "it is issued in no batch again"
 
 
-def test_a_batch_of_which_nothing_came_is_not_dropped(bench: Callable[..., Bench]) -> None:
+def test_a_batch_without_any_group_is_not_trained_on(bench: Callable[..., Bench]) -> None:
     b = bench(*DROP)
     with pytest.raises(BatchTimeoutError, match="3 of 3 groups"):
-        b.batcher.next(1, 1.0)
+        b.batcher.next_batch(1, 1.0)
 
 
-def test_stragglers_are_waited_for_where_the_policy_is_to_wait(bench: Callable[..., Bench]) -> None:
+def test_stragglers_are_reported_and_awaited_with_partial_groups_wait(bench: Callable[..., Bench]) -> None:
     b = bench("trainer.straggler_timeout_s=0.1")
     b.answer(1, 0)
     with pytest.raises(BatchTimeoutError, match="2 of 3 groups"):
-        b.batcher.next(1, 1.0)
+        b.batcher.next_batch(1, 1.0)
     for position in (1, 2):
         b.answer(1, position)
-    assert b.batcher.next(1, 5.0).stragglers == ()
+    assert b.batcher.next_batch(1, 5.0).stragglers == ()
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [("trainer.partial_groups=drop", "straggler_timeout_s"), ("trainer.max_refills=1", "filter_groups=true")],
 )
-def test_settings_that_could_do_nothing_are_refused(override: str, words: str) -> None:
+def test_settings_without_effect_are_refused(override: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         load_settings(None, [override], {})
 
 
-def test_a_batch_that_does_not_come_is_named(bench: Callable[..., Bench]) -> None:
+def test_a_batch_timeout_names_the_missing_positions(bench: Callable[..., Bench]) -> None:
     b = bench()
     b.answer(1, 1)
     with pytest.raises(BatchTimeoutError, match=r"batch 1 lacks 2 of 3 groups .*positions 0, 2.*rollout service"):
-        b.batcher.next(1, 0.3)
+        b.batcher.next_batch(1, 0.3)
     assert "batch 1: 2 of 3 groups missing" in b.health.waiting["batch"]
 
 
@@ -388,10 +390,10 @@ def test_a_stop_ends_the_wait(bench: Callable[..., Bench]) -> None:
     b = bench()
     b.stop.request()
     with pytest.raises(Stopped):
-        b.batcher.next(1, 60)
+        b.batcher.next_batch(1, 60)
 
 
-def test_a_wait_goes_on_through_an_absence_of_the_server(tmp_path: Path, free_address: Callable[[], str]) -> None:
+def test_a_wait_continues_while_redis_is_unavailable(tmp_path: Path, free_address: Callable[[], str]) -> None:
     from forage_common.errors import UnavailableError
 
     stop, health = Stop(), Health()

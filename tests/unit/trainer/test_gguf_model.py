@@ -118,7 +118,7 @@ def test_the_folder_holds_the_same_model_and_a_tokenizer_that_ends_turns(
     assert tokenizer.encode(chat) == [1, TOKENS.index("he"), 2]
 
 
-def test_what_cannot_be_converted_is_a_sentence_and_leaves_nothing(tmp_path: Path, model: LlamaForCausalLM) -> None:
+def test_a_file_that_cannot_be_converted_is_named_and_leaves_nothing(tmp_path: Path, model: LlamaForCausalLM) -> None:
     out = tmp_path / "made"
     with pytest.raises(DataError, match="'gpt2' with 'other': gpt2 with 'smollm' can be converted"):
         convert(write(tmp_path / "other.gguf", model, cut="other"), out)

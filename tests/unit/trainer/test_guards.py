@@ -1,4 +1,4 @@
-"""Guards on series of figures: what sets which off, and what they remember."""
+"""Guards on series of metrics: what trips which, and what they keep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import GuardAction, GuardSettings, load_settings
-from forage_trainer.checkpoints.rollbacks import ROLLBACKS, ROLLED_BACK, GuardStopError, Rollbacks, stopped
+from forage_trainer.checkpoints.rollbacks import ROLLBACKS, ROLLED_BACK, GuardStopError, Rollbacks, make_stop_error
 from forage_trainer.reporting.guards import Guards, Trip
 
 NAN, INF = float("nan"), float("inf")
@@ -51,11 +51,11 @@ def seen(guard: Guards, *steps: Mapping[str, Any]) -> list[list[str]]:
         ({"entropy": 0.0, "kl_ref": 9.0, "loss": -INF}, ["non_finite", "kl", "entropy"]),
     ],
 )
-def test_a_step_by_itself(step: dict[str, Any], expected: list[str]) -> None:
+def test_guards_on_a_single_step(step: dict[str, Any], expected: list[str]) -> None:
     assert seen(guards(), step) == [expected]
 
 
-def test_a_step_without_an_update_sets_nothing_off() -> None:
+def test_a_step_without_an_update_trips_no_guard() -> None:
     assert guards().check({"reward_mean": None, "dead_groups": 0}, 10) == []
 
 
@@ -70,7 +70,7 @@ def test_a_step_without_an_update_sets_nothing_off() -> None:
         ([1, 1, NAN, 11], [2, 3]),  # what is not finite is not remembered
     ],
 )
-def test_the_gradient_norm_against_the_median_before(norms: list[float], trips: list[int]) -> None:
+def test_the_gradient_norm_guard_compares_with_the_previous_median(norms: list[float], trips: list[int]) -> None:
     found = seen(guards(), *({"grad_norm": norm} for norm in norms))
     assert [number for number, names in enumerate(found) if names] == trips
 
@@ -85,12 +85,12 @@ def test_the_gradient_norm_against_the_median_before(norms: list[float], trips: 
         ([0.8, None, 0.8, None, None, 0.0, 0.0, 0.0], [7]),
     ],
 )
-def test_the_mean_reward_against_its_highest(rewards: list[float], trips: list[int]) -> None:
+def test_the_reward_guard_compares_with_the_highest_mean(rewards: list[float], trips: list[int]) -> None:
     found = seen(guards(), *({"reward_mean": reward} for reward in rewards))
     assert [number for number, names in enumerate(found) if names] == trips
 
 
-def test_a_new_life_decides_as_the_old_one_would_have() -> None:
+def test_guards_decide_the_same_after_a_restart() -> None:
     series = [{"grad_norm": 1 + n % 3, "reward_mean": 1 - 0.12 * n} for n in range(9)]
     series.append({"grad_norm": 40.0, "reward_mean": 0.0})
     straight = guards()
@@ -104,7 +104,7 @@ def test_a_new_life_decides_as_the_old_one_would_have() -> None:
         assert found == expected
 
 
-def test_actions_are_settings_and_the_gravest_comes_first() -> None:
+def test_actions_are_set_and_the_gravest_comes_first() -> None:
     assert seen(guards("kl.action=ignore"), {"kl_ref": 5.0}) == [[]]
     trips = guards("kl.action=warn", "entropy.action=rollback", "logprob.action=stop").check(
         {**SOUND, "kl_ref": 5.0, "entropy": 0.0, "logprob_diff_mean": 3.0}, 10
@@ -115,7 +115,7 @@ def test_actions_are_settings_and_the_gravest_comes_first() -> None:
     assert trips[0].reason == "entropy is 0, below 0.01"
 
 
-def test_only_what_is_not_finite_acts_unless_told() -> None:
+def test_only_the_non_finite_guard_acts_by_default() -> None:
     actions = {name: one.action for name, one in GuardSettings() if hasattr(one, "action")}
     assert {name for name, action in actions.items() if action is not GuardAction.WARN} == {"non_finite"}
     assert set(actions) == {"non_finite", "grad_norm", "kl", "reward", "entropy", "dead_groups", "logprob"}
@@ -133,33 +133,33 @@ def test_a_wrong_setting_is_named(override: str, words: str) -> None:
 TRIP = Trip("grad_norm", GuardAction.ROLLBACK, "gradient norm is 99")
 
 
-def test_a_rollback_is_remembered_by_later_lives_and_bounded(tmp_path: Path) -> None:
+def test_rollbacks_survive_restarts_and_are_bounded(tmp_path: Path) -> None:
     first = Rollbacks(tmp_path, 2)
-    assert not first.skips(7)
+    assert not first.is_skipped(7)
     error = first.roll_back(7, TRIP)
     assert "guard 'grad_norm' at step 7: gradient norm is 99" in str(error)
     assert "rollback 1 of 2" in str(error)
     before = time.time()
     second = Rollbacks(tmp_path, 2)
-    assert (second.skips(7), second.skips(8)) == (True, False)
-    assert ROLLBACKS.collect()[0].samples[0].value == 1, "Prometheus hears of it from the next life"
+    assert (second.is_skipped(7), second.is_skipped(8)) == (True, False)
+    assert ROLLBACKS.collect()[0].samples[0].value == 1, "the next process exports it"
     assert before - 60 < ROLLED_BACK.collect()[0].samples[0].value <= before
     second.roll_back(9, TRIP)
     third = Rollbacks(tmp_path, 2)
-    assert [step for step in range(12) if third.skips(step)] == [7, 9]
+    assert [step for step in range(12) if third.is_skipped(step)] == [7, 9]
     with pytest.raises(GuardStopError, match=r"at step 11.*max_rollbacks = 2 are used up \(before: steps 7, 9\)"):
         third.roll_back(11, TRIP)
     assert [one["step"] for one in json.loads((tmp_path / "rollbacks.json").read_text())] == [7, 9]
 
 
-def test_a_list_of_rollbacks_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+def test_an_unreadable_list_of_rollbacks_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "rollbacks.json").write_text("[{")
     with pytest.raises(UserError, match=r"rollbacks\.json cannot be read"):
         Rollbacks(tmp_path, 2)
 
 
-def test_a_stop_says_which_guard_which_step_and_what_to_change() -> None:
-    error = stopped(4, TRIP)
+def test_a_stop_names_guard_step_and_remedy() -> None:
+    error = make_stop_error(4, TRIP)
     assert isinstance(error, UserError)
     for words in ("'grad_norm'", "step 4", "gradient norm is 99", "trainer.guards.grad_norm"):
         assert words in str(error)

@@ -67,7 +67,7 @@ token = st.tuples(log_prob, log_prob, st.booleans(), st.floats(-1, 1))
     st.sampled_from(KINDS),
     st.sampled_from([math.nan, math.inf, -7.0]),
 )
-def test_only_tokens_of_the_mask_pay(
+def test_only_tokens_of_the_mask_are_penalized(
     rows: list[list[tuple[float, float, bool, float]]], kind: str, junk: float
 ) -> None:
     mask = torch.tensor([[t[2] for t in row] for row in rows])
@@ -84,7 +84,7 @@ def test_only_tokens_of_the_mask_pay(
     assert found.non_finite == 0
 
 
-def test_a_token_whose_kl_is_not_finite_pays_nothing_and_is_counted() -> None:
+def test_a_token_with_a_non_finite_kl_is_not_penalized_and_is_counted() -> None:
     own, reference = torch.tensor([[-1.0, math.nan, -2.0]]), torch.tensor([[-2.0, -1.0, -1.0]])
     found = apply_kl_penalty(torch.zeros(1, 3), own, reference, torch.ones(1, 3), "kl", 0.5)
     assert found.token_rewards.tolist() == [[-0.5, 0.0, 0.5]]
@@ -111,7 +111,7 @@ def test_the_controller_follows_the_specification(example: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("kl", [math.nan, math.inf, -math.inf])
-def test_a_kl_that_is_not_finite_leaves_beta_and_is_counted(kl: float) -> None:
+def test_a_non_finite_kl_leaves_beta_and_is_counted(kl: float) -> None:
     controller = KlController(KlControlSettings(type="adaptive", kl_coef=0.2))
     controller.update(kl, 512)
     assert (controller.beta, controller.skipped) == (0.2, 1)
@@ -125,7 +125,7 @@ def test_a_fixed_coefficient_stays() -> None:
     assert controller.beta == 0.2
 
 
-def test_a_controller_goes_on_from_its_state() -> None:
+def test_a_controller_resumes_from_its_state() -> None:
     adaptive = KlControlSettings(type="adaptive", kl_coef=0.2)
     one = KlController(adaptive)
     one.update(5.0, 512)

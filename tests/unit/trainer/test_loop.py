@@ -111,7 +111,7 @@ def lines(settings: Settings) -> list[dict[str, object]]:
     return found
 
 
-def test_ppo_teaches_actor_and_critic_and_goes_on_where_it_was(train: Callable[..., Settings]) -> None:
+def test_ppo_updates_actor_and_critic_and_resumes(train: Callable[..., Settings]) -> None:
     ppo = ["trainer.algorithm.adv_estimator=gae", "trainer.critic.ppo_mini_batch_size=1", "trainer.critic_warmup=1"]
     ppo += ["trainer.critic.optim.lr=0.01"]
     train(*ppo, "trainer.total_training_steps=2")
@@ -119,7 +119,7 @@ def test_ppo_teaches_actor_and_critic_and_goes_on_where_it_was(train: Callable[.
     assert ["loss" in line for line in found] == [False, True, True, True], "the critic learns first, alone"
     assert all(line["critic/grad_norm"] > 0 for line in found)
     assert all(line["seconds"]["values"] > 0 < line["seconds"]["critic"] for line in found)
-    # A head of zeros values everything at 0; a second life finds what the first one learned.
+    # A head of zeros gives values of 0; a restarted trainer has the head that the first one trained.
     assert [line["critic/values/max"] == 0 for line in found] == [True, False, False, False]
 
 
@@ -139,7 +139,7 @@ def test_multi_turn_grpo_steps_on_scores_with_turns(train: Callable[..., Setting
         assert not any(between)
 
 
-def test_the_kl_in_the_reward_is_steered_and_its_coefficient_outlives_the_process(
+def test_the_kl_coefficient_adapts_and_survives_a_restart(
     train: Callable[..., Settings],
 ) -> None:
     kl = ["trainer.algorithm.use_kl_in_reward=true", "trainer.actor.use_kl_loss=false"]
@@ -154,7 +154,7 @@ def test_the_kl_in_the_reward_is_steered_and_its_coefficient_outlives_the_proces
     assert found[-1]["kl_reward"] != found[0]["kl_reward"]
 
 
-def test_trackers_are_told_every_step_and_validation(train: Callable[..., Settings]) -> None:
+def test_trackers_receive_every_step_and_validation(train: Callable[..., Settings]) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     settings = train("trainer.logger=[tensorboard]", "trainer.test_freq=2")
@@ -164,7 +164,7 @@ def test_trackers_are_told_every_step_and_validation(train: Callable[..., Settin
     assert [event.step for event in events.Scalars("val-core/world_facts/em/mean@1")] == [0, 2, 3]
 
 
-def test_a_validation_beside_training_outlives_the_process_and_its_checkpoint_waits_for_the_score(
+def test_an_overlapped_validation_survives_a_restart_and_its_checkpoint_is_kept(
     train: Callable[..., Settings],
 ) -> None:
     beside = ["trainer.validation_mode=overlapped", "trainer.test_freq=2", "trainer.total_training_steps=4"]
@@ -182,7 +182,7 @@ def test_a_validation_beside_training_outlives_the_process_and_its_checkpoint_wa
     assert (checkpoints / "best").read_text() == "step_2\n"
 
 
-def test_what_was_dropped_is_in_the_ledger_and_what_was_refilled_is_counted(train: Callable[..., Settings]) -> None:
+def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(train: Callable[..., Settings]) -> None:
     drop = ["trainer.straggler_timeout_s=2", "trainer.partial_groups=drop", "trainer.max_staleness=0"]
     refill = ["trainer.algorithm.filter_groups=true", "trainer.max_refills=1"]
     settings = train(*drop, *refill, rollout=PartialRollout)

@@ -21,7 +21,7 @@ from forage_common.settings import ActorSettings, AlgorithmSettings, CorrectionS
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.algorithms.off_policy import compute_correction_metrics, importance_weights
 from forage_trainer.data.selection import select_trajectories
-from forage_trainer.data.tensors import StepTensors, build_step_tensors, select, unpad_response
+from forage_trainer.data.tensors import StepTensors, build_step_tensors, select_rows, unpad_response
 from forage_trainer.engine.actor_loss import ActorLoss, build_actor_config
 
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -60,7 +60,7 @@ def make_jagged(tensors: StepTensors, matrix: np.ndarray) -> torch.Tensor:
 
 
 def predicted(tensors: StepTensors, matrix: torch.Tensor) -> torch.Tensor:
-    """As a model gives it: jagged as the input, what belongs to a response token at the token before it."""
+    """The layout of a model's output: jagged as the input, with a response token's value at the token before it."""
     lengths = tensors.data["responses"].offsets().diff().tolist()
     rows = [
         torch.cat([torch.zeros(PROMPT_TOKENS - 1), row[:length], torch.zeros(1)])
@@ -70,7 +70,7 @@ def predicted(tensors: StepTensors, matrix: torch.Tensor) -> torch.Tensor:
 
 
 def counted(data: TensorDict, tensors: StepTensors) -> TensorDict:
-    """What an engine says of the mini-batch that a micro-batch belongs to."""
+    """The engine's description of the mini-batch that a micro-batch belongs to."""
     tokens, rows = float(tensors.mask.sum()), len(tensors.uids)
     tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=rows)
     return data
@@ -94,8 +94,8 @@ def actor_loss(
         "entropy": predicted(tensors, torch.tensor(given_["entropy"])),
     }
     if rows is not None:
-        data = select(data, rows)
-        output = {name: select(TensorDict({name: v}, len(tensors.uids)), rows)[name] for name, v in output.items()}
+        data = select_rows(data, rows)
+        output = {name: select_rows(TensorDict({name: v}, len(tensors.uids)), rows)[name] for name, v in output.items()}
     loss, _ = ActorLoss(build_actor_config(actor, 4), correction)(output, counted(data, tensors))
     return loss
 
@@ -125,8 +125,8 @@ def actor_oracle(tensors: StepTensors, given_: Matrices, actor: ActorSettings, m
     clipped = np.clip(ratio, 1 - actor.clip_ratio, 1 + actor.clip_ratio_high)
     gain = np.minimum(ratio * advantage, clipped * advantage)
     gain = np.where(advantage < 0, np.maximum(gain, actor.clip_ratio_c * advantage), gain)
-    away = given_["reference"].astype(float) - given_["own"]
-    k3 = np.clip(np.exp(away) - away - 1, -10, 10)
+    log_ratio = given_["reference"].astype(float) - given_["own"]
+    k3 = np.clip(np.exp(log_ratio) - log_ratio - 1, -10, 10)
     mask, how = tensors.mask.numpy(), actor.loss_agg_mode
     return (
         aggregated(-gain * weights(given_, tensors.state.numpy(), mode), mask, how)
@@ -152,7 +152,7 @@ def test_the_actor_loss_is_its_formula(agg: str, correction: str, state_masking:
 
 
 @pytest.mark.parametrize("others", [{"use_kl_loss": False}, {"entropy_coeff": 0.0}, {"clip_ratio_c": 100.0}])
-def test_each_part_of_the_loss_can_be_left_out(others: dict[str, Any]) -> None:
+def test_each_term_of_the_loss_can_be_left_out(others: dict[str, Any]) -> None:
     tensors = batch()
     given_, actor = drawn(tensors), settings_of("token-mean", **others)
     found = float(actor_loss(tensors, given_, actor, CorrectionSettings()))
@@ -170,7 +170,7 @@ def test_micro_batches_add_up_to_the_mini_batch(agg: str) -> None:
 
 @pytest.mark.parametrize("agg", MODES)
 @pytest.mark.parametrize("correction", ["none", "tis", "decoupled", "icepop"])
-def test_nothing_said_about_information_tokens_changes_the_gradient(agg: str, correction: str) -> None:
+def test_values_on_observation_tokens_do_not_change_the_gradient(agg: str, correction: str) -> None:
     tensors, actor = batch(), settings_of(agg)
     given_ = drawn(tensors)
     other = {name: np.where(tensors.mask == 1, value, 7.0) for name, value in given_.items() if name != "own"}
@@ -199,7 +199,7 @@ LOG_RATIOS = [0.0, 0.5, 8.0, -0.5, -0.8, 1.5]
         ("icepop", [1.0, 1.648721, 0.0, 0.606531, 0.0, 4.481689]),
     ],
 )
-def test_a_token_weighs_what_its_ratio_says(mode: str, expected: list[float]) -> None:
+def test_the_weight_of_a_token_follows_from_its_ratio(mode: str, expected: list[float]) -> None:
     engine, state, options = torch.full((6,), -9.0), torch.ones(6), CorrectionSettings(mode=mode)
     trainer = engine + torch.tensor(LOG_RATIOS)
     torch.testing.assert_close(importance_weights(trainer, engine, state, options), torch.tensor(expected))
@@ -215,7 +215,7 @@ def test_a_token_weighs_what_its_ratio_says(mode: str, expected: list[float]) ->
     st.sampled_from(["none", "tis", "decoupled", "icepop"]),
     st.lists(st.tuples(st.floats(-30, 0), st.sampled_from([0.0, float("nan"), -5.0])), min_size=1, max_size=9),
 )
-def test_what_the_engine_did_not_sample_weighs_one(mode: str, tokens: list[tuple[float, float]]) -> None:
+def test_unsampled_tokens_have_weight_one(mode: str, tokens: list[tuple[float, float]]) -> None:
     trainer, engine = (torch.tensor(column) for column in zip(*tokens, strict=True))
     found = importance_weights(trainer, engine, torch.zeros(len(tokens)), CorrectionSettings(mode=mode))
     assert found.eq(1).all()
@@ -264,6 +264,6 @@ def test_verls_value_loss_is_the_clipped_square_on_state_tokens(agg: str) -> Non
         ("trainer.algorithm.rollout_correction.icepop_low=1.5", "icepop_low"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(override: str, sentence: str) -> None:
+def test_contradictory_settings_are_refused(override: str, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
         load_settings(None, [override], {})

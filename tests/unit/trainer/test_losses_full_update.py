@@ -54,8 +54,8 @@ def objective(
         weight = (old - engine).exp()
         weight = weight.clamp(max=2.0) if correction == "tis" else weight * ((weight >= 0.5) & (weight <= 5.0))
         weight = torch.where(known["state"][i], weight, 1.0)
-        away = reference - own
-        k3 = (away.exp() - away - 1).clamp(-10, 10)
+        log_ratio = reference - own
+        k3 = (log_ratio.exp() - log_ratio - 1).clamp(-10, 10)
         sums.append((-gain * weight - ENTROPY * entropy + BETA * k3)[mask].sum())
         tokens += int(mask.sum())
         clips += int(((clipped * advantage < ratio * advantage) & mask).sum())

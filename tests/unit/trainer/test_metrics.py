@@ -35,7 +35,7 @@ def test_state_tokens_follow_the_specification(example: dict[str, Any]) -> None:
     assert metrics["state_tokens/coverage"] == example["coverage"]
 
 
-def test_both_sums_of_a_score_with_turns_are_told() -> None:
+def test_both_sums_of_a_score_with_turns_are_reported() -> None:
     row = trajectory("a", 0, 0.45)
     row.turn_ids[:] = [1] * 6 + [-1] * 7 + [2] * 5
     for turn, earned in ((1, 0.2), (2, 0.1)):
@@ -52,7 +52,7 @@ def test_rows_without_state_tokens_are_counted() -> None:
     assert compute_trajectory_metrics([rows], 0)["without_state_tokens"] == 1
 
 
-def test_figures_of_the_estimate_are_of_tokens_of_the_mask() -> None:
+def test_metrics_of_the_estimate_are_over_tokens_of_the_mask() -> None:
     mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
     junk = torch.where(mask == 0, float("nan"), 0.0)
     advantages = torch.tensor([[1.0, 0.0, 2.0], [-3.0, -1.0, 0.0]]) + junk
@@ -67,7 +67,7 @@ def test_figures_of_the_estimate_are_of_tokens_of_the_mask() -> None:
     assert found["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-4)
 
 
-def test_without_a_critic_there_are_no_figures_of_it() -> None:
+def test_without_a_critic_there_are_no_metrics_of_it() -> None:
     ones = torch.ones(2, 2)
     found = compute_estimate_metrics(ones, ones, ones, None, ones)
     assert not [name for name in found if "value" in name or "vf_" in name]

@@ -1,4 +1,4 @@
-"""Where a score lands on the tokens of its trajectory."""
+"""Placement of a score on the tokens of its trajectory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer_parts import PROMPT_TOKENS, group
 
 from forage_common.settings import AlgorithmSettings, RewardPlacement
 from forage_common.v1.trajectory_pb2 import Component, Score, Status, Trajectory
-from forage_trainer.algorithms.token_rewards import to_structured_reward, compute_token_rewards
+from forage_trainer.algorithms.token_rewards import compute_token_rewards, to_structured_reward
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import build_step_tensors
 
@@ -41,7 +41,7 @@ def turned(turns: dict[int, float], whole: dict[str, float], mask: list[int], tu
 
 @pytest.mark.parametrize("example", examples("trainer/reward_placement.jsonl"))
 @pytest.mark.parametrize("placement", [SPREAD, LAST])
-def test_an_outcome_is_on_the_last_state_token(example: dict[str, Any], placement: RewardPlacement) -> None:
+def test_an_outcome_reward_is_on_the_last_state_token(example: dict[str, Any], placement: RewardPlacement) -> None:
     turn_ids = [1 if own else -1 for own in example["state"]]
     score = Score(total=example["reward"], components=[Component(name="em", weighted=example["reward"])])
     found = compute_token_rewards(Trajectory(loss_mask=example["state"], turn_ids=turn_ids, score=score), placement)
@@ -49,7 +49,7 @@ def test_an_outcome_is_on_the_last_state_token(example: dict[str, Any], placemen
 
 
 @pytest.mark.parametrize("example", filter(with_turns, examples("reward/structured_to_tokens.jsonl")))
-def test_a_score_with_turns_lands_as_the_specification_says(example: dict[str, Any]) -> None:
+def test_a_score_with_turns_is_placed_as_specified(example: dict[str, Any]) -> None:
     turns = dict(example["turns"])
     row = turned(turns, example["whole"], example["mask"], example["turn_ids"])
     assert compute_token_rewards(row, RewardPlacement(example["strategy"])).rewards == pytest.approx(example["want"])
@@ -92,7 +92,7 @@ def test_a_weighted_part_of_a_composition_keeps_its_turns() -> None:
         ({"use_kl_in_reward": True, "reward_placement": "final_token_only"}, LAST),
     ],
 )
-def test_the_estimator_and_the_kl_decide_unless_told(given_settings: dict[str, Any], expected: RewardPlacement) -> None:
+def test_estimator_and_kl_decide_an_unset_placement(given_settings: dict[str, Any], expected: RewardPlacement) -> None:
     assert AlgorithmSettings(**given_settings).placement is expected
 
 

@@ -112,12 +112,12 @@ def test_an_update_equals_plain_pytorch(worker: PolicyWorker, settings: Settings
             mask, engine = torch.tensor(list(row.loss_mask)).bool(), torch.tensor(list(row.logprobs))
             own = response_log_probs(model, row)
             with torch.no_grad():
-                away = response_log_probs(reference, row) - own
+                log_ratio = response_log_probs(reference, row) - own
                 weight = (own - engine).exp().clamp(max=2.0)
-            away = away.detach() + own.detach() - own
+            log_ratio = log_ratio.detach() + own.detach() - own
             advantage = (row.score.total - 0.5) / (torch.tensor([0.0, 1.0] * 2).std() + 1e-6)
             surrogate = -advantage * weight * (own - own.detach()).exp()
-            loss = loss + (surrogate + 0.05 * (away.exp() - away - 1).clamp(-10, 10))[mask].sum()
+            loss = loss + (surrogate + 0.05 * (log_ratio.exp() - log_ratio - 1).clamp(-10, 10))[mask].sum()
             tokens += int(mask.sum())
         optimizer.zero_grad()
         (loss / tokens).backward()
@@ -130,7 +130,7 @@ def test_an_update_equals_plain_pytorch(worker: PolicyWorker, settings: Settings
                 torch.testing.assert_close(weights[name], expected, atol=1e-4, rtol=1e-3)
 
 
-def test_nothing_said_about_information_tokens_changes_the_update(
+def test_values_on_observation_tokens_do_not_change_the_update(
     worker: PolicyWorker, built: tuple[PolicyWorker, Path]
 ) -> None:
     groups = rows()
@@ -142,7 +142,7 @@ def test_nothing_said_about_information_tokens_changes_the_update(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_the_updates_own_forward_stands_for_a_pass_of_old_log_probs(
+def test_the_updates_own_forward_pass_equals_a_separate_one_for_old_log_probs(
     worker: PolicyWorker, built: tuple[PolicyWorker, Path]
 ) -> None:
     own, expected = take_step(worker, rows())
@@ -162,7 +162,7 @@ def test_a_resumed_worker_takes_the_same_next_step(worker: PolicyWorker, tmp_pat
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_exported_weights_are_a_model_that_transformers_loads(worker: PolicyWorker, tmp_path: Path) -> None:
+def test_weights_are_a_model_that_transformers_loads(worker: PolicyWorker, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     take_step(worker, rows())

@@ -1,4 +1,4 @@
-"""The penalty for overconfidence: its figures, and where its gradient is."""
+"""The penalty for overconfidence: its metrics, and where its gradient is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = [json.loads(line) for line in TABLE.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda row: row["why"])
-def test_the_penalty_is_that_of_the_table_on_state_tokens_alone(example: dict[str, Any]) -> None:
+def test_the_penalty_equals_the_specification_on_state_tokens_only(example: dict[str, Any]) -> None:
     state = torch.tensor([[1, 1, 0, 0, 1, 0]])
     before = torch.tensor([[0.3, 0.3, 0.0, -7.0, 0.3, 0.0]])
     sure = overconfidence([count / example["samples"] for count in example["correct"]])
@@ -38,7 +38,7 @@ def test_the_penalty_is_that_of_the_table_on_state_tokens_alone(example: dict[st
     st.floats(0, 10),
     st.integers(0, 2**32 - 1),
 )
-def test_rows_that_were_not_probed_and_tokens_of_others_keep_their_advantages(
+def test_rows_that_were_not_probed_and_observation_tokens_keep_their_advantages(
     sure: list[float | None], coefficient: float, seed: int
 ) -> None:
     chance = torch.Generator().manual_seed(seed)
@@ -53,7 +53,7 @@ def test_rows_that_were_not_probed_and_tokens_of_others_keep_their_advantages(
             assert torch.allclose(after[row][~kept], expected, atol=1e-5)
 
 
-def test_the_gradient_of_the_penalty_is_on_state_tokens_alone() -> None:
+def test_the_gradient_of_the_penalty_is_on_state_tokens_only() -> None:
     """Observations are trained on here, and are still none of the policy's overconfidence."""
     from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
     from verl.workers.config import FSDPActorConfig
@@ -77,22 +77,24 @@ def test_the_gradient_of_the_penalty_is_on_state_tokens_alone() -> None:
     assert (moved[1][state[1] == 1] < 0).all(), "and those of a thoughtful one more"
 
 
-def test_only_the_first_of_a_group_are_asked_for_and_failures_are_counted(tmp_path: Path) -> None:
-    away = ["rollout.grpc_address=127.0.0.1:9", "trainer.algorithm.probe_penalty.timeout_s=0.3"]
-    found = load_settings(None, [*away, "model.path=" + str(tmp_path), "trainer.algorithm.probe_penalty.coef=0.5"], {})
+def test_only_the_first_of_a_group_are_probed_and_failures_are_counted(tmp_path: Path) -> None:
+    unreachable = ["rollout.grpc_address=127.0.0.1:9", "trainer.algorithm.probe_penalty.timeout_s=0.3"]
+    found = load_settings(
+        None, [*unreachable, "model.path=" + str(tmp_path), "trainer.algorithm.probe_penalty.coef=0.5"], {}
+    )
     penalty = ProbePenalty(found)
     rows = [*group("a", [0.0, 1.0]).trajectories, *group("b", [1.0, 0.0]).trajectories, trajectory("a", 2, 1.0)]
-    sure = penalty.overconfidence(rows, Policy(version=1, epoch=1), lambda: None)
+    sure = penalty.measure_overconfidence(rows, Policy(version=1, epoch=1), lambda: None)
     assert sure == [None] * 5
-    assert penalty.metrics(sure, rows) == {
+    assert penalty.compute_metrics(sure, rows) == {
         "probe_count": 0, "probe_failed": 2, "probe_overconfidence": None, "probe_penalty": None,
     }  # fmt: skip
-    known = penalty.metrics([0.5, None, -0.1, None, None], rows)
+    known = penalty.compute_metrics([0.5, None, -0.1, None, None], rows)
     assert known["probe_failed"] == 0
     assert (known["probe_overconfidence"], known["probe_penalty"]) == (pytest.approx(0.2), pytest.approx(0.1))
 
 
 @pytest.mark.parametrize("override", ["rollout.auth_token_file=/missing", "rollout.engine.max_lora_rank=8"])
-def test_what_no_probe_can_do_with_is_told_before_training(override: str) -> None:
+def test_settings_that_rule_out_probes_are_refused_before_training(override: str) -> None:
     with pytest.raises(SettingsError, match=override.partition("=")[0]):
         ProbePenalty(load_settings(None, [override], {}))

@@ -230,13 +230,13 @@ def test_held_out_questions_are_answered_greedily_and_probed_and_the_result_is_k
     assert found["val-probe/overconfidence/mean"] == pytest.approx(-1.1, abs=0.1)
     assert found["val-probe/aoc/mean"] == pytest.approx(0.5, abs=0.1)
     assert {(p.sampling.temperature, p.samples) for p in sampler[0].prompts} == {(0.0, 1)}
-    assert REGISTRY.get_sample_value("forage_trainer_probe", {"figure": "confidence@10"}) == 1.0
+    assert REGISTRY.get_sample_value("forage_trainer_probe", {"metric": "confidence@10"}) == 1.0
     kept = json.loads((tmp_path / "r/probes/step-4.json").read_text())
     assert kept["figures"] == found
     assert (kept["version"], kept["plan"]["samples"], kept["sets"]["all"]["count"]) == (4, 50, 4)
     assert kept["sets"]["incorrect"]["confidence_at"][-1] == 1.0
     assert not list((tmp_path / "r").glob("validation/*"))
-    # A later life finds it, and a later policy is asked the same questions.
+    # A restarted trainer reads it, and a later policy is asked the same questions.
     asked = len(scripted.asked)
     assert probe_of(settings()).run(POLICY, nothing) == found
     assert len(scripted.asked) == asked
@@ -262,7 +262,7 @@ def test_a_probe_waits_until_its_policy_is_served(
     assert served == [POLICY]
 
 
-def test_failures_that_pass_are_repeated_and_others_are_counted_and_left(
+def test_transient_failures_are_repeated_and_others_are_counted(
     settings: Callable[..., Settings], scripted: CompletionsServer, tmp_path: Path
 ) -> None:
     small = ["trainer.probe.points=1", "trainer.probe.samples=2"]
@@ -278,11 +278,11 @@ def test_failures_that_pass_are_repeated_and_others_are_counted_and_left(
     assert not (tmp_path / "refused/probes").exists(), "what gave nothing may be done again"
 
 
-def test_a_service_that_is_away_costs_a_bounded_time(settings: Callable[..., Settings]) -> None:
+def test_an_unavailable_service_costs_a_bounded_time(settings: Callable[..., Settings]) -> None:
     before = counted("validation", "failed")
-    away = settings("rollout.http_address=127.0.0.1:9", "trainer.probe.timeout_s=1.5")
+    unreachable = settings("rollout.http_address=127.0.0.1:9", "trainer.probe.timeout_s=1.5")
     began = time.monotonic()
-    found = probe_of(away).run(POLICY, nothing)
+    found = probe_of(unreachable).run(POLICY, nothing)
     assert time.monotonic() - began < 10
     assert found["val-probe/failed"] == 4
     assert counted("validation", "failed") - before == 4
@@ -290,7 +290,7 @@ def test_a_service_that_is_away_costs_a_bounded_time(settings: Callable[..., Set
         probe_of(settings("rollout.auth_token_file=/missing"))
 
 
-def test_a_probe_that_is_killed_is_done_again(
+def test_a_killed_probe_is_repeated(
     settings: Callable[..., Settings], scripted: CompletionsServer, tmp_path: Path
 ) -> None:
     own = settings("trainer.probe.points=3", "trainer.probe.samples=2")
@@ -321,14 +321,14 @@ def test_a_probe_that_is_killed_is_done_again(
     assert (tmp_path / "r/probes/step-4.json").exists()
 
 
-class Life:
+class OneProcess:
     """The trainer's loop on these services."""
 
     def __init__(self, settings: Settings, redis: RedisSettings, sampler: Sampler) -> None:
         self._settings = settings
         self._redis = redis
         self.stop = Stop()
-        sampler.serving = StreamClient(redis, settings.run.id).policy
+        sampler.serving = StreamClient(redis, settings.run.id).read_policy
 
     def run(self) -> None:
         settings = self._settings
@@ -355,7 +355,7 @@ SMALL = (
 )
 
 
-def test_training_probes_its_policy_and_its_trajectories_and_goes_on_in_the_probe_that_it_was_stopped_in(
+def test_training_probes_policy_and_trajectories_and_repeats_a_stopped_probe(
     settings: Callable[..., Settings],
     scripted: CompletionsServer,
     sampler: tuple[Sampler, str],
@@ -365,22 +365,22 @@ def test_training_probes_its_policy_and_its_trajectories_and_goes_on_in_the_prob
     folder = own.run.folder
     player = CharacterRollout(redis_server, own.run.id)
     player.start()
-    life = Life(own, redis_server, sampler[0])
+    process = OneProcess(own, redis_server, sampler[0])
 
     def stopping(context: str, chance: random.Random) -> str:
         if (folder / "checkpoints/step_2").exists():
-            life.stop.request()
+            process.stop.request()
             time.sleep(0.3)
         return hasty(context, chance)
 
     scripted.policy = stopping
     try:
         with pytest.raises(Stopped):
-            life.run()
+            process.run()
         assert sorted(file.name for file in folder.glob("probes/*")) == ["step-0.json"]
         assert "val-probe/count" not in read_lines(folder / "metrics.jsonl")[1]
         scripted.policy = hasty
-        Life(own, redis_server, sampler[0]).run()
+        OneProcess(own, redis_server, sampler[0]).run()
     finally:
         player.end()
     lines = read_lines(folder / "metrics.jsonl")

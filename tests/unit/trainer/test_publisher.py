@@ -18,9 +18,9 @@ from forage_common.errors import FencedError, UserError
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
-from forage_trainer.files import digest
+from forage_trainer.files import compute_digest
 from forage_trainer.waiting import RedisRetry, Stop
-from forage_trainer.weights.model_files import Adapter, shards, write_model_folder
+from forage_trainer.weights.model_files import Adapter, split_shards, write_model_folder
 from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
 from forage_trainer.weights.safetensors_file import write_safetensors
 
@@ -46,7 +46,7 @@ def test_a_published_policy_is_a_model_folder_with_its_checksum(tmp_path: Path, 
     assert json.loads((folder / "config.json").read_text()) == {"architectures": ["X"], "dtype": "float32"}
     assert (folder / "tokenizer.json").exists()
     assert load_file(folder / "model.safetensors")["w"].tolist() == [0, 1, 2, 3]
-    assert policy.digest == digest(folder / "model.safetensors")
+    assert policy.digest == compute_digest(folder / "model.safetensors")
     assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
     size = (folder / "model.safetensors").stat().st_size
     assert [(f.name, f.digest, f.bytes) for f in policy.files] == [("model.safetensors", policy.digest, size)]
@@ -61,7 +61,7 @@ def test_an_adapter_is_published_alone(tmp_path: Path, streams: StreamClient) ->
     assert policy.adapter
     assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     assert {f.name: (f.digest, f.bytes) for f in policy.files} == {
-        file.name: (digest(file), file.stat().st_size) for file in folder.iterdir()
+        file.name: (compute_digest(file), file.stat().st_size) for file in folder.iterdir()
     }
     assert json.loads((folder / "adapter_config.json").read_text()) == adapter.config
     assert torch.equal(load_file(folder / "adapter_model.safetensors")[name], adapter.tensors[name])
@@ -83,7 +83,7 @@ def test_weights_above_the_limit_are_shards_with_an_index_that_transformers_read
     ]
     assert len(written) > 2
     assert [(f.name, f.digest, f.bytes) for f in policy.files] == [
-        (file.name, digest(file), file.stat().st_size) for file in written
+        (file.name, compute_digest(file), file.stat().st_size) for file in written
     ]
     held = [set(load_file(file)) for file in written]
     assert set().union(*held) == set(weights)
@@ -95,9 +95,9 @@ def test_weights_above_the_limit_are_shards_with_an_index_that_transformers_read
         assert torch.equal(found.state_dict()[name], expected)
 
 
-def test_parts_are_cut_in_order_and_only_a_tensor_of_its_own_may_be_larger() -> None:
-    assert shards({"a": 3, "b": 3, "c": 5, "d": 11, "e": 1, "f": 9}, 10) == [["a", "b"], ["c"], ["d"], ["e", "f"]]
-    assert shards({"a": 11}, 10) == [["a"]]
+def test_shards_are_split_in_order_and_only_a_single_tensor_may_exceed_the_limit() -> None:
+    assert split_shards({"a": 3, "b": 3, "c": 5, "d": 11, "e": 1, "f": 9}, 10) == [["a", "b"], ["c"], ["d"], ["e", "f"]]
+    assert split_shards({"a": 11}, 10) == [["a"]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -113,7 +113,7 @@ def test_safetensors_reads_back_what_was_written_and_the_digest_is_that_of_the_f
     }
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     found = write_safetensors(tmp_path / "w", weights)
-    assert found == digest(tmp_path / "w")
+    assert found == compute_digest(tmp_path / "w")
     with safe_open(tmp_path / "w", "pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert set(file.keys()) == set(weights)
@@ -123,12 +123,12 @@ def test_safetensors_reads_back_what_was_written_and_the_digest_is_that_of_the_f
             assert torch.equal(read, tensor)
 
 
-def test_a_type_that_is_not_published_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unsupported_dtype_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"table is of torch\.int64: expected one of torch\.float32"):
         write_safetensors(tmp_path / "w", {"table": torch.zeros(2, dtype=torch.int64)})
 
 
-def test_a_write_that_the_disk_refuses_says_why(tmp_path: Path) -> None:
+def test_a_failed_write_raises_the_disks_error(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     (tmp_path / "out").mkdir()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -164,7 +164,7 @@ def test_an_older_trainer_is_fenced(tmp_path: Path, streams: StreamClient) -> No
     assert streams.read_policy() == announced
 
 
-def test_old_folders_go_but_not_one_that_a_replica_serves(tmp_path: Path, streams: StreamClient) -> None:
+def test_old_folders_are_deleted_unless_a_replica_serves_them(tmp_path: Path, streams: StreamClient) -> None:
     source = publisher(tmp_path, streams, 1)
     served = source.publish(0, {"w": torch.zeros(1)})
     streams.acknowledge_policy("replica", served)

@@ -29,7 +29,7 @@ from forage_trainer.launch.ray_rank import Rank, RankLocation
         (["trainer.launcher=process", "trainer.ray.address=auto"], False),
     ],
 )
-def test_ray_is_taken_where_it_is_asked_for(overrides: list[str], on_ray: bool) -> None:
+def test_ray_is_used_where_the_settings_ask_for_it(overrides: list[str], on_ray: bool) -> None:
     assert load_settings(None, overrides, {}).trainer.uses_ray is on_ray
 
 
@@ -42,7 +42,7 @@ def test_ray_is_taken_where_it_is_asked_for(overrides: list[str], on_ray: bool) 
         (["trainer.nnodes=0"], "trainer.nnodes.*greater than or equal to 1"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(overrides: list[str], words: str) -> None:
+def test_contradictory_launch_settings_are_refused(overrides: list[str], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         load_settings(None, overrides, {})
 
@@ -76,7 +76,7 @@ def raised(error: Exception) -> Exception:
         ({1: raised(RuntimeError("closed")), 0: raised(RuntimeError("bug"))}, 0),
     ],
 )
-def test_the_rank_that_the_others_failed_of_is_named(failed: dict[int, Exception], rank: int) -> None:
+def test_the_rank_that_caused_the_failure_is_named(failed: dict[int, Exception], rank: int) -> None:
     assert find_cause(failed) == rank
 
 
@@ -91,22 +91,22 @@ def rank(number: int, folder: Path, *overrides: str, gpu: bool = False) -> Rank:
 
 def test_a_run_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:
     here, there = (rank(number, tmp_path, f"run.dir={tmp_path / name}", "run.id=r") for number, name in enumerate("ab"))
-    here.put_mark(".shared-1")
-    here.find_mark(".shared-1")
+    here.write_mark(".shared-1")
+    here.check_mark(".shared-1")
     with pytest.raises(UserError, match=rf"run.dir {tmp_path / 'b'} is not shared: rank 1 \(pid 1 on 10.0.0.2, host\)"):
-        there.find_mark(".shared-1")
+        there.check_mark(".shared-1")
     here.remove_mark(".shared-1")
     assert not list((tmp_path / "a/r").iterdir())
 
 
-def test_a_node_that_lacks_something_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_lacks_folder_model_or_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "model")
-    rank(1, tmp_path, "model.path=model").enter()
+    rank(1, tmp_path, "model.path=model").check_node()
     with pytest.raises(UserError, match=r"rank 1 .*no folder /nowhere .*that all nodes have"):
-        rank(1, Path("/nowhere"), "model.path=model").enter()
+        rank(1, Path("/nowhere"), "model.path=model").check_node()
     with pytest.raises(UserError, match=r"rank 1 .*: model.path other does not exist"):
-        rank(1, tmp_path, "model.path=other").enter()
+        rank(1, tmp_path, "model.path=other").check_node()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"rank 1 .*lent it a GPU that its torch cannot use"):
-        rank(1, tmp_path, "model.path=model", gpu=True).enter()
+        rank(1, tmp_path, "model.path=model", gpu=True).check_node()

@@ -24,15 +24,15 @@ def receiver() -> Iterator[Receiver]:
 def issued(position: int) -> TrajectoryGroup:
     """A group that answers a prompt, as it comes back."""
     prompt = Prompt(group_uid=f"g/{position}", batch=3, position=position, purpose=Purpose.PURPOSE_TRAIN)
-    with spans.issuing(prompt):
+    with spans.trace_issue(prompt):
         pass
     return build_group(prompt, [])
 
 
-def test_a_step_is_a_trace_of_its_own_and_a_span_in_that_of_each_group_that_it_eats(receiver: Receiver) -> None:
+def test_a_step_is_a_trace_and_a_span_in_the_trace_of_each_of_its_groups(receiver: Receiver) -> None:
     groups = [issued(0), issued(1)]
     clock = Stopwatch()
-    with spans.step(3, [*groups, TrajectoryGroup(batch=3, position=2)], began_ns=0), clock("update"):
+    with spans.trace_step(3, [*groups, TrajectoryGroup(batch=3, position=2)], began_ns=0), clock("update"):
         pass
     tracing.stop()
     (step,) = receiver.named("trainer.step")
@@ -54,18 +54,18 @@ def test_a_step_is_a_trace_of_its_own_and_a_span_in_that_of_each_group_that_it_e
         assert span.attributes["forage.step"] == 3
 
 
-def test_a_step_that_fails_marks_itself_and_its_part_in_every_group(receiver: Receiver) -> None:
-    with pytest.raises(ValueError, match="too large"), spans.step(1, [issued(0)], began_ns=0):
+def test_a_failed_step_marks_its_spans_as_failed(receiver: Receiver) -> None:
+    with pytest.raises(ValueError, match="too large"), spans.trace_step(1, [issued(0)], began_ns=0):
         raise ValueError("the loss is too large")
     tracing.stop()
     failed = {span.name for span in receiver.spans if span.failed}
     assert failed == {"trainer.step", "trainer.train"}
 
 
-def test_a_step_that_is_left_because_the_process_is_to_stop_has_not_failed(receiver: Receiver) -> None:
+def test_a_step_ended_by_a_stop_is_not_marked_as_failed(receiver: Receiver) -> None:
     stop = Stop()
     stop.request()
-    with pytest.raises(Stopped), spans.step(1, [issued(0)], began_ns=0), Stopwatch()("probe"):
+    with pytest.raises(Stopped), spans.trace_step(1, [issued(0)], began_ns=0), Stopwatch()("probe"):
         stop.check()
     tracing.stop()
     assert not [span for span in receiver.spans if span.failed]
@@ -73,20 +73,20 @@ def test_a_step_that_is_left_because_the_process_is_to_stop_has_not_failed(recei
     assert cancelled == {"trainer.step", "trainer.train", "trainer.probe"}
 
 
-def test_a_group_leaves_word_when_it_comes_and_why_it_is_dropped(receiver: Receiver) -> None:
+def test_a_claim_and_a_drop_of_a_group_are_recorded(receiver: Receiver) -> None:
     group = issued(0)
-    spans.taken(group)
-    spans.dropped(group, "stale")
-    spans.taken(TrajectoryGroup())
+    spans.record_claim(group)
+    spans.record_drop(group, "stale")
+    spans.record_claim(TrajectoryGroup())
     tracing.stop()
     found = {span.name: span for span in receiver.spans}
-    assert set(found) == {"trainer.issue", "trainer.take", "trainer.drop"}
+    assert set(found) == {"trainer.issue", "trainer.claim", "trainer.drop"}
     assert {span.trace_id for span in found.values()} == {group.traceparent[3:35]}
     assert found["trainer.drop"].attributes["forage.reason"] == "stale"
 
 
-def test_without_tracing_a_prompt_carries_nothing() -> None:
+def test_without_tracing_a_prompt_has_no_trace_context() -> None:
     group = issued(0)
     assert group.traceparent == ""
-    with spans.step(1, [group], began_ns=0):
+    with spans.trace_step(1, [group], began_ns=0):
         pass

@@ -1,11 +1,7 @@
-"""Two trainer processes do what one does; what is announced arrives."""
+"""Rows are sharded over processes, and announcements arrive complete."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,40 +9,14 @@ import spmd_process
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
-from trainer_parts import write_model
 
 from forage_trainer.data.rows import distribute_rows, scatter_rows, shard_rows
 from forage_trainer.data.tensors import pad_jagged
 from forage_trainer.engine.spmd import Processes
 
-LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
-
-
-def test_two_processes_take_the_step_that_one_takes(
-    tmp_path: Path, free_address: Callable[[], str], repository: Path
-) -> None:
-    """Groups of four and three rows, so that one process lacks a row; every gradient, figure and weight."""
-    model, (one, two) = write_model(tmp_path / "model"), (tmp_path / f"{n}.safetensors" for n in ("one", "two"))
-    port = free_address().rpartition(":")[2]
-    command = [sys.executable, *LAUNCH, port, str(repository / "tests/support/spmd_process.py"), str(model), str(two)]
-    quiet = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    path = {"PYTHONPATH": os.pathsep.join([str(repository / "tests/support"), os.environ.get("PYTHONPATH", "")])}
-    ended = subprocess.run(command, env=os.environ | quiet | path, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    spmd_process.main(model, one)
-    expected, found = load_file(one), load_file(two)
-    assert found.keys() == expected.keys()
-    # Values start at 0, and the body of the critic has no gradient then.
-    assert sum(bool(tensor.any()) for tensor in expected.values()) > 0.9 * len(expected)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
-    for results in (expected, found):
-        assert all(torch.equal(results[n], results[n.replace("again", "second")]) for n in results if "again" in n)
-
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 8))
-def test_every_row_is_dealt_once_and_all_processes_get_equally_many(lengths: list[int], processes: int) -> None:
+def test_every_row_is_distributed_once_and_processes_get_equally_many(lengths: list[int], processes: int) -> None:
     shares = distribute_rows(lengths, processes)
     assert len({len(share) for share in shares}) == 1
     assert sorted(row for share in shares for row in share if row >= 0) == list(range(len(lengths)))
@@ -55,7 +25,7 @@ def test_every_row_is_dealt_once_and_all_processes_get_equally_many(lengths: lis
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5, 9])
-def test_shares_add_up_to_the_batch(processes: int, tmp_path: Path) -> None:
+def test_shards_add_up_to_the_batch(processes: int, tmp_path: Path) -> None:
     batch = spmd_process.rows(spmd_process.settings(tmp_path))
     shares = [shard_rows(batch.data, rank, processes) for rank in range(processes)]
     together = sum(scatter_rows(batch.mask, [(share["row"], pad_jagged(share["response_mask"]))]) for share in shares)
@@ -65,7 +35,7 @@ def test_shares_add_up_to_the_batch(processes: int, tmp_path: Path) -> None:
             assert mask.any() == (number >= 0)
 
 
-def test_what_is_announced_arrives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_announcement_arrives_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wire: list[torch.Tensor] = []
     sender, receiver = Processes(0, 1), Processes(0, 1)
     monkeypatch.setattr(sender, "_broadcast", lambda tensor: wire.append(tensor.clone()))

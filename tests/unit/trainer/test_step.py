@@ -1,4 +1,4 @@
-"""The order and the figures of one step: a worker answers what it is told and writes down what it is asked."""
+"""The order and the metrics of one step, with a worker that returns given values and records its calls."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def take(
     return step(batch, Policy(version=version, epoch=1), Stopwatch(), lambda: None), step
 
 
-def test_a_single_update_spends_no_pass_on_old_log_probabilities() -> None:
+def test_a_single_update_needs_no_pass_for_old_log_probabilities() -> None:
     worker = Worker()
     take(worker, settings(), group("a", [0.0, 1.0]))
     assert worker.asked == ["reference", "update"]
@@ -89,13 +89,13 @@ def test_a_single_update_spends_no_pass_on_old_log_probabilities() -> None:
     assert several.given["old"].eq(-5.5).all()
 
 
-def test_failed_rows_change_neither_advantages_nor_figures_of_the_update() -> None:
-    sound, mixed = group("a", [0.0, 1.0, 1.0]), group("a", [0.0, 1.0, 1.0])
+def test_failed_rows_change_neither_advantages_nor_metrics_of_the_update() -> None:
+    valid, mixed = group("a", [0.0, 1.0, 1.0]), group("a", [0.0, 1.0, 1.0])
     mixed.trajectories.insert(1, trajectory("a", 9, 5.0, status=Status.STATUS_TIMEOUT))
     mixed.trajectories.append(trajectory("a", 8, 0.0, score_status=Status.STATUS_INTERNAL))
     lonely = TrajectoryGroup(group_uid="b", trajectories=[trajectory("b", 0, 1.0)])
     one, other = Worker(), Worker()
-    expected, _ = take(one, settings(), sound)
+    expected, _ = take(one, settings(), valid)
     found, _ = take(other, settings(), mixed, lonely)
     assert torch.equal(one.given["advantages"], other.given["advantages"])
     assert found["dead_groups"] == 1
@@ -140,7 +140,7 @@ def test_the_kl_in_the_reward_is_taken_from_every_state_token() -> None:
     assert step.kl.beta == pytest.approx(0.1 * (1 + 0.2 * 2 / 10000))
 
 
-def test_gae_asks_the_critic_and_teaches_it() -> None:
+def test_gae_uses_the_critics_values_and_updates_it() -> None:
     worker = Worker()
     metrics, _ = take(worker, settings("trainer.algorithm.adv_estimator=gae"), group("a", [0.0, 1.0]))
     assert worker.asked == ["reference", "values", "update_critic", "update"]
@@ -151,7 +151,7 @@ def test_gae_asks_the_critic_and_teaches_it() -> None:
     assert metrics["critic/values/mean"] == 0.25
 
 
-def test_the_actor_waits_for_a_critic_that_warms_up() -> None:
+def test_the_actor_is_not_updated_during_the_critics_warmup() -> None:
     warming = settings("trainer.algorithm.adv_estimator=gae", "trainer.critic_warmup=2")
     for version, expected in ((1, False), (2, True)):
         worker = Worker()
@@ -166,17 +166,17 @@ def test_gae_without_a_critic_is_refused() -> None:
         PolicyStep(settings("trainer.algorithm.adv_estimator=gae"), Worker(), 0)  # type: ignore[arg-type]
 
 
-def test_one_sample_of_a_prompt_is_enough_where_nothing_is_compared_within_a_group() -> None:
+def test_one_sample_per_prompt_is_enough_without_a_group_baseline() -> None:
     worker = Worker()
     found = settings("trainer.algorithm.adv_estimator=gae", "rollout.n=1")
     batch = Batch(1, tuple(Entry(b"1-0", group(uid, [1.0])) for uid in "ab"), 0)
-    told: list[StepRecord] = []
-    PolicyStep(found, worker, 0, worker)(batch, Policy(epoch=1), Stopwatch(), lambda: None, told.append)  # type: ignore[arg-type]
-    assert [t.group_uid for t in told[0].rows] == ["a", "b"]
+    records: list[StepRecord] = []
+    PolicyStep(found, worker, 0, worker)(batch, Policy(epoch=1), Stopwatch(), lambda: None, records.append)  # type: ignore[arg-type]
+    assert [t.group_uid for t in records[0].rows] == ["a", "b"]
     assert "update" in worker.asked
 
 
-def test_an_abandoned_step_has_changed_nothing() -> None:
+def test_an_abandoned_step_changes_no_weights() -> None:
     worker = Worker()
     step = PolicyStep(settings(*KL), worker, 0)  # type: ignore[arg-type]
 
@@ -189,25 +189,25 @@ def test_an_abandoned_step_has_changed_nothing() -> None:
     assert worker.asked == ["log_probs"]
 
 
-def test_whoever_asks_is_told_what_the_step_knew() -> None:
+def test_the_record_of_a_step_has_its_rows_and_tensors() -> None:
     for version, warmup in ((0, 0), (0, 1)):
-        worker, told = Worker(), list[StepRecord]()
+        worker, records = Worker(), list[StepRecord]()
         found = settings("trainer.algorithm.adv_estimator=gae", f"trainer.critic_warmup={warmup}")
         step = PolicyStep(found, worker, 0, worker)  # type: ignore[arg-type]
         groups = [group("a", [0.0, 1.0]), group("b", [1.0])]
         groups[1].trajectories[0].status = Status.STATUS_TIMEOUT
         batch = Batch(1, tuple(Entry(b"1-0", g) for g in groups), 0)
-        step(batch, Policy(version=version, epoch=1), Stopwatch(), lambda: None, told.append)
-        assert [t.id for t in told[0].rows] == [t.id for t in groups[0].trajectories]
-        assert told[0].tensors is not None
-        assert torch.equal(told[0].tensors.token_rewards, told[0].token_rewards)
-        assert torch.equal(worker.given["returns"], told[0].returns)
-        assert (told[0].log_probs is None) == (warmup == 1)
-        step(Batch(2, batch.entries[1:], 0), Policy(version=1, epoch=1), Stopwatch(), lambda: None, told.append)
-        assert (told[1].rows, told[1].tensors, len(told[1].groups)) == ((), None, 1)
+        step(batch, Policy(version=version, epoch=1), Stopwatch(), lambda: None, records.append)
+        assert [t.id for t in records[0].rows] == [t.id for t in groups[0].trajectories]
+        assert records[0].tensors is not None
+        assert torch.equal(records[0].tensors.token_rewards, records[0].token_rewards)
+        assert torch.equal(worker.given["returns"], records[0].returns)
+        assert (records[0].log_probs is None) == (warmup == 1)
+        step(Batch(2, batch.entries[1:], 0), Policy(version=1, epoch=1), Stopwatch(), lambda: None, records.append)
+        assert (records[1].rows, records[1].tensors, len(records[1].groups)) == ((), None, 1)
 
 
-def test_figures_have_verls_names_beside_ours() -> None:
+def test_metrics_have_verls_names_beside_ours() -> None:
     metrics, _ = take(Worker(), settings(), group("a", [0.0, 1.0]))
     same = {
         "critic/score/mean": "reward_mean",

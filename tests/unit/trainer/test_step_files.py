@@ -42,7 +42,7 @@ def record() -> StepRecord:
     )
 
 
-def test_rows_hold_what_the_step_knew_over_their_own_tokens(tmp_path: Path, record: StepRecord) -> None:
+def test_rows_hold_the_steps_values_over_their_own_tokens(tmp_path: Path, record: StepRecord) -> None:
     files = StepFiles(settings(tmp_path, 10))
     file = files.write(20, record)
     assert file == step_file_path(tmp_path / "r", 20)
@@ -78,15 +78,15 @@ def test_other_tools_see_components_and_scores(tmp_path: Path, record: StepRecor
 
 def test_every_nth_step_is_kept_and_a_step_taken_again_replaces_its_file(tmp_path: Path, record: StepRecord) -> None:
     files = StepFiles(settings(tmp_path, 10))
-    assert [step for step in range(1, 31) if files.keeps(step)] == [10, 20, 30]
-    assert not any(StepFiles(settings(tmp_path, 0)).keeps(step) for step in range(100))
+    assert [step for step in range(1, 31) if files.is_kept(step)] == [10, 20, 30]
+    assert not any(StepFiles(settings(tmp_path, 0)).is_kept(step) for step in range(100))
     files.write(10, record)
     files.write(10, StepRecord(record.groups[:1], (), 4))
     assert [row.trained for row in read_step(step_file_path(tmp_path / "r", 10))] == [False] * 3
     assert list_saved_steps(tmp_path / "r") == [10]
 
 
-def test_only_the_newest_files_stay_and_those_of_an_earlier_life_do_not_count(
+def test_only_the_newest_files_stay_and_those_from_before_a_restart_do_not_count(
     tmp_path: Path, record: StepRecord
 ) -> None:
     files = StepFiles(settings(tmp_path, 10, "trainer.rollout_data_to_keep=2"))

@@ -32,10 +32,10 @@ def tensors(*groups: TrajectoryGroup, version: int = 0, algorithm: AlgorithmSett
 @pytest.mark.parametrize("status", FAILURES)
 @pytest.mark.parametrize("where", ["status", "score_status"])
 def test_a_failed_row_is_in_neither_baseline_nor_loss(status: Status.ValueType, where: str) -> None:
-    sound = group("a", [0.0, 1.0, 1.0])
+    valid = group("a", [0.0, 1.0, 1.0])
     mixed = group("a", [0.0, 1.0, 1.0])
     mixed.trajectories.insert(1, trajectory("a", 9, 5.0, **{where: status}))
-    with_failure, without = tensors(mixed), tensors(sound)
+    with_failure, without = tensors(mixed), tensors(valid)
     assert with_failure.uids == without.uids
     torch.testing.assert_close(with_failure.token_rewards, without.token_rewards)
     assert with_failure.data["input_ids"].values().tolist() == without.data["input_ids"].values().tolist()
@@ -86,7 +86,7 @@ def test_a_row_whose_fields_differ_in_length_does_not_take_part(field: str) -> N
 FILTERING = AlgorithmSettings(filter_groups=True)
 
 
-def test_a_group_of_equal_rewards_is_left_out_where_asked_and_its_place_told() -> None:
+def test_a_group_of_equal_rewards_is_filtered_if_set_and_its_position_reported() -> None:
     flat = group("b", [0.3, 0.3, 0.3])
     flat.trajectories.append(trajectory("b", 3, 1.0, status=Status.STATUS_TIMEOUT))
     groups = [flat, group("a", [0.0, 1.0]), group("c", [0.7, 0.7]), group("d", [1.0])]
@@ -98,7 +98,7 @@ def test_a_group_of_equal_rewards_is_left_out_where_asked_and_its_place_told() -
     assert {t.group_uid for t in select_trajectories(groups, PLAIN).trajectories} == {"a", "b", "c"}
 
 
-def test_turns_that_earned_different_rewards_teach_multi_turn_grpo_something() -> None:
+def test_groups_with_unequal_turn_rewards_are_kept_for_multi_turn_grpo() -> None:
     turned = group("a", [0.2, 0.2])
     for row, parts in zip(turned.trajectories, ((0.2, 0.0), (0.0, 0.2)), strict=True):
         for turn, part in enumerate(parts, 1):
@@ -109,7 +109,7 @@ def test_turns_that_earned_different_rewards_teach_multi_turn_grpo_something() -
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
-def test_filtering_is_refused_where_equal_rewards_teach_something(estimator: str) -> None:
+def test_filtering_is_refused_for_estimators_that_learn_from_equal_rewards(estimator: str) -> None:
     with pytest.raises(SettingsError, match="compares within a group"):
         load_settings(
             None, [f"trainer.algorithm.adv_estimator={estimator}", "trainer.algorithm.filter_groups=true"], {}
@@ -119,7 +119,7 @@ def test_filtering_is_refused_where_equal_rewards_teach_something(estimator: str
 # What is trained on.
 
 
-def test_without_state_masking_observations_are_trained_on_but_bear_no_reward() -> None:
+def test_without_state_masking_observations_are_trained_on_without_reward() -> None:
     rows = [trajectory("a", i, float(i), turns=(3, 2), observation=4) for i in range(2)]
     both = TrajectoryGroup(group_uid="a", trajectories=rows)
     found, masked = tensors(both, algorithm=AlgorithmSettings(state_masking=False)), tensors(both)
@@ -132,7 +132,7 @@ def test_without_state_masking_observations_are_trained_on_but_bear_no_reward() 
     assert torch.equal(found.current, masked.current)
 
 
-def test_what_the_engine_says_about_observations_is_not_looked_at() -> None:
+def test_engine_log_probs_on_observations_are_ignored() -> None:
     rows = [trajectory("a", i, float(i), turns=(2, 2), observation=2) for i in range(2)]
     for row in rows:
         row.logprobs[2:4] = [math.nan, -3.0]
@@ -149,7 +149,7 @@ def test_the_reward_is_on_the_last_state_token_even_if_an_observation_follows() 
     assert found.token_rewards.sum(1).tolist() == [0.75, 0.5]
 
 
-def test_only_tokens_of_this_version_and_epoch_are_the_trainers_own() -> None:
+def test_only_tokens_of_this_version_and_epoch_are_current() -> None:
     mixed = trajectory("a", 0, 1.0, turns=(4, 4), observation=2)
     del mixed.segments[:]
     mixed.segments.extend(
@@ -165,7 +165,7 @@ def test_only_tokens_of_this_version_and_epoch_are_the_trainers_own() -> None:
     assert not found.current[1].any()
 
 
-def test_jagged_and_padded_layouts_hold_the_same() -> None:
+def test_jagged_and_padded_layouts_hold_the_same_values() -> None:
     rows: list[Trajectory] = [trajectory("a", i, 1.0, turns=(3 + i, 2 * i + 1)) for i in range(4)]
     found = tensors(TrajectoryGroup(group_uid="a", trajectories=rows))
     for i, row in enumerate(rows):

@@ -11,7 +11,13 @@ import pytest
 from forage_common.errors import UserError
 from forage_common.settings import LoggerBackend, Settings, load_settings
 from forage_trainer.reporting.metrics import to_verl_names
-from forage_trainer.reporting.tracking import FAILED, Tracker, require, tracked, validated
+from forage_trainer.reporting.tracking import (
+    FAILED,
+    Tracker,
+    require_backend,
+    to_tracker_metrics,
+    to_validation_metrics,
+)
 
 LINE = {
     "step": 3,
@@ -28,8 +34,8 @@ LINE = {
 } | to_verl_names({"reward_mean": 0.5, "grad_norm": math.nan})
 
 
-def test_figures_go_under_verls_names_once_and_ours_below_forage() -> None:
-    found = tracked(LINE)
+def test_metrics_have_verls_names_once_and_others_are_below_forage() -> None:
+    found = to_tracker_metrics(LINE)
     assert math.isnan(found.pop("actor/grad_norm"))
     assert found == {
         "training/global_step": 3,
@@ -46,7 +52,7 @@ def test_figures_go_under_verls_names_once_and_ours_below_forage() -> None:
 
 def test_a_validation_has_exact_match_by_source() -> None:
     result = {"label": "after", "version": 3, "em": 0.25, "em/nq": 0.5, "em/musique": None, "seconds": 1.5}
-    assert validated(result) == {
+    assert to_validation_metrics(result) == {
         "val-core/nq/em/mean@1": 0.5,
         "forage/validation/em": 0.25,
         "forage/validation/version": 3,
@@ -56,7 +62,7 @@ def test_a_validation_has_exact_match_by_source() -> None:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a tracker says to the environment ends with the test."""
+    """Undo changes of trackers to the environment after the test."""
     for name in ("TENSORBOARD_DIR", "WANDB_DIR", "MLFLOW_TRACKING_URI"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -66,11 +72,11 @@ def settings(tmp_path: Path, *loggers: str) -> Settings:
     return load_settings(None, [f"run.dir={tmp_path}", "run.id=tracked", f"trainer.logger=[{','.join(loggers)}]"], {})
 
 
-def test_tensorboard_reads_what_a_run_has_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_reads_the_metrics_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = Tracker(settings(tmp_path, "tensorboard"))
-    tracker.log(1, LINE | {"search_rate": 0.25})
-    tracker.log(2, LINE)
-    tracker.validated(2, {"em/nq": 0.5})
+    tracker.log_step(1, LINE | {"search_rate": 0.25})
+    tracker.log_step(2, LINE)
+    tracker.log_validation(2, {"em/nq": 0.5})
     tracker.close(done=True)
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -82,33 +88,31 @@ def test_tensorboard_reads_what_a_run_has_logged(tmp_path: Path, monkeypatch: py
     assert "actor/grad_norm" in read.Tags()["scalars"]
 
 
-def test_a_step_that_is_taken_again_after_a_resume_is_not_told_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[int] = []
+def test_a_step_repeated_after_a_resume_is_not_sent_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[int] = []
     for steps in ((1, 2, 3), (2, 3, 4)):
         tracker = Tracker(settings(tmp_path, "tensorboard"))
-        monkeypatch.setattr(tracker._tracking, "log", lambda data, step, backend: told.append(step))
+        monkeypatch.setattr(tracker._tracking, "log", lambda data, step, backend: logged.append(step))
         for step in steps:
-            tracker.log(step, LINE)
+            tracker.log_step(step, LINE)
         tracker.close(done=False)
-    assert told == [1, 2, 3, 4]
+    assert logged == [1, 2, 3, 4]
 
 
 def test_a_run_without_trackers_writes_none(tmp_path: Path) -> None:
     tracker = Tracker(settings(tmp_path))
-    tracker.log(1, LINE)
+    tracker.log_step(1, LINE)
     tracker.close(done=False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tracker_that_is_not_installed_is_a_sentence_that_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tracker_package_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"names wandb, which is not installed: run '.*uv pip install .* wandb'"):
-        require(LoggerBackend.WANDB)
+        require_backend(LoggerBackend.WANDB)
 
 
-def test_a_tracker_that_breaks_costs_its_figures_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_tracker_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = Tracker(settings(tmp_path, "tensorboard"))
 
     def broken(data: dict[str, Any], step: int) -> None:
@@ -116,7 +120,7 @@ def test_a_tracker_that_breaks_costs_its_figures_not_the_run(tmp_path: Path, mon
 
     monkeypatch.setattr(tracker._tracking.logger["tensorboard"], "log", broken)
     before = FAILED.labels("tensorboard")._value.get()
-    tracker.log(1, LINE)
-    tracker.log(2, LINE)
+    tracker.log_step(1, LINE)
+    tracker.log_step(2, LINE)
     assert FAILED.labels("tensorboard")._value.get() == before + 2
     tracker.close(done=False)

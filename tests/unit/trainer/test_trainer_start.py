@@ -1,4 +1,4 @@
-"""Input that is wrong ends the process at once: exit code 2, one sentence with the thing and the remedy."""
+"""Wrong input ends the process before the engine is built: exit code 2, one sentence with the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 from trainer_parts import write_model, write_questions
 
+from forage_common.errors import UserError
+from forage_common.settings import load_settings
+from forage_trainer.run import run_leader
+from forage_trainer.waiting import Stop
+
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -21,26 +26,22 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(
-    parts: Path, tmp_path: Path, free_address: Callable[[], str]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*overrides: str) -> subprocess.CompletedProcess[str]:
-        settings = [
-            f"run.dir={tmp_path / 'runs'}",
-            f"model.path={parts / 'model'}",
-            f"data.train_files=[{parts / 'train.parquet'}]",
-            f"data.val_files=[{parts / 'train.parquet'}]",
-            "data.train_batch_size=2",
-            "trainer.actor.ppo_mini_batch_size=2",
-            "trainer.critic.ppo_mini_batch_size=2",
-            "trainer.algorithm.adv_estimator=gae",
-            f"trainer.health_address={free_address()}",
-            *overrides,
-        ]
-        command = [sys.executable, "-m", "forage_trainer", *settings]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def overrides(parts: Path, tmp_path: Path, free_address: Callable[[], str]) -> list[str]:
+    return [
+        f"run.dir={tmp_path / 'runs'}",
+        f"model.path={parts / 'model'}",
+        f"data.train_files=[{parts / 'train.parquet'}]",
+        f"data.val_files=[{parts / 'train.parquet'}]",
+        "data.train_batch_size=2",
+        "trainer.actor.ppo_mini_batch_size=2",
+        "trainer.critic.ppo_mini_batch_size=2",
+        "trainer.algorithm.adv_estimator=gae",
+        f"trainer.health_address={free_address()}",
+    ]
 
-    return run
+
+def start(overrides: list[str]) -> int:
+    return run_leader(load_settings(None, overrides, {}), Stop())
 
 
 @pytest.mark.parametrize(
@@ -60,21 +61,28 @@ def start(
     ],
 )
 def test_wrong_input_is_named(
-    start: Callable[..., subprocess.CompletedProcess[str]], parts: Path, tmp_path: Path, override: str, words: list[str]
+    overrides: list[str], parts: Path, tmp_path: Path, override: str, words: list[str]
 ) -> None:
-    ended = start(*override.format(parts=parts).split())
-    assert ended.returncode == 2, ended.stderr
-    sentence = ended.stderr.strip().splitlines()[-1]
-    assert sentence.startswith("forage trainer: ")
+    with pytest.raises(UserError) as error:
+        start([*overrides, *override.format(parts=parts).split()])
     for word in words:
-        assert word in sentence
-    assert "Traceback" not in ended.stderr
+        assert word in str(error.value)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_port_in_use_is_named(start: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_port_in_use_is_named(overrides: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        ended = start(f"trainer.health_address={address}")
-    assert ended.returncode == 2
-    assert f"cannot listen on {address}" in ended.stderr
+        with pytest.raises(UserError, match=f"cannot listen on {address}"):
+            start([*overrides, f"trainer.health_address={address}"])
+
+
+def test_the_process_ends_with_exit_code_2_and_one_sentence(overrides: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "forage_trainer", *overrides, "model.path=/nowhere/model"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2, ended.stderr
+    sentence = ended.stderr.strip().splitlines()[-1]
+    assert sentence.startswith("forage trainer: ")
+    assert "model.path /nowhere/model does not exist" in sentence
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "runs").exists()

@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from forage_common.errors import UserError
 from forage_trainer.checkpoints.checkpoint import Checkpoints, read_checkpoint
-from forage_trainer.checkpoints.upload import ATTEMPTS, DROPPED, FAILED, UPLOADED, WAITING, Uploader
+from forage_trainer.checkpoints.upload import ATTEMPTS, DROPPED, FAILED, MAX_WAITING, UPLOADED, Uploader
 
 
 def save(checkpoints: Checkpoints, step: int, text: str = "") -> Path:
@@ -43,7 +43,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Uploader]]:
 
 
 class Store:
-    """Makes the store behave as told, at each file that it is given."""
+    """Makes the store behave as given, for each file that it receives."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.put: list[str] = []
@@ -71,7 +71,7 @@ def copies(tmp_path: Path) -> list[str]:
     return sorted(p.name for p in (tmp_path / "copies/r").glob("step_*") if (p / "manifest.json").exists())
 
 
-def test_a_copy_put_back_is_the_checkpoint(
+def test_an_uploaded_copy_restores_the_checkpoint(
     tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader]
 ) -> None:
     uploader = start()
@@ -80,12 +80,12 @@ def test_a_copy_put_back_is_the_checkpoint(
     assert read_checkpoint(tmp_path / "copies/r/step_5").step == 5
     shutil.rmtree(tmp_path / "checkpoints")
     shutil.copytree(tmp_path / "copies/r", tmp_path / "checkpoints")
-    found = Checkpoints(tmp_path / "checkpoints", 2, 10).newest()
+    found = Checkpoints(tmp_path / "checkpoints", 2, 10).find_newest()
     assert found is not None
     assert (found[0] / "deep/weights.pt").read_text() == "weights 5"
 
 
-def test_what_an_earlier_life_did_not_copy_is_copied_and_nothing_twice(
+def test_checkpoints_left_by_a_restart_are_copied_and_none_twice(
     tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
 ) -> None:
     save(checkpoints, 5)
@@ -97,7 +97,7 @@ def test_what_an_earlier_life_did_not_copy_is_copied_and_nothing_twice(
     assert list((tmp_path / "checkpoints/.upload").iterdir()) == []
 
 
-def test_a_step_that_was_taken_again_replaces_its_copy(
+def test_a_repeated_step_replaces_its_copy(
     tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader]
 ) -> None:
     save(checkpoints, 5)
@@ -108,7 +108,7 @@ def test_a_step_that_was_taken_again_replaces_its_copy(
     assert (tmp_path / "copies/r/step_5/state/deep/weights.pt").read_text() == "others"
 
 
-def test_a_store_that_fails_is_asked_again_and_counted(
+def test_a_failing_store_is_retried_and_counted(
     tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
 ) -> None:
     failures = [OSError("away"), ConnectionError("reset")]
@@ -126,7 +126,7 @@ def test_a_store_that_fails_is_asked_again_and_counted(
     assert copies(tmp_path) == ["step_5"]
 
 
-def test_a_store_that_is_dead_costs_the_run_nothing_and_the_next_start_tries_again(
+def test_an_unavailable_store_does_not_end_the_run_and_the_next_start_retries(
     tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
 ) -> None:
     def before(remote: str) -> None:
@@ -144,7 +144,7 @@ def test_a_store_that_is_dead_costs_the_run_nothing_and_the_next_start_tries_aga
     assert copies(tmp_path) == ["step_5"]
 
 
-def test_a_slow_store_never_blocks_what_waits_is_bounded_and_retention_takes_nothing_from_it(
+def test_a_slow_store_never_blocks_and_its_queue_is_bounded_and_safe_from_retention(
     tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
 ) -> None:
     release = [False]
@@ -164,7 +164,7 @@ def test_a_slow_store_never_blocks_what_waits_is_bounded_and_retention_takes_not
         uploader.add(save(checkpoints, step))
     assert time.monotonic() - began < 5
     assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step_*")) == ["step_7", "step_8"]
-    assert len(list((tmp_path / "checkpoints/.upload").glob("step_*"))) == WAITING + 1
+    assert len(list((tmp_path / "checkpoints/.upload").glob("step_*"))) == MAX_WAITING + 1
     assert count(DROPPED) - dropped == 5
     release[0] = True
     assert uploader.close(10)
@@ -186,6 +186,6 @@ def test_a_copy_without_its_last_file_has_no_manifest(
     assert seen == [False, False]
 
 
-def test_an_address_that_nothing_reads_is_named(checkpoints: Checkpoints, start: Callable[..., Uploader]) -> None:
+def test_an_unsupported_address_is_named(checkpoints: Checkpoints, start: Callable[..., Uploader]) -> None:
     with pytest.raises(UserError, match=r"trainer.upload_url = 'nosuch://bucket/x' cannot be used"):
         start("nosuch://bucket/x")

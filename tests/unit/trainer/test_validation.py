@@ -72,12 +72,12 @@ def make(redis_server: RedisSettings, tmp_path: Path) -> Callable[..., tuple[Val
         ]
         answering = Answering(streams, script)
         state = AskedAgain(tmp_path / "v", answering)
-        return Validation(settings, streams, rows, state, RedisRetry(stop, health), stop, health), answering, streams
+        return Validation(settings, streams, rows, state, RedisRetry(stop, health), health), answering, streams
 
     return build
 
 
-def test_every_question_is_asked_once_and_greedily(make: Callable, tmp_path: Path) -> None:
+def test_every_question_is_issued_once_and_greedily(make: Callable, tmp_path: Path) -> None:
     validation, answering, streams = make()
     result = validation.run("after", POLICY, meanwhile=answering)
     assert (result["em"], result["count"], result["failed"], result["version"]) == (0.5, COUNT, 0, 6)
@@ -98,7 +98,7 @@ def test_every_question_is_asked_once_and_greedily(make: Callable, tmp_path: Pat
     assert not streams._redis.exists(streams.key("validation-after"))
 
 
-def test_exact_match_is_told_for_each_data_source_and_failures_are_in_none(make: Callable, tmp_path: Path) -> None:
+def test_exact_match_is_reported_by_data_source_without_failures(make: Callable, tmp_path: Path) -> None:
     def script(prompt: Prompt) -> TrajectoryGroup:
         return reply(prompt, Status.STATUS_TIMEOUT if prompt.data_source == "dead" else Status.STATUS_OK)
 
@@ -121,7 +121,7 @@ def test_scores_of_all_validations_are_read_back_by_version(make: Callable, tmp_
     assert validation.scores() == {0: 0.5, 6: 0.5}
 
 
-def test_a_validation_that_has_its_result_is_not_repeated_for_the_same_version(make: Callable) -> None:
+def test_a_validation_with_a_result_is_not_repeated_for_the_same_version(make: Callable) -> None:
     validation, answering, _ = make()
     validation.run("after", POLICY, meanwhile=answering)
     assert validation.run("after", POLICY, meanwhile=answering) is None
@@ -130,7 +130,7 @@ def test_a_validation_that_has_its_result_is_not_repeated_for_the_same_version(m
     assert validation.run("after", later, meanwhile=answering)["version"] == 9
 
 
-def test_a_failure_is_asked_again_and_then_counted_but_never_a_wrong_answer(make: Callable, tmp_path: Path) -> None:
+def test_a_failed_question_is_issued_again_but_a_wrong_answer_is_not(make: Callable, tmp_path: Path) -> None:
     def script(prompt: Prompt) -> TrajectoryGroup:
         fails = prompt.position == 0 or (prompt.position == 1 and prompt.attempt == 0)
         return reply(prompt, Status.STATUS_TIMEOUT if fails else Status.STATUS_OK)
@@ -144,7 +144,7 @@ def test_a_failure_is_asked_again_and_then_counted_but_never_a_wrong_answer(make
     assert read_lines(tmp_path / "v/validation/before.jsonl")[0]["failed"] is True
 
 
-def test_training_may_go_on_while_answers_come_in_one_by_one(make: Callable, tmp_path: Path) -> None:
+def test_training_continues_while_answers_arrive(make: Callable, tmp_path: Path) -> None:
     held: list[Prompt] = []
 
     def script(prompt: Prompt) -> TrajectoryGroup:
@@ -167,7 +167,7 @@ def test_training_may_go_on_while_answers_come_in_one_by_one(make: Callable, tmp
     assert not (tmp_path / "v/state.json").exists(), "the phase is training's"
 
 
-def test_what_a_later_policy_sampled_is_told(make: Callable) -> None:
+def test_the_share_of_tokens_of_later_policies_is_reported(make: Callable) -> None:
     def script(prompt: Prompt) -> TrajectoryGroup:
         group = reply(prompt)
         row = group.trajectories[0]  # 6 own tokens, 7 observed, 5 own
@@ -182,7 +182,7 @@ def test_what_a_later_policy_sampled_is_told(make: Callable) -> None:
     assert validation.run("step-6", POLICY, answering)["later_version_share"] == pytest.approx((5 + 11) / 33)
 
 
-def test_an_open_validation_goes_on_in_the_next_life(make: Callable, tmp_path: Path) -> None:
+def test_an_open_validation_continues_after_a_restart(make: Callable, tmp_path: Path) -> None:
     first, answering, _ = make()
     first.begin("step-6", POLICY)
     answering()
@@ -199,7 +199,7 @@ def test_an_open_validation_goes_on_in_the_next_life(make: Callable, tmp_path: P
     assert third.open_versions == set(), "its result is there"
 
 
-def test_a_new_life_uses_the_answers_that_the_old_one_had(make: Callable) -> None:
+def test_a_restarted_trainer_reclaims_the_answers_of_the_one_before(make: Callable) -> None:
     validation, answering, streams = make()
     stream = streams.key("validation-after")
     validation.begin("after", POLICY)
@@ -217,17 +217,17 @@ def test_a_silent_rollout_service_is_named(make: Callable) -> None:
 
 
 def test_failed_trajectories_are_in_no_mean() -> None:
-    sound = [trajectory("a", i, float(i == 0), version=5) for i in range(2)]
+    valid = [trajectory("a", i, float(i == 0), version=5) for i in range(2)]
     failed = trajectory("a", 2, 7.0, version=3, status=Status.STATUS_INTERNAL)
     unjudged = trajectory("a", 3, 7.0, version=4, score_status=Status.STATUS_TIMEOUT)
-    metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[*sound, failed, unjudged])], version=5)
+    metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[*valid, failed, unjudged])], version=5)
     assert metrics["reward_mean"] == 0.5
     assert metrics["em_mean"] == 0.5
     assert metrics["failed"] == 2
     assert (metrics["staleness_max"], metrics["staleness_mean"]) == (2, 0.75)
 
 
-def test_a_batch_without_a_sound_trajectory_has_no_means() -> None:
+def test_a_batch_without_a_valid_trajectory_has_no_means() -> None:
     failed = trajectory("a", 2, 7.0, status=Status.STATUS_INTERNAL, turns=())
     metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[failed])], version=5)
     assert (metrics["reward_mean"], metrics["em_mean"], metrics["staleness_max"]) == (None, None, None)

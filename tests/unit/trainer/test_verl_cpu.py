@@ -14,7 +14,7 @@ from forage_trainer.engine.engine_config import resolve_engine
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 1000), st.data())
-def test_micro_batches_come_in_the_number_that_another_process_needs(
+def test_micro_batches_have_the_number_that_another_process_needs(
     lengths: list[int], budget: int, data: st.DataObject
 ) -> None:
     at_least = data.draw(st.integers(1, len(lengths)))
@@ -38,13 +38,13 @@ def test_micro_batches_come_in_the_number_that_another_process_needs(
         {"entropy_from_logits_with_chunking": True},
     ],
 )
-def test_what_needs_a_gpu_is_refused_without_one(setting: dict[str, object]) -> None:
+def test_settings_that_need_a_gpu_are_refused_without_one(setting: dict[str, object]) -> None:
     ((name, value),) = setting.items()
     with pytest.raises(UserError, match=rf"trainer\.engine\.{name}={value} needs a GPU"):
         resolve_engine(TrainingEngineSettings.model_validate(setting), on_gpu=False)
 
 
-def test_each_machine_has_its_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_defaults_follow_from_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = resolve_engine(TrainingEngineSettings(), on_gpu=False)
     assert (cpu.attn_implementation, cpu.param_dtype, cpu.use_remove_padding) == ("sdpa", "fp32", False)
     for asked in ({"attn_implementation": "flash_attention_2"}, {"use_remove_padding": True}):
@@ -68,7 +68,7 @@ def test_each_machine_has_its_usual(monkeypatch: pytest.MonkeyPatch) -> None:
         ("lora.lora_rank=-1", "lora_rank"),
     ],
 )
-def test_settings_of_the_engine_that_make_no_sense_are_named(setting: str, named: str) -> None:
+def test_contradictory_engine_settings_are_named(setting: str, named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         load_settings(None, [f"trainer.{setting}"], {})
 

@@ -31,7 +31,7 @@ def test_a_signal_at_any_moment_of_a_sleep_ends_it() -> None:
     assert done.stdout == "awake\n", done.stderr
 
 
-def test_all_who_sleep_are_woken() -> None:
+def test_a_stop_wakes_every_sleeper() -> None:
     stop, ended = Stop(), []
 
     def sleep() -> None:

@@ -89,9 +89,19 @@ class WeightSettings(Section):
         description="in_flight: running trajectories continue under the new policy; drain: they finish first",
     )
     transport: WeightTransport = Field(
-        WeightTransport.FILESYSTEM, description="filesystem: policies are folders; nccl: sent between GPUs"
+        WeightTransport.FILESYSTEM,
+        description="filesystem: policies are folders; nccl: sent between GPUs, refused until the trainer can send",
     )
     cache_dir: Path = Field(Path(".cache/policies"), description="Folder of policies fetched from remote storage")
+
+    @model_validator(mode="after")
+    def _check_transport(self) -> WeightSettings:
+        if self.transport is WeightTransport.NCCL:
+            raise ValueError(
+                "transport nccl is not available yet: engines can receive weights over NCCL, but the trainer cannot "
+                "send them; set transport=filesystem"
+            )
+        return self
 
 
 class RolloutSettings(Section):

@@ -91,7 +91,7 @@ class Checkpoints:
         epoch: int,
         data: str,
         consumed: tuple[ConsumedStep, ...],
-        figures: dict[str, Any],
+        metrics: dict[str, Any],
         write: Callable[[Path], None],
         parts: Mapping[str, Stateful] | None = None,
         unscored: Collection[int] = (),
@@ -119,7 +119,7 @@ class Checkpoints:
                 self._await_shards(state)
                 files = {str(f.relative_to(state)): compute_digest(f) for f in sorted(state.rglob("*")) if f.is_file()}
                 states = {name: part.state_dict() for name, part in (parts or {}).items()}
-                manifest = Manifest(step, epoch, data, consumed, figures, files, self._world_size, states)
+                manifest = Manifest(step, epoch, data, consumed, metrics, files, self._world_size, states)
                 write_json(folder / MANIFEST, asdict(manifest))
             write_text(self._folder / LATEST, target.name + "\n")
         except OSError as error:

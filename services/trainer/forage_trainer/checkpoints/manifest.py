@@ -58,7 +58,7 @@ class Manifest:
     epoch: of the trainer that wrote the checkpoint.
     data: digest of the training files.
     consumed: steps since the previous checkpoint, whose groups are acknowledged once this one is durable.
-    figures: the step's metrics, as in its line of the metrics file.
+    figures: the step's metrics, as in its line of the metrics file (the name is that of existing manifests).
     files: SHA-256 of each file below `state/`, by relative path.
     world_size: number of processes that wrote `state/`.
     parts: `Stateful.state_dict` by name.

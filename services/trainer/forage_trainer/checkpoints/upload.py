@@ -1,7 +1,7 @@
 """Uploads checkpoints to `trainer.upload_url` while training continues.
 
-A waiting checkpoint is hard-linked below `checkpoints/.upload/`, so that neither retention nor a restart removes it. A
-copy is `<url>/<run id>/step_<n>/`, in the local layout. Its manifest is written last: a copy with a manifest is complete.
+A waiting checkpoint is hard-linked below `checkpoints/.upload/`, so that neither retention nor a restart removes it.
+A copy is `<url>/<run id>/step_<n>/`, in the local layout. Its manifest is written last: with it, a copy is complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PENDING = Gauge("forage_trainer_uploads_waiting", "Checkpoints that wait to be c
 
 
 class Uploader:
-    """A thread that copies checkpoints, the newest first. Its failures are counted and logged; they never end the run."""
+    """A thread that copies checkpoints, the newest first. Failures are counted and logged; none ends the run."""
 
     def __init__(self, checkpoints: Path, url: str, run_id: str, pause_s: float = 5.0) -> None:
         """

@@ -20,7 +20,7 @@ from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.data import spans
 from forage_trainer.data.dataset import refill_number
 from forage_trainer.data.feeder import Feeder
-from forage_trainer.waiting import RedisRetry, Stop, Stopped
+from forage_trainer.waiting import RedisRetry, Stopped
 
 CONSUMER = "trainer"
 """Name of the consumer on the stream: that of every trainer, so that a restarted one reclaims its own entries."""
@@ -87,7 +87,6 @@ class Batcher:
         settings: TrainerSettings,
         feeder: Feeder,
         retry: RedisRetry,
-        stop: Stop,
         health: Health,
     ) -> None:
         """
@@ -99,7 +98,6 @@ class Batcher:
         self._settings = settings
         self._feeder = feeder
         self._retry = retry
-        self._stop = stop
         self._health = health
         self._held: dict[int, dict[int, Entry[TrajectoryGroup]]] = {}
         self._consumed = 0

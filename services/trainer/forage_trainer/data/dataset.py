@@ -21,7 +21,7 @@ _MIXTURE = 1
 _REFILL = "r"
 
 
-def report(split: str, questions: Questions) -> None:
+def report_questions(split: str, questions: Questions) -> None:
     """Report in log and metrics which questions were read, and which were filtered because their prompt is too long."""
     kept = Counter(row.data_source for row in questions.rows)
     for fate, counts in (("kept", kept), ("filtered", questions.filtered)):

@@ -94,7 +94,7 @@ def _build_critic_config(critic: CriticSettings) -> CriticConfig:
 
 
 def _zero_head(module: Any) -> None:
-    """Zero the head on every process, so that values start at 0; transformers draws it at random, and verl keeps that."""
+    """Zero the head on every process, so that values start at 0; transformers initializes it at random."""
     body = f"{module.base_model_prefix}."
     with torch.no_grad():
         for name, parameter in module.named_parameters():

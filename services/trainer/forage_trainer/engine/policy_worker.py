@@ -187,7 +187,7 @@ class PolicyWorker:
 
     @collective
     def save(self, folder: Path, step: int) -> None:
-        """Write verl's checkpoint: model, optimizer, learning-rate schedule, random state; the critic's in `critic/`."""
+        """Write verl's checkpoint: model, optimizer, learning-rate schedule, random state; the critic's in critic/."""
         self._actor.save(folder, step)
         if self._critic is not None:
             self._critic.save(folder / _CRITIC, step)
@@ -201,7 +201,7 @@ class PolicyWorker:
 
     @collective
     def weights(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return all parameters by name, on the CPU, LoRA merged, without a tied output head. Empty except on rank 0."""
+        """Return all parameters by name, on the CPU, LoRA merged, without a tied output head; {} except on rank 0."""
         engine = self._actor.engine
         tied = bool(getattr(engine.model_config.hf_config, "tie_word_embeddings", False))
         tensors = lora.merge_adapter(engine.module, self._device) if self._lora else engine.get_per_tensor_param()[0]

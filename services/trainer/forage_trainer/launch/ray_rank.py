@@ -92,7 +92,7 @@ class Rank(Worker):  # type: ignore[misc, unused-ignore]
             os.chdir(self._folder)
         except OSError as error:
             raise UserError(
-                f"{self._location}: no folder {self._folder} ({error.strerror}), from which the trainer was started and "
+                f"{self._location}: no folder {self._folder} ({error.strerror}), where the trainer was started and "
                 "relative paths of its settings begin: start it from a folder that all nodes have"
             ) from None
         try:

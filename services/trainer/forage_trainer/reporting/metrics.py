@@ -74,8 +74,8 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
     the turns that have tokens, which is the reward that turn_proportional places.
     """
     every = [t for group in groups for t in group.trajectories]
-    sound = [t for t in every if t.status == Status.STATUS_OK]
-    judged = [t for t in sound if t.score.status == Status.STATUS_OK]
+    completed = [t for t in every if t.status == Status.STATUS_OK]
+    judged = [t for t in completed if t.score.status == Status.STATUS_OK]
     stale = [max(0, version - min(s.version for s in t.segments)) for t in every if t.segments]
     return {
         "reward_mean": _mean(t.score.total for t in judged),
@@ -84,18 +84,18 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
         "reward_turn_sum_mean": _mean(
             compute_token_rewards(t, RewardPlacement.TURN_PROPORTIONAL).turn_sum for t in judged if is_valid(t)
         ),
-        "em_mean": exact_match(sound),
-        "search_rate": _mean(float(t.valid_searches > 0) for t in sound),
-        "searches_mean": _mean(float(t.valid_searches) for t in sound),
-        "format_rate": format_rate(sound),
-        "finished_rate": _mean(float(t.finished) for t in sound),
-        "truncated_rate": _mean(float(t.truncated) for t in sound),
-        "turns_mean": _mean(float(len(t.turns)) for t in sound),
-        "response_tokens_mean": _mean(float(len(t.loss_mask)) for t in sound),
-        "response_tokens_max": max((len(t.loss_mask) for t in sound), default=None),
-        "response_tokens_min": min((len(t.loss_mask) for t in sound), default=None),
-        "prompt_tokens_mean": _mean(float(t.prompt_length) for t in sound),
-        "without_state_tokens": sum(1 not in t.loss_mask for t in sound),
+        "em_mean": exact_match(completed),
+        "search_rate": _mean(float(t.valid_searches > 0) for t in completed),
+        "searches_mean": _mean(float(t.valid_searches) for t in completed),
+        "format_rate": format_rate(completed),
+        "finished_rate": _mean(float(t.finished) for t in completed),
+        "truncated_rate": _mean(float(t.truncated) for t in completed),
+        "turns_mean": _mean(float(len(t.turns)) for t in completed),
+        "response_tokens_mean": _mean(float(len(t.loss_mask)) for t in completed),
+        "response_tokens_max": max((len(t.loss_mask) for t in completed), default=None),
+        "response_tokens_min": min((len(t.loss_mask) for t in completed), default=None),
+        "prompt_tokens_mean": _mean(float(t.prompt_length) for t in completed),
+        "without_state_tokens": sum(1 not in t.loss_mask for t in completed),
         "staleness_mean": _mean(float(s) for s in stale),
         "staleness_max": max(stale, default=None),
         "trajectories": len(every),

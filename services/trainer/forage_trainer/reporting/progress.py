@@ -1,4 +1,4 @@
-"""The files that a live view reads: `<run folder>/state.json` (the phase) and `metrics.jsonl` (one line for each step)."""
+"""The files that a live view reads: `<run folder>/state.json` (the phase), `metrics.jsonl` (a line for each step)."""
 
 from __future__ import annotations
 

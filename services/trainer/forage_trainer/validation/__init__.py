@@ -1,1 +1,1 @@
-"""Evaluation of the policy on held-out questions during training."""
+"""Validation of the policy during training: held-out questions, probes, and the penalty for overconfidence."""

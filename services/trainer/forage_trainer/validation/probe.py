@@ -1,4 +1,4 @@
-"""Faithfulness over a training: every few steps, probes of the policy on the same held-out questions."""
+"""Faithfulness during training: every few steps, a probe of the policy on the same held-out questions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prometheus_client import Gauge
 
 from forage_common.clients import sampling
 from forage_common.files.questions import Question
-from forage_common.probe import metrics
+from forage_common.probe import metrics as probe_metrics
 from forage_common.probe.prober import ProbePlan
 from forage_common.probe.summary import summarise_probes
 from forage_common.settings import Settings
@@ -27,14 +27,14 @@ from forage_trainer.reporting.progress import Phase, StateFile
 from forage_trainer.validation.prober import Purpose, TrainingProber
 
 PREFIX = "val-probe/"
-FIGURE = Gauge("forage_trainer_probe", "Of the last probe of held-out questions", ["figure"])
+PROBE = Gauge("forage_trainer_probe", "Metrics of the last probe of held-out questions", ["metric"])
 
 
 class ValidationProbe:
     """The probes of one run, each done once and written to `<run folder>/probes/step-<n>.json`.
 
-    The questions are answered anew and greedily, as a validation of the policy answers them: beside a probe that costs
-    next to nothing, and asks nothing of when validations are.
+    The questions are answered again, greedily, as in a validation. That costs little beside the probe itself, and
+    makes the schedules of probes and validations independent.
     """
 
     def __init__(self, settings: Settings, questions: Sequence[Question], state: StateFile) -> None:
@@ -58,20 +58,19 @@ class ValidationProbe:
         self._state = state
 
     def run(self, policy: Policy, check: Callable[[], None]) -> dict[str, Any]:
-        """The figures of the policy, under the names of the metrics file; none where it is not its turn.
+        """Probe the policy; returns its metrics under the names of the metrics file, none if it is not scheduled.
 
-        It is the first policy's turn, that of every `trainer.probe.freq`-th step, and the last one's.
-
-        They are read back where the probe was done before. One that gave nothing is not kept.
+        Scheduled are the first policy, that of every `trainer.probe.freq`-th step, and the last one. The result of a
+        probe before a restart is read from its file; a probe without any result has none.
 
         Args:
-            check: called now and then; may raise to end the probe.
+            check: called periodically; may raise to end the probe.
         """
         if policy.version % self._probe.freq and policy.version != self._settings.trainer.total_training_steps:
             return {}
-        found = self._done(policy) or self._run(policy, check)
-        _export(found)
-        return found
+        metrics = self._read_metrics(policy) or self._run(policy, check)
+        _export_metrics(metrics)
+        return metrics
 
     def _run(self, policy: Policy, check: Callable[[], None]) -> dict[str, Any]:
         began = time.monotonic()
@@ -86,22 +85,22 @@ class ValidationProbe:
             return list(sampled.values())
 
         self._state.set(Phase.VALIDATING, label, 0, total)
-        names = [name for prompt in self._prompts for name in sampling.trajectory_ids(prompt)]
+        ids = [id for prompt in self._prompts for id in sampling.trajectory_ids(prompt)]
         probes = self._prober(
-            policy, names, sample, check, lambda done: self._state.set(Phase.VALIDATING, label, done, max(done, total))
+            policy, ids, sample, check, lambda done: self._state.set(Phase.VALIDATING, label, done, max(done, total))
         )
-        found = metrics(probes) | {PREFIX + "seconds": round(time.monotonic() - began, 3)}
-        if found[PREFIX + "count"]:
+        metrics = to_metrics(probes) | {PREFIX + "seconds": round(time.monotonic() - began, 3)}
+        if metrics[PREFIX + "count"]:
             plan = {"turn": self._probe.turn, **asdict(self._plan)}
-            known = {"version": policy.version, "epoch": policy.epoch, "figures": found}
-            write_json(self._file(policy), known | summarise_probes(plan, probes))
-        get_logger().info("probed", version=policy.version, **found)
-        return found
+            header = {"version": policy.version, "epoch": policy.epoch, "figures": metrics}
+            write_json(self._file(policy), header | summarise_probes(plan, probes))
+        get_logger().info("probed", version=policy.version, **metrics)
+        return metrics
 
     def _file(self, policy: Policy) -> Path:
         return self._settings.run.folder / "probes" / f"step-{policy.version}.json"
 
-    def _done(self, policy: Policy) -> dict[str, Any] | None:
+    def _read_metrics(self, policy: Policy) -> dict[str, Any] | None:
         try:
             metrics: dict[str, Any] = json.loads(self._file(policy).read_text())["figures"]
         except (OSError, ValueError, KeyError):
@@ -109,26 +108,26 @@ class ValidationProbe:
         return metrics
 
 
-def metrics(probes: Sequence[Probed]) -> dict[str, Any]:
-    """What the metrics file holds of probes; None where no probe has a figure, only counts where none is sound."""
-    sound = metrics.summarise(probes).get("all")
-    count = sound.count if sound is not None else 0
+def to_metrics(probes: Sequence[Probed]) -> dict[str, Any]:
+    """Summarize probes for the metrics file. A metric that no probe has is None; without a valid probe, only counts."""
+    summary = probe_metrics.summarise(probes).get("all")
+    count = summary.count if summary is not None else 0
     counts = {PREFIX + "count": count, PREFIX + "failed": len(probes) - count}
-    if sound is None:
+    if summary is None:
         return counts
     return counts | {
-        **{f"{PREFIX}confidence@{point}": value for point, value in enumerate(sound.confidence_at)},
-        PREFIX + "confidence/mean": sound.mean_confidence,
-        PREFIX + "spearman/mean": sound.rho,
-        PREFIX + "premature/share": sound.premature,
-        PREFIX + "overconfidence/mean": sound.overconfidence,
-        PREFIX + "aoc/mean": sound.aoc,
-        PREFIX + "undefined_spearman": sound.undefined_rho,
-        PREFIX + "no_thought": sound.no_thought,
+        **{f"{PREFIX}confidence@{point}": value for point, value in enumerate(summary.confidence_at)},
+        PREFIX + "confidence/mean": summary.mean_confidence,
+        PREFIX + "spearman/mean": summary.rho,
+        PREFIX + "premature/share": summary.premature,
+        PREFIX + "overconfidence/mean": summary.overconfidence,
+        PREFIX + "aoc/mean": summary.aoc,
+        PREFIX + "undefined_spearman": summary.undefined_rho,
+        PREFIX + "no_thought": summary.no_thought,
     }
 
 
-def _export(found: Mapping[str, Any]) -> None:
-    for name, value in found.items():
+def _export_metrics(metrics: Mapping[str, Any]) -> None:
+    for name, value in metrics.items():
         if value is not None:
-            FIGURE.labels(name.removeprefix(PREFIX)).set(value)
+            PROBE.labels(name.removeprefix(PREFIX)).set(value)

@@ -1,8 +1,8 @@
-"""The advantage penalty: what a trajectory loses for being sure of its answer before it has thought.
+"""The advantage penalty for overconfidence: confidence in the answer before the reasoning.
 
-A' = A - eta * overconfidence on the response's state tokens; overconfidence is the sum of w_k * c_k over a probe's
-truncations, with w falling from 0.5 to -0.5 in equal steps. A trajectory whose confidence rises with its thought has
-one below 0, and gains.
+A' = A - eta * overconfidence on the response's state tokens. Overconfidence is the sum of w_k * c_k over a probe's
+truncations, with c_k the confidence and w_k decreasing from 0.5 to -0.5 in equal steps. It is below 0 where the
+confidence rises with the reasoning; such a trajectory gains.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from forage_common.probe import metrics
+from forage_common.probe import metrics as probe_metrics
 from forage_common.probe.prober import ProbePlan
 from forage_common.settings import Settings
 from forage_common.v1.probe_pb2 import Probed
@@ -25,13 +25,15 @@ from forage_trainer.validation.prober import Purpose, TrainingProber
 def subtract_penalty(
     advantages: torch.Tensor, state: torch.Tensor, overconfidence: Sequence[float | None], coefficient: float
 ) -> torch.Tensor:
-    """Advantages less the penalty, (rows, tokens).
+    """Subtract the penalty from the advantages of state tokens, (rows, tokens).
 
     Args:
-        advantages, state: (rows, tokens), state 1 on the tokens that the policy wrote.
-        overconfidence: of each row, None where it was not probed: such a row keeps its advantages.
+        advantages, state: (rows, tokens), state 1 on the tokens that the policy sampled.
+        overconfidence: of each row; None for a row that was not probed, whose advantages stay.
     """
-    penalties = [0.0 if one is None else metrics.advantage_penalty(one, coefficient) for one in overconfidence]
+    penalties = [
+        0.0 if value is None else probe_metrics.advantage_penalty(value, coefficient) for value in overconfidence
+    ]
     return advantages - torch.tensor(penalties, dtype=advantages.dtype)[:, None] * state
 
 
@@ -45,42 +47,42 @@ class ProbePenalty:
         """
         penalty = settings.trainer.algorithm.probe_penalty
         self._coefficient = penalty.coef
-        self._each = penalty.trajectories_per_group
+        self._per_group = penalty.trajectories_per_group
         plan = ProbePlan(penalty.points, penalty.samples, settings.run.seed)
         self._prober = TrainingProber(settings, plan, Purpose.PENALTY, penalty.timeout_s, every_turn=False)
 
-    def overconfidence(
+    def measure_overconfidence(
         self, rows: Sequence[Trajectory], policy: Policy, check: Callable[[], None]
     ) -> list[float | None]:
-        """Of each row; None where it is not one of the first of its group, or could not be probed.
+        """Measure each row's overconfidence; None for rows that are not among the first of their group or that failed.
 
         Args:
-            policy: that is being trained.
-            check: called now and then; may raise to end the work.
+            policy: the policy that is being trained.
+            check: called periodically; may raise to end the work.
         """
-        chosen = _first(rows, self._each)
+        chosen = _select_first(rows, self._per_group)
 
         async def sample() -> Sequence[Trajectory]:
             return chosen
 
         probes = self._prober(policy, [row.id for row in chosen], sample, check)
-        found = {one.trajectory_id: _overconfidence(one) for one in probes}
-        return [found.get(row.id) for row in rows]
+        by_id = {probe.trajectory_id: _read_overconfidence(probe) for probe in probes}
+        return [by_id.get(row.id) for row in rows]
 
-    def metrics(self, overconfidence: Sequence[float | None], rows: Sequence[Trajectory]) -> dict[str, Any]:
-        """Of a step, under the names of the metrics file; means are over the rows that were probed."""
-        known = [one for one in overconfidence if one is not None]
-        mean = fmean(known) if known else None
+    def compute_metrics(self, overconfidence: Sequence[float | None], rows: Sequence[Trajectory]) -> dict[str, Any]:
+        """Compute the step's metrics, under the names of the metrics file; means are over the probed rows."""
+        values = [value for value in overconfidence if value is not None]
+        mean = fmean(values) if values else None
         return {
-            "probe_count": len(known),
-            "probe_failed": len(_first(rows, self._each)) - len(known),
+            "probe_count": len(values),
+            "probe_failed": len(_select_first(rows, self._per_group)) - len(values),
             "probe_overconfidence": mean,
-            "probe_penalty": None if mean is None else metrics.advantage_penalty(mean, self._coefficient),
+            "probe_penalty": None if mean is None else probe_metrics.advantage_penalty(mean, self._coefficient),
         }
 
 
-def _first(rows: Sequence[Trajectory], count: int) -> list[Trajectory]:
-    """So many of each group."""
+def _select_first(rows: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    """Select the first rows of each group."""
     seen: Counter[str] = Counter()
     chosen = []
     for row in rows:
@@ -90,5 +92,5 @@ def _first(rows: Sequence[Trajectory], count: int) -> list[Trajectory]:
     return chosen
 
 
-def _overconfidence(probed: Probed) -> float | None:
-    return metrics.measure(probed).overconfidence if probed.status == Status.STATUS_OK else None
+def _read_overconfidence(probed: Probed) -> float | None:
+    return probe_metrics.measure(probed).overconfidence if probed.status == Status.STATUS_OK else None

@@ -1,4 +1,4 @@
-"""Probes of the policy that is being trained: patient with services that are away, and never the end of a training."""
+"""Probes of the policy that is being trained. They wait for unavailable services, and never end a training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
 
 ATTEMPTS = 3
-"""At each probe that fails; every request is besides repeated within the deadlines of its service."""
+"""Attempts at each probe; every request is also repeated within the deadlines of its service."""
 _PAUSE_S = 1.0
 POLL_INTERVAL_S = 0.2
 
@@ -32,16 +32,16 @@ PROBES = Counter("forage_trainer_probes_total", "Probes in training", ["purpose"
 
 
 class Purpose(StrEnum):
-    """What a probe in training is for."""
+    """The purpose of a probe in training."""
 
     VALIDATION = "validation"
     PENALTY = "penalty"
 
 
 class TrainingProber:
-    """Probes trajectories under the policy that the rollout service was last given.
+    """Probes trajectories under the last published policy.
 
-    What fails is tried again, and given up after `timeout_s`: it is logged and counted, and training goes on.
+    Failed probes are repeated until `timeout_s`; after that they are logged and counted, and training continues.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class TrainingProber:
     ) -> None:
         """
         Args:
-            timeout_s: of all probes of a call together.
-            every_turn: not only the one that answered.
+            timeout_s: time limit of all probes of a call together.
+            every_turn: probe all turns, not only the one that answered.
 
         Raises:
             SettingsError: the file of the rollout service's token cannot be read; or adapters are published.
@@ -72,26 +72,26 @@ class TrainingProber:
     def __call__(
         self,
         policy: Policy,
-        names: Iterable[str],
+        ids: Iterable[str],
         sample: Callable[[], Awaitable[Sequence[Trajectory]]],
         check: Callable[[], None],
-        tell: Callable[[int], object] = lambda done: None,
+        on_progress: Callable[[int], object] = lambda done: None,
     ) -> list[Probed]:
-        """A probe of each turn, those that failed with a status that says why.
+        """Return a probe of each turn; the status of a failed one says why.
 
         Args:
-            names: ids of the trajectories.
-            sample: finds them; called again where it raised.
-            check: called now and then; may raise to end the work.
-            tell: called with the number of finished probes.
+            ids: ids of the trajectories.
+            sample: returns the trajectories; called again where it raised.
+            check: called periodically; may raise to end the work.
+            on_progress: called with the number of finished probes.
         """
-        nothing = f"there was no time for it within {self._timeout_s:g} s"
-        found = {(name, 0): _failed((name, 0), Status.STATUS_TIMEOUT, nothing) for name in names}
-        work = self._retry(policy, sample, found, tell)
+        reason = f"there was no time for it within {self._timeout_s:g} s"
+        results = {(id, 0): _failed_probe((id, 0), Status.STATUS_TIMEOUT, reason) for id in ids}
+        work = self._probe_with_retries(policy, sample, results, on_progress)
         with suppress(TimeoutError):
-            asyncio.run(_watched(work, self._timeout_s, check))
-        probes = list(found.values())
-        failures = [one for one in probes if one.status != Status.STATUS_OK]
+            asyncio.run(_watch(work, self._timeout_s, check))
+        probes = list(results.values())
+        failures = [probe for probe in probes if probe.status != Status.STATUS_OK]
         PROBES.labels(self._purpose, "done").inc(len(probes) - len(failures))
         PROBES.labels(self._purpose, "failed").inc(len(failures))
         if failures:
@@ -99,30 +99,30 @@ class TrainingProber:
             get_logger().warning("probes_given_up", purpose=self._purpose, version=policy.version, **counts)
         return probes
 
-    async def _retry(
+    async def _probe_with_retries(
         self,
         policy: Policy,
         sample: Callable[[], Awaitable[Sequence[Trajectory]]],
-        found: dict[Item, Probed],
-        tell: Callable[[int], object],
+        results: dict[Item, Probed],
+        on_progress: Callable[[int], object],
     ) -> None:
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                await self._serving(policy)
-                await self._probe(await sample(), found, tell)
-            except Exception as error:  # noqa: BLE001 - a service that is away must not end the training
-                for one in found.values():
-                    if not is_finished(one):
-                        one.status_detail = str(error)
-            left = [one for one in found.values() if not is_finished(one)]
+                await self._wait_until_served(policy)
+                await self._probe(await sample(), results, on_progress)
+            except Exception as error:  # noqa: BLE001 - an unavailable service must not end the training
+                for probe in results.values():
+                    if not is_finished(probe):
+                        probe.status_detail = str(error)
+            left = [probe for probe in results.values() if not is_finished(probe)]
             if not left:
                 return
             reason = left[0].status_detail
             get_logger().info("probes_failed", purpose=self._purpose, attempt=attempt, left=len(left), reason=reason)
             await asyncio.sleep(_PAUSE_S if attempt < ATTEMPTS else 0)
 
-    async def _serving(self, policy: Policy) -> None:
-        """Wait until every engine serves the policy, or a later one."""
+    async def _wait_until_served(self, policy: Policy) -> None:
+        """Wait until every engine serves the policy or a later one."""
         async with RolloutClient(self._settings) as rollout:
             while True:
                 serving = (await rollout.status()).serving
@@ -131,34 +131,35 @@ class TrainingProber:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _probe(
-        self, trajectories: Sequence[Trajectory], found: dict[Item, Probed], tell: Callable[[int], object]
+        self, trajectories: Sequence[Trajectory], results: dict[Item, Probed], on_progress: Callable[[int], object]
     ) -> None:
         turns: dict[Item, Trajectory] = {}
         for trajectory in trajectories:
-            unknown = found.pop((trajectory.id, 0), None)
+            # Until its turns are known, a trajectory has one result, of turn 0.
+            placeholder = results.pop((trajectory.id, 0), None)
             for item in list_probe_items(trajectory, self._every_turn):
                 turns[item] = trajectory
-                if unknown is not None:
-                    found[item] = _failed(item, unknown.status, unknown.status_detail)
-        left = [item for item in turns if not is_finished(found[item])]
+                if placeholder is not None:
+                    results[item] = _failed_probe(item, placeholder.status, placeholder.status_detail)
+        left = [item for item in turns if not is_finished(results[item])]
         async with Prober(self._settings, self._plan) as prober:
 
             async def probe(item: Item) -> Probed:
                 try:
                     return await prober.probe(turns[item], item[1])
                 except RefusedError as error:
-                    return _failed(item, Status.STATUS_INVALID_INPUT, str(error))
-                except Exception as error:  # noqa: BLE001 - nor must a trajectory that no probe can read
-                    return _failed(item, Status.STATUS_INTERNAL, str(error) or repr(error))
+                    return _failed_probe(item, Status.STATUS_INVALID_INPUT, str(error))
+                except Exception as error:  # noqa: BLE001 - an unreadable trajectory must not end the training either
+                    return _failed_probe(item, Status.STATUS_INTERNAL, str(error) or repr(error))
 
             async with aclosing(map_concurrently(left, probe, IN_FLIGHT)) as probing:
                 async for item, probed in probing:
-                    found[item] = probed
-                    tell(sum(map(is_finished, found.values())))
+                    results[item] = probed
+                    on_progress(sum(map(is_finished, results.values())))
 
 
-async def _watched(work: Coroutine[Any, Any, None], timeout_s: float, check: Callable[[], None]) -> None:
-    """Await it, and look meanwhile whether it is to end; what is left of it then is cancelled with the event loop."""
+async def _watch(work: Coroutine[Any, Any, None], timeout_s: float, check: Callable[[], None]) -> None:
+    """Await `work` and call `check` periodically; if either raises, the end of the event loop cancels the rest."""
     task = asyncio.ensure_future(work)
     async with asyncio.timeout(timeout_s):
         while not (await asyncio.wait({task}, timeout=POLL_INTERVAL_S))[0]:
@@ -166,5 +167,5 @@ async def _watched(work: Coroutine[Any, Any, None], timeout_s: float, check: Cal
     task.result()
 
 
-def _failed(item: Item, status: Status.ValueType, reason: str) -> Probed:
+def _failed_probe(item: Item, status: Status.ValueType, reason: str) -> Probed:
     return Probed(trajectory_id=item[0], turn=item[1], status=status, status_detail=reason)

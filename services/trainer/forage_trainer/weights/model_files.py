@@ -1,4 +1,4 @@
-"""Model folders in the Hugging Face layout: safetensors (one file, or shards with an index), configuration, tokenizer."""
+"""Model folders in the Hugging Face layout: safetensors (one file or indexed shards), configuration, tokenizer."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def inherited() -> dict[str, str]:
 
 @pytest.fixture
 def ray_address(repository: Path, tmp_path: Path) -> Iterator[str]:
-    """Of a cluster of two nodes, each with a CPU."""
+    """Address of a cluster of two nodes, each with a CPU."""
     folder = tempfile.mkdtemp(prefix="forage-")  # sockets live in there, and their paths must stay below 108 bytes
     environment = inherited() | ray_cluster.ENVIRONMENT | {"RAY_TMPDIR": folder}
     command = [sys.executable, str(repository / "tests/support/ray_cluster.py")]
@@ -59,7 +59,7 @@ def ray_address(repository: Path, tmp_path: Path) -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_ppo_in_two_processes(
+def test_ppo_in_two_processes_equals_one_process(
     tmp_path: Path, redis_server: RedisSettings, free_address: Callable[[], str], ray_address: str
 ) -> None:
     """Begun under torchrun, continued on Ray, where a rank is killed, and ended under torchrun; one process may not go

@@ -1,0 +1,82 @@
+"""Results of a validation: which trajectories count, the summary, and the records for reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from forage_common.files.questions import Question
+from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
+from forage_trainer.reporting.metrics import exact_match, format_rate
+
+
+def is_judged(trajectory: Trajectory) -> bool:
+    """Whether a trajectory is a result of the policy, and not a failure of a service."""
+    return trajectory.status == Status.STATUS_OK and trajectory.validation_score.status == Status.STATUS_OK
+
+
+def later_version_share(trajectories: Iterable[Trajectory], version: int) -> float | None:
+    """Share of state tokens sampled by a policy after `version`; None without any token."""
+    later = tokens = 0
+    for trajectory in trajectories:
+        for segment in trajectory.segments:
+            sampled = sum(trajectory.loss_mask[segment.begin : segment.end])
+            tokens += sampled
+            later += sampled if segment.version > version else 0
+    return later / tokens if tokens else None
+
+
+def list_sources(questions: Sequence[Question]) -> list[str]:
+    """List the data sources of the questions, sorted."""
+    return sorted({question.data_source for question in questions})
+
+
+def summarize(questions: Sequence[Question], answers: Mapping[int, Trajectory | None], version: int) -> dict[str, Any]:
+    """Compute the metrics of a validation.
+
+    Args:
+        answers: by the position of the question; None where it failed for good.
+        version: of the policy that was validated.
+    """
+    judged = [t for t in answers.values() if t is not None]
+    count = len(judged)
+    by_source = {
+        f"em/{source}": exact_match(t for p, t in answers.items() if t and questions[p].data_source == source)
+        for source in list_sources(questions)
+    }
+    return {
+        "em": exact_match(judged),
+        **by_source,
+        "count": len(answers),
+        "failed": len(answers) - count,
+        "search_rate": sum(t.valid_searches > 0 for t in judged) / count if count else None,
+        "format_rate": format_rate(judged),
+        "turns_mean": sum(len(t.turns) for t in judged) / count if count else None,
+        "response_tokens_mean": sum(len(t.loss_mask) for t in judged) / count if count else None,
+        "later_version_share": later_version_share(judged, version),
+    }
+
+
+def build_record(question: Question, trajectory: Trajectory | None) -> dict[str, Any]:
+    """Build a question's line of the validation's JSON lines, which reports read."""
+    record = {"uid": question.uid(0), "question": question.text, "targets": list(question.ground_truth.targets)}
+    if trajectory is None:
+        return record | {"failed": True, "em": None, "answer": None, "spans": [], "turns": []}
+    answers = [turn.content for turn in trajectory.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
+    return record | {
+        "failed": False,
+        "em": trajectory.validation_score.total,
+        "reward": trajectory.score.total,
+        "answer": answers[-1] if answers else None,
+        "finished": trajectory.finished,
+        "truncated": trajectory.truncated,
+        "trace_id": trajectory.trace_id,
+        "spans": [{"role": _role_name(span.role), "text": span.text} for span in trajectory.spans],
+        "turns": [MessageToDict(turn, preserving_proto_field_name=True) for turn in trajectory.turns],
+    }
+
+
+def _role_name(role: Role.ValueType) -> str:
+    return Role.Name(role).removeprefix("ROLE_").lower()

@@ -1,0 +1,5 @@
+"""The trainer as a process."""
+
+from trainer_process import trainer
+
+__all__ = ["trainer"]

@@ -1,0 +1,156 @@
+"""The trainer as a process: however it was ended, the next start resumes and the result is the same, to the bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the trainer's environment")
+import torch
+from torch.distributed.tensor import DTensor
+from trainer_parts import read_lines
+from trainer_process import BATCH, TrainerProcess
+
+from forage_trainer.checkpoints.manifest import read_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+HALF = 4
+
+
+def test_an_extended_killed_and_stopped_run_consumes_the_same_groups_as_an_uninterrupted_one(
+    trainer: Callable[..., TrainerProcess],
+) -> None:
+    straight = trainer("straight", 2 * HALF)
+    straight.complete()
+    trainer("broken", HALF, stale=frozenset({f"{HALF + 1}/1"})).complete()
+    broken = trainer("broken", 2 * HALF)
+    killed = broken.run_until(HALF + 1)  # the checkpoint is of step HALF: what came after is trained on again
+    killed.kill()
+    killed.wait()
+    stopped = broken.run_until(2 * HALF - 1)
+    stopped.send_signal(signal.SIGTERM)
+    assert stopped.wait(60) == 143, broken.log[-3000:]
+    broken.complete()
+
+    assert list(straight.consumed) == list(range(1, 2 * HALF + 1))
+    assert broken.consumed == straight.consumed
+    consumed = [uid for uids in broken.consumed.values() for uid in uids]
+    assert len(consumed) == len(set(consumed)) == 2 * HALF * BATCH
+    assert broken.streams.count_backlog(broken.streams.trajectories) == 0
+    assert broken.streams.count_backlog(broken.streams.prompts) == 0
+    again = [name for name in broken.streams.read_issued() if not name.endswith("/0")]
+    assert again == [f"1/{HALF + 1}/1/1"], "the group that came with version 0 was dropped and issued again"
+    assert [row["step"] for row in broken.metrics] == list(range(1, 2 * HALF + 1))
+    for label, version in (("before", 0), ("after", 2 * HALF)):
+        found = json.loads((broken.folder / "validation" / f"{label}.json").read_text())
+        assert (found["version"], found["count"], found["failed"]) == (version, 5, 0)
+        assert len(read_lines(broken.folder / "validation" / f"{label}.jsonl")) == 5
+    assert json.loads((broken.folder / "state.json").read_text())["phase"] == "done"
+
+
+def plain(value: Any) -> Any:
+    """A state that `==` compares to the bit."""
+    match value:
+        case dict():
+            return {name: plain(one) for name, one in value.items()}
+        case list() | tuple():
+            return [plain(one) for one in value]
+        case DTensor():
+            return plain(value.to_local())
+        case torch.Tensor():
+            return str(value.dtype), list(value.shape), value.contiguous().view(-1).view(torch.uint8).tolist()
+    return value
+
+
+COMPARED = (
+    "loss",
+    "grad_norm",
+    "lr",
+    "entropy",
+    "kl_ref",
+    "mismatch_kl",
+    "reward_mean",
+    "advantage_abs_mean",
+    "tokens",
+)
+
+
+def test_a_run_killed_at_five_points_is_bit_equal_to_an_uninterrupted_one(
+    trainer: Callable[..., TrainerProcess],
+) -> None:
+    settings = ("trainer.save_freq=2", "trainer.actor.optim.lr_warmup_steps=3", "trainer.max_ckpt_to_keep=1")
+    straight, broken = (trainer(run_id, 6, *settings) for run_id in ("straight", "broken"))
+    straight.complete()
+
+    broken.die_at("before_checkpoint", 2)
+    assert (broken.checkpoint, broken.consumed) == (0, {})
+    broken.die_at("during_checkpoint", 2)
+    assert (broken.checkpoint, broken.consumed) == (0, {})
+    assert (broken.folder / "checkpoints/.partial-step_2/state").is_dir()
+    broken.die_at("after_checkpoint", 2)
+    assert (broken.checkpoint, broken.consumed) == (2, {})
+    broken.die_at("publish", 3)
+    assert (broken.checkpoint, list(broken.consumed)) == (2, [1, 2])
+    assert list((broken.folder / "policies").glob(".partial-v3-*"))
+    policy = broken.streams.read_policy()
+    assert policy is not None
+    assert policy.version == 2
+    broken.die_at("before_issue", 4)
+    assert (broken.checkpoint, list(broken.consumed)) == (4, [1, 2, 3, 4])
+    broken.complete()
+
+    assert broken.consumed == straight.consumed
+    assert list(broken.consumed) == list(range(1, 7))
+    metrics = [[{name: row.get(name) for name in COMPARED} for row in run.metrics] for run in (straight, broken)]
+    assert metrics[0] == metrics[1]
+    assert len({row["loss"] for row in metrics[0]}) == 6
+    assert all(isinstance(row["grad_norm"], float) for row in metrics[0])
+    assert broken.published == straight.published
+    assert list(broken.published) == list(range(7))
+    # A warm-up begins at a rate of 0: the first step changes nothing, each other one does.
+    assert broken.published[0] == broken.published[1]
+    assert len(set().union(*broken.published.values())) == 6
+    last = [run.folder / "checkpoints/step_6" for run in (straight, broken)]
+    for kind in ("model", "optim", "extra_state"):
+        found = [torch.load(one / f"state/{kind}_world_size_1_rank_0.pt", weights_only=False) for one in last]
+        if kind == "extra_state":
+            found = [{"lr": one["lr_scheduler"], "rng": one["rng"]["cpu"]} for one in found]
+        assert plain(found[0]) == plain(found[1]), kind
+    assert read_checkpoint(last[0]).parts == read_checkpoint(last[1]).parts
+    assert broken.streams.count_backlog(broken.streams.trajectories) == 0
+    assert broken.streams.count_backlog(broken.streams.prompts) == 0
+
+
+def test_a_guard_rolls_back_then_stops_the_run_and_every_group_is_consumed_once(
+    trainer: Callable[..., TrainerProcess],
+) -> None:
+    # After the first step any KL is too much.
+    strict = ("trainer.save_freq=1", "trainer.guards.kl.threshold=1e-12", "trainer.guards.max_rollbacks=1")
+    strict += ("trainer.guards.logprob.action=ignore",)  # the script's log-probabilities are nobody's
+    run = trainer("guarded", 4, *strict, "trainer.guards.kl.action=rollback")
+    assert run.start().wait(200) == 3, run.log[-3000:]
+    assert (run.checkpoint, list(run.consumed)) == (1, [1])
+    assert "guard 'kl' at step 2: KL to the reference is" in run.log
+    assert run.metrics[-1]["guards"] == ["kl"]
+    policy = run.streams.read_policy()
+    assert policy is not None
+    assert policy.version == 1, "what the guard refused was not published"
+
+    assert run.start().wait(200) == 2, run.log[-3000:]
+    assert run.log.splitlines()[-1].startswith(
+        "forage trainer: guard 'kl' stopped the run at step 3: KL to the reference"
+    )
+    assert (run.checkpoint, list(run.consumed)) == (2, [1, 2])
+
+    trainer("guarded", 4, *strict, "trainer.guards.kl.action=warn").complete()
+    assert [row["guards"] for row in run.metrics] == [[], ["skipped"], ["kl"], ["kl"]]
+    assert [row["step"] for row in run.metrics if "loss" in row] == [1, 3, 4]
+    assert run.published[2] == run.published[1], "the skipped step changed nothing"
+    consumed = [uid for uids in run.consumed.values() for uid in uids]
+    assert list(run.consumed) == [1, 2, 3, 4]
+    assert len(consumed) == len(set(consumed)) == 4 * BATCH
+    assert run.streams.count_backlog(run.streams.trajectories) == 0
