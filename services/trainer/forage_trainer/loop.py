@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,7 +131,9 @@ class TrainingLoop:
         get_logger().info("trainer_started", step=self._version, total=self._total, epoch=epoch, groups_held=held)
         self._health.mark_started()
         if self._settings.trainer.val_before_train and self._version == 0:
-            self._validate("before", policy, meanwhile=lambda: self._feeder.issue_up_to_bound(0))
+            self._validation.begin("before", policy)
+            self._feeder.issue_up_to_bound(0)  # sampled while the last answers of the validation are awaited
+            self._record_validation(self._validation.finish())
         self._checkpoints.mark_best(self._validation.scores())
         self._validation.resume()
         # The previous process may have died before it began these.
@@ -144,7 +145,8 @@ class TrainingLoop:
             self._validate_step(policy)
             self._probe(policy)
         self._record_validation(self._validation.finish())
-        self._validate("after", policy)
+        self._validation.begin("after", policy)
+        self._record_validation(self._validation.finish())
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
         get_logger().info("trainer_done", step=self._version)
 
@@ -198,14 +200,9 @@ class TrainingLoop:
         if not self._is_validated(self._version):
             return
         self._record_validation(self._validation.finish())
-        label = f"step-{self._version}"
-        if self._settings.trainer.validation_mode is ValidationMode.OVERLAPPED:
-            self._validation.begin(label, policy)
-        else:
-            self._validate(label, policy)
-
-    def _validate(self, label: str, policy: Policy, meanwhile: Callable[[], object] = lambda: None) -> None:
-        self._record_validation(self._validation.run(label, policy, meanwhile))
+        self._validation.begin(f"step-{self._version}", policy)
+        if self._settings.trainer.validation_mode is not ValidationMode.OVERLAPPED:
+            self._record_validation(self._validation.finish())
 
     def _record_validation(self, result: dict[str, Any] | None) -> None:
         """Send a result to the trackers under the current step: some trackers refuse an earlier one."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -51,18 +51,6 @@ class Stopwatch:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
-class Critic(Protocol):
-    """The value model of adv_estimator gae."""
-
-    def values(self, batch: StepTensors) -> torch.Tensor:
-        """See `PolicyWorker.values`."""
-
-    def update_critic(
-        self, batch: StepTensors, values: torch.Tensor, returns: torch.Tensor, last_position: int
-    ) -> dict[str, float]:
-        """See `PolicyWorker.update_critic`."""
-
-
 @dataclass(frozen=True)
 class _Estimate:
     """The input of the updates; tensors are (rows, tokens), or None where the settings need none.
@@ -84,7 +72,9 @@ class PolicyStep:
     kl: the controller of the KL in the reward, which a checkpoint must hold.
     """
 
-    def __init__(self, settings: Settings, worker: PolicyWorker, pad_id: int, critic: Critic | None = None) -> None:
+    def __init__(
+        self, settings: Settings, worker: PolicyWorker, pad_id: int, critic: PolicyWorker | None = None
+    ) -> None:
         """
         Raises:
             ValueError: the estimator needs a critic, and there is none.

@@ -85,7 +85,7 @@ def rank(number: int, folder: Path, *overrides: str, gpu: bool = False) -> Rank:
     found = Rank.__new__(Rank)
     found._settings = load_settings(None, [*overrides], {})
     found._folder = folder
-    found._place = RankLocation(number, f"10.0.0.{number + 1}", "host", 1, gpu)
+    found._location = RankLocation(number, f"10.0.0.{number + 1}", "host", 1, gpu)
     return found
 
 

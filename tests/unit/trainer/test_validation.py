@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trainer_parts import read_lines, trajectory
@@ -56,6 +57,14 @@ def reply(prompt: Prompt, status: Status.ValueType = Status.STATUS_OK) -> Trajec
     return build_group(prompt, [trajectory(prompt.group_uid, 0, right, status=status)])
 
 
+def run(
+    validation: Validation, label: str, policy: Policy, meanwhile: Callable[[], object] = lambda: None
+) -> dict[str, Any] | None:
+    validation.begin(label, policy)
+    meanwhile()
+    return validation.finish()
+
+
 @pytest.fixture
 def make(redis_server: RedisSettings, tmp_path: Path) -> Callable[..., tuple[Validation, Answering, StreamClient]]:
     def build(
@@ -79,7 +88,7 @@ def make(redis_server: RedisSettings, tmp_path: Path) -> Callable[..., tuple[Val
 
 def test_every_question_is_issued_once_and_greedily(make: Callable, tmp_path: Path) -> None:
     validation, answering, streams = make()
-    result = validation.run("after", POLICY, meanwhile=answering)
+    result = run(validation, "after", POLICY, meanwhile=answering)
     assert (result["em"], result["count"], result["failed"], result["version"]) == (0.5, COUNT, 0, 6)
     assert result["format_rate"] == 1.0
     for prompt in answering.prompts:
@@ -104,7 +113,7 @@ def test_exact_match_is_reported_by_data_source_without_failures(make: Callable,
 
     sources = ["nq", "nq", "hotpotqa", "dead", "nq", "hotpotqa", "nq"]  # positions 1, 3, 5 are answered right
     validation, answering, _ = make(script, sources)
-    result = validation.run("step-6", POLICY, meanwhile=answering)
+    result = run(validation, "step-6", POLICY, meanwhile=answering)
     assert {name: em for name, em in result.items() if name.startswith("em/")} == {
         "em/dead": None, "em/hotpotqa": 0.5, "em/nq": 0.25,
     }  # fmt: skip
@@ -115,7 +124,7 @@ def test_scores_of_all_validations_are_read_back_by_version(make: Callable, tmp_
     validation, answering, _ = make()
     assert validation.scores() == {}
     for version in (0, 6):
-        validation.run(f"step-{version}", Policy(version=version, epoch=2), meanwhile=answering)
+        run(validation, f"step-{version}", Policy(version=version, epoch=2), meanwhile=answering)
     (tmp_path / "v/validation/step-9.json").write_text('{"version": 9, "em": null}')
     (tmp_path / "v/validation/step-12.json").write_text("{")
     assert validation.scores() == {0: 0.5, 6: 0.5}
@@ -123,11 +132,11 @@ def test_scores_of_all_validations_are_read_back_by_version(make: Callable, tmp_
 
 def test_a_validation_with_a_result_is_not_repeated_for_the_same_version(make: Callable) -> None:
     validation, answering, _ = make()
-    validation.run("after", POLICY, meanwhile=answering)
-    assert validation.run("after", POLICY, meanwhile=answering) is None
+    run(validation, "after", POLICY, meanwhile=answering)
+    assert run(validation, "after", POLICY, meanwhile=answering) is None
     assert len(answering.prompts) == COUNT
     later = Policy(version=9, epoch=3)
-    assert validation.run("after", later, meanwhile=answering)["version"] == 9
+    assert run(validation, "after", later, meanwhile=answering)["version"] == 9
 
 
 def test_a_failed_question_is_issued_again_but_a_wrong_answer_is_not(make: Callable, tmp_path: Path) -> None:
@@ -136,7 +145,7 @@ def test_a_failed_question_is_issued_again_but_a_wrong_answer_is_not(make: Calla
         return reply(prompt, Status.STATUS_TIMEOUT if fails else Status.STATUS_OK)
 
     validation, answering, _ = make(script)
-    result = validation.run("before", POLICY, meanwhile=answering)
+    result = run(validation, "before", POLICY, meanwhile=answering)
     asked = [(p.position, p.attempt) for p in answering.prompts]
     assert sorted(asked) == [(0, n) for n in range(RETRIES + 1)] + [(1, 0), (1, 1), (2, 0), (3, 0)]
     assert (result["failed"], result["count"]) == (1, COUNT)
@@ -179,14 +188,14 @@ def test_the_share_of_tokens_of_later_policies_is_reported(make: Callable) -> No
         return group
 
     validation, answering, _ = make(script)
-    assert validation.run("step-6", POLICY, answering)["later_version_share"] == pytest.approx((5 + 11) / 33)
+    assert run(validation, "step-6", POLICY, answering)["later_version_share"] == pytest.approx((5 + 11) / 33)
 
 
 def test_an_open_validation_continues_after_a_restart(make: Callable, tmp_path: Path) -> None:
     first, answering, _ = make()
     first.begin("step-6", POLICY)
     answering()
-    assert first._take(first._open, 0.1) == COUNT, "taken, and nothing written"
+    assert first._claim(first._open, 0.1) == COUNT, "taken, and nothing written"
     second, nobody, _ = make()
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     second.resume()
@@ -205,7 +214,7 @@ def test_a_restarted_trainer_reclaims_the_answers_of_the_one_before(make: Callab
     validation.begin("after", POLICY)
     answering()
     assert len(streams.claim_groups(stream, "trainer", 2, 0.1)) == 2
-    result = validation.run("after", POLICY)
+    result = run(validation, "after", POLICY)
     assert result["count"] == COUNT
     assert len(answering.prompts) == COUNT
 
@@ -213,7 +222,7 @@ def test_a_restarted_trainer_reclaims_the_answers_of_the_one_before(make: Callab
 def test_a_silent_rollout_service_is_named(make: Callable) -> None:
     validation, _, _ = make(lambda prompt: TrajectoryGroup(batch=99))
     with pytest.raises(BatchTimeoutError, match=r"'after': 4 of 4 answers missing.*rollout service"):
-        validation.run("after", POLICY)
+        run(validation, "after", POLICY)
 
 
 def test_failed_trajectories_are_in_no_mean() -> None:

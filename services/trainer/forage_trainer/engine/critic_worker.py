@@ -66,9 +66,11 @@ class CriticWorker:
             self._worker.update(data, rows, update_lr_scheduler=number == len(minis) - 1)
             for number, rows in enumerate(minis)
         ]
-        metrics = {name: mean([one[name] for one in updates]) for name in updates[0] if name.startswith("critic/")}
+        metrics = {
+            name: mean([update[name] for update in updates]) for name in updates[0] if name.startswith("critic/")
+        }
         return metrics | {
-            "critic/grad_norm": mean([one["grad_norm"] for one in updates]),
+            "critic/grad_norm": mean([u["grad_norm"] for u in updates]),
             "critic/lr": updates[-1]["lr"],
         }
 

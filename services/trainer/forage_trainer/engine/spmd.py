@@ -115,30 +115,30 @@ class Processes:
         parts = {"data": self._pack(value.data, tensors), "mask": self._pack(value.mask, tensors)}
         return {"rows": parts | {"positions": list(value.positions)}}
 
-    def _unpack(self, one: dict[str, Any]) -> Any:
-        ((kind, found),) = one.items()
+    def _unpack(self, packed: dict[str, Any]) -> Any:
+        ((kind, content),) = packed.items()
         match kind:
             case "path":
-                return Path(found)
+                return Path(content)
             case "dtype":
-                return _parse_dtype(found)
+                return _parse_dtype(content)
             case "jagged":
-                return torch.nested.nested_tensor_from_jagged(*(self._unpack(part) for part in found))
+                return torch.nested.nested_tensor_from_jagged(*(self._unpack(part) for part in content))
             case "tensor":
-                tensor = torch.empty(found["shape"], dtype=_parse_dtype(found["dtype"]))
+                tensor = torch.empty(content["shape"], dtype=_parse_dtype(content["dtype"]))
                 self._broadcast(tensor)
                 return tensor
             case "data":
-                values = {name: self._unpack(part) for name, part in found.items()}
+                values = {name: self._unpack(part) for name, part in content.items()}
                 tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
                 return tu.get_tensordict(tensors, {name: values[name] for name in values.keys() - tensors.keys()})
-            case "rows" if found is not None:
-                data, mask = self._unpack(found["data"]), self._unpack(found["mask"])
-                self._rows = AnnouncedRows(data, mask, found["positions"])
+            case "rows" if content is not None:
+                data, mask = self._unpack(content["data"]), self._unpack(content["mask"])
+                self._rows = AnnouncedRows(data, mask, content["positions"])
                 return self._rows
             case "rows":
                 return self._rows
-        return found
+        return content
 
 
 class Collective(Protocol):

@@ -64,23 +64,11 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc, unused-ignore]
     def device_count(self) -> int:
         return 0
 
-    def set_device(self, device_index: int) -> None:
-        """Do nothing: a CPU is a single device."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Do nothing: calls have finished when they return."""
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
         torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """Do nothing: there is no device allocator."""
-
-    def empty_cache(self) -> None:
-        """Do nothing: there is no device allocator."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -95,12 +83,6 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc, unused-ignore]
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        """Do nothing: there is no device profiler."""
-
-    def profiler_stop(self) -> None:
-        """Do nothing: there is no device profiler."""
-
     def ray_resource_name(self) -> str:
         return "CPU"
 
@@ -113,5 +95,8 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc, unused-ignore]
     def is_ipc_supported(self) -> bool:
         return False
 
-    def cudart(self) -> None:
-        return None
+    def _do_nothing(self, *_: Any) -> None:
+        """A CPU is a single device without an allocator or a profiler, and its calls have finished when they return."""
+
+    set_device = synchronize = set_allocator_settings = empty_cache = _do_nothing
+    profiler_start = profiler_stop = cudart = _do_nothing

@@ -76,6 +76,7 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
     every = [t for group in groups for t in group.trajectories]
     completed = [t for t in every if t.status == Status.STATUS_OK]
     judged = [t for t in completed if t.score.status == Status.STATUS_OK]
+    response_tokens, state_tokens = sum(len(t.loss_mask) for t in every), sum(sum(t.loss_mask) for t in every)
     stale = [max(0, version - min(s.version for s in t.segments)) for t in every if t.segments]
     return {
         "reward_mean": _mean(t.score.total for t in judged),
@@ -101,8 +102,8 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
         "trajectories": len(every),
         "failed": len(every) - len(judged),
         "tokens": sum(len(t.token_ids) for t in every),
-        "state_tokens": sum(sum(t.loss_mask) for t in every),
-        "coverage": _ratio(sum(sum(t.loss_mask) for t in every), sum(len(t.loss_mask) for t in every)),
+        "state_tokens": state_tokens,
+        "coverage": state_tokens / response_tokens if response_tokens else None,
     }
 
 
@@ -231,7 +232,3 @@ def _summarize(name: str, values: torch.Tensor) -> dict[str, float]:
         f"{name}/max": float(values.max()),
         f"{name}/min": float(values.min()),
     }
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None

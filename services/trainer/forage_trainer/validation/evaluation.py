@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -48,7 +48,7 @@ class _Evaluation:
 class Validation:
     """The evaluations of one run, each done once and written to `<run folder>/validation/`.
 
-    One at a time: `run` waits for its answers; after `begin`, `poll` collects them while training continues.
+    After `begin`, `poll` collects answers while training continues, and `finish` waits for the rest.
     """
 
     def __init__(
@@ -88,23 +88,11 @@ class Validation:
                 get_logger().warning("validation_without_score", file=str(file), reason=repr(error))
         return scores
 
-    def run(self, label: str, policy: Policy, meanwhile: Callable[[], object] = lambda: None) -> dict[str, Any] | None:
-        """Issue every question once, to be answered greedily under `policy` or later; write and return the result.
-
-        Args:
-            meanwhile: called once all questions are on the stream.
-
-        Returns: None if the result was on disk.
-
-        Raises:
-            BatchTimeoutError: nothing arrived for trainer.batch_timeout_s.
-        """
-        self.begin(label, policy)
-        meanwhile()
-        return self.finish()
-
     def begin(self, label: str, policy: Policy) -> None:
-        """Issue every question, unless this evaluation is done; one may be open at a time."""
+        """Issue every question once, to be answered greedily under `policy` or later, unless this evaluation is done.
+
+        One may be open at a time.
+        """
         stream = self._streams.key(f"validation-{label}")
         if self.is_done(label, policy.version):
             self._retry(lambda: self._streams.delete(stream))
