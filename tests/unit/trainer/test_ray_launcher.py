@@ -108,5 +108,5 @@ def test_a_node_that_lacks_folder_model_or_gpu_is_named(tmp_path: Path, monkeypa
     with pytest.raises(UserError, match=r"rank 1 .*: model.path other does not exist"):
         rank(1, tmp_path, "model.path=other").check_node()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"rank 1 .*lent it a GPU that its torch cannot use"):
+    with pytest.raises(UserError, match=r"rank 1 .*assigned it a GPU that its torch cannot use"):
         rank(1, tmp_path, "model.path=model", gpu=True).check_node()
