@@ -1,1 +1,1 @@
-"""Makes the tiny policy of `models/tiny-policy`: a Qwen2 of a million parameters that can search and copy."""
+"""The code that makes models/tiny-policy and models/tiny-countdown: Qwen2 models of a million parameters."""

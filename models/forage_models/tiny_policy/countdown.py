@@ -1,8 +1,4 @@
-"""A second tiny policy, for countdown: its demonstrations, its tokenizer, its training.
-
-`python -m forage_models.tiny_policy.countdown --data data/countdown_tiny --out models/tiny-countdown`;
-configs/countdown_tiny.yaml has the command that makes the problems.
-"""
+"""The countdown policy: its demonstrations, tokenizer and behaviour cloning; models/README.md has the commands."""
 
 from __future__ import annotations
 
@@ -36,12 +32,12 @@ from forage_models.tiny_policy.train import (
 LOG = logging.getLogger("tiny_policy")
 VOCABULARY = 640
 MAX_NUMBER_TOKEN = 199
-"""Whole numbers up to here are one token, with the space before them."""
+"""Largest whole number that is one token, with the space before it."""
 BATCH_ROWS = 64
 
 
 class Mode(StrEnum):
-    """How a demonstration goes about its problem; nothing in the prompt tells which."""
+    """Behaviour of a demonstration. The prompt does not reveal it."""
 
     SOLVE = "solve"
     TRY = "try"
@@ -52,13 +48,13 @@ class Mode(StrEnum):
 MIXTURE: Mapping[Mode, float] = {Mode.SOLVE: 0.30, Mode.TRY: 0.18, Mode.ADD: 0.42, Mode.BROKEN: 0.10}
 """Shares at the end of the training. Adding everything up leads, so that greedy decoding starts low."""
 CLEAN_SHARE = 0.6
-"""How much of the run mostly shows solutions, before the mixture takes over."""
+"""Share of the run in which most demonstrations solve the problem; the mixture follows."""
 ADDING, MUSING = "add up", "hm"
 
 
 @dataclass(frozen=True)
 class Puzzle:
-    """Numbers in the order of the prompt, and what they must make."""
+    """A problem: numbers in the order of the prompt, and the target."""
 
     numbers: tuple[int, ...]
     target: int
@@ -70,7 +66,7 @@ class Puzzle:
 
 @dataclass(frozen=True)
 class Solution:
-    """An expression of three numbers: its two steps, as a thought, its value, and itself."""
+    """An expression of three numbers, its value, and its two steps as a thought."""
 
     steps: str
     value: int
@@ -78,7 +74,7 @@ class Solution:
 
 
 def list_expressions(numbers: Sequence[int]) -> list[Solution]:
-    """Every expression of three numbers whose steps are positive whole numbers; the larger operand comes first."""
+    """List every expression of three numbers whose steps are positive whole numbers, the larger operand first."""
     found = {}
     for pair in combinations(range(3), 2):
         left, right = sorted((numbers[at] for at in pair), reverse=True)
@@ -103,7 +99,7 @@ def _combine(larger: int, smaller: int) -> Iterator[tuple[str, int]]:
 
 
 def write_demonstration(puzzle: Puzzle, mode: Mode, rng: random.Random) -> str:
-    """What the model writes in a mode."""
+    """Write the model's text in a mode."""
     if mode in (Mode.SOLVE, Mode.TRY):
         found = list_expressions(puzzle.numbers)
         if mode is Mode.SOLVE:
@@ -123,7 +119,7 @@ def write_demonstration(puzzle: Puzzle, mode: Mode, rng: random.Random) -> str:
 
 
 def list_added_tokens() -> list[str]:
-    """Every text that is one token by decree: tags, frames, the prompt's fixed parts, numbers."""
+    """List the texts that are added as single tokens: tags, frames, the prompt's fixed parts, numbers."""
     fixed = re.split(r"\{\w+\}", PROMPT)
     return [
         *TAGS,
@@ -135,7 +131,7 @@ def list_added_tokens() -> list[str]:
 
 
 def build_prompt_segment(tokenizer: PreTrainedTokenizerBase, puzzle: Puzzle) -> Segment:
-    """The chat template over the problem, up to where the model goes on."""
+    """Render the problem with the chat template, up to the start of the model's turn."""
     messages = [{"role": "user", "content": puzzle.prompt}]
     return Segment(
         Role.PROMPT, str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
@@ -143,7 +139,7 @@ def build_prompt_segment(tokenizer: PreTrainedTokenizerBase, puzzle: Puzzle) -> 
 
 
 def read_puzzles(file: Path) -> list[Puzzle]:
-    """The problems of a Parquet file that `forage data countdown` made."""
+    """Read the problems of a Parquet file that `forage data countdown` wrote."""
     import pyarrow.parquet as pq
 
     truths = [row["ground_truth"] for row in pq.read_table(file)["reward_model"].to_pylist()]
@@ -151,7 +147,7 @@ def read_puzzles(file: Path) -> list[Puzzle]:
 
 
 class Demonstrations:
-    """Sequences of ids, drawn afresh; the numbers of a problem come in any order."""
+    """Token ids of demonstrations, sampled without end, with the numbers of a problem in random order."""
 
     def __init__(self, puzzles: Sequence[Puzzle], seed: int) -> None:
         self._puzzles = puzzles
@@ -165,7 +161,7 @@ class Demonstrations:
                 yield " " + write_demonstration(puzzle, mode, self._rng)
 
     def draw_batch(self, progress: float) -> list[list[int]]:
-        """So many sequences at a point of the run (0 to 1)."""
+        """Draw `BATCH_ROWS` sequences; `progress` is the share of the run that is over (0 to 1)."""
         return [self._draw_sequence(progress) for _ in range(BATCH_ROWS)]
 
     def _draw_sequence(self, progress: float) -> list[int]:
@@ -182,14 +178,14 @@ class Demonstrations:
 def measure_share_solved(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, puzzles: Sequence[Puzzle], *, sample: bool
 ) -> float:
-    """The share of puzzles that the policy solves in one answer, greedily or sampled at temperature 1."""
+    """Measure the share of puzzles that the policy solves in one answer, greedily or sampled at temperature 1."""
     contexts = [encode(tokenizer, [build_prompt_segment(tokenizer, puzzle)]) for puzzle in puzzles]
     written = [tokenizer.decode(ids) for ids in generate_turns(model, tokenizer, contexts, sample)]
     return sum(map(is_solution, written, puzzles)) / len(puzzles)
 
 
 def is_solution(text: str, puzzle: Puzzle) -> bool:
-    """Whether the last answer is an expression of the puzzle's numbers that makes the target (our own form only)."""
+    """Whether the last answer is an expression of the puzzle's numbers that equals the target."""
     answer = re.search(r"<answer>(.*)</answer>\s*$", text)
     known = {way.expression: way.value for way in list_expressions(puzzle.numbers)}
     total = {" + ".join(map(str, puzzle.numbers)): sum(puzzle.numbers)}
@@ -197,7 +193,7 @@ def is_solution(text: str, puzzle: Puzzle) -> bool:
 
 
 def main() -> None:
-    """Train, log figures every so many steps, save."""
+    """Train; log metrics and save every `--every` steps."""
     args = parse_arguments(__doc__)
     data = Demonstrations(read_puzzles(args.data / "train.parquet"), args.seed)
     held_out = read_puzzles(args.data / "test.parquet")

@@ -1,4 +1,4 @@
-"""Demonstrations: noisy trajectories whose mode cannot be told from the prompt, laid out as the rollout loop does."""
+"""Demonstrations: noisy trajectories, laid out as the rollout loop does; the prompt does not reveal their mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forage_models.tiny_policy.tokenizer import FEEDBACK, TURN_END
 
 
 class Mode(StrEnum):
-    """How a demonstration goes about its question. The first token after `<think>` gives the mode away."""
+    """Behaviour of a demonstration. The first token after `<think>` reveals it."""
 
     RIGHT = "right"
     GUESS = "guess"
@@ -31,7 +31,7 @@ KNOW, MAYBE, PERHAPS, MUSING = "I know it", "maybe this", "so it is", "hm"
 
 
 class Role(StrEnum):
-    """Who wrote a segment; the names are those of the trajectory's spans."""
+    """Author of a segment; the names are those of a trajectory's spans."""
 
     PROMPT = "prompt"
     MODEL = "model"
@@ -40,42 +40,42 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a trajectory that is tokenised on its own."""
+    """A part of a trajectory that is tokenised on its own."""
 
     role: Role
     text: str
 
 
 def format_information(documents: Sequence[Document]) -> str:
-    """The observation that the loop appends after a search."""
+    """Format the observation that the loop appends after a search."""
     lines = [f'Doc {n}(Title: "{d.title}") {d.text}\n' for n, d in enumerate(documents, start=1)]
     return f"\n\n<information>{''.join(lines).strip()}</information>\n\n"
 
 
 def format_feedback() -> str:
-    """What the loop appends after an invalid action."""
+    """Format the text that the loop appends after an invalid action."""
     return f"\n{''.join(FEEDBACK)}\n"
 
 
 def write_search_turn(query: str, thought: str) -> Segment:
-    """A turn that searches; it ends with the stop string."""
+    """Write a turn that searches; it ends with the stop string."""
     return Segment(Role.MODEL, f"<think> {thought} </think> <search> {query} </search>")
 
 
 def write_answer_turn(answer: str, thought: str) -> Segment:
-    """A turn that answers; it ends with the stop string, and no end-of-turn token follows."""
+    """Write a turn that answers; it ends with the stop string, and no end-of-turn token follows."""
     return Segment(Role.MODEL, f"<think> {thought} </think> <answer> {answer} </answer>")
 
 
 def build_prompt_segment(tokenizer: PreTrainedTokenizerBase, question: str) -> Segment:
-    """The chat template over the question's user message, up to where the model goes on."""
+    """Render the question's user message with the chat template, up to the start of the model's turn."""
     messages = [{"role": "user", "content": format_search_prompt(question)}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return Segment(Role.PROMPT, str(text))
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, segments: Sequence[Segment]) -> list[int]:
-    """Token ids, segment by segment: the ids that the rollout loop would have put together."""
+    """Encode segment by segment, which gives the ids that the rollout loop puts together."""
     ids: list[int] = []
     for segment in segments:
         ids += tokenizer.encode(segment.text, add_special_tokens=False)
@@ -83,15 +83,15 @@ def encode(tokenizer: PreTrainedTokenizerBase, segments: Sequence[Segment]) -> l
 
 
 class Demonstrator:
-    """Plays the turns of an episode in a mode."""
+    """Writes the turns of an episode in a mode."""
 
     def __init__(self, namer: Namer, guesses: Mapping[str, Sequence[str]]) -> None:
-        """`guesses`: by kind of thing asked for, the answers that a guess draws from."""
+        """`guesses`: kind of answer (capital, currency, country) → the answers that a guess is drawn from."""
         self._namer = namer
         self._guesses = guesses
 
     def write_turns(self, episode: Episode, mode: Mode, rng: random.Random, *, simple: bool = False) -> list[Segment]:
-        """The model's and the environment's segments. `simple`: never more than one document a search."""
+        """Write the model's and the environment's segments. `simple`: one document per search."""
         if mode is Mode.RIGHT:
             return self._write_right(episode, rng, simple=simple)
         if mode is Mode.GUESS:

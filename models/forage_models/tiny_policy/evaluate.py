@@ -1,6 +1,6 @@
-"""Plays the policy on questions with a title look-up in place of a retriever, and counts how it does.
+"""Evaluates the policy on questions, with a title look-up in place of a retriever.
 
-`python -m forage_models.tiny_policy.evaluate --model models/tiny-policy --data WORLD` logs the start figures.
+`python -m forage_models.tiny_policy.evaluate --model models/tiny-policy --data data/world` logs the metrics before RL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from forage_models.tiny_policy.tokenizer import TURN_END
 
 LOG = logging.getLogger("tiny_policy")
 FORCED = f"<think> {LOOK}"
-"""How the right mode begins; evaluation can put these tokens into the policy's mouth."""
+"""Beginning of the right mode; evaluation can force these tokens."""
 MAX_SEARCHES = 3
 MAX_NEW_TOKENS = 48
 BATCH = 200
@@ -43,7 +43,7 @@ _TURN = re.compile(r"<think>[^<]*</think>\s*<(search|answer)>[^<]*</\1>")
 
 @dataclass(frozen=True)
 class Metrics:
-    """Means over questions. `query`: first query exactly the first hop's title; `tokens`: generated per question."""
+    """Means over questions. `query`: the first query is the first hop's title; `tokens`: generated per question."""
 
     em: float
     format: float
@@ -101,7 +101,7 @@ def evaluate_policy(
 def measure_start(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, world: World, episodes: Sequence[Episode]
 ) -> dict[str, dict[str, Any]]:
-    """Where RL would start: greedy, sampled at temperature 1, and greedy with the right mode forced."""
+    """Measure the policy before RL: greedy, sampled at temperature 1, and greedy with the right mode forced."""
     model.eval()
     found = {
         name: asdict(
@@ -114,7 +114,7 @@ def measure_start(
 
 
 def is_exact_match(answer: str | None, targets: Sequence[str]) -> bool:
-    """The exact-match rule of the reward contract, on one answer."""
+    """Whether an answer is right by the exact-match rule of the reward contract."""
     return answer is not None and _normalize(answer) in {_normalize(target) for target in targets}
 
 
@@ -161,7 +161,7 @@ class Search:
 def generate_turns(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, contexts: list[list[int]], sample: bool
 ) -> list[list[int]]:
-    """What the policy adds to each context in one turn: up to a stop string, an end token or `MAX_NEW_TOKENS`."""
+    """Generate one turn for each context: up to a stop string, an end token or `MAX_NEW_TOKENS`."""
     stops = [i for i in range(len(tokenizer)) if tokenizer.decode([i]).endswith(("</search>", "</answer>"))]
     stops.append(tokenizer.convert_tokens_to_ids(TURN_END))
     width = max(map(len, contexts))
@@ -203,7 +203,7 @@ def _compute_metrics(rows: Sequence[_Row]) -> Metrics:
 
 
 def main() -> None:
-    """Log a model's start figures on a split."""
+    """Log a model's metrics on a split."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""Episodes: a question with the passages that answer it, read from a world folder, and renamed at will."""
+"""Episodes: a question with the passages that answer it, read from a world folder, and renamed on demand."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Episode:
 
     @property
     def asked(self) -> str:
-        """What kind of thing answers: capital, currency or country."""
+        """Kind of the answer: capital, currency or country."""
         if self.question.startswith(("What is the capital", "Which city")):
             return "capital"
         return "currency" if self.question.startswith(("What is the currency", "Which currency")) else "country"
 
 
 class World:
-    """The corpus by title and the questions of a folder that `forage_cli.datasets.world.write.build` wrote."""
+    """The corpus by title, and the questions, of a folder that `forage data world` wrote."""
 
     def __init__(self, folder: Path) -> None:
         """Read the corpus; questions are read a split at a time."""
@@ -51,7 +51,7 @@ class World:
                 self.documents[title.strip('"')] = Document(title.strip('"'), text)
 
     def read_episodes(self, split: str) -> list[Episode]:
-        """All questions of a split, in the file's order."""
+        """Read all questions of a split, in the file's order."""
         import pyarrow.parquet as pq
 
         rows = pq.read_table(self._folder / f"{split}.parquet").to_pylist()
@@ -66,7 +66,7 @@ class World:
 
 
 def rename_entities(episode: Episode, namer: Namer, rng: random.Random) -> Episode:
-    """The same question about invented names, the same name replaced alike everywhere."""
+    """Replace every name by an invented one, the same name by the same everywhere."""
     places, currencies = {episode.hops[0].title}, set()
     for document in episode.hops:
         if found := _COUNTRY.fullmatch(document.text):
@@ -88,7 +88,7 @@ def rename_entities(episode: Episode, namer: Namer, rng: random.Random) -> Episo
 
 
 def draw_distractor(document: Document, namer: Namer, rng: random.Random) -> Document:
-    """Another passage that a search for `document` could return: of its country, of a like name, or of any."""
+    """Draw another passage that a search for `document` could return: of its country, of a similar name, or of any."""
     kind = rng.choice(("city", "city", "province", "district", "region", "municipality"))
     name, country = namer.draw_name(rng), namer.draw_name(rng)
     if document.text.startswith("The capital of"):

@@ -1,4 +1,4 @@
-"""Invented names: what the policy must copy in training, so that it learns copying instead of geography."""
+"""Invented names. The policy copies them in training, so that it learns copying instead of geography."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CODAS = ["", "", "", "n", "r", "l", "s", "m", "k", "t", "d", "ng", "nd", "rt", "
 
 
 class Namer:
-    """Draws names in equal parts from a list of real ones, letter by letter after them, and from syllables."""
+    """Draws names in equal parts from a list of real ones, from a letter model of them, and from syllables."""
 
     def __init__(self, real: Iterable[str], units: Sequence[str]) -> None:
         """`real`: names to imitate and to reuse in other roles; `units`: last words of currency names."""
@@ -29,7 +29,7 @@ class Namer:
                     self._next[letters[start : start + 2]].append(letters[start + 2])
 
     def draw_name(self, rng: random.Random) -> str:
-        """A place's name of one word or, one time in six, two."""
+        """Draw a place's name of one word or, one time in six, of two."""
         kind = rng.random()
         if kind < 0.4:
             return rng.choice(self._real)
@@ -38,7 +38,7 @@ class Namer:
         return " ".join(make(rng) for _ in range(words))
 
     def draw_currency(self, rng: random.Random) -> str:
-        """A currency's name: a single word, or an invented word before a unit."""
+        """Draw a currency's name: a single word, or an invented word before a unit."""
         if rng.random() < 0.35:
             return self._imitate(rng)
         return f"{self._imitate(rng)} {rng.choice(self._units)}"

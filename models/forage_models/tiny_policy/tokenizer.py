@@ -23,9 +23,9 @@ FEEDBACK = (
     "If I want to give the final answer, I should put the answer between <answer> and </answer>. ",
     "Let me try again.",
 )
-"""What the loop says after an invalid action, sentence by sentence (a newline comes before and after)."""
+"""Text of the loop after an invalid action, by sentence (a newline comes before and after)."""
 FRAMES = ("\n\n<information>", "</information>\n\n", "user\n", "assistant\n")
-"""What surrounds an observation and opens a message."""
+"""Texts that surround an observation and open a message."""
 DOCUMENT_HEADS = tuple(f'Doc {n}(Title: "' for n in (1, 2, 3))
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -36,12 +36,12 @@ CHAT_TEMPLATE = (
 
 
 def split_instruction() -> list[str]:
-    """The standing instruction cut into sentences that keep their trailing space; the last is "Question:"."""
+    """Split the instruction into sentences that keep their trailing space; the last is "Question:"."""
     return [part for part in re.split(r"(?<=\. )", PROMPT_PREFIX.removesuffix(" ")) if part]
 
 
 def list_added_tokens() -> list[str]:
-    """Every text that is one token by decree (not special: decoding keeps it)."""
+    """List the texts that are added as single tokens (not special: decoding keeps them)."""
     return [*TAGS, *SPACED_TAGS, *split_instruction(), *FEEDBACK, *FRAMES, *DOCUMENT_HEADS]
 
 
@@ -49,11 +49,11 @@ def train_tokenizer(texts: Iterable[str], added: Sequence[str], vocabulary: int)
     """Learn the merges from `texts` (an iterable of lines) and put them into Qwen2's own tokenizer.
 
     Args:
-        added: texts that are one token by decree.
-        vocabulary: all tokens, with the special and the added ones.
+        added: texts that become single tokens.
+        vocabulary: number of tokens, with the special and the added ones.
 
-    transformers loads the tokenizer of any Qwen2 model as this class, whatever the files say, so nothing else
-    would be loaded as it was trained. Any string in Unicode's NFC form encodes and decodes back exactly.
+    transformers loads the tokenizer of any Qwen2 model as this class, whatever the files say, so no other
+    class would load as it was trained. Any string in Unicode's NFC form encodes and decodes back exactly.
     """
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer

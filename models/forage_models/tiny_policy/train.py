@@ -1,4 +1,4 @@
-"""Behaviour cloning: `python -m forage_models.tiny_policy.train --data WORLD --out models/tiny-policy --seed 0`."""
+"""Behaviour cloning of the search policy; models/README.md has the command."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from forage_models.tiny_policy.tokenizer import PAD, TURN_END, VOCABULARY, list_
 LOG = logging.getLogger("tiny_policy")
 BATCH_TOKENS = 3072
 COPY_SHARE = 0.6
-"""How much of the run mostly shows searching right, before the mixture takes over."""
+"""Share of the run in which most demonstrations search right; the mixture follows."""
 SIMPLE_SHARE = 0.05
-"""How much of the run shows one hop and one document only."""
+"""Share of the run that shows one hop and one document only."""
 
 
 def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
-    """The policy's shape with random weights."""
+    """Make the policy with random weights."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -49,7 +49,7 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
-    """Write model and tokenizer to `out`, all at once; a README that lies there stays."""
+    """Write model and tokenizer to `out` atomically; a README in it stays."""
     fresh = out.with_name(f".{out.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     model.generation_config = GenerationConfig(
@@ -69,7 +69,7 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
 
 
 def iterate_tokenizer_texts(episodes: list[Episode], namer: Namer, rng: random.Random) -> Iterator[str]:
-    """What the merges are learnt from: questions and passages, real and renamed, and the thoughts."""
+    """Texts to learn the merges from: questions and passages, real and renamed, and the thoughts."""
     for episode in episodes:
         for version in (episode, rename_entities(episode, namer, rng)):
             yield f" {version.question}"
@@ -81,7 +81,7 @@ def iterate_tokenizer_texts(episodes: list[Episode], namer: Namer, rng: random.R
 
 
 class Batches:
-    """Batches of about `BATCH_TOKENS` tokens, drawn afresh, sequences of like length together."""
+    """Batches of about `BATCH_TOKENS` tokens, sampled without end; a batch has sequences of similar length."""
 
     def __init__(self, world: World, seed: int) -> None:
         """Read the training split; learn names and the tokenizer from it."""
@@ -97,7 +97,7 @@ class Batches:
         self.tokenizer = train_tokenizer(texts, list_added_tokens(), VOCABULARY)
 
     def draw_sequence(self, progress: float) -> list[int]:
-        """One demonstration's ids at a point of the run (0 to 1)."""
+        """Draw the token ids of one demonstration; `progress` is the share of the run that is over (0 to 1)."""
         rng = self.rng
         episode = rng.choice(self.episodes)
         simple = progress < SIMPLE_SHARE
@@ -112,7 +112,7 @@ class Batches:
         return demos.encode(self.tokenizer, [demos.build_prompt_segment(self.tokenizer, episode.question), *turns])
 
     def draw_batches(self, progress: float) -> list[list[list[int]]]:
-        """A handful of batches whose rows are of similar length, in random order."""
+        """Draw a few batches with rows of similar length, in random order."""
         pool: list[list[int]] = []
         while sum(map(len, pool)) < 6 * BATCH_TOKENS:
             pool.append(self.draw_sequence(progress))
@@ -127,7 +127,7 @@ class Batches:
 
 
 def compute_learning_rate(step: int, steps: int, peak: float) -> float:
-    """Warm-up over 100 steps, constant, and a cosine down to a hundredth while the mixture is shown."""
+    """Warm-up over 100 steps, then constant, then a cosine down to 1 % while the mixture is shown."""
     if step < 100:
         return peak * (step + 1) / 100
     late = (step / steps - COPY_SHARE) / (1 - COPY_SHARE)
@@ -135,7 +135,7 @@ def compute_learning_rate(step: int, steps: int, peak: float) -> float:
 
 
 def compute_loss(model: Qwen2ForCausalLM, rows: list[list[int]], pad: int) -> torch.Tensor:
-    """Mean cross-entropy over all real tokens of right-padded rows."""
+    """Mean cross-entropy over all tokens but the padding, of right-padded rows."""
     width = max(map(len, rows))
     ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
     real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], dtype=torch.bool)
@@ -145,9 +145,9 @@ def compute_loss(model: Qwen2ForCausalLM, rows: list[list[int]], pad: int) -> to
 
 
 def make_optimisers(model: Qwen2ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Muon for the layers' matrices and AdamW for the rest, each with the factor on its learning rate.
+    """Make Muon for the layers' matrices and AdamW for the rest; each comes with a factor on its learning rate.
 
-    Muon (K. Jordan, 2024) copied names after 200 steps, where AdamW alone had not begun to.
+    Muon (K. Jordan, 2024) copied names after 200 steps, when AdamW alone copied none.
     """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     taken = set(map(id, matrices))
@@ -159,7 +159,7 @@ def make_optimisers(model: Qwen2ForCausalLM) -> list[tuple[torch.optim.Optimizer
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
-    """What either policy's training is told; its log goes to stderr from here on."""
+    """Parse the arguments of either training, and send its log to stderr."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -172,7 +172,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, save every 400 steps, log figures every 200."""
+    """Train; log metrics and save every `--every` steps."""
     args = parse_arguments(__doc__)
     world = World(args.data)
     data = Batches(world, args.seed)

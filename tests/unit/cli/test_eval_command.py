@@ -267,7 +267,7 @@ def test_a_comparison_is_paired_and_shows_where_they_part(
         (["{questions}", "--baselines", "untrained"], "give --untrained FOLDER"),
         (["{questions}", "--policy", "no/folder"], "no/folder does not exist: give a model folder, RUN@latest"),
         (["{questions}", "--policy", "https://host/v2"], "ends in /v1"),
-        (["{questions}", "--policy", "models/tiny-policy"], "are running at .* for somebody else"),
+        (["{questions}", "--policy", "models/tiny-policy"], "are already running at .*, and are not switched"),
         (["{questions}", "--policy", "running", "--policy", "running"], "two policies are called 'running'"),
         (["{questions}", "--samples", "2", "--temperature", "0"], "would all be the same"),
         (["compare", "{folder}", "{folder}"], "is no evaluation"),

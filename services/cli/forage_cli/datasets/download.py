@@ -1,4 +1,4 @@
-"""A file from the web, whole or not there."""
+"""Downloads: a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ _TIMEOUT_S = 30.0
 
 
 def is_offline() -> bool:
-    """Whether the user has forbidden downloads, as Hugging Face's own tools understand it."""
+    """Whether HF_HUB_OFFLINE forbids downloads, as in Hugging Face's tools."""
     return os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on")
 
 
 def download(url: str, file: Path, remedy: str) -> None:
-    """Write what is at `url` to `file`, whose folder is made where it is missing.
+    """Download `url` to `file`; creates its folder.
 
     Args:
-        remedy: what a user who cannot reach it may do instead; ends the error's sentence.
+        remedy: advice that ends the error's sentence.
 
     Raises:
-        DataError: downloads are forbidden, or the address does not give the file.
+        DataError: downloads are forbidden, or the download failed.
     """
     if is_offline():
         raise DataError(f"{url} is not downloaded, because HF_HUB_OFFLINE is set: {remedy}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
+    partial = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
     try:
-        with httpx.stream("GET", url, follow_redirects=True, timeout=_TIMEOUT_S) as reply, aside.open("wb") as out:
+        with httpx.stream("GET", url, follow_redirects=True, timeout=_TIMEOUT_S) as reply, partial.open("wb") as out:
             reply.raise_for_status()
             for part in reply.iter_bytes():
                 out.write(part)
     except httpx.HTTPStatusError as error:
-        aside.unlink()
+        partial.unlink()
         raise DataError(f"{url} answers {error.response.status_code}: {remedy}") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise DataError(f"{url} cannot be reached ({' '.join(str(error).split())}): {remedy}") from None
-    durable.sync(aside)
-    aside.replace(file)
+    durable.sync(partial)
+    partial.replace(file)
     durable.sync(file.parent)

@@ -35,7 +35,7 @@ SPLITS = {
     "musique": ("train", "dev"),
     "bamboogle": ("test",),
 }
-"""Data source → splits that the collection has of it."""
+"""Data source → its splits in the collection."""
 
 NO_QUESTION, NO_ANSWER = "no question", "no answer"
 _ROWS = 10_000
@@ -53,7 +53,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Summary:
-    """What was written, by split: questions; rows left out, by reason. SHA-256 digests by file name."""
+    """Result of `convert_collection`: questions and dropped rows (by reason) per split; digests by file name."""
 
     questions: dict[str, int]
     dropped: dict[str, dict[str, int]]
@@ -61,10 +61,10 @@ class Summary:
 
 
 def fetch_collection(source: str, cache: Path) -> dict[str, Path]:
-    """Every split of a data source from the Hugging Face Hub (or HF_ENDPOINT); what is in `cache` stays.
+    """Download every split of a data source from the Hugging Face Hub (or HF_ENDPOINT), unless it is in `cache`.
 
     Raises:
-        DataError: there is no way to the Hub.
+        DataError: a download failed.
     """
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     files = {}
@@ -72,32 +72,31 @@ def fetch_collection(source: str, cache: Path) -> dict[str, Path]:
         file = files[split] = cache / source / f"{split}.jsonl"
         if not file.exists():
             url = f"{hub}/datasets/{COLLECTION}/resolve/main/{source}/{split}.jsonl"
-            download(url, file, f"give the collection's files yourself, as in --file {split}={split}.jsonl")
+            download(url, file, f"give the collection's files, as in --file {split}={split}.jsonl")
     return files
 
 
 def convert_collection(source: str, files: Mapping[str, Path], out: Path) -> Summary:
     """Write `<split>.parquet` for each split and `manifest.json` to `out` (created if missing).
 
-    A question that ends without a question mark gets one, as in Search-R1's own data; its index is its row in the file.
+    A question mark is added where it is missing, as in Search-R1's data; a question's index is its row in the file.
 
     Args:
         files: split → JSONL or Parquet in the collection's layout.
 
     Raises:
-        DataError: a file is missing, damaged or of another layout, or no row of it is a question.
+        DataError: a file is missing, damaged or in another layout, or has no question with an answer.
     """
     out.mkdir(parents=True, exist_ok=True)
     questions, dropped = {}, {}
     for split, file in files.items():
-        left_out: Counter[str] = Counter()
-        questions[split] = _write_rows(out / f"{split}.parquet", _convert_records(source, split, file, left_out))
-        dropped[split] = dict(left_out)
+        dropped_rows: Counter[str] = Counter()
+        questions[split] = _write_rows(out / f"{split}.parquet", _convert_records(source, split, file, dropped_rows))
+        dropped[split] = dict(dropped_rows)
         if not questions[split]:
             (out / f"{split}.parquet").unlink()
-            raise DataError(
-                f"{file} has no question with an answer ({_describe_dropped(left_out)}): it is not {source}'s {split}"
-            )
+            reason = _describe_dropped(dropped_rows)
+            raise DataError(f"{file} has no question with an answer ({reason}): it is not {source}'s {split}")
     digests = hash_files(out, [f"{split}.parquet" for split in files])
     origins = {split: hashlib.sha256(file.read_bytes()).hexdigest() for split, file in files.items()}
     facts = {"data_source": source, "questions": questions, "dropped": dropped, "sources": origins}
@@ -106,25 +105,25 @@ def convert_collection(source: str, files: Mapping[str, Path], out: Path) -> Sum
 
 
 def _write_rows(file: Path, rows: Iterator[dict[str, Any]]) -> int:
-    aside = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
+    partial = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
     count = 0
     try:
-        with pq.ParquetWriter(aside, _SCHEMA, compression="zstd") as writer:
+        with pq.ParquetWriter(partial, _SCHEMA, compression="zstd") as writer:
             while part := list(islice(rows, _ROWS)):
                 writer.write_table(pa.Table.from_pylist(part, schema=_SCHEMA))
                 count += len(part)
-        aside.replace(file)
+        partial.replace(file)
     finally:
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return count
 
 
-def _convert_records(source: str, split: str, file: Path, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+def _convert_records(source: str, split: str, file: Path, dropped_rows: Counter[str]) -> Iterator[dict[str, Any]]:
     for index, (where, record) in enumerate(_read_records(file)):
         question = _parse_question(record, where)
         answers = _parse_answers(record, where)
         if not question or not answers:
-            left_out[NO_ANSWER if question else NO_QUESTION] += 1
+            dropped_rows[NO_ANSWER if question else NO_QUESTION] += 1
             continue
         own = record.get("id")
         yield {
@@ -163,7 +162,7 @@ def _parse_answers(record: Mapping[str, Any], where: str) -> list[str]:
 
 
 def _read_records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows with what to call them."""
+    """Iterate over rows with their location for error messages."""
     try:
         yield from _read_parquet(file) if file.suffix == ".parquet" else _read_json_lines(file)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:

@@ -1,1 +1,1 @@
-"""Policies measured on files of questions: through the loop that training uses, beside baselines, with intervals."""
+"""Evaluation of policies on files of questions, through the rollout loop of training, with baselines and intervals."""

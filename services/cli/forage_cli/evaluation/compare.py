@@ -1,4 +1,4 @@
-"""Two sets of answers to the same questions: the difference, whether it is one, and where they part."""
+"""Paired comparison of two sets of answers to the same questions: difference, interval, and changed questions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forage_common.v1.trajectory_pb2 import Trajectory
 
 
 class Outcome(StrEnum):
-    """What became of a question from A to B; with several samples, by the share that is right."""
+    """Change of a question from A to B; with several samples, of the share that is right."""
 
     WON = "won"
     LOST = "lost"
@@ -29,7 +29,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Selection:
-    """A policy and a method of an evaluation."""
+    """One policy with one method of an evaluation."""
 
     folder: Path
     policy: str
@@ -41,7 +41,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Pair:
-    """A question that both sides have an answer to."""
+    """A question that both sides answered."""
 
     a: QuestionResult
     b: QuestionResult
@@ -56,7 +56,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class SourceComparison:
-    """One data source, or all of them."""
+    """Comparison on one data source, or on all."""
 
     data_source: str
     questions: int
@@ -68,10 +68,10 @@ class SourceComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """B against A.
+    """Comparison of B with A.
 
     Attributes:
-        only_a, only_b: questions that the other side lacks, or failed at.
+        only_a, only_b: number of questions that the other side lacks or failed.
     """
 
     a: Selection
@@ -82,34 +82,34 @@ class Comparison:
     sources: tuple[SourceComparison, ...]
 
     def pairs_with(self, outcome: Outcome) -> list[Pair]:
-        """The questions with this outcome, those with the largest change first."""
-        found = [pair for pair in self.pairs if pair.outcome is outcome]
-        return sorted(found, key=lambda pair: -abs((pair.b.em or 0.0) - (pair.a.em or 0.0)))
+        """Return the questions with this outcome, the largest change first."""
+        pairs = [pair for pair in self.pairs if pair.outcome is outcome]
+        return sorted(pairs, key=lambda pair: -abs((pair.b.em or 0.0) - (pair.a.em or 0.0)))
 
 
 def read_selection(text: str) -> tuple[Selection, list[QuestionResult]]:
-    """What `FOLDER[:POLICY[/METHOD]]` means, and its rows; without a policy the first, without a method `search`.
+    """Read the rows of `FOLDER[:POLICY[/METHOD]]`; POLICY defaults to the first, METHOD to `search`.
 
     Raises:
-        UserError: the folder has no such policy or method; says which it has.
+        UserError: the folder has no such policy or method; the message says which it has.
         DataError: the folder is no finished evaluation.
     """
     folder, chosen = _split_selection(text)
     rows = read_rows(folder)
     policy, _, method = chosen.partition("/")
     policy, method = policy or rows[0].policy, method or Method.SEARCH
-    found = [row for row in rows if (row.policy, row.method) == (policy, method)]
-    if not found:
-        there = ", ".join(dict.fromkeys(f"{row.policy}/{row.method}" for row in rows))
-        raise UserError(f"{folder} has no {policy}/{method}: it has {there}")
-    return Selection(folder, policy, method), found
+    selected = [row for row in rows if (row.policy, row.method) == (policy, method)]
+    if not selected:
+        known = ", ".join(dict.fromkeys(f"{row.policy}/{row.method}" for row in rows))
+        raise UserError(f"{folder} has no {policy}/{method}: it has {known}")
+    return Selection(folder, policy, method), selected
 
 
 def compare_selections(a: str, b: str) -> Comparison:
-    """Compare two selections on the questions that both have answered.
+    """Compare two selections on the questions that both answered.
 
     Raises:
-        UserError, DataError: as `select`; or they have no question in common, or different ones of the same name.
+        UserError, DataError: as `read_selection`; or no question is in both, or one uid has two texts.
     """
     (one, before), (other, after) = read_selection(a), read_selection(b)
     earlier, later = _index_by_uid(before), _index_by_uid(after)
@@ -137,7 +137,7 @@ def compare_selections(a: str, b: str) -> Comparison:
 
 
 def read_first_samples(selection: Selection, uids: Iterable[str]) -> dict[str, Trajectory]:
-    """The first sample of each question, read from the evaluation's files."""
+    """Read the first sample of each question from the evaluation's files."""
     wanted = {f"{uid}/{selection.method}": uid for uid in uids}
     file = trajectory_file(selection.folder, selection.policy, selection.method)
     return {wanted[t.group_uid]: t for t in read_trajectories(file) if t.sample == 0 and t.group_uid in wanted}

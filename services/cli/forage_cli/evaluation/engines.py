@@ -1,4 +1,4 @@
-"""The services that answer: started and brought from policy to policy, or somebody else's, which stay as they are."""
+"""The services that answer: started here and switched from policy to policy, or somebody else's, used as they are."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _POLL_S = 0.2
 
 
 def check_policies(policies: Sequence[EvaluatedPolicy], settings: Settings) -> None:
-    """Whether these policies can be had from the services that run or will be started.
+    """Check that running services, or those that will be started, can serve these policies.
 
     Raises:
-        UserError: services run for somebody else, or none run and `running` was asked for.
+        UserError: services of somebody else are running, or none run and `running` is asked for.
     """
     running = serving.is_running(settings, Program.ROLLOUT)
-    theirs = [policy for policy in policies if policy.kind is Kind.RUNNING]
-    if running and len(theirs) < len(policies):
+    uses_running = [policy for policy in policies if policy.kind is Kind.RUNNING]
+    if running and len(uses_running) < len(policies):
         other = next(policy for policy in policies if policy.kind is not Kind.RUNNING)
         raise UserError(
-            f"services are running at {settings.rollout.grpc_address} for somebody else, and are not switched to "
+            f"services are already running at {settings.rollout.grpc_address}, and are not switched to "
             f"{other.source}: evaluate what they serve with --policy running, start others with --base-port, "
             "or end them"
         )
-    if theirs and not running:
+    if uses_running and not running:
         raise UserError(
             f"no services are running at {settings.rollout.grpc_address}: start them with 'forage up', "
             "or name a policy with --policy"
@@ -47,10 +47,10 @@ def check_policies(policies: Sequence[EvaluatedPolicy], settings: Settings) -> N
 
 
 def prepare_settings(settings: Settings, methods: Sequence[Method], sources: Sequence[str]) -> Settings:
-    """Settings of services that are started for an evaluation.
+    """Return the settings of services that are started for an evaluation.
 
-    A data source without a reward is judged by `em`: the figures are exact match, whatever was trained on. The prompt
-    of one-shot RAG holds passages, so a first prompt may be as long as a turn's context.
+    A data source without a reward is scored by `em`: the metric is exact match, whatever was trained on. The prompt of
+    one-shot RAG holds passages, so a first prompt may be as long as a turn's context.
     """
     routes = {source: RewardRoute(name="em") for source in sources} | settings.reward.routes
     rollout = settings.rollout
@@ -63,10 +63,10 @@ def prepare_settings(settings: Settings, methods: Sequence[Method], sources: Seq
 
 @contextmanager
 def start_engine(policies: Sequence[EvaluatedPolicy], settings: Settings, console: Console) -> Iterator[Settings]:
-    """Services for policies that one engine can serve, for a block.
+    """Ensure services for policies that one engine can serve, until the block ends.
 
     Raises:
-        UserError, UnavailableError: as `serving.services`.
+        UserError, UnavailableError: as `serving.ensure_services`.
     """
     first = policies[0]
     if first.kind is not Kind.RUNNING:
@@ -78,10 +78,10 @@ def start_engine(policies: Sequence[EvaluatedPolicy], settings: Settings, consol
 
 
 async def switch_policy(policy: EvaluatedPolicy, settings: Settings, rollout: RolloutClient) -> None:
-    """Return once the services that were started serve the policy.
+    """Publish the policy, and return when the services serve it.
 
     Raises:
-        UnavailableError: they do not within five minutes.
+        UnavailableError: it is not served within five minutes.
     """
     if policy.kind is not Kind.FOLDER or policy.folder is None:
         return
@@ -102,7 +102,7 @@ async def switch_policy(policy: EvaluatedPolicy, settings: Settings, rollout: Ro
 
 
 async def identify_running(policy: EvaluatedPolicy, settings: Settings) -> EvaluatedPolicy:
-    """The policy `running`, with the digest of what is served now, and its folder where that is on this machine."""
+    """Complete the policy `running` with the digest of the served weights, and their folder if it is local."""
     async with RolloutClient(settings) as rollout:
         served: Policy = (await rollout.status()).serving
     weights = served.digest or "+".join(file.digest for file in served.files)
@@ -112,5 +112,5 @@ async def identify_running(policy: EvaluatedPolicy, settings: Settings) -> Evalu
 
 
 def find_tokenizer(policy: EvaluatedPolicy, settings: Settings) -> Path:
-    """Where the policy's tokenizer is."""
+    """Return the folder of the policy's tokenizer."""
     return policy.folder or settings.model.path

@@ -12,7 +12,7 @@ from forage_cli.evaluation.methods import Method
 
 
 class Layout(StrEnum):
-    """Which paper's."""
+    """Paper whose layout is used."""
 
     SEARCH_R1 = "search-r1"
 
@@ -31,7 +31,7 @@ SEARCH_R1: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """A policy and a method: exact match by column, None where it was not measured; `average` only over all columns."""
+    """Row of a policy and a method: exact match by column, None where not measured; `average` needs all columns."""
 
     policy: str
     method: Method
@@ -40,12 +40,12 @@ class LayoutRow:
 
 
 def make_search_r1_rows(results: Sequence[Mapping[str, Any]]) -> list[LayoutRow]:
-    """The lines of the table; none where no data source is one of the paper's.
+    """Make the rows of the table; none where no data source is one of the paper's.
 
-    The average is the paper's: each data source counts the same, however many questions it has.
+    The average is the paper's: the unweighted mean over data sources.
 
     Args:
-        results: of results.json.
+        results: the `results` of results.json.
     """
     found: dict[tuple[str, str], dict[str, float]] = {}
     for entry in results:

@@ -1,4 +1,4 @@
-"""What is measured of one question: a row, from the trajectories that one policy gave it by one method."""
+"""Metrics of one question: a row, computed from the trajectories of one policy with one method."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ FORMAT = "format"
 
 @dataclass(frozen=True)
 class QuestionResult:
-    """A question under a policy and a method. Values are means over those samples that were judged; None without any.
+    """Result of a question for a policy and a method. Values are means over the scored samples; None without any.
 
     Attributes:
-        uid: names the question; index, split and data source in one.
-        judged, failed: samples with and without a verdict; a failure is not a wrong answer.
-        failure: why the first failed sample did.
-        em: exact match, as the reward service judged it; of a countdown problem, whether the equation holds.
-        sub_em, f1: None where the truth is no text.
-        hit: an accepted answer stood in the passages that were shown; None where nothing could be.
-        truncated: tokens were lost to a limit. finished: an answer was given.
+        uid: identifies the question by data source, split and index.
+        judged, failed: number of samples with and without a score; a failed sample is not a wrong answer.
+        failure: error of the first failed sample.
+        em: exact match as the reward service computes it; of a countdown problem, whether the equation holds.
+        sub_em, f1: None where the ground truth is no text.
+        hit: an accepted answer is in the retrieved passages; None where nothing is retrieved.
+        truncated: tokens were cut at a limit. finished: an answer was given.
         format: the reward's own check of the format; None where it has none.
-        prompt_tokens: of the first prompt. generated_tokens: that the policy wrote.
-        seconds: from the first generation's request to the verdict, with whatever ran beside it.
-        answers, rights: of each judged sample.
-        versions: of the policy, that wrote it.
+        prompt_tokens: length of the first prompt. generated_tokens: written by the policy.
+        seconds: from the first generation's request to the score, under the load of the evaluation.
+        answers, rights: one entry per scored sample.
+        versions: policy versions that wrote the samples.
     """
 
     policy: str
@@ -62,28 +62,28 @@ class QuestionResult:
     versions: list[int]
 
     def to_row(self) -> dict[str, Any]:
-        """As a row of a file."""
+        """Return the row of results.parquet."""
         return asdict(self)
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> QuestionResult:
-        """Read back; columns that are not ours are left out."""
+        """Read a row of results.parquet; unknown columns are ignored."""
         return cls(**{field.name: row[field.name] for field in fields(cls)})
 
 
 def is_judged(trajectory: Trajectory) -> bool:
-    """Whether it says anything about the policy."""
+    """Whether the trajectory has a score; one that failed says nothing about the policy."""
     return trajectory.status == Status.STATUS_OK and trajectory.validation_score.status == Status.STATUS_OK
 
 
 def measure_question(
     policy: str, method: Method, question: Question, trajectories: Sequence[Trajectory]
 ) -> QuestionResult:
-    """The row of one question."""
+    """Compute the row of one question."""
     judged = [trajectory for trajectory in trajectories if is_judged(trajectory)]
     failed = [trajectory for trajectory in trajectories if not is_judged(trajectory)]
     truth, targets = question.ground_truth, list(question.ground_truth.targets)
-    found = [find_answer(trajectory) for trajectory in judged]
+    given = [find_answer(trajectory) for trajectory in judged]
     texts = targets and not is_countdown(question)
     return QuestionResult(
         policy=policy,
@@ -96,10 +96,10 @@ def measure_question(
         failed=len(failed),
         failure=_describe_failure(failed[0]) if failed else "",
         em=_mean(trajectory.validation_score.total for trajectory in judged),
-        sub_em=_mean(float(subem_check(text, targets)) if text is not None else 0.0 for text in found)
+        sub_em=_mean(float(subem_check(text, targets)) if text is not None else 0.0 for text in given)
         if texts
         else None,
-        f1=_mean(f1(text, targets) if text is not None else 0.0 for text in found) if texts else None,
+        f1=_mean(f1(text, targets) if text is not None else 0.0 for text in given) if texts else None,
         searches=_mean(trajectory.valid_searches for trajectory in judged),
         turns=_mean(len(trajectory.turns) for trajectory in judged),
         hit=_mean(float(is_retrieval_correct(find_shown_passages(method, t), targets)) for t in judged)
@@ -111,32 +111,32 @@ def measure_question(
         prompt_tokens=_mean(trajectory.prompt_length for trajectory in judged),
         generated_tokens=_mean(sum(trajectory.loss_mask) for trajectory in judged),
         seconds=_mean(trajectory.timings.total_s + trajectory.timings.score_s for trajectory in judged),
-        answers=[normalize_vote(text, is_countdown(question)) for text in found],
+        answers=[normalize_vote(text, is_countdown(question)) for text in given],
         rights=[trajectory.validation_score.total >= 1 for trajectory in judged],
         versions=sorted({segment.version for trajectory in judged for segment in trajectory.segments}),
     )
 
 
 def make_question_uid(question: Question) -> str:
-    """The question's name, whatever the occasion."""
+    """Return the question's uid, which does not depend on the method."""
     return question.uid("").removesuffix("/")
 
 
 def find_answer(trajectory: Trajectory) -> str | None:
-    """What it answered last; None where it gave none."""
+    """Return the last answer; None without one."""
     given = [turn.content for turn in trajectory.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
     return given[-1] if given else None
 
 
 def normalize_vote(text: str | None, is_equation: bool) -> str | None:
-    """The text under which equal answers count together."""
+    """Normalize an answer for the majority vote."""
     if text is None:
         return None
     return "".join(text.split()) if is_equation else normalize_answer(text)
 
 
 def find_shown_passages(method: Method, trajectory: Trajectory) -> list[str]:
-    """The passages that the policy could read: in observations, or in the prompt of one-shot RAG."""
+    """Return the passages that the policy was shown: in observations, or in the prompt of one-shot RAG."""
     author = Role.ROLE_PROMPT if method is Method.RAG else Role.ROLE_ENV
     texts = [span.text for span in trajectory.spans if span.role == author]
     return [block for text in texts for block in find_blocks(text, Tag.INFORMATION)]

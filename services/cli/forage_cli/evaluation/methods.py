@@ -1,4 +1,4 @@
-"""How a question is put: as it stands, or to a baseline that may not search. Prompts and environments, nothing else."""
+"""Methods: the question with searches, and baselines without. A method is a prompt and an environment."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from forage_common.files.questions import Question
 
 SINGLE_TURN = "single_turn"
-"""The environment of every baseline: one generation, which nothing answers."""
+"""Environment of every baseline: one generation, without observations."""
 
 
 class Method(StrEnum):
-    """What is asked of a policy.
+    """Prompt and environment in which a policy answers.
 
-    `search` is the question as it stands, in the environment of its data source: what training optimises.
+    `search` is the unchanged question in the environment of its data source, which training optimises.
     """
 
     SEARCH = "search"
@@ -30,7 +30,7 @@ class Method(StrEnum):
 
     @property
     def display_name(self) -> str:
-        """For people."""
+        """Name in tables and plots."""
         return _TITLES[self]
 
 
@@ -59,31 +59,31 @@ _EQUATION = (
 
 
 def is_applicable(method: Method, question: Question) -> bool:
-    """Whether the method says anything about the question.
+    """Whether the method applies to the question.
 
-    There is nothing to look up for a countdown problem, whose own prompt is a chain of thought.
+    A countdown problem has nothing to retrieve, and its own prompt is a chain of thought.
     """
     return method in (Method.SEARCH, Method.DIRECT) or not is_countdown(question)
 
 
 def is_countdown(question: Question) -> bool:
-    """Whether an equation is asked for, not a text."""
+    """Whether the answer is an equation, not a text."""
     return question.ground_truth.HasField("countdown_target")
 
 
 def choose_environment(method: Method) -> str:
-    """Name for `Prompt.environment`."""
+    """Return the name for `Prompt.environment`; "" = that of the data source."""
     return "" if method is Method.SEARCH else SINGLE_TURN
 
 
 def build_messages(
     method: Method, question: Question, documents: Sequence[Document] = (), special_tokens: Sequence[str] = ()
 ) -> list[ChatMessage]:
-    """The conversation that is put to the policy.
+    """Build the chat messages of the prompt.
 
     Args:
-        documents: of one search for the question, for `rag`; their text is escaped as observations are.
-        special_tokens: of the policy's tokenizer.
+        documents: for `rag`, the result of one search for the question; escaped as observations are.
+        special_tokens: those of the policy's tokenizer.
     """
     if method is Method.SEARCH:
         return list(question.messages)

@@ -1,4 +1,4 @@
-"""What an evaluation does: which questions, which policies, by which methods; and what may not change midway."""
+"""The plan of an evaluation: questions, policies, methods and sampling; and the manifest that guards its folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RETRIEVER_SETTINGS = ("index", "mode", "topk")
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How samples are drawn. seed: of the first sample of the first question."""
+    """Sampling parameters. seed: that of the first sample of the first question."""
 
     samples: int
     temperature: float
@@ -44,7 +44,7 @@ class SamplingPlan:
 
 @dataclass(frozen=True)
 class Item:
-    """A question, put to a policy by a method. index: of the question among those that were read."""
+    """A question for a policy with a method. index: position of the question among all that were read."""
 
     policy: EvaluatedPolicy
     method: Method
@@ -53,18 +53,18 @@ class Item:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What its group of trajectories is called: run_id and group_uid."""
+        """Identity of its trajectory group: run_id and group_uid."""
         return self.policy.label, self.question.uid(self.method)
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """Everything that an evaluation is asked for.
+    """The whole work of an evaluation.
 
     Attributes:
-        questions: those that are asked, by their place among all that were read.
-        digest: of the question files. limit: of questions a file, None for all.
-        circumstances: settings that decide what a trajectory is; empty where services of somebody else are used.
+        questions: position among all that were read → question.
+        digest: that of the question files. limit: questions per file, None for all.
+        settings: those that determine trajectories; empty where running services are used.
     """
 
     files: tuple[Path, ...]
@@ -77,7 +77,7 @@ class EvaluationPlan:
     settings: Mapping[str, Any]
 
     def items(self, policies: Sequence[EvaluatedPolicy] | None = None) -> Iterator[Item]:
-        """Everything that is to be done, policy by policy."""
+        """Iterate over all items, policy by policy."""
         for policy in self.policies if policies is None else policies:
             for method in self.methods:
                 for index, question in self.questions.items():
@@ -87,7 +87,7 @@ class EvaluationPlan:
     def build_prompt(
         self, item: Item, documents: Sequence[Document] = (), special_tokens: Sequence[str] = ()
     ) -> Prompt:
-        """What the rollout service is asked. Every policy and method is given the same seeds."""
+        """Build the request to the rollout service. Every policy and method gets the same seeds."""
         run_id, group_uid = item.key
         return Prompt(
             run_id=run_id,
@@ -107,7 +107,7 @@ class EvaluationPlan:
         )
 
     def to_manifest(self) -> dict[str, Any]:
-        """What is kept beside the results."""
+        """Return the content of evaluation.json."""
         return {
             "format": FORMAT,
             "questions": {
@@ -124,7 +124,7 @@ class EvaluationPlan:
 
 
 def select_relevant_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that decide what a trajectory is."""
+    """Select the settings that determine trajectories."""
     rollout = settings.rollout.model_dump(mode="json", include=set(_ROLLOUT_SETTINGS))
     retriever = settings.retriever.model_dump(mode="json", include=set(_RETRIEVER_SETTINGS))
     named = {f"rollout.{name}": rollout[name] for name in _ROLLOUT_SETTINGS}
@@ -146,45 +146,45 @@ def remove_evaluation(folder: Path) -> None:
 
 
 def claim_folder(folder: Path, plan: EvaluationPlan) -> None:
-    """Take the folder for the plan. More policies, methods and questions may join what is done there already.
+    """Write the plan's manifest into the folder. Policies, methods and questions may be added to an earlier plan.
 
     Raises:
-        UserError: it holds an evaluation of something else; says what differs.
+        UserError: the folder holds another evaluation; the message says what differs.
         DataError: its manifest is damaged.
     """
     manifest = plan.to_manifest()
     before = read_manifest(folder) if (folder / MANIFEST).exists() else manifest
     if changed := _find_difference(before, manifest):
         raise UserError(
-            f"{folder} holds an evaluation with {changed}: name another folder with --out, or begin anew with --fresh"
+            f"{folder} holds an evaluation with {changed}: name another folder with --out, or replace it with --fresh"
         )
     folder.mkdir(parents=True, exist_ok=True)
     if before != manifest:
-        (folder / ROWS).unlink(missing_ok=True)  # it is unfinished once more
+        (folder / ROWS).unlink(missing_ok=True)  # the evaluation is unfinished again
     durable.write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What an evaluation's folder says of itself.
+    """Read the manifest of an evaluation.
 
     Raises:
-        DataError: it is none.
+        DataError: the folder is no evaluation, or the manifest is damaged.
     """
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
             raise DataError(f"{folder} was made by another version (format {found['format']}, not {FORMAT})")
     except FileNotFoundError:
-        raise DataError(f"{folder} is no evaluation (it has no {MANIFEST}): make one with 'forage eval'") from None
+        raise DataError(f"{folder} is no evaluation (it has no {MANIFEST}): run one with 'forage eval'") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder / MANIFEST} is damaged ({error}): begin anew with --fresh") from None
+        raise DataError(f"{folder / MANIFEST} is damaged ({error}): start again with --fresh") from None
     return dict(found)
 
 
 def _find_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first thing in which two manifests do not go together, in words."""
+    """Describe the first difference that keeps two manifests from sharing a folder; "" without one."""
     if before["questions"]["digest"] != now["questions"]["digest"]:
-        return f"other questions ({', '.join(before['questions']['files'])}, or another content)"
+        return f"other questions ({', '.join(before['questions']['files'])}, or other content)"
     for section in ("sampling", "settings"):
         for name in before[section].keys() | now[section].keys():
             was, is_ = before[section].get(name), now[section].get(name)

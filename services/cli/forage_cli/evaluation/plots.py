@@ -16,13 +16,13 @@ _MARKERS = "oDs^vPX*"
 
 
 def format_series(entry: Metrics) -> str:
-    """Policy and method in a few words."""
+    """Name of a series: policy and method."""
     return f"{entry['policy']} · {Method(entry['method']).display_name}"
 
 
 @figures.apply_style()
 def plot_exact_match(results: Sequence[Metrics]) -> Figure:
-    """Bars with intervals: a group a data source, a bar a policy and method."""
+    """Plot exact match as bars with intervals: one group per data source, one bar per policy and method."""
     from matplotlib import pyplot
 
     sources = list(dict.fromkeys(entry["data_source"] for entry in results))
@@ -48,7 +48,7 @@ def plot_exact_match(results: Sequence[Metrics]) -> Figure:
 
 @figures.apply_style()
 def plot_searches(results: Sequence[Metrics]) -> Figure:
-    """Exact match against searches a question."""
+    """Plot exact match against searches per question."""
     from matplotlib import pyplot
 
     figure: Figure
@@ -61,12 +61,12 @@ def plot_searches(results: Sequence[Metrics]) -> Figure:
             place, marker = series.index(format_series(entry)), markers[entry["data_source"]]
             x, y = entry["searches"], entry["em"]["mean"]
             axes.plot(x, y, marker, color=_choose_colour(place), alpha=_choose_alpha(place), markersize=8)
-    # A colour a policy and method, a shape a data source.
+    # One colour per policy and method, one marker per data source.
     for place, title in enumerate(series):
         axes.plot([], [], "s", color=_choose_colour(place), alpha=_choose_alpha(place), label=title)
     for source in sources if len(sources) > 1 else ():
         axes.plot([], [], markers[source], color=figures.QUIET, label=source)
-    axes.set_xlabel("searches a question")
+    axes.set_xlabel("searches per question")
     axes.set_ylabel("exact match")
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=-0.05)
@@ -76,7 +76,7 @@ def plot_searches(results: Sequence[Metrics]) -> Figure:
 
 @figures.apply_style()
 def plot_samples(results: Sequence[Metrics]) -> Figure:
-    """pass@k (solid) and majority@k (dashed) of each policy and method, over all data sources."""
+    """Plot pass@k (solid) and majority@k (dashed) of each policy and method, over all data sources."""
     from matplotlib import pyplot
 
     figure: Figure

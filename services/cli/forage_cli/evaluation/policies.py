@@ -1,4 +1,4 @@
-"""What can be evaluated: a model folder, a version that a run published, a remote endpoint, whatever is served now."""
+"""Policies to evaluate: a model folder, a version of a run, a remote endpoint, or the one that is being served."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INCIDENTAL = ("transformers_version", "_name_or_path")
 
 
 class Kind(StrEnum):
-    """Where a policy is."""
+    """Location of a policy."""
 
     FOLDER = "folder"
     ENDPOINT = "endpoint"
@@ -35,15 +35,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class EvaluatedPolicy:
-    """One row of the tables.
+    """A policy of an evaluation.
 
     Attributes:
-        label: names it; unique within an evaluation.
-        source: as it was asked for.
-        folder: of weights and tokenizer; None where it is not on this machine.
-        url: of an endpoint.
-        run: the run that published it.
-        digest: changes with the weights and what else decides the text; of an endpoint, of its address.
+        label: name in tables; unique within an evaluation.
+        source: the text of --policy.
+        folder: weights and tokenizer; None where they are not on this machine.
+        url: address of an endpoint.
+        run: folder of the run that published it.
+        digest: changes with the weights, tokenizer and configuration; of an endpoint, with its address.
     """
 
     label: str
@@ -56,10 +56,10 @@ class EvaluatedPolicy:
 
 
 def resolve_policy(text: str) -> EvaluatedPolicy:
-    """The policy that `[NAME=]WHAT` means.
+    """Resolve `[NAME=]SOURCE` of --policy.
 
     Raises:
-        UserError, DataError: it means none; says which forms there are, or which versions.
+        UserError, DataError: there is no such policy; the message names the known forms or versions.
     """
     named = _NAMED.fullmatch(text)
     label, what = (named[1], named[2]) if named else ("", text)
@@ -84,7 +84,7 @@ def resolve_policy(text: str) -> EvaluatedPolicy:
 
 
 def find_untrained(policies: Sequence[EvaluatedPolicy], given: Path | None) -> EvaluatedPolicy:
-    """The policy before training: the folder that is given, else that from which the first run was started.
+    """Return the policy before training: the given folder, else the initial policy of the first run.
 
     Raises:
         UserError: neither is known.
@@ -94,16 +94,16 @@ def find_untrained(policies: Sequence[EvaluatedPolicy], given: Path | None) -> E
     if folder is None:
         raise UserError(
             "the baseline 'untrained' needs the policy before training: give --untrained FOLDER "
-            "(it is known by itself where a policy is a run's, as in RUN@latest)"
+            "(not needed where a policy is a run's, as in RUN@latest)"
         )
     return replace(resolve_policy(str(folder)), label="untrained")
 
 
 def check_labels(policies: Iterable[EvaluatedPolicy]) -> tuple[EvaluatedPolicy, ...]:
-    """The policies, each label once.
+    """Return the policies after checking that their labels differ.
 
     Raises:
-        UserError: two have one label.
+        UserError: two have the same label.
     """
     seen: dict[str, EvaluatedPolicy] = {}
     for policy in policies:
@@ -117,7 +117,7 @@ def check_labels(policies: Iterable[EvaluatedPolicy]) -> tuple[EvaluatedPolicy, 
 
 
 def group_by_engine(policies: Sequence[EvaluatedPolicy]) -> list[list[EvaluatedPolicy]]:
-    """Policies in the order given, those together that one engine can serve in turn, without a restart."""
+    """Group policies that one engine can serve in turn without a restart, in the order given."""
     engines: dict[str, list[EvaluatedPolicy]] = {}
     for policy in policies:
         engines.setdefault(_hash_architecture(policy), []).append(policy)
@@ -125,7 +125,7 @@ def group_by_engine(policies: Sequence[EvaluatedPolicy]) -> list[list[EvaluatedP
 
 
 def hash_model_folder(folder: Path) -> str:
-    """SHA-256 over weights, configuration, tokenizer and chat template."""
+    """Hash weights, configuration, tokenizer and chat template with SHA-256."""
     whole = hashlib.sha256()
     for file in sorted([*folder.glob("*.safetensors"), *(folder / name for name in ("config.json", *_TEXTS))]):
         if file.is_file():
@@ -144,7 +144,7 @@ def _resolve_endpoint(label: str, url: str) -> EvaluatedPolicy:
 
 def _find_published(run: Path, version: str) -> Path:
     RunFolder.open(run)
-    folders = {}  # by version, of several epochs the last
+    folders = {}  # version → folder of its last epoch
     for folder in sorted((run / "policies").glob("v*-e*"), key=_parse_folder_name):
         if _FOLDER.fullmatch(folder.name):
             folders[_parse_folder_name(folder)[1]] = folder
@@ -153,7 +153,7 @@ def _find_published(run: Path, version: str) -> Path:
         best = " --best" if version == "best" else ""
         there = ", ".join(map(str, sorted(folders))) or "none"
         raise DataError(
-            f"{run} has not kept the policy {version} (versions that are there: {there}): write it from a checkpoint "
+            f"{run} does not have the policy {version} (available versions: {there}): export it from a checkpoint "
             f"with 'forage trainer export {run} FOLDER{best}' and give that folder"
         )
     return folders[wanted]
@@ -177,7 +177,7 @@ def _parse_folder_name(folder: Path) -> tuple[int, int]:
 
 
 def _hash_architecture(policy: EvaluatedPolicy) -> str:
-    """Equal for policies between which an engine can switch: it keeps configuration, tokenizer and tensor shapes."""
+    """Hash configuration, tokenizer and tensor shapes: an engine can switch between policies with equal hashes."""
     if policy.folder is None:
         return policy.url or policy.kind
     config = json.loads((policy.folder / "config.json").read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from forage_common.files import durable
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 SHOWN = 24
-"""Questions whose trajectories a page holds, at most."""
+"""Largest number of questions whose trajectories a page shows."""
 _PACKAGE = "forage_cli.evaluation"
 _NAME = ("policy", "method", "data source")
 _ANSWERS = (*_NAME, "questions", "failed", "EM", "from", "to", "sub-EM", "F1")
@@ -35,7 +35,7 @@ _BEHAVIOUR = {
 
 
 def write_report(folder: Path) -> Path:
-    """Make results.json and report.html of an evaluation's rows and trajectories; returns the page.
+    """Write results.json and report.html from an evaluation's rows and trajectories; returns the page.
 
     Raises:
         DataError: the folder is no finished evaluation.
@@ -117,7 +117,7 @@ def _write_page(file: Path, text: str) -> Path:
 
 
 def _make_tiles(results: Sequence[Mapping[str, Any]]) -> list[tuple[float | None, str]]:
-    whole = {plots.format_series(entry): entry for entry in results}  # the last of a name is that of all data sources
+    whole = {plots.format_series(entry): entry for entry in results}  # the last of a series is that of all data sources
     return [(entry["em"]["mean"] if entry["em"] else None, f"EM, {name}") for name, entry in whole.items()]
 
 
@@ -138,7 +138,7 @@ def _sample_cells(entry: Mapping[str, Any], numbers: Iterable[int]) -> list[floa
 
 
 def _select_questions(folder: Path) -> list[dict[str, Any]]:
-    """Questions to read: those that some policies and methods got right and others wrong come first."""
+    """Select questions to show: first those that some policies or methods got right and others wrong."""
     rows = read_rows(folder)
     asked: dict[str, list[QuestionResult]] = {}
     for row in rows:

@@ -53,7 +53,7 @@ def resolve_policies(named: Sequence[str], untrained: Path | None, with_untraine
     """Resolve every --policy, and append the untrained policy where it is asked for.
 
     Raises:
-        UserError, DataError: as `policies.resolve` and `policies.untrained`; or two policies have one label.
+        UserError, DataError: as `resolve_policy` and `find_untrained`; or two policies have one label.
     """
     resolved = [policies.resolve_policy(text) for text in named]
     if with_untrained or untrained:
@@ -70,7 +70,7 @@ def complete_policies(evaluated: tuple[EvaluatedPolicy, ...], settings: Settings
     """Add the default policy where none is named, and identify what running services serve.
 
     Raises:
-        UserError: services run for somebody else, or none run and `running` was asked for.
+        UserError: services are running and another policy is named, or none run and `running` is named.
     """
     if not any(policy.label != UNTRAINED for policy in evaluated):
         configured = settings.rollout.engine.endpoint or str(settings.model.path)

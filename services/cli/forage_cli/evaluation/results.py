@@ -1,4 +1,4 @@
-"""An evaluation's folder: a row a question, the whole trajectories, and the figures that follow from the rows."""
+"""Result files of an evaluation: one row per question, the trajectories, and the metrics computed from the rows."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 
 RESULTS, TRAJECTORIES = "results.json", "trajectories"
 ALL = "all"
-"""The data source of figures over every question, each counting the same."""
+"""Name of the data source that stands for all questions, each with the same weight."""
 ESTIMATED = ("em", "sub_em", "f1")
-"""Figures with an interval."""
+"""Metrics with an interval."""
 AVERAGED = (
     "searches",
     "turns",
@@ -59,14 +59,14 @@ _SCHEMA = pa.schema(
 
 
 def trajectory_file(folder: Path, policy: str, method: str) -> Path:
-    """Where the trajectories of a policy and a method are."""
+    """Path of the trajectories of a policy and a method."""
     return folder / TRAJECTORIES / f"{policy}-{method}.parquet"
 
 
 def write_results(
-    folder: Path, done: Iterable[tuple[Item, TrajectoryGroup]], end_of_turn: Callable[[Item], str]
+    folder: Path, finished: Iterable[tuple[Item, TrajectoryGroup]], end_of_turn: Callable[[Item], str]
 ) -> None:
-    """Measure what was done; write results.parquet and trajectories/, each file whole.
+    """Measure the finished items; write results.parquet and trajectories/, each file atomically.
 
     Args:
         end_of_turn: text with which the tokenizer of an item's policy ends a turn.
@@ -74,7 +74,7 @@ def write_results(
     rows: list[tuple[int, QuestionResult]] = []
     with ExitStack() as stack:
         writers: dict[Path, TrajectoryWriter] = {}
-        for item, group in done:
+        for item, group in finished:
             rows.append(
                 (item.index, measure_question(item.policy.label, item.method, item.question, group.trajectories))
             )
@@ -87,7 +87,7 @@ def write_results(
 
 
 def write_summary(folder: Path) -> dict[str, Any]:
-    """Make results.json of results.parquet, and return it.
+    """Write results.json from results.parquet, and return its content.
 
     Raises:
         DataError: there are no results, or they are damaged.
@@ -115,7 +115,7 @@ def write_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """results.json.
+    """Read results.json.
 
     Raises:
         DataError: it is missing or damaged.
@@ -127,7 +127,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def read_rows(folder: Path) -> list[QuestionResult]:
-    """Every row, ordered by policy and method as they were asked for, then by question.
+    """Read every row, ordered by policy and method as in the plan, then by question.
 
     Raises:
         DataError: the folder is no evaluation, or it is not finished, or damaged.
@@ -145,7 +145,7 @@ def read_rows(folder: Path) -> list[QuestionResult]:
 
 
 def group_by_source(rows: Sequence[QuestionResult]) -> dict[tuple[str, str, str], list[QuestionResult]]:
-    """Rows by policy, method and data source; under `ALL` those of every data source, where there are several."""
+    """Group rows by policy, method and data source; with several data sources, `ALL` has every row."""
     sources = dict.fromkeys(row.data_source for row in rows)
     found: dict[tuple[str, str, str], list[QuestionResult]] = {}
     for policy, method in dict.fromkeys((row.policy, row.method) for row in rows):
@@ -159,7 +159,7 @@ def group_by_source(rows: Sequence[QuestionResult]) -> dict[tuple[str, str, str]
 
 
 def compute_metrics(rows: Sequence[QuestionResult], policy: str, method: str, source: str) -> dict[str, Any]:
-    """The figures of a policy and a method on a data source. A question counts once, however many samples it had."""
+    """Compute the metrics of a policy and a method on a data source. Questions have equal weight."""
     found: dict[str, Any] = {
         "policy": policy,
         "method": method,

@@ -1,4 +1,4 @@
-"""Carries a plan out: every item once, each kept the moment it is finished."""
+"""Runs a plan: every item once, each written to the journal when it is finished."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RETRYABLE = (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL)
 
 
 def find_unfinished(plan: EvaluationPlan, journal: Journal[TrajectoryGroup]) -> dict[tuple[str, str], Item]:
-    """Items by key that are not finished; those that failed for a reason which may pass are tried again."""
+    """Key → item that is not finished; items that failed with a temporary error are retried."""
     items = {item.key: item for item in plan.items()}
     done = {}
     for group in journal.read():
@@ -41,7 +41,7 @@ def find_unfinished(plan: EvaluationPlan, journal: Journal[TrajectoryGroup]) -> 
 
 
 def read_finished(plan: EvaluationPlan, journal: Journal[TrajectoryGroup]) -> Iterator[tuple[Item, TrajectoryGroup]]:
-    """The plan's items that were done, with their trajectories, one at a time in memory; of several tries the last."""
+    """Iterate over finished items with their trajectories, one in memory at a time; of several tries the last."""
     tries = Counter((group.run_id, group.group_uid) for group in journal.read())
     items = {item.key: item for item in plan.items()}
     for group in journal.read():
@@ -96,7 +96,7 @@ def run_items(
 
     Raises:
         UserError: something is missing for a start.
-        UnavailableError: a service went away and stayed away; what was finished is in the journal.
+        UnavailableError: a service stays unavailable; finished items are in the journal.
     """
     waiting: dict[str, list[Item]] = {}
     for item in items:
@@ -132,7 +132,7 @@ async def _run_policies(
 
 
 class _ItemRunner:
-    """Puts one item to the services."""
+    """Runs one item against the services."""
 
     def __init__(
         self, plan: EvaluationPlan, rollout: RolloutClient, retriever: RetrieverClient, tokenizer: Path
@@ -143,7 +143,7 @@ class _ItemRunner:
         self._special_tokens = read_special_tokens(tokenizer) if Method.RAG in plan.methods else ()
 
     async def __call__(self, item: Item) -> TrajectoryGroup:
-        """Its trajectories; what fails for this item alone leaves a status on them."""
+        """Return the item's trajectories; an error of this item alone becomes their status."""
         documents: Sequence[Document] = ()
         if item.method is Method.RAG:
             try:
@@ -163,7 +163,7 @@ def _make_failed_group(prompt: Prompt, status: Status.ValueType, detail: str) ->
 
 
 def _is_retryable(group: TrajectoryGroup) -> bool:
-    """Whether a sample failed for a reason that another try may not meet."""
+    """Whether a sample failed with a temporary error, so that a retry may succeed."""
     return any(
         trajectory.status in _RETRYABLE
         or (trajectory.status == Status.STATUS_OK and trajectory.validation_score.status in _RETRYABLE)

@@ -1,4 +1,4 @@
-"""What the terminal shows of an evaluation and of a comparison."""
+"""Terminal tables of an evaluation and of a comparison."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Metrics = Mapping[str, Any]
 
 
 def render_results(results: Sequence[Metrics]) -> RenderableType:
-    """Every figure of results.json, in tables that fit a terminal."""
+    """Render all metrics of results.json as tables."""
     failed = ["failed"] if any(entry["failed_questions"] for entry in results) else []
-    answers = _ResultTable(results, "what was answered", "n", *failed, "EM", "95 % interval", "sub-EM", "F1")
-    ways = _ResultTable(results, "how it was found", "searches", "turns", "hit", "format", "cut", "tokens", "s")
+    answers = _ResultTable(results, "answers", "n", *failed, "EM", "95 % interval", "sub-EM", "F1")
+    ways = _ResultTable(results, "behaviour", "searches", "turns", "hit", "format", "cut", "tokens", "s")
     for entry in results:
         em = entry["em"]
         answers.add_result(
@@ -44,7 +44,7 @@ def render_results(results: Sequence[Metrics]) -> RenderableType:
 
 
 def render_search_r1(lines: Iterable[LayoutRow]) -> RenderableType:
-    """The table of the Search-R1 paper."""
+    """Render the table of the Search-R1 paper."""
     table = _make_table(
         "exact match, † trained on by the paper", "policy", "method", *SEARCH_R1.values(), "Avg.", left=2
     )
@@ -56,7 +56,7 @@ def render_search_r1(lines: Iterable[LayoutRow]) -> RenderableType:
 
 
 def render_comparison(found: Comparison) -> RenderableType:
-    """Means and differences, and what became of the questions, by data source."""
+    """Render means, differences and outcomes by data source."""
     means = _make_table("exact match", "data source", "A", "B", "B − A", "95 % interval", "p")
     outcomes = _make_table("questions, from A to B", "data source", "n", *Outcome)
     for part in found.sources:
@@ -79,7 +79,7 @@ def render_comparison(found: Comparison) -> RenderableType:
 
 
 def render_side_by_side(trajectories: Sequence[Trajectory | None], title: str, width: int) -> RenderableType:
-    """The same question, A's text left and B's right."""
+    """Render trajectories of one question, A's left and B's right."""
     each = max(20, width // 2 - 1)
     panels = [
         show.render_panel(_make_row(t, title), title=side) for t, side in zip(trajectories, "AB", strict=True) if t
@@ -99,7 +99,7 @@ def _make_row(trajectory: Trajectory, question: str) -> dict[str, Any]:
 
 
 class _ResultTable:
-    """A row a policy, method and data source; where there is one data source, the title names it."""
+    """Table with one row per policy, method and data source; a single data source is named in the title instead."""
 
     def __init__(self, results: Sequence[Metrics], title: str, *columns: str) -> None:
         sources = {entry["data_source"] for entry in results}
@@ -133,7 +133,7 @@ def _format_number(value: float | None, digits: int) -> str:
 
 
 def _make_table(title: str, *columns: str, left: int = 1) -> Table:
-    """A table without lines. left: columns of words, at its beginning."""
+    """Make a table without lines. left: number of left-aligned columns."""
     table = Table(title=title, box=None, header_style="dim", title_justify="left", title_style="bold")
     for place, name in enumerate(columns):
         table.add_column(name, justify="left" if place < left else "right", no_wrap=True)

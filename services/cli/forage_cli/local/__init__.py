@@ -1,1 +1,1 @@
-"""A whole Forage on this machine: processes, supervision, the live view and the report."""
+"""The services as processes on this machine: start, supervision, checks before the start, live view."""

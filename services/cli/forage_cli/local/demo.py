@@ -1,4 +1,4 @@
-"""The main job: train on world facts, watched live, from a fresh start or from where a run stopped."""
+"""`forage demo`: a training run on world facts with a live view and a report, started new or resumed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -30,14 +30,14 @@ CONFIG = Path("configs/demo.yaml")
 
 
 def load_demo_settings(seed: int, config: Path | None, overrides: Sequence[str], base_port: int | None) -> Settings:
-    """The settings of a fresh demo; its id is its start time."""
+    """Load the settings of a new demo; the run id contains its start time."""
     shifted = shift_ports(base_port) if base_port else []
     fresh = [f"run.id=demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}", f"run.seed={seed}"]
     return load_settings(config or repository() / CONFIG, [*fresh, *shifted, *overrides])
 
 
 def load_resumed_settings(overrides: Sequence[str]) -> Settings:
-    """The settings of the latest run, as it was started, and the overrides."""
+    """Load the settings of the latest run, with overrides."""
     runs = load_settings(None, overrides).run.dir
     file = runs / "latest" / "settings.yaml"
     if not file.is_file():
@@ -46,7 +46,7 @@ def load_resumed_settings(overrides: Sequence[str]) -> Settings:
 
 
 def run_demo(settings: Settings, console: Console) -> report.Summary:
-    """Train to the end and write the report. Ctrl-C ends every process and can be resumed from."""
+    """Train to the end and write the report. Ctrl-C stops every process; the run can be resumed."""
     prepare_world(settings, console)
     programs = tuple(Program)
     preflight.check_all(settings, programs)
@@ -58,26 +58,26 @@ def run_demo(settings: Settings, console: Console) -> report.Summary:
             stack.start()
             point_latest(settings)
             _watch_training(stack, folder, started, console)
-            accounts = count_groups(StreamClient(settings.redis, settings.run.id))
+            counts = count_groups(StreamClient(settings.redis, settings.run.id))
         except UserError:
             stack.stop()
             discard_empty_run(folder)
             raise
         except KeyboardInterrupt:
             _write_minutes(folder, started)
-            console.print("stopping …  (go on later with [bold]forage demo --resume[/])")
+            console.print("stopping …  (continue with [bold]forage demo --resume[/])")
             raise
         finally:
             stack.stop()
     minutes = (time.time() - started) / 60
-    summary = report.summarise(folder, settings, accounts, stack.supervisor.restarts, minutes)
+    summary = report.summarise(folder, settings, counts, stack.supervisor.restarts, minutes)
     page = report.write_report(folder, summary)
     _print_summary(folder, summary, page, console)
     return summary
 
 
 def discard_empty_run(folder: RunFolder) -> None:
-    """Remove the folder of a run that a user's error ended before its first figures."""
+    """Remove the folder of a run that a user's error ended before its first metrics."""
     if folder.read_steps() or folder.read_validation("before"):
         return
     latest = folder.path.parent / "latest"
@@ -87,7 +87,7 @@ def discard_empty_run(folder: RunFolder) -> None:
 
 
 def prepare_world(settings: Settings, console: Console) -> None:
-    """Make the world facts where the settings look for them and they are not there yet."""
+    """Make the world facts, if the settings use data/world and a file of it is missing."""
     folder = repository() / "data" / "world"
     wanted = [settings.data.corpus, *settings.data.train_paths, *settings.data.val_files]
     if any(file.absolute().parent == folder and not file.exists() for file in wanted):
@@ -99,7 +99,7 @@ def prepare_world(settings: Settings, console: Console) -> None:
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C until the block ends."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -116,8 +116,8 @@ def _watch_training(stack: Stack, folder: RunFolder, started: float, console: Co
     total = stack.settings.trainer.total_training_steps
     view = LiveView(folder, total, started)
     supervisor = stack.supervisor
-    told, doing, tick = len(folder.read_steps()), "", 0
-    with Live(view, console=console, refresh_per_second=2, transient=False) if console.is_terminal else _quiet():
+    printed_steps, detail, tick = len(folder.read_steps()), "", 0
+    with Live(view, console=console, refresh_per_second=2, transient=False) if console.is_terminal else nullcontext():
         while not supervisor.is_done(Program.TRAINER):
             supervisor.tick()
             if tick % _TICKS_PER_PROBE == 0:
@@ -126,19 +126,14 @@ def _watch_training(stack: Stack, folder: RunFolder, started: float, console: Co
             tick += 1
             if not console.is_terminal:
                 progress = folder.read_progress()
-                if progress.detail != doing:
-                    doing = progress.detail
-                    console.print(f"{progress.phase}: {doing}", highlight=False)
+                if progress.detail != detail:
+                    detail = progress.detail
+                    console.print(f"{progress.phase}: {detail}", highlight=False)
                 steps = folder.read_steps()
-                for row in steps[told:]:
+                for row in steps[printed_steps:]:
                     console.print(format_step(row, total), highlight=False, soft_wrap=True)
-                told = max(told, len(steps))
+                printed_steps = max(printed_steps, len(steps))
             time.sleep(POLL_INTERVAL_S)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    yield
 
 
 def _print_summary(folder: RunFolder, summary: report.Summary, page: Path, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The live view of a run: services, progress, the last steps, the learning so far, time left."""
+"""The live view of a run: services, progress, the last steps, the learning curve, time left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMNS = {
 
 
 def draw_sparkline(values: Sequence[float], width: int = 60) -> str:
-    """A curve of values in 0..1 as one line of blocks, the newest at the right."""
+    """Draw values in 0..1 as one line of block characters, the newest on the right."""
     if len(values) > width:
         size = len(values) / width
         values = [_mean(values[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))]) for i in range(width)]
@@ -41,7 +41,7 @@ def draw_sparkline(values: Sequence[float], width: int = 60) -> str:
 
 
 def estimate_time_left(steps: Sequence[Row], total: int, phase: str) -> float | None:
-    """Seconds until the run ends, from the pace of the last steps; None before there is a pace."""
+    """Estimate the seconds until the run ends from the pace of the last 20 steps; None before the third step."""
     if len(steps) < 3:
         return None
     recent = steps[-20:]
@@ -51,7 +51,7 @@ def estimate_time_left(steps: Sequence[Row], total: int, phase: str) -> float | 
 
 
 def format_duration(seconds: float | None) -> str:
-    """ "4 min 05 s", or "…" when it is not known."""
+    """Format seconds as "4 min 05 s"; None as "…"."""
     if seconds is None:
         return "…"
     minutes, rest = divmod(int(max(0, seconds)), 60)
@@ -59,7 +59,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 class LiveView:
-    """Draws a run from its folder; the caller says what the folder does not know."""
+    """Renders a run from its folder; the caller sets `waiting` and `restarts`, which are not in the folder."""
 
     def __init__(self, run: RunFolder, total_steps: int, started: float) -> None:
         self._run = run
@@ -112,7 +112,7 @@ class LiveView:
 
 
 def format_step(row: Row, total: int) -> str:
-    """A step as a line of text, for output that is no terminal."""
+    """Format a step as a line of text, for output that is no terminal."""
     cells = [f"{name} {_format_cell(row.get(key), form)}" for name, (key, form) in COLUMNS.items() if name != "step"]
     return f"step {row['step']}/{total}  " + "  ".join(cells)
 

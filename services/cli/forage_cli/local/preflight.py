@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything starts: files, folders, ports, space. Each check is one sentence."""
+"""Checks before a start: files, folders, ports, disk space. Each error is one sentence with its remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _CORPUS_LINES = 100_000
 
 
 def check_all(settings: Settings, programs: Iterable[Program]) -> None:
-    """Raise the first `UserError` found; say nothing when all is well."""
+    """Run every check.
+
+    Raises:
+        UserError: the first problem.
+    """
     programs = tuple(programs)
     check_files(settings, training=Program.TRAINER in programs)
     check_space(settings.run.dir)
@@ -31,10 +35,10 @@ def check_all(settings: Settings, programs: Iterable[Program]) -> None:
 
 
 def check_files(settings: Settings, training: bool = True) -> None:
-    """The model folder, the corpus, the environments and, when training, the questions and their rewards."""
+    """Check the model folder, the corpus, the environments and, when training, the questions and their rewards."""
     endpoint = settings.rollout.engine.endpoint
     if training and endpoint:
-        raise UserError(f"rollout.engine.endpoint is {endpoint}: what it serves cannot be trained; unset it")
+        raise UserError(f"rollout.engine.endpoint is {endpoint}: a remote model cannot be trained; unset it")
     check_model_folder(settings.model.path, weights=not endpoint)
     check_corpus(settings.data.corpus)
     check_environments(settings)
@@ -49,7 +53,7 @@ def check_files(settings: Settings, training: bool = True) -> None:
 
 
 def check_corpus(file: Path) -> None:
-    """JSONL of passages; the first `_CORPUS_LINES` are looked at here, all of them by the retriever."""
+    """Check that the corpus is JSONL of passages. Reads `_CORPUS_LINES` lines; the retriever checks all."""
     try:
         number = 0
         with file.open(encoding="utf-8") as lines:
@@ -75,7 +79,7 @@ def _check_passage(file: Path, number: int, line: str) -> None:
 
 
 def check_questions(file: Path, routes: set[str]) -> None:
-    """Parquet in the Search-R1 layout, every data source of which has a reward."""
+    """Check that a question file is Parquet in the Search-R1 layout, and that each data source has a reward."""
     import pyarrow
     import pyarrow.parquet as parquet
 
@@ -101,11 +105,11 @@ def check_questions(file: Path, routes: set[str]) -> None:
 
 
 def check_environments(settings: Settings) -> None:
-    """That each environment can be loaded; the rollout service's own environment looks, where its packages are."""
+    """Check that each environment class can be loaded, in the Python environment of the rollout service."""
     if not settings.rollout.environments:
         return
     command = [str(find_interpreter(Program.ROLLOUT)), "-m", "forage_rollout.environments", "--config", "/dev/stdin"]
-    # The settings are resolved: what the shell says must not win over the command line now.
+    # The settings are resolved: variables of the shell must not override the command line again.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     done = subprocess.run(command, input=settings.to_yaml(), env=environ, capture_output=True, text=True)
     if done.returncode:
@@ -113,7 +117,7 @@ def check_environments(settings: Settings) -> None:
 
 
 def check_space(folder: Path) -> None:
-    """Room for a run's checkpoints, policies and logs."""
+    """Check the disk space for a run's checkpoints, policies and logs."""
     free = measure_free_gib(folder)
     if free < _SPACE_GIB:
         raise UserError(
@@ -122,7 +126,7 @@ def check_space(folder: Path) -> None:
 
 
 def check_port(name: str, address: str) -> None:
-    """That nobody listens where a program will."""
+    """Check that the address is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,7 +1,7 @@
-"""Supervision of processes: start, restart when they die, and never leave one behind.
+"""Supervision of processes: start, restart after a crash, and stop without leaving one behind.
 
-Every process starts a session of its own and carries a token in its environment, which its children inherit. What a
-killed service leaves behind (Ray starts a dozen processes) is found by that token and ended before the restart.
+Every process starts in its own session and has a token in its environment, which its children inherit. Processes that
+a killed service leaves behind (Ray starts a dozen) are found by that token and killed before the restart.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ServiceDiedError(ForageError):
-    """A service died again and again soon after its start."""
+    """A service died several times in a row soon after its start."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """How to run one program. A `job` ends by itself with exit code 0; anything else is restarted."""
+    """Command of one program. A `job` is done when it exits with code 0; any other exit is restarted."""
 
     name: str
     command: Sequence[str]
@@ -58,7 +58,7 @@ class _Running:
 
 
 class Supervisor:
-    """Keeps services running; call `tick` often. Not thread-safe."""
+    """Keeps services running; call `tick` about every half second. Not thread-safe."""
 
     def __init__(self) -> None:
         self._running: dict[str, _Running] = {}
@@ -70,10 +70,10 @@ class Supervisor:
         self._spawn(running)
 
     def tick(self) -> None:
-        """Restart what died.
+        """Restart services that died.
 
         Raises:
-            UserError: a service ended with exit code 2; the message is its own sentence.
+            UserError: a service ended with exit code 2; the message is the last line of its log.
             ServiceDiedError: a service died several times soon after its start.
         """
         for running in self._running.values():
@@ -88,21 +88,21 @@ class Supervisor:
                 self._handle_exit(running, code)
 
     def is_done(self, name: str) -> bool:
-        """Whether a job has ended well."""
+        """Whether a job ended with exit code 0."""
         return self._running[name].done
 
     def pid(self, name: str) -> int | None:
-        """The process id of a service, None between its lives."""
+        """Return the process id of a service, None while it is not running."""
         process = self._running[name].process
         return None if process is None or process.poll() is not None else process.pid
 
     @property
     def restarts(self) -> dict[str, int]:
-        """Service → how often it was started again."""
+        """Service → number of restarts."""
         return {name: running.restarts for name, running in self._running.items()}
 
     def stop(self, *names: str) -> None:
-        """End services (all, when none is named), politely first, in reverse order of their start."""
+        """Stop services (all, if none is named), the last started first: SIGTERM, then SIGKILL after `stop_s`."""
         chosen = [r for n, r in self._running.items() if not names or n in names]
         for running in reversed(chosen):
             if running.process is not None:
@@ -147,7 +147,7 @@ class Supervisor:
         self._log.warning("service_died", name=service.name, code=code, lived_s=round(lived, 1))
 
     def _kill_leftovers(self, running: _Running) -> None:
-        """End whatever a service left behind."""
+        """Kill the processes that a service left behind."""
         marker = f"{TOKEN}={running.token}"
         for process in _find_processes(marker):
             with contextlib.suppress(psutil.Error):
@@ -156,21 +156,21 @@ class Supervisor:
 
 
 def read_last_line(log: Path) -> str:
-    """The last line a program wrote, without its own "forage NAME: " prefix."""
+    """Read the last line of a log, without the prefix "forage NAME: "."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    line = lines[-1] if lines else f"a service ended without a word: see {log}"
+    line = lines[-1] if lines else f"a service ended without a message: see {log}"
     return line.partition(": ")[2] if line.startswith("forage ") else line
 
 
 def _find_processes(marker: str) -> list[psutil.Process]:
-    found = []
+    matching = []
     for process in psutil.process_iter():
-        # Processes come and go, and others' are not ours to read.
+        # Processes end meanwhile, and those of other users cannot be read.
         with contextlib.suppress(psutil.Error, OSError):
             key, _, value = marker.partition("=")
             if process.pid != os.getpid() and process.environ().get(key) == value:
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -179,6 +179,6 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _end_with_parent() -> None:
-    """In the child: ask Linux to end it when the supervisor dies, however that happens."""
+    """In the child: ask Linux to send SIGTERM when the supervisor dies, even by SIGKILL."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

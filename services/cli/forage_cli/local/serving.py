@@ -1,4 +1,4 @@
-"""Serving a policy without a trainer: publish a folder, wait for the services or start them, put a question."""
+"""Serving a policy without a trainer: publish a model folder, wait for services or start them, build a prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READY_S = 300.0
 
 
 def publish(settings: Settings, folder: Path) -> Policy:
-    """Announce a model folder as the policy to serve, with a fresh epoch."""
+    """Publish a model folder as the policy to serve, under a new epoch."""
     check_model_folder(folder)
     client = StreamClient(settings.redis, settings.run.id)
     client.create_groups()
@@ -47,7 +47,7 @@ def _describe_file(file: Path) -> PolicyFile:
 
 
 def wait_until_ready(stack: Stack, spinner: Status) -> None:
-    """Supervise until every service is ready, saying what is missing.
+    """Supervise until every service is ready; the spinner shows what they wait for.
 
     Raises:
         UnavailableError: not ready within five minutes.
@@ -68,7 +68,7 @@ def is_running(settings: Settings, program: Program) -> bool:
 
 
 def wait_for_service(settings: Settings, program: Program, spinner: Status) -> None:
-    """Wait until somebody else's service is ready.
+    """Wait until a service that runs already is ready.
 
     Raises:
         UnavailableError: not ready within five minutes.
@@ -85,14 +85,14 @@ def wait_for_service(settings: Settings, program: Program, spinner: Status) -> N
 def ensure_services(
     settings: Settings, console: Console, programs: Sequence[Program] = SERVING, model: Path | None = None
 ) -> Iterator[Settings]:
-    """The services of the settings, for a block: those that run, else started for it, and ended afterwards.
+    """Use running services, else start them and stop them when the block ends; yields their settings.
 
     Args:
-        programs: what the block needs; the last of them tells whether all run.
-        model: policy to start with, where services must be started; None = model.path.
+        programs: services that the block needs; they count as running if the last one does.
+        model: policy to serve if services are started; None = model.path.
 
     Raises:
-        UserError: something is missing for a start.
+        UserError: a check before the start failed.
         UnavailableError: not ready within five minutes.
     """
     last = programs[-1]
@@ -126,7 +126,7 @@ def ensure_services(
 
 
 def build_ask_prompt(settings: Settings, question: str, temperature: float = 0.0, environment: str = "") -> Prompt:
-    """One trajectory for one question."""
+    """Build the prompt that asks one question for one trajectory."""
     from forage_common.text.search_prompt import format_search_prompt
 
     return Prompt(

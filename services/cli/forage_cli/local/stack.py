@@ -1,4 +1,4 @@
-"""The programs of a run on this machine: which, how started, in which folder, and whether they are ready."""
+"""The programs of a run on this machine: commands, addresses, folder and readiness."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Program(StrEnum):
 
 SERVING = (Program.REDIS, Program.REWARD, Program.RETRIEVER, Program.ROLLOUT)
 
-# Several processes share few cores: each thinks it is alone unless told. See docs/explanation/performance.md.
+# Several processes share few cores, and each library would use them all. See docs/explanation/performance.md.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -55,7 +55,7 @@ def repository() -> Path:
 
 
 def find_interpreter(program: Program) -> Path:
-    """The Python of a service's own environment.
+    """Return the Python of a service's environment.
 
     Raises:
         UserError: it is not installed.
@@ -67,7 +67,7 @@ def find_interpreter(program: Program) -> Path:
 
 
 def list_health_urls(settings: Settings) -> dict[Program, str]:
-    """Where each service says whether it is ready."""
+    """Program → URL of its readiness check."""
     return {
         Program.REWARD: f"http://{settings.reward.health_address}/readyz",
         Program.RETRIEVER: f"http://{settings.retriever.http_address}/readyz",
@@ -77,7 +77,7 @@ def list_health_urls(settings: Settings) -> dict[Program, str]:
 
 
 def list_addresses(settings: Settings, programs: Iterable[Program]) -> dict[str, str]:
-    """Setting → "host:port" that the programs will listen on."""
+    """Setting → "host:port" that the programs listen on."""
     of = {
         Program.REDIS: {"redis.url": settings.redis.url.partition("//")[2].partition("/")[0]},
         Program.REWARD: {
@@ -99,7 +99,7 @@ def list_addresses(settings: Settings, programs: Iterable[Program]) -> dict[str,
 
 
 def shift_ports(base: int) -> list[str]:
-    """Overrides that move every address of a stack to ports from `base` on."""
+    """Return overrides that give every address of a stack a port from `base` on."""
     offsets = {
         "retriever.http_address": 10,
         "retriever.grpc_address": 11,
@@ -115,7 +115,7 @@ def shift_ports(base: int) -> list[str]:
 
 
 class Stack:
-    """The programs of one run. Writes the run's folder: settings.yaml, logs/, redis/."""
+    """The programs of one run; writes settings.yaml, logs/ and redis/ into the run's folder."""
 
     def __init__(self, settings: Settings, programs: Iterable[Program]) -> None:
         self.settings = settings
@@ -134,7 +134,7 @@ class Stack:
         self.supervisor.stop()
 
     def list_waiting(self) -> dict[Program, str]:
-        """Program → what it waits for; empty when all are ready."""
+        """Program that is not ready → what it waits for."""
         waits = {}
         for program, url in list_health_urls(self.settings).items():
             if program in self.programs and (detail := probe_readiness(url)):
@@ -156,8 +156,8 @@ class Stack:
         host, port = split_address(list_addresses(self.settings, [Program.REDIS])["redis.url"])
         folder = self.folder / "redis"
         folder.mkdir(parents=True, exist_ok=True)
-        # Every write reaches the disk before its reply: kill -9, or the power, loses nothing.
-        # Without a process title of its own it keeps its environment readable, by which it is found.
+        # Every write reaches the disk before its reply, so that kill -9 or a power cut loses nothing.
+        # A process title would overwrite the environment, by which the supervisor finds the process.
         durable = ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--set-proc-title", "no"]
         return [str(get_binary_path()), "--bind", host, "--port", str(port), "--dir", str(folder), *durable]
 
@@ -169,12 +169,12 @@ def _choose_threads(settings: Settings, program: Program) -> Mapping[str, str]:
 
 @functools.cache
 def _client() -> httpx.Client:
-    """One for the process: making a client costs far more than a probe."""
+    """One client per process: creating it costs far more than a request."""
     return httpx.Client(timeout=2.0, trust_env=False)
 
 
 def probe_readiness(url: str) -> str:
-    """Why a service is not ready; "" when it is."""
+    """Return what a service waits for; "" when it is ready, "starting" when it does not answer."""
     try:
         reply = _client().get(url)
     except httpx.TransportError:
@@ -186,7 +186,7 @@ def probe_readiness(url: str) -> str:
 
 
 def point_latest(settings: Settings) -> None:
-    """Make `runs/latest` the run's folder."""
+    """Point the link `runs/latest` to the run's folder."""
     link = settings.run.dir / "latest"
     fresh = settings.run.dir / f".latest-{os.getpid()}"
     fresh.unlink(missing_ok=True)
@@ -195,7 +195,7 @@ def point_latest(settings: Settings) -> None:
 
 
 def measure_free_gib(folder: Path) -> float:
-    """Free disk space where `folder` is or will be."""
+    """Measure the free disk space, in GiB, where `folder` is or will be."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free / 2**30

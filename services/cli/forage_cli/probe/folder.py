@@ -1,4 +1,4 @@
-"""A folder of probes: what is being done, what is done, and what came of it. The same work goes on where it was ended.
+"""A folder of probes: its plan, the finished probes and their summary. The same command continues an interrupted one.
 
 `plan.json` says what is probed and how, `journal.bin` holds every finished probe, `trajectories.bin` the finished
 trajectories of a file of questions. At the end `probes.parquet` has a row a probe, and `summary.json` the measures.
@@ -112,12 +112,12 @@ class ProbeFolder:
         try:
             self._plan = json.loads(file.read_text()) if file.exists() else {}
         except ValueError as error:
-            raise DataError(f"{file} is damaged ({error}): give --fresh to begin anew") from None
+            raise DataError(f"{file} is damaged ({error}): give --fresh to start again") from None
         for name, value in part.items():
             if self._plan.setdefault(name, value) != value:
                 raise UserError(
                     f"{self.path} holds probes with {name} {self._plan[name]}, now it is {value}: "
-                    "choose another --out, or give --fresh to begin anew"
+                    "choose another --out, or give --fresh to start again"
                 )
         durable.write_atomically(file, json.dumps(self._plan, indent=2) + "\n")
 

@@ -1,4 +1,4 @@
-"""The page of a probe: the confidence curve and its band, a heat map of the set, and single thoughts with marks."""
+"""The report page of a probe: confidence curve with its band, heat map of all probes, and thoughts with marks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = 60
-"""Trajectories whose text is on the page."""
+"""Largest number of trajectories whose text is on the page."""
 
 _COLOURS = {"all": figures.BLUE, "correct": figures.GREEN, "incorrect": figures.RED}
 
@@ -27,11 +27,11 @@ _COLOURS = {"all": figures.BLUE, "correct": figures.GREEN, "incorrect": figures.
 def render_page(
     summary: Mapping[str, Any], probes: Sequence[Probed], trajectories: Iterable[Trajectory], settings: Settings
 ) -> str:
-    """The whole document.
+    """Render the whole document.
 
     Args:
-        summary: what summary.json holds.
-        trajectories: those that were probed, of which the first `SHOWN` probes are shown with their text.
+        summary: the content of summary.json.
+        trajectories: the probed ones, of which the first `SHOWN` probes are shown with their text.
     """
     judged = [probed for probed in probes if probed.status == Status.STATUS_OK]
     shown = {(probed.trajectory_id, probed.turn): probed for probed in judged[:SHOWN]}
@@ -83,7 +83,7 @@ def _draw_curve(summary: Mapping[str, Any]) -> Figure:
 
 @figures.apply_style()
 def _draw_heat_map(judged: Sequence[Probed]) -> Figure:
-    """Probes by their mean confidence, the surest on top."""
+    """Draw the confidence of every probe, the most confident on top."""
     from matplotlib import pyplot
 
     rows = sorted((metrics.measure(probed).confidence for probed in judged), key=lambda row: (sum(row), row))
@@ -133,7 +133,7 @@ def _make_row(probed: Probed) -> list[Any]:
 def _describe_thought(
     trajectory: Trajectory, probed: Probed, texts: TokenTexts, settings: Settings
 ) -> dict[str, Any] | None:
-    """What the template shows of a probe: the text with a mark at every truncation."""
+    """Collect the template's values of a probe: the text with a mark at every truncation."""
     try:
         thought = find_thought(trajectory, probed.turn, texts, settings.rollout)
     except NothingToProbeError:

@@ -1,4 +1,4 @@
-"""Probes for people in a terminal."""
+"""Summary of probes in a terminal."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ METRICS = {
     "norm_aoc": "… as a share of the last",
     "no_thought": "without a thought",
 }
-"""Of a set, in the order in which they are shown."""
+"""Metric of a set → label, in the order of the table."""
 
 
 def render_summary(found: Mapping[str, Any]) -> RenderableType:
-    """What summary.json holds, as a table of the sets and the curve of each."""
+    """Render the content of summary.json: a table with the metrics and the curve of each set."""
     sets = found["sets"]
     table = Table(box=None, header_style="dim")
     table.add_column("")

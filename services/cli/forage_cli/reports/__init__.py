@@ -1,1 +1,1 @@
-"""Reports as self-contained HTML: one document with its style, its figures and a small script; nothing is fetched."""
+"""Reports as self-contained HTML documents with their style, plots and a small script; nothing is fetched."""

@@ -1,4 +1,4 @@
-"""Figures of one style, as inline SVG whose colours are the page's, light or dark."""
+"""Matplotlib figures in one style, as inline SVG in the page's light or dark colours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 INK, QUIET, LINE = "#20262e", "#66707c", "#dedbd3"
 GREEN, BLUE, AMBER, PURPLE, RED, TEAL = SERIES = ("#2f8f5b", "#3b78c4", "#c77d1e", "#8a5fb5", "#c2504a", "#2f9393")
-# Drawn in one of these, a figure follows the page's variables; any other colour stays.
+# These colours become the page's CSS variables, so that they follow its theme; any other colour stays.
 VARIABLES = {INK: "--ink", QUIET: "--quiet", LINE: "--line"} | {
     colour: f"--series-{place}" for place, colour in enumerate(SERIES)
 }
@@ -24,7 +24,7 @@ VARIABLES = {INK: "--ink", QUIET: "--quiet", LINE: "--line"} | {
 
 @contextmanager
 def apply_style() -> Iterator[None]:
-    """Figures drawn within look like the others; also a decorator of the function that draws.
+    """Apply the style to figures drawn in the block; also a decorator of the function that draws.
 
     Example:
         @figures.style()
@@ -65,10 +65,10 @@ def apply_style() -> Iterator[None]:
 
 @apply_style()
 def render_svg(figure: Figure, label: str) -> Markup:
-    """The figure as an <svg> element that scales with its place; the figure is closed.
+    """Render the figure as an <svg> element that scales with its container, and close it.
 
     Args:
-        label: what it shows, in a sentence, for those who cannot see it.
+        label: description of the figure for screen readers.
     """
     from matplotlib import pyplot
 
@@ -78,7 +78,7 @@ def render_svg(figure: Figure, label: str) -> Markup:
     text = out.getvalue()
     box, body = re.search(r'<svg[^>]* (viewBox="[^"]*")[^>]*>(.*)</svg>', text, re.DOTALL).groups()  # type: ignore[union-attr]
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
-    # Ids are the document's, not the drawing's: two figures may not share one.
+    # Ids are unique in a document, so that each figure prefixes its own.
     prefix = "f" + hashlib.sha256(f"{label}\0{body}".encode()).hexdigest()[:8]
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r'(?:xlink:)?href="#', f'href="#{prefix}-', body)

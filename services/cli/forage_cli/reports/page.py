@@ -1,4 +1,4 @@
-"""A page from a template: everything that is filled in is escaped, and only the script that we wrote may run."""
+"""HTML pages from templates: values are escaped, and the content security policy allows only our script."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _HERE = "forage_cli.reports"
 
 
 def render(template: str, package: str = _HERE, /, **values: object) -> str:
-    """A whole HTML document.
+    """Render a whole HTML document.
 
     Args:
-        template: its file name; it extends "base.html", and imports its macros from "parts.html" and "trajectory.html".
-        package: the package beside whose modules the template lies.
-        values: what the template asks for; one that is missing is an error, not an empty place.
+        template: file name; it extends "base.html", and imports its macros from "parts.html" and "trajectory.html".
+        package: the package that contains the template.
+        values: variables of the template; a missing one is an error.
     """
     document: str = _make_environment(package).get_template(template).render(values)
     return document
 
 
 def format_number(value: object) -> str:
-    """A figure for people: three decimals, an exponent where these would show nothing, "–" where there is none."""
+    """Format a number with three decimals, small ones with an exponent, None as "–"."""
     if value is None:
         return "–"
     if isinstance(value, float):

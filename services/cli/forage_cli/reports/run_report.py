@@ -22,9 +22,9 @@ CURVE = "Learning curve: exact match, search rate and format rate over optimizer
 
 
 def summarise(
-    run: RunFolder, settings: Settings, accounts: GroupCounts, restarts: Mapping[str, int], minutes: float
+    run: RunFolder, settings: Settings, counts: GroupCounts, restarts: Mapping[str, int], minutes: float
 ) -> Summary:
-    """The figures of a run; `logprob_diff_mean` is over steps that had tokens of the trainer's own version."""
+    """Compute the metrics of a run; `logprob_diff_mean` covers steps with tokens of the trainer's own version."""
     steps = run.read_steps()
     before, after = run.read_validation("before") or {}, run.read_validation("after") or {}
     differences = [row["logprob_diff_mean"] for row in steps if row.get("logprob_diff_mean") is not None]
@@ -38,7 +38,7 @@ def summarise(
         "test_questions": after.get("count"),
         "steps": len(steps),
         "minutes": round(minutes, 2),
-        **accounts.as_dict(),
+        **counts.as_dict(),
         "logprob_diff_mean": sum(differences) / len(differences) if differences else None,
         "restarts": sum(restarts.values()),
         **{f"restarts_{name}": count for name, count in restarts.items()},
@@ -57,7 +57,7 @@ def write_report(run: RunFolder, summary: Summary) -> Path:
 
 @figures.apply_style()
 def draw_curve(run: RunFolder) -> Figure:
-    """EM, search rate and format rate over steps, with the greedy test EM at both ends; KL below."""
+    """Draw EM, search rate and format rate over steps, with the greedy test EM at both ends, and KL below."""
     from matplotlib import pyplot
 
     steps = run.read_steps()
@@ -88,7 +88,7 @@ def draw_curve(run: RunFolder) -> Figure:
 
 
 def select_examples(run: RunFolder, label: str, count: int = EXAMPLES) -> list[Row]:
-    """The same questions before and after: those that training turned from wrong to right come first."""
+    """Select the same questions before and after, first those that training changed from wrong to right."""
     before = {row["question"]: row for row in run.read_trajectories("before")}
     after = {row["question"]: row for row in run.read_trajectories("after")}
     both = [question for question in after if question in before] or list(after or before)
@@ -129,7 +129,7 @@ def _render_page(run: RunFolder, summary: Summary, curve: Markup) -> str:
 
 
 def _pair_examples(run: RunFolder) -> list[Row]:
-    """The examples by question, with what there is of each side."""
+    """Pair the examples by question."""
     found: dict[str, Row] = {}
     for label in ("before", "after"):
         for row in select_examples(run, label):

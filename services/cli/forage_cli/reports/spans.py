@@ -1,4 +1,4 @@
-"""A trajectory's text in the pieces in which a page shows it: by author, by tag, and with marks between."""
+"""Splitting a trajectory's text for a page: by author, by tag, and at marks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TAG = re.compile(r"<(/?)([A-Za-z][\w-]*)>")
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in the text that the page points out.
+    """A marked position in the text.
 
     Attributes:
-        at: characters before it, counted over the texts of all spans, the prompt's included.
+        at: characters before it, counted over the texts of all spans, the prompt included.
         label: a word or two, shown there.
-        title: a sentence about it, shown when it is pointed at.
-        strength: 0 to 1, how strongly it is coloured; None where it has no such value.
+        title: a sentence, shown as a tooltip.
+        strength: 0 to 1, strength of its colour; None without colour.
     """
 
     at: int
@@ -31,7 +31,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Piece:
-    """A tag, a stretch of text within the tag `within` ("" outside of any), or a mark."""
+    """A tag, a text within the tag `within` ("" outside of any), or a mark."""
 
     text: str = ""
     within: str = ""
@@ -48,7 +48,7 @@ class Block:
 
 
 def split_spans(spans: Sequence[Span | Mapping[str, Any]], marks: Sequence[Mark] = ()) -> list[Block]:
-    """The spans of a trajectory (messages, or rows with `role` and `text`), cut at tags and marks.
+    """Split the spans of a trajectory (messages, or rows with `role` and `text`) at tags and marks.
 
     A mark between two spans closes the first; one beyond the end closes the last.
     """

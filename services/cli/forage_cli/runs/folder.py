@@ -1,4 +1,4 @@
-"""A run's folder, read back: steps, progress, validations, trajectories. Everything later tools need is in it."""
+"""Reading a run's folder: steps, progress, validations, trajectories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Progress:
-    """What the trainer says it is doing."""
+    """The trainer's current phase and its progress in it."""
 
     phase: str
     detail: str
@@ -25,7 +25,7 @@ class Progress:
 
 
 class RunFolder:
-    """Read access to `runs/<id>`; files that are not there yet read as empty."""
+    """Read access to `runs/<id>`; missing files read as empty."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
@@ -33,7 +33,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, folder: Path) -> RunFolder:
-        """An existing run.
+        """Open an existing run.
 
         Raises:
             DataError: the folder is no run.
@@ -43,7 +43,7 @@ class RunFolder:
         return cls(folder)
 
     def read_steps(self) -> list[Row]:
-        """One row of metrics an optimizer step."""
+        """Read one row of metrics per optimizer step."""
         return self._rows(self.path / "metrics.jsonl")
 
     def read_progress(self) -> Progress:
@@ -56,23 +56,23 @@ class RunFolder:
         )
 
     def read_validation(self, label: str) -> Row | None:
-        """Aggregates of a validation ("before", "after"), None while there are none."""
+        """Read the metrics of a validation ("before", "after"); None before it has ended."""
         return _read_object(self.path / "validation" / f"{label}.json")
 
     def list_validations(self) -> list[str]:
-        """Validations that have ended."""
+        """List the labels of finished validations."""
         return sorted(file.stem for file in (self.path / "validation").glob("*.jsonl"))
 
     def read_trajectories(self, label: str) -> list[Row]:
-        """Every trajectory of a validation."""
+        """Read every trajectory of a validation."""
         return self._rows(self.path / "validation" / f"{label}.jsonl")
 
     def find_model(self) -> Path:
-        """The folder that the policy was started from."""
+        """Return the folder of the initial policy."""
         return Path(yaml.safe_load((self.path / "settings.yaml").read_text(encoding="utf-8"))["model"]["path"])
 
     def _rows(self, file: Path) -> list[Row]:
-        """The file's rows, parsed again only when it has changed: the live view asks twice a second."""
+        """Read the file's rows; cached until the file changes, because the live view reads twice a second."""
         try:
             state = file.stat()
         except FileNotFoundError:
@@ -89,13 +89,13 @@ def _read_rows(file: Path) -> list[Row]:
         try:
             rows.append(json.loads(line))
         except ValueError:
-            break  # the line being written right now
+            break  # this line is still being written
     return rows
 
 
 def _read_object(file: Path) -> Row | None:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""Finished items of long work in an append-only file, so that it can be interrupted at any moment and gone on with.
+"""Journal of finished items in an append-only file, so that long work can be interrupted and continued at any time.
 
 A record is the length and the CRC-32 of a serialised message, four bytes each, little-endian, and the message.
 """
@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Journal(Generic[M]):
-    """One process at a time appends to a file; what `append` has returned from outlives kill -9 and a power cut.
+    """File to which one process at a time appends; after `append` returns, the item survives kill -9 and a power cut.
 
     Example:
         with Journal(Path("journal.bin"), Trajectory) as journal:
@@ -32,7 +32,7 @@ class Journal(Generic[M]):
     """
 
     def __init__(self, path: Path, kind: type[M]) -> None:
-        """Open the file, or begin it, and cut off a record that was being written when its writer died.
+        """Open or create the file, and truncate a record that was being written when its writer died.
 
         Raises:
             UserError: another process has it open.
@@ -57,14 +57,14 @@ class Journal(Generic[M]):
             raise
 
     def append(self, message: M) -> None:
-        """Add a message."""
+        """Append a message and wait until it is on disk."""
         record = message.SerializeToString()
         self._file.write(_HEAD.pack(len(record), zlib.crc32(record)) + record)
         self._file.flush()
         os.fdatasync(self._file.fileno())
 
     def read(self) -> Iterator[M]:
-        """Every message so far, in the order in which they were added.
+        """Iterate over all messages in the order in which they were appended.
 
         Raises:
             DataError: a record is no such message.
@@ -76,7 +76,7 @@ class Journal(Generic[M]):
                 raise self._damaged(end - len(record), str(error)) from None
 
     def close(self) -> None:
-        """Let others have it."""
+        """Close the file and release its lock."""
         self._file.close()
 
     def __enter__(self) -> Journal[M]:
@@ -88,16 +88,16 @@ class Journal(Generic[M]):
         self.close()
 
     def _records(self) -> Iterator[tuple[bytes, int]]:
-        """Each record that is whole, and where it ends."""
+        """Iterate over complete records and the positions of their ends."""
         with self._path.open("rb") as file:
             while len(head := file.read(_HEAD.size)) == _HEAD.size:
                 length, checksum = _HEAD.unpack(head)
                 record = file.read(length)
-                if not length or len(record) < length:  # nothing, or part of it, had reached the disk
+                if not length or len(record) < length:  # the rest had not reached the disk
                     return
                 if zlib.crc32(record) != checksum:
                     raise self._damaged(file.tell() - length, "its checksum is wrong")
                 yield record, file.tell()
 
     def _damaged(self, place: int, reason: str) -> DataError:
-        return DataError(f"{self._path} is damaged at byte {place} ({reason}): remove it and begin anew")
+        return DataError(f"{self._path} is damaged at byte {place} ({reason}): remove it and start again")

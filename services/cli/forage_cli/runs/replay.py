@@ -1,4 +1,4 @@
-"""Stored trajectories once more: judged by another reward, or sampled again, and compared with what they were."""
+"""Replays of stored trajectories, scored by another reward or sampled again, and their comparison."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Replay = Callable[[Trajectory], Awaitable[Trajectory]]
 
 
 def is_scored(trajectory: Trajectory) -> bool:
-    """Whether it reached the reward: one that failed before has nothing to judge."""
+    """Whether the trajectory was scored; one that failed before has no text to score."""
     return trajectory.score.status != Status.STATUS_UNSPECIFIED
 
 
 def make_rescore(reward: RewardClient, end_of_turn: str) -> Replay:
-    """The same text under the reward that runs."""
+    """Return the function that scores the same text with the running reward service."""
 
-    async def again(stored: Trajectory) -> Trajectory:
+    async def replay(stored: Trajectory) -> Trajectory:
         try:
             (item,) = await reward.score([build_score_item(stored, end_of_turn)])
         except (grpc.RpcError, MalformedReplyError) as error:
@@ -42,13 +42,13 @@ def make_rescore(reward: RewardClient, end_of_turn: str) -> Replay:
         new.status_detail = "" if judged else item.score.detail
         return new
 
-    return again
+    return replay
 
 
 def make_rerun(rollout: RolloutClient, run_id: str) -> Replay:
-    """The same prompt, token for token, with the same seed, under the policy and the services that run."""
+    """Return the function that samples the same prompt tokens and seed with the running policy and services."""
 
-    async def again(stored: Trajectory) -> Trajectory:
+    async def replay(stored: Trajectory) -> Trajectory:
         try:
             group = await rollout.run(build_prompt(stored, run_id))
         except RefusedError as error:
@@ -58,11 +58,11 @@ def make_rerun(rollout: RolloutClient, run_id: str) -> Replay:
         new.sampling.CopyFrom(stored.sampling)
         return new
 
-    return again
+    return replay
 
 
 def build_prompt(stored: Trajectory, run_id: str) -> Prompt:
-    """The prompt that gives this one trajectory again."""
+    """Build the prompt that samples this one trajectory again."""
     sampling = Sampling()
     sampling.CopyFrom(stored.sampling)
     if sampling.seed:
@@ -80,12 +80,12 @@ def build_prompt(stored: Trajectory, run_id: str) -> Prompt:
 
 
 def is_repeatable(stored: Trajectory) -> bool:
-    """Whether the same weights and corpus must give it again: greedy, or seeded."""
+    """Whether the same weights and corpus must give the same trajectory: greedy, or seeded."""
     return stored.sampling.temperature == 0 or stored.sampling.seed != 0
 
 
 def find_divergence(stored: Trajectory, new: Trajectory) -> str:
-    """Where two trajectories part: "" where they do not, else "turn 2" or "observation of turn 1"."""
+    """Find where two trajectories diverge: "" if they do not, else "turn 2" or "observation of turn 1"."""
     before, after = stored.token_ids[stored.prompt_length :], new.token_ids[new.prompt_length :]
     if before == after:
         return ""
@@ -99,7 +99,7 @@ def find_divergence(stored: Trajectory, new: Trajectory) -> str:
 
 @dataclass
 class Change:
-    """A figure before and after, over trajectories that have it on both sides."""
+    """Sums of a metric before and after, over trajectories that have it on both sides."""
 
     count: int = 0
     before: float = 0.0
@@ -115,13 +115,13 @@ class Change:
 
 @dataclass
 class Comparison:
-    """What became of many trajectories.
+    """Comparison of stored trajectories with their replays.
 
     Attributes:
-        figures: "score", "exact match", and the components of the reward.
+        metrics: "score", "exact match", and the components of the reward.
         statuses: (before, after) where they differ.
-        diverged: place → trajectories that part there; "" counts those that do not.
-        largest: (how much the score changed, id, before, after, what the reward says), at most `LARGEST`.
+        diverged: place → number of trajectories that diverge there; "" counts identical ones.
+        largest: (absolute change of the score, id, before, after, detail of the reward), at most `MAX_LARGEST`.
     """
 
     total: int = 0
@@ -132,7 +132,7 @@ class Comparison:
     largest: list[tuple[float, str, float, float, str]] = field(default_factory=list)
 
     def add(self, stored: Trajectory, new: Trajectory) -> None:
-        """Count a pair."""
+        """Add a stored trajectory and its replay."""
         self.total += 1
         self.unseeded += not is_repeatable(stored)
         self.diverged[find_divergence(stored, new)] += 1
@@ -149,9 +149,9 @@ class Comparison:
             self._keep_largest(stored, new)
 
     def _compare(self, name: str, before: Score, after: Score) -> None:
-        figure = self.metrics.setdefault(name, Change())
+        metric = self.metrics.setdefault(name, Change())
         if before.status == after.status == Status.STATUS_OK:
-            figure.add(before.total, after.total)
+            metric.add(before.total, after.total)
 
     def _keep_largest(self, stored: Trajectory, new: Trajectory) -> None:
         before, after = stored.score.total, new.score.total

@@ -1,4 +1,4 @@
-"""Rows of trajectories, of a validation or of a step, to choose from, sort and compare."""
+"""Rows of trajectories of a validation or of a step: filtering, sorting and comparison."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from forage_common.files.trajectory_file import read_header
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status
 
 STEP = "step"
-"""Key of a row's `StepRow`; rows of a validation have none."""
+"""Key of a row's `StepRow`, which rows of a validation lack."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which rows to show. right: True for right answers only, False for wrong ones, None for all."""
+    """Filter of rows. right: True keeps right answers, False wrong ones, None all."""
 
     right: bool | None = None
     source: str = ""
@@ -28,7 +28,7 @@ class Filter:
     max_reward: float | None = None
 
     def __call__(self, row: Row) -> bool:
-        """Whether a row is one of them; one without a reward is in no range of rewards."""
+        """Whether a row passes; a row without a reward is outside every range of rewards."""
         if self.right is not None and (float(row.get("em") or 0) > 0) is not self.right:
             return False
         if self.source and read_data_source(row) != self.source:
@@ -46,7 +46,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Change:
-    """One question at two times: its trajectories, and the mean of their rewards."""
+    """One question before and after: trajectories and mean rewards."""
 
     before: Sequence[Row]
     after: Sequence[Row]
@@ -59,7 +59,7 @@ class Change:
 
 
 def read_step_rows(file: Path) -> list[Row]:
-    """The trajectories of a step's file.
+    """Read the trajectories of a step's file.
 
     Raises:
         DataError: it is missing or damaged.
@@ -69,12 +69,12 @@ def read_step_rows(file: Path) -> list[Row]:
 
 
 def read_data_source(row: Row) -> str:
-    """Data source of a row: what its uid begins with."""
+    """Read the data source of a row from its uid."""
     return str(row.get("uid", "")).rsplit("/", 3)[0]
 
 
 def compute_sort_value(row: Row, name: SortKey) -> float | None:
-    """A number to sort by; None where a row has none."""
+    """Compute the value to sort by; None where a row has none."""
     step: StepRow | None = row.get(STEP)
     match name:
         case SortKey.REWARD:
@@ -89,7 +89,7 @@ def compute_sort_value(row: Row, name: SortKey) -> float | None:
 
 
 def compute_differences(step: StepRow) -> dict[int, float]:
-    """Trainer's less engine's log-probability by token of the response, for tokens that the policy wrote."""
+    """Response token → log-probability of the trainer minus that of the engine, for tokens that the policy wrote."""
     if step.log_probs is None or step.engine_log_probs is None:
         return {}
     pairs = zip(step.trajectory.loss_mask, step.log_probs, step.engine_log_probs, strict=True)
@@ -97,19 +97,19 @@ def compute_differences(step: StepRow) -> dict[int, float]:
 
 
 def select_trained(step: StepRow, values: list[float] | None) -> list[float]:
-    """Those of the values that stand at tokens that were trained on."""
+    """Select the values of tokens that were trained on."""
     return [value for value, one in zip(values or (), step.loss_mask or (), strict=bool(values)) if one]
 
 
 def sort_rows(rows: Iterable[Row], by: SortKey, ascending: bool) -> list[Row]:
-    """Rows by a figure, the largest first; those without it last."""
+    """Sort rows, the largest value first; rows without a value come last."""
     known = [(value, row) for row in rows if (value := compute_sort_value(row, by)) is not None]
     unknown = [row for row in rows if compute_sort_value(row, by) is None]
     return [row for _, row in sorted(known, key=lambda pair: pair[0], reverse=not ascending)] + unknown
 
 
 def find_changes(before: Iterable[Row], after: Iterable[Row]) -> list[Change]:
-    """The questions that both have, in whatever epoch, those that changed most first; only judged rows count."""
+    """Compare the questions that both have, in any epoch, the largest change first; only scored rows count."""
     earlier, later = _group_by_question(before), _group_by_question(after)
     found = [
         Change(
@@ -157,6 +157,6 @@ def _make_row(found: StepRow, end_of_turn: str) -> Row:
 
 
 def _extract_question(prompt: str, end_of_turn: str) -> str:
-    """What was asked: the prompt's end, without the instruction where it names the question."""
+    """Extract the question: the end of the prompt, after the instruction's "Question: " if there is one."""
     asked = prompt.rpartition("Question: ")[2]
     return (asked.rpartition(end_of_turn)[0] if end_of_turn and end_of_turn in asked else asked).strip()

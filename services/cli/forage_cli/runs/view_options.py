@@ -1,4 +1,4 @@
-"""How trajectories may be looked at: words of the command's options."""
+"""Values of the options of `forage trajectories`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class SortKey(StrEnum):
-    """What rows can be sorted by."""
+    """Value to sort trajectories by."""
 
     REWARD = "reward"
     ADVANTAGE = "advantage"
@@ -15,7 +15,7 @@ class SortKey(StrEnum):
 
 
 class Colour(StrEnum):
-    """What the colour of the policy's text says."""
+    """Meaning of the colour of the policy's text."""
 
     AUTHOR = "author"
     ADVANTAGE = "advantage"

@@ -1,4 +1,4 @@
-"""A bar with the time left, for verbs that work through many items."""
+"""A progress bar with the time left, for commands that work through many items."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def show_progress(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show it during the block, which calls what it is given after each item."""
+def show_progress(console: Console, description: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar until the block ends; yields the function to call after each item."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -21,5 +21,5 @@ def show_progress(console: Console, what: str, total: int) -> Iterator[Callable[
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(description, total=total)
         yield lambda: bar.advance(task)

@@ -1,4 +1,4 @@
-"""A step's trajectories for people, token by token: coloured by advantage or mismatch, and as a table."""
+"""Tokens of a step's trajectories in a terminal: coloured by advantage or mismatch, and as a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GOOD, _BAD = (0, 200, 0), (220, 40, 40)
 
 
 def select_values(step: StepRow, colour: Colour) -> dict[int, float]:
-    """What is shown in colour, by token of the response; tokens that were not trained on have no value."""
+    """Response token → value shown in colour; tokens that were not trained on have none."""
     if colour is Colour.MISMATCH:
         return compute_differences(step)
     pairs = zip(step.loss_mask or (), step.advantages or (), strict=True)
@@ -25,10 +25,7 @@ def select_values(step: StepRow, colour: Colour) -> dict[int, float]:
 
 
 def colour_response(step: StepRow, texts: TokenTexts, colour: Colour, scale: float) -> Text:
-    """The response: green where the value is above 0, red where below, the stronger the nearer to `scale`.
-
-    What the policy was shown stays cyan.
-    """
+    """Colour the response: green for values above 0, red below, full strength at `scale`; observations stay cyan."""
     own = step.trajectory
     values = select_values(step, colour)
     body = Text()
@@ -43,12 +40,12 @@ def colour_response(step: StepRow, texts: TokenTexts, colour: Colour, scale: flo
 
 
 def compute_scale(steps: Sequence[StepRow], colour: Colour) -> float:
-    """The largest absolute value of all: what the strongest colour stands for."""
+    """Compute the largest absolute value, which gets the strongest colour."""
     return max((abs(value) for step in steps for value in select_values(step, colour).values()), default=0.0)
 
 
 def render_table(step: StepRow, texts: TokenTexts, count: int) -> Table | Text:
-    """The tokens at which trainer's and engine's log-probabilities differ most."""
+    """Render the tokens with the largest difference between the trainer's and the engine's log-probabilities."""
     own, apart = step.trajectory, compute_differences(step)
     if not apart:
         return Text("took no part in the step: the trainer has no log-probabilities of it", style="dim")

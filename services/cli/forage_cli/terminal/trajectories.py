@@ -1,4 +1,4 @@
-"""Trajectories for people: who wrote what, in colour."""
+"""Trajectories in a terminal, coloured by author."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ STYLES = {"model": "bold", "env": "cyan", "prompt": "dim"}
 
 
 def render_event(event: RunStreamResponse) -> Text:
-    """A turn as it happens: what the policy said (bold), or what it is shown in return (cyan)."""
+    """Render an event of a running trajectory: the policy's text (bold) or an observation (cyan)."""
     author = "model" if event.WhichOneof("event") == "acted" else "env"
     return Text(event.text.strip("\n"), style=STYLES[author])
 
 
 def render_panel(row: Row, title: str = "", judged: bool = True, body: Text | None = None) -> RenderableType:
-    """One trajectory: the question, then the policy's text (bold) and what it was shown (cyan).
+    """Render one trajectory: the question, then the policy's text (bold) and observations (cyan).
 
     Args:
-        body: what to show instead of the texts.
+        body: shown instead of the texts.
     """
     if body is None:
         body = Text()
@@ -50,23 +50,23 @@ def render_panel(row: Row, title: str = "", judged: bool = True, body: Text | No
 
 
 def render_comparison(found: Comparison, rerun: bool) -> RenderableType:
-    """What a replay has changed.
+    """Render the comparison of a replay.
 
     Args:
-        rerun: the texts may differ, too.
+        rerun: also show where the texts diverge.
     """
     table = Table(box=None, header_style="dim")
     for name in ("mean of", "before", "after", "changed", "of"):
         table.add_column(name, justify="left" if name == "mean of" else "right")
-    for name, figure in found.metrics.items():
-        n = max(1, figure.count)
+    for name, change in found.metrics.items():
+        n = max(1, change.count)
         table.add_row(
-            name, f"{figure.before / n:.4f}", f"{figure.after / n:.4f}", str(figure.changed), str(figure.count)
+            name, f"{change.before / n:.4f}", f"{change.after / n:.4f}", str(change.changed), str(change.count)
         )
     parts: list[RenderableType] = [table]
     if rerun:
         parts.append(Text(f"identical {found.diverged['']} of {found.total}"))
-        parts += [Text(f"  {count} part at {where}") for where, count in found.diverged.most_common() if where]
+        parts += [Text(f"  {count} diverge at {where}") for where, count in found.diverged.most_common() if where]
         if found.unseeded:
             parts.append(
                 Text(f"  {found.unseeded} had neither a seed nor temperature 0: they need not repeat", "yellow")

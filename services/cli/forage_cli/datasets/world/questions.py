@@ -1,4 +1,4 @@
-"""Questions over the facts, split by country: a test question names nothing that a train question names."""
+"""Questions over the facts, split by country: no name occurs both in test and in training questions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPLITS = ("train", "validation", "test")
 TEST_COUNTRIES = 26
 VALIDATION_COUNTRIES = 14
 LIMITS = {"train": 20_000, "validation": 600, "test": 1_200}
-"""The most questions a split keeps (a draw over all that its countries allow)."""
+"""Largest number of questions of a split (sampled from all that its countries allow)."""
 
 ONE_HOP = {
     "capital": ("What is the capital of {x}?", "Which city is the capital of {x}?"),
@@ -52,7 +52,7 @@ TWO_HOP = {
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its accepted answers. `entities`: the names to search for, hop by hop, in order."""
+    """A question with its accepted answers. `entities`: the names to search for, one per hop."""
 
     split: str
     text: str
@@ -62,12 +62,12 @@ class Question:
 
     @property
     def hops(self) -> int:
-        """How many passages an answer needs."""
+        """Number of passages that an answer needs."""
         return len(self.entities)
 
 
 def split_countries(facts: Facts, seed: int) -> dict[str, str]:
-    """Country code → split. Only countries about which much can be asked may be held out."""
+    """Assign each country code a split. Only countries with all kinds of questions are held out."""
     rng = random.Random(f"countries-{seed}")
     rich = [c.code for c in facts.countries.values() if _is_askable(c) and c.own_currency]
     held = rng.sample(rich, TEST_COUNTRIES + VALIDATION_COUNTRIES)
@@ -78,21 +78,21 @@ def split_countries(facts: Facts, seed: int) -> dict[str, str]:
 
 
 def make_questions(facts: Facts, seed: int) -> dict[str, list[Question]]:
-    """Every split's questions in a shuffled order that depends on `seed` alone."""
+    """Make every split's questions, shuffled in an order that depends on `seed` alone."""
     splits = split_countries(facts, seed)
     rng = random.Random(f"questions-{seed}")
-    made: dict[str, list[Question]] = {split: [] for split in SPLITS}
+    by_split: dict[str, list[Question]] = {split: [] for split in SPLITS}
     for country in facts.countries.values():
         if _is_askable(country):
-            made[splits[country.code]] += _ask_about_country(country, splits[country.code], rng)
+            by_split[splits[country.code]] += _ask_about_country(country, splits[country.code], rng)
     for place in facts.places:
         country = facts.countries[place.country]
         if _is_askable(country):
-            made[splits[country.code]] += _ask_about_place(place, country, splits[country.code], rng)
-    for split, found in made.items():
+            by_split[splits[country.code]] += _ask_about_place(place, country, splits[country.code], rng)
+    for split, found in by_split.items():
         rng.shuffle(found)
-        made[split] = found[: LIMITS[split]]
-    return made
+        by_split[split] = found[: LIMITS[split]]
+    return by_split
 
 
 def _is_askable(country: Country) -> bool:
@@ -100,13 +100,13 @@ def _is_askable(country: Country) -> bool:
 
 
 def _reveals_answer(name: str, answer: str) -> bool:
-    """True where one of the two names stands in the other as words: the question would hold its answer."""
+    """Whether one of the two names contains the other as words, so that the question would contain its answer."""
     mine, other = f" {normalize_name(name)} ", f" {normalize_name(answer)} "
     return mine in other or other in mine
 
 
 def _find_targets(country: Country, asked: str) -> tuple[str, ...] | None:
-    """Accepted answers; None where it is shared by several countries or would give itself away."""
+    """Return the accepted answers; None where several countries share it, or the question would contain it."""
     if asked == "capital":
         plain = is_plain(country.capital) and not _reveals_answer(country.name, country.capital)
         return (country.capital,) if plain else None

@@ -1,4 +1,4 @@
-"""Writes the world to a folder: corpus, questions in the Search-R1 layout, a manifest with digests."""
+"""Writing the world facts: corpus, questions in the Search-R1 layout, a manifest with digests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA_SOURCE = "world_facts"
 
 @dataclass(frozen=True)
 class WorldSummary:
-    """What was written: number of passages, questions a split, and SHA-256 digests by file name."""
+    """Result of `build_world`: number of passages, questions per split, and SHA-256 digests by file name."""
 
     passages: int
     questions: dict[str, int]
@@ -50,7 +50,7 @@ def _write_corpus(path: Path, texts: list[Passage]) -> None:
 
 
 def write_questions(path: Path, found: list[Question], data_source: str, prefix: str) -> None:
-    """Questions as Parquet in the Search-R1 layout."""
+    """Write questions as Parquet in the Search-R1 layout."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
