@@ -1,4 +1,4 @@
-"""The stack of docker-compose.yml in a real Docker engine, under a project name, ports and a recipe of its own."""
+"""Runs the stack of docker-compose.yml in a real Docker engine, with its own project name, ports and recipe."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PORTS = {
 }
 BASE = "python:3.11-slim-bookworm"
 STAND_INS = {"redis": "valkey", "prometheus": "prometheus", "exporter": "redis_exporter"}
-"""Service → target of StandIns.Dockerfile, where its image can be had from no registry."""
+"""Service → target of StandIns.Dockerfile, for an engine that cannot pull its image."""
 _DOCKER = REPOSITORY / "tests/deploy/cli/docker"
 
 
 class Stack:
-    """Docker Compose's project. Every call raises when the command fails, with what it said."""
+    """A project of Docker Compose. Every method fails with the output of the command if the command fails."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         recipe = yaml.safe_load((REPOSITORY / "configs/demo.yaml").read_text())
@@ -45,17 +45,17 @@ class Stack:
         (plugins / "docker-compose").symlink_to(compose())
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("COMPOSE_", "FORAGE_"))},
-            # Debian's client first: it builds without the plugin that later ones ask for.
+            # Debian's client comes first: it builds without the buildx plugin, which newer clients need.
             "PATH": f"/usr/bin:{os.environ['PATH']}",
             "DOCKER_CONFIG": str(folder / "docker"),
             "COMPOSE_PROJECT_NAME": PROJECT,
             "RECIPE": str(file),
             **{name: str(port) for name, port in PORTS.items()},
         }
-        self.without: list[str] = []
+        self.up_options: list[str] = []
 
     def require(self) -> None:
-        """Skip, with the reason, unless a Docker engine answers. Root starts Debian's where none runs."""
+        """Skip the test, with the reason, unless a Docker engine answers. Root starts Debian's engine if none runs."""
         if os.environ.get("FORAGE_DOCKER_TESTS") != "1":
             pytest.skip("builds images and trains in containers for many minutes: run `make test-compose`")
         if self._try("docker", "info"):
@@ -69,93 +69,93 @@ class Stack:
         pytest.skip("no Docker engine answers: start one, or apt-get install docker.io as root")
 
     def build(self) -> None:
-        """Every image of the profile: ours as they stand, others from a registry or of Debian's packages."""
-        if not self._had(BASE):
+        """Build or pull every image of the profile; those that no registry gives are built from Debian's packages."""
+        if not self._has_or_pulls(BASE):
             self._run(str(_DOCKER / "base_image.sh"), BASE, timeout_s=600)
-        # The engine's own network may have no names: the host's has.
+        # The engine's bridge network may lack name resolution; the host's network has it.
         self._run("scripts/images.sh", "--network", "host", timeout_s=3000)
         services = json.loads(self.compose("config", "--format", "json"))["services"]
         for service, target in STAND_INS.items():
             image = services[service]["image"]
-            if not self._had(image):
+            if not self._has_or_pulls(image):
                 with (_DOCKER / "StandIns.Dockerfile").open() as dockerfile:
                     self._run(
                         "docker", "build", "--network", "host", "--target", target, "--tag", image, "-",
                         stdin=dockerfile, timeout_s=600,
                     )  # fmt: skip
-        if not self._had(services["grafana"]["image"]):
-            self.without = ["--pull", "never", "--scale", "grafana=0"]
+        if not self._has_or_pulls(services["grafana"]["image"]):
+            self.up_options = ["--pull", "never", "--scale", "grafana=0"]
 
     def up(self) -> str:
-        """`make up`; its words."""
-        return self._run("scripts/compose.sh", "up", *self.without, timeout_s=1800)
+        """Run `make up` and return its output."""
+        return self._run("scripts/compose.sh", "up", *self.up_options, timeout_s=1800)
 
     def down(self, volumes: bool = False) -> None:
-        """`make down`."""
+        """Run `make down`."""
         self._run("scripts/compose.sh", "down", timeout_s=700, **({"VOLUMES": "1"} if volumes else {}))
 
     def compose(self, *arguments: str, timeout_s: float = 120) -> str:
         return self._run("docker", "compose", *arguments, timeout_s=timeout_s)
 
-    def state(self, service: str) -> dict[str, Any]:
-        """What the engine knows of a service's container."""
+    def inspect(self, service: str) -> dict[str, Any]:
+        """Inspect the container of a service."""
         container = self.compose("ps", "--all", "--quiet", service).strip()
-        found: dict[str, Any] = json.loads(self._run("docker", "inspect", container))[0]
-        return found
+        details: dict[str, Any] = json.loads(self._run("docker", "inspect", container))[0]
+        return details
 
-    def ended(self, service: str) -> int | None:
-        """The exit code of a container that is not coming back; None while it runs."""
-        state = self.state(service)["State"]
+    def read_exit_code(self, service: str) -> int | None:
+        """Read the exit code of a service whose container has stopped for good; None while it runs."""
+        state = self.inspect(service)["State"]
         return state["ExitCode"] if state["Status"] == "exited" else None
 
     def kill(self, service: str) -> None:
-        """kill -9 the service's process, behind the engine's back: its own `kill` would rule a restart out."""
+        """Kill the service's process with SIGKILL. `docker kill` would disable the restart policy."""
         self.compose("exec", service, "python", "-c", _KILL)
 
     def python(self, code: str) -> Any:
-        """What a Python program, with the settings and the network of the `forage` command, prints as JSON."""
+        """Run Python code with the settings and network of the `forage` command; returns the JSON that it prints."""
         return json.loads(self.compose("run", "--rm", "--no-deps", "--entrypoint", "python", "forage", "-c", code))
 
     def query(self, expression: str) -> dict[str, float]:
-        """What Prometheus answers: job → value."""
+        """Query Prometheus: job → value."""
         url = f"http://127.0.0.1:{PORTS['PROMETHEUS_PORT']}/api/v1/query"
-        found = httpx.get(url, params={"query": expression}, timeout=10, trust_env=False).raise_for_status().json()
-        return {one["metric"].get("job", ""): float(one["value"][1]) for one in found["data"]["result"]}
+        reply = httpx.get(url, params={"query": expression}, timeout=10, trust_env=False).raise_for_status().json()
+        return {series["metric"].get("job", ""): float(series["value"][1]) for series in reply["data"]["result"]}
 
     def wait_for(self, condition: Callable[[], T], timeout_s: float) -> T:
         deadline = time.monotonic() + timeout_s
-        while not (found := condition()):
+        while not (value := condition()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"it did not happen in {timeout_s} s:\n{self.logs()}")
+                raise AssertionError(f"the condition is not met after {timeout_s} s:\n{self.read_logs()}")
             time.sleep(1)
-        return found
+        return value
 
-    def logs(self) -> str:
+    def read_logs(self) -> str:
         return self.compose("ps", "--all") + self.compose("logs", "--tail", "15")
 
-    def leftovers(self) -> list[str]:
-        """Containers, networks and volumes of the project."""
+    def list_resources(self) -> list[str]:
+        """List the containers, networks and volumes of the project."""
         label = f"label=com.docker.compose.project={PROJECT}"
         kinds = (("ps", "--all"), ("network", "ls"), ("volume", "ls"))
         return " ".join(self._run("docker", *kind, "--quiet", "--filter", label) for kind in kinds).split()
 
-    def _had(self, image: str) -> bool:
+    def _has_or_pulls(self, image: str) -> bool:
         return self._try("docker", "image", "inspect", image) or self._try("docker", "pull", image)
 
     def _try(self, *command: str) -> bool:
-        found = shutil.which(command[0], path=self.environment["PATH"])
+        program = shutil.which(command[0], path=self.environment["PATH"])
         return (
-            found is not None
+            program is not None
             and subprocess.run(command, env=self.environment, capture_output=True, timeout=600).returncode == 0
         )
 
     def _run(self, *command: str, timeout_s: float = 120, stdin: Any = None, **environment: str) -> str:
-        done = subprocess.run(
+        ended = subprocess.run(
             command, cwd=REPOSITORY, env=self.environment | environment, capture_output=True, text=True,
             timeout=timeout_s, stdin=stdin or subprocess.DEVNULL,
         )  # fmt: skip
-        assert done.returncode == 0, f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
-        return done.stdout
+        assert ended.returncode == 0, f"{' '.join(command)}: {ended.stdout[-2000:]}{ended.stderr[-4000:]}"
+        return ended.stdout
 
 
 _KILL = """

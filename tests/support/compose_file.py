@@ -1,4 +1,4 @@
-"""`docker-compose.yml`, resolved by Docker Compose."""
+"""Reads `docker-compose.yml` as Docker Compose resolves it."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from deployment_tools import REPOSITORY, compose
 
 FILE = REPOSITORY / "docker-compose.yml"
 PROFILES = ("cpu", "gpu")
-OURS = ("retriever", "reward", "rollout", "trainer", "cli")
-"""What is built from this repository, by the name of its image."""
+SERVICES = ("retriever", "reward", "rollout", "trainer", "cli")
+"""Images that are built from this repository."""
 Object = dict[str, Any]
 
 
 @functools.cache
-def resolved(profile: str) -> Object:
-    """The whole configuration of a profile, with the service `forage` that is run by hand."""
-    found: Object = json.loads(config("--format", "json", COMPOSE_PROFILES=f"{profile},command").stdout)
-    return found
+def resolve_profile(profile: str) -> Object:
+    """Resolve the configuration of a profile, including the service `forage`, which users run by hand."""
+    stack: Object = json.loads(run_config("--format", "json", COMPOSE_PROFILES=f"{profile},command").stdout)
+    return stack
 
 
-def config(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`docker compose config`, with nothing but this in the environment."""
+def run_config(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `docker compose config` with only these variables in the environment."""
     return subprocess.run(
         [compose(), "--file", FILE, "config", *options],
         env={"PATH": os.environ["PATH"], **environment}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
 
-def part(service: Object) -> str | None:
-    """Which of `OURS` a service runs."""
+def image_service(service: Object) -> str | None:
+    """Which of `SERVICES` a container runs, by its image; None for the others."""
     repository, _, name = str(service["image"]).rpartition(":")[0].rpartition("/")
     return name if repository.split("/")[-1] == "forage" else None
 
 
-def reachable(stack: Object, caller: Object) -> Mapping[str, Object]:
-    """Name → service, of all that a service finds on its networks."""
-    found: dict[str, Object] = {}
+def list_reachable(stack: Object, caller: Object) -> Mapping[str, Object]:
+    """List all services on the networks of `caller`, by name and alias."""
+    services: dict[str, Object] = {}
     for name, service in stack["services"].items():
         for network, options in service["networks"].items():
             if network in caller["networks"]:
-                found |= {alias: service for alias in (name, *((options or {}).get("aliases") or ()))}
-    return found
+                services |= {alias: service for alias in (name, *((options or {}).get("aliases") or ()))}
+    return services

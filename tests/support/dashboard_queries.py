@@ -1,4 +1,4 @@
-"""The committed dashboards as their tests read them: panels, queries, and queries without Grafana's variables."""
+"""Reads the committed dashboards: panels, queries, and queries with Grafana's variables replaced."""
 
 from __future__ import annotations
 
@@ -23,28 +23,24 @@ class PanelQuery(NamedTuple):
 
 
 @functools.cache
-def dashboards() -> dict[str, Object]:
-    """By the name of their file."""
+def load_dashboards() -> dict[str, Object]:
+    """Load every dashboard, by the name of its file."""
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
 
 
-def panels(name: str) -> list[Object]:
-    """Those of a dashboard, without the rows."""
-    return [panel for panel in dashboards()[name]["panels"] if panel["type"] != "row"]
+def list_panels(name: str) -> list[Object]:
+    """List the panels of a dashboard, without the rows."""
+    return [panel for panel in load_dashboards()[name]["panels"] if panel["type"] != "row"]
 
 
-def queries(name: str) -> Iterator[PanelQuery]:
-    """Every query of a dashboard."""
-    for panel in panels(name):
+def list_queries(name: str) -> Iterator[PanelQuery]:
+    """List every query of a dashboard."""
+    for panel in list_panels(name):
         for target in panel["targets"]:
             yield PanelQuery(name, panel["title"], target["expr"], target["legendFormat"])
 
 
-def runnable(expr: str, rate: str = "1m", shown: str = "10m") -> str:
-    """A query as Grafana would send it, everything chosen.
-
-    Args:
-        rate, shown: the time of a rate, and the time that the dashboard shows.
-    """
-    chosen = {"namespace": ".*", "instance": ".*", "__rate_interval": rate, "__range": shown}
-    return re.sub(r"\$(\w+)", lambda found: chosen[found[1]], expr)
+def substitute_variables(expr: str, rate_interval: str = "1m", time_range: str = "10m") -> str:
+    """Replace Grafana's variables in a query; all namespaces and instances are selected."""
+    variables = {"namespace": ".*", "instance": ".*", "__rate_interval": rate_interval, "__range": time_range}
+    return re.sub(r"\$(\w+)", lambda match: variables[match[1]], expr)

@@ -1,4 +1,4 @@
-"""The chart, rendered: values that are tried, and what comes out of them."""
+"""Renders the chart: the matrix of tested values, and access to the objects that they give."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMESPACE = "training"
 DIGEST = "sha256:" + "0" * 64
 Object = dict[str, Any]
 
-_EXISTING = {
+_EXTERNAL = {
     "image": {"pullSecrets": ["registry"], "registry": "registry.example", "tag": "1.2.3"},
     "objectStore": {"existingSecret": "bucket", "env": [{"name": "AWS_REGION", "value": "eu-central-1"}]},
     "fetch": [
@@ -31,7 +31,7 @@ _EXISTING = {
         "dashboards": {"enabled": True},
     },
 }
-_PLACE = {
+_SCHEDULING = {
     "nodeSelector": {"pool": "gpu"},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
     "affinity": {"nodeAffinity": {}},
@@ -40,7 +40,7 @@ _PLACE = {
     "podAnnotations": {"example.com/team": "search"},
     "extraEnv": [{"name": "OTEL_SDK_DISABLED", "value": "true"}],
 }
-_FETCHED = {"model": {"path": "/data/models/policy"}, "retriever": {"index": "/data/indexes/wiki"}}
+_FETCHED_PATHS = {"model": {"path": "/data/models/policy"}, "retriever": {"index": "/data/indexes/wiki"}}
 
 MATRIX: dict[str, Mapping[str, Any] | Path] = {
     "defaults": {},
@@ -48,8 +48,8 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
     "gpu-small": CHART / "values-gpu-small.yaml",
     "gpu-large": CHART / "values-gpu-large.yaml",
     "every option on": {
-        **_EXISTING,
-        "settings": _FETCHED
+        **_EXTERNAL,
+        "settings": _FETCHED_PATHS
         | {
             "rollout": {"drain_timeout_s": 40.5, "n": 4},
             "tracing": {"enabled": True, "endpoint": "http://collector.monitoring:4317", "sample_ratio": 0.1},
@@ -57,21 +57,25 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "cli": {"image": {"digest": DIGEST}},
         "fetcher": {"image": {"repository": "rclone", "digest": DIGEST}},
         "retriever": {
-            **_PLACE,
+            **_SCHEDULING,
             "image": {"digest": DIGEST},
             "gpu": {"count": 1},
             "autoscaling": {"enabled": True},
             "data": {"kind": "ephemeral", "storageClassName": "local-nvme"},
         },
-        "reward": {**_PLACE, "image": {"digest": DIGEST}, "autoscaling": {"enabled": True}},
+        "reward": {**_SCHEDULING, "image": {"digest": DIGEST}, "autoscaling": {"enabled": True}},
         "rollout": {
-            **_PLACE,
+            **_SCHEDULING,
             "image": {"digest": DIGEST},
             "gpu": {"count": 1},
             "keda": {"enabled": True, "prometheusAddress": "http://prometheus.monitoring:9090"},
         },
-        "trainer": {**_PLACE, "image": {"digest": DIGEST}, "gpu": {"count": 4}},
-        "redis": {**_PLACE, "image": {"digest": DIGEST}, "exporter": {"enabled": True, "image": {"digest": DIGEST}}},
+        "trainer": {**_SCHEDULING, "image": {"digest": DIGEST}, "gpu": {"count": 4}},
+        "redis": {
+            **_SCHEDULING,
+            "image": {"digest": DIGEST},
+            "exporter": {"enabled": True, "image": {"digest": DIGEST}},
+        },
         "storage": {"shared": {"storageClassName": "nfs"}},
         "networkPolicy": {
             "clients": {"rollout": [{"namespaceSelector": {"matchLabels": {"team": "search"}}}]},
@@ -87,7 +91,7 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "networkPolicy": {"enabled": False},
         "storage": {"shared": {"keep": False}},
     },
-    "everything elsewhere": {
+    "all dependencies external": {
         "settings": {
             "retriever": {"http_address": "search.example:18610"},
             "reward": {"grpc_address": "judge.example:18620"},
@@ -98,13 +102,13 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "rollout": {"auth": {"existingSecret": "token"}},
         "storage": {"shared": {"existingClaim": "team-volume"}},
     },
-    "Redis by a Secret, Ray for the rollout": {
-        **_EXISTING,
-        "settings": _FETCHED | {"rollout": {"engine_replicas": {"min": 1, "max": 4}}},
+    "Redis URL from a Secret, rollout on Ray": {
+        **_EXTERNAL,
+        "settings": _FETCHED_PATHS | {"rollout": {"engine_replicas": {"min": 1, "max": 4}}},
         "redis": {"enabled": False, "external": {"existingSecret": "redis-url"}},
         "ray": {"auth": {"existingSecret": "ray-token"}},
         "rollout": {
-            **_PLACE,
+            **_SCHEDULING,
             "mode": "rayservice",
             "gpu": {"count": 2},
             "rayservice": {
@@ -112,12 +116,16 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
             },
         },
     },
-    "Ray on CPUs, without a front": {
+    "rollout on Ray without GPUs and frontend": {
         "rollout": {"mode": "rayservice", "rayservice": {"front": {"enabled": False}}},
         "redis": {"auth": {"existingSecret": "redis-password"}},
     },
-    "Ray for the trainer": {**_EXISTING, "settings": _FETCHED, "trainer": {**_PLACE, "mode": "rayjob", "nodes": 2}},
-    "probes in training": {"settings": {"trainer": {"probe": {"freq": 10}}}},
+    "trainer on Ray": {
+        **_EXTERNAL,
+        "settings": _FETCHED_PATHS,
+        "trainer": {**_SCHEDULING, "mode": "rayjob", "nodes": 2},
+    },
+    "probes during training": {"settings": {"trainer": {"probe": {"freq": 10}}}},
     "serve only": {"trainer": {"mode": "none"}, "retriever": {"data": {"kind": "shared"}}},
     "train only": {"rollout": {"mode": "none"}, "retriever": {"enabled": False}, "reward": {"enabled": False}},
     "retriever only": {
@@ -127,20 +135,20 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "trainer": {"mode": "none"},
         "redis": {"enabled": False},
     },
-    "an index in memory, KEDA by the stream alone": {
+    "index in memory, KEDA by the stream only": {
         "retriever": {"data": {"kind": "memory", "size": "8Gi"}},
         "rollout": {"keda": {"enabled": True}},
     },
 }
-"""Name → values, or the file that has them."""
+"""Name → values, or the file that contains them."""
 
-NEWEST = list(HELMS)[-1]
+NEWEST_HELM = list(HELMS)[-1]
 
 
-def template(
-    values: Mapping[str, Any] | Path, version: str = NEWEST, *options: str
+def run_template(
+    values: Mapping[str, Any] | Path, version: str = NEWEST_HELM, *options: str
 ) -> subprocess.CompletedProcess[str]:
-    """`helm template`, whatever comes of it."""
+    """Run `helm template`, which may fail."""
     text = values.read_text() if isinstance(values, Path) else json.dumps(values)
     command = [
         str(helm(version)),
@@ -157,35 +165,45 @@ def template(
 
 
 @functools.cache
-def rendered(name: str, version: str = NEWEST) -> tuple[Object, ...]:
-    """The objects that values of the matrix give."""
-    done = template(MATRIX[name], version)
-    assert done.returncode == 0, done.stderr
-    return tuple(filter(None, yaml.load_all(done.stdout, yaml.CSafeLoader)))
+def render(name: str, version: str = NEWEST_HELM) -> tuple[Object, ...]:
+    """Render values of the matrix; every pair of values and Helm version is rendered once a session."""
+    return render_values(MATRIX[name], version)
 
 
-def title(thing: Object) -> str:
-    """Kind and name, for messages."""
-    return f"{thing['kind']}/{thing['metadata']['name']}"
+def render_values(values: Mapping[str, Any] | Path, version: str = NEWEST_HELM) -> tuple[Object, ...]:
+    """Render any values, which must be valid, to objects."""
+    ended = run_template(values, version)
+    assert ended.returncode == 0, ended.stderr
+    return parse_objects(ended.stdout)
 
 
-def one(objects: tuple[Object, ...], kind: str, name: str = "") -> Object:
-    """The only object of a kind, or the one whose name ends so."""
-    found = [thing for thing in objects if thing["kind"] == kind and thing["metadata"]["name"].endswith(name)]
-    assert len(found) == 1, f"{len(found)} of {kind} …{name}"
-    return found[0]
+def parse_objects(text: str) -> tuple[Object, ...]:
+    """Parse the objects that Helm prints."""
+    return tuple(filter(None, yaml.load_all(text, yaml.CSafeLoader)))
 
 
-def settings_text(objects: tuple[Object, ...]) -> str:
-    """The settings file of the services."""
-    text: str = one(objects, "ConfigMap", "forage-settings")["data"]["settings.yaml"]
+def describe(item: Object) -> str:
+    """Kind and name of an object, for messages."""
+    return f"{item['kind']}/{item['metadata']['name']}"
+
+
+def find_object(objects: tuple[Object, ...], kind: str, suffix: str = "") -> Object:
+    """Find the only object of a kind whose name ends with `suffix`."""
+    matches = [item for item in objects if item["kind"] == kind and item["metadata"]["name"].endswith(suffix)]
+    assert len(matches) == 1, f"{len(matches)} of {kind} …{suffix}"
+    return matches[0]
+
+
+def read_settings(objects: tuple[Object, ...]) -> str:
+    """Read the settings file of the services."""
+    text: str = find_object(objects, "ConfigMap", "forage-settings")["data"]["settings.yaml"]
     return text
 
 
-def pods(thing: Object) -> Iterator[tuple[str, Object]]:
-    """(where, {metadata, spec}) of every pod that an object describes."""
-    if thing["kind"] == "Pod":
-        yield "", {"metadata": thing["metadata"], "spec": thing["spec"]}
+def list_pods(item: Object) -> Iterator[tuple[str, Object]]:
+    """List every pod that an object describes: its path in the object, and its metadata and spec."""
+    if item["kind"] == "Pod":
+        yield "", {"metadata": item["metadata"], "spec": item["spec"]}
 
     def walk(node: Any, path: str) -> Iterator[tuple[str, Object]]:
         if isinstance(node, dict):
@@ -198,11 +216,11 @@ def pods(thing: Object) -> Iterator[tuple[str, Object]]:
             for index, child in enumerate(node):
                 yield from walk(child, f"{path}[{index}]")
 
-    yield from walk(thing.get("spec", {}), ".spec")
+    yield from walk(item.get("spec", {}), ".spec")
 
 
-def containers(spec: Object) -> Iterator[tuple[Object, bool]]:
-    """(container, whether it runs before the others) of a pod."""
+def list_containers(spec: Object) -> Iterator[tuple[Object, bool]]:
+    """List the containers of a pod; the second value is true for init containers."""
     for container in spec.get("initContainers", []):
         yield container, True
     for container in spec["containers"]:

@@ -1,4 +1,4 @@
-"""A real Prometheus (Debian's) that scrapes services under test, with the product's rules, and answers queries."""
+"""Runs a real Prometheus that scrapes the services under test, with the committed rules, and answers queries."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _START_S = 30.0
 
 
 class Prometheus:
-    """One server with its data in a folder; `close` ends it.
+    """One server with its data in a folder; `close` stops it.
 
-    scraped: there has been something to scrape.
+    has_targets: `scrape` has been called.
     """
 
     def __init__(self, folder: Path, free_address: Callable[[], str]) -> None:
-        """Start it. Skips the test, with the reason, where it is not installed."""
+        """Start the server, or skip the test if it is not installed."""
         binary = shutil.which("prometheus")
         if not binary:
             pytest.skip("prometheus is missing: apt-get install prometheus")
@@ -55,34 +55,41 @@ class Prometheus:
                 "--log.level=warn",
             )
         ]
-        self.began = time.time()
-        self.scraped = False
+        self.started_at = time.time()
+        self.has_targets = False
         deadline = time.monotonic() + _START_S
-        while not self._ready():
+        while not self._is_ready():
             assert time.monotonic() < deadline, (folder / "prometheus.log").read_text()
             time.sleep(0.1)
 
     def scrape(self, targets: Mapping[str, str], redis: str = "") -> None:
-        """Scrape these addresses, by job, from now on; and Redis at an address, where its exporter is installed."""
-        self.scraped = True
-        found = dict(targets)
+        """Start to scrape these addresses, by job, and Redis at an address if its exporter is installed."""
+        self.has_targets = True
+        addresses = dict(targets)
         if redis and (binary := shutil.which(EXPORTER)):
-            found["redis"] = self._free_address()
-            arguments = (f"-redis.addr=redis://{redis}", f"-web.listen-address={found['redis']}")
+            addresses["redis"] = self._free_address()
+            arguments = (f"-redis.addr=redis://{redis}", f"-web.listen-address={addresses['redis']}")
             self._processes.append(self._start(binary, *arguments))
-        self._targets.write_text(json.dumps([{"targets": [at], "labels": {"job": job}} for job, at in found.items()]))
+        self._targets.write_text(
+            json.dumps([{"targets": [at], "labels": {"job": job}} for job, at in addresses.items()])
+        )
 
     def has_data(self, expr: str) -> bool:
-        """Whether a query has had a value, and be it once, since the start."""
+        """Whether a query has had a value at any time since the start."""
         end = time.time()
-        asked = {"query": expr, "start": self.began, "end": end, "step": max(1.0, (end - self.began) / 2000)}
-        series = self.ask("query_range", asked)["result"]
+        parameters = {
+            "query": expr,
+            "start": self.started_at,
+            "end": end,
+            "step": max(1.0, (end - self.started_at) / 2000),
+        }
+        series = self.request("query_range", parameters)["result"]
         return any(not math.isnan(float(value)) for one in series for _, value in one["values"])
 
-    def ask(self, what: str, parameters: Mapping[str, Any] | None = None) -> Any:
-        """The data of a reply of its HTTP API."""
+    def request(self, endpoint: str, parameters: Mapping[str, Any] | None = None) -> Any:
+        """Call the HTTP API and return the data of its reply."""
         body = urllib.parse.urlencode(parameters).encode() if parameters else None
-        with urllib.request.urlopen(f"http://{self._address}/api/v1/{what}", body, timeout=60) as reply:
+        with urllib.request.urlopen(f"http://{self._address}/api/v1/{endpoint}", body, timeout=60) as reply:
             return json.loads(reply.read())["data"]
 
     def close(self) -> None:
@@ -94,7 +101,7 @@ class Prometheus:
     def _start(self, *command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
-    def _ready(self) -> bool:
+    def _is_ready(self) -> bool:
         assert self._processes[0].poll() is None, Path(self._log.name).read_text()
         try:
             with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=5):

@@ -1,4 +1,4 @@
-"""Alert rules: Prometheus accepts them, every alert is tried both ways and explained, and reads metrics that exist."""
+"""Alert rules: valid for Prometheus, tested in both directions, documented, and about metrics that exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 from deployment_tools import HELMS, REPOSITORY
-from helm_chart import CHART, containers, one, pods, rendered, template
+from helm_chart import CHART, find_object, list_containers, list_pods, render, render_values
 from prometheus_scrape import EXPORTER
 from pydantic import BaseModel
 from typer.main import get_command
@@ -39,43 +39,43 @@ EXPORTED = {
     "redis_memory_used_bytes": set(),
     "redis_memory_max_bytes": set(),
 }
-"""What Prometheus, its client and redis_exporter give: metric → labels."""
+"""Metrics of Prometheus, its client and redis_exporter → labels."""
 
 TARGET_LABELS = {"namespace", "job", "instance"}
 _METRIC = re.compile(r"\b(?:forage|redis|process)_[a-z0-9_]+|\bup\b")
 _RECORDED = re.compile(r"\b[a-z]+:[a-z0-9_]+:[a-z0-9]+")
 _SELECTOR = re.compile(r"\b([a-z_:0-9]+)\{([^}]*)\}")
 _PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(_PROMTOOL is None, reason="no promtool here: apt-get install prometheus")
+needs_promtool = pytest.mark.skipif(_PROMTOOL is None, reason="promtool is missing: apt-get install prometheus")
 
 Rule = dict[str, Any]
 
 
-def promtool(*arguments: str | Path) -> str:
-    """What it says. Fails the test if it is not content."""
-    done = subprocess.run([str(_PROMTOOL), *map(str, arguments)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def run_promtool(*arguments: str | Path) -> str:
+    """Run promtool, which must succeed, and return its output."""
+    ended = subprocess.run([str(_PROMTOOL), *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
 
 
 @functools.cache
-def rules() -> dict[Path, list[Rule]]:
-    found = {path: yaml.safe_load(path.read_text())["groups"] for path in sorted(RULES.glob("*.yaml"))}
-    return {path: [rule for group in groups for rule in group["rules"]] for path, groups in found.items()}
+def load_rules() -> dict[Path, list[Rule]]:
+    files = {path: yaml.safe_load(path.read_text())["groups"] for path in sorted(RULES.glob("*.yaml"))}
+    return {path: [rule for group in groups for rule in group["rules"]] for path, groups in files.items()}
 
 
-ALERTS = {rule["alert"]: rule for each in rules().values() for rule in each if "alert" in rule}
-RECORDED = {rule["record"]: rule for each in rules().values() for rule in each if "record" in rule}
+ALERTS = {rule["alert"]: rule for each in load_rules().values() for rule in each if "alert" in rule}
+RECORDED = {rule["record"]: rule for each in load_rules().values() for rule in each if "record" in rule}
 
 
-def cases() -> Iterator[dict[str, Any]]:
+def load_cases() -> Iterator[dict[str, Any]]:
     for path in sorted(TESTS.glob("*.yaml")):
         yield from yaml.safe_load(path.read_text())["tests"]
 
 
 @functools.cache
-def documented() -> dict[str, set[str]]:
-    """Series → its labels, from docs/reference/metrics.md, which is made from the code and tested to be current."""
+def read_documented_series() -> dict[str, set[str]]:
+    """Read all series and their labels from docs/reference/metrics.md, which is generated and tested to be current."""
     series: dict[str, set[str]] = {}
     for line in (REPOSITORY / "docs/reference/metrics.md").read_text().splitlines():
         if row := re.match(r"\| `(forage_[a-z0-9_]+)` \| ([a-z]+) \| ([^|]*)\|", line):
@@ -84,31 +84,31 @@ def documented() -> dict[str, set[str]]:
                 series |= {name + "_bucket": labels | {"le"}, name + "_sum": labels, name + "_count": labels}
             else:
                 series[name] = labels
-    assert len(series) > 50, "the table of docs/reference/metrics.md is not what this test takes it for"
+    assert len(series) > 50, "docs/reference/metrics.md has a layout that this test cannot read"
     return series | EXPORTED
 
 
-def assert_readable(expression: str, where: str) -> None:
-    """Every metric of an expression or a series exists, and so does every label it is chosen by."""
-    known = documented() | {name: set() for name in RECORDED}
+def assert_metrics_exist(expression: str, where: str) -> None:
+    """Assert that every metric in an expression exists and has every label in its selector."""
+    known = read_documented_series() | {name: set() for name in RECORDED}
     names = set(_RECORDED.findall(expression)) | set(_METRIC.findall(_RECORDED.sub("", expression)))
-    assert names, f"{where} reads nothing"
-    assert names <= known.keys(), f"{where} reads what nobody shows: {sorted(names - known.keys())}"
-    for name, inside in _SELECTOR.findall(expression):
-        labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", inside))
+    assert names, f"{where} contains no metric"
+    assert names <= known.keys(), f"{where} uses metrics that do not exist: {sorted(names - known.keys())}"
+    for name, selector in _SELECTOR.findall(expression):
+        labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector))
         unknown = labels - known[name] - TARGET_LABELS
         assert not unknown, f"{where}: {name} has no label {sorted(unknown)}"
 
 
 @needs_promtool
 def test_prometheus_accepts_the_rules() -> None:
-    assert "FAILED" not in promtool("check", "rules", *rules())
+    assert "FAILED" not in run_promtool("check", "rules", *load_rules())
 
 
 @needs_promtool
 @pytest.mark.parametrize("path", sorted(TESTS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
-    promtool("test", "rules", path)
+def test_alerts_pass_their_unit_tests(path: Path) -> None:
+    run_promtool("test", "rules", path)
 
 
 @needs_promtool
@@ -123,24 +123,24 @@ def test_a_rule_that_is_never_true_fails_its_unit_tests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(name: str) -> None:
-    fires, quiet = [], []
-    for case in cases():
-        asked = [one for one in case["alert_rule_test"] if one["alertname"] == name]
-        if asked:
-            (fires if any(one.get("exp_alerts") for one in asked) else quiet).append(case["name"])
-    assert fires, "no case in which it fires"
-    assert quiet, "no healthy neighbour"
+def test_every_alert_has_a_firing_and_a_silent_test_case(name: str) -> None:
+    firing, silent = [], []
+    for case in load_cases():
+        checks = [check for check in case["alert_rule_test"] if check["alertname"] == name]
+        if checks:
+            (firing if any(check.get("exp_alerts") for check in checks) else silent).append(case["name"])
+    assert firing, "no case in which the alert fires"
+    assert silent, "no case in which the alert does not fire"
 
 
-def test_unit_tests_feed_series_that_services_show() -> None:
-    for case in cases():
+def test_unit_tests_of_alerts_use_series_that_exist() -> None:
+    for case in load_cases():
         for series in case["input_series"]:
-            assert_readable(series["series"], case["name"])
+            assert_metrics_exist(series["series"], case["name"])
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
+def test_every_alert_has_severity_annotations_and_a_runbook(name: str) -> None:
     alert = ALERTS[name]
     assert "for" in alert
     assert alert["labels"]["severity"] in SEVERITIES
@@ -152,16 +152,16 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
 
 
 @pytest.mark.parametrize("rule", [*ALERTS, *RECORDED])
-def test_rules_read_what_services_show(rule: str) -> None:
-    assert_readable((ALERTS | RECORDED)[rule]["expr"], rule)
+def test_rules_use_metrics_that_exist(rule: str) -> None:
+    assert_metrics_exist((ALERTS | RECORDED)[rule]["expr"], rule)
 
 
-def test_the_exporter_of_redis_says_what_rules_read(
+def test_redis_exporter_exposes_the_metrics_of_the_rules(
     redis_server: RedisSettings, free_address: Callable[[], str]
 ) -> None:
     binary = shutil.which(EXPORTER)
     if binary is None:
-        pytest.skip(f"no {EXPORTER} here: apt-get install {EXPORTER}")
+        pytest.skip(f"{EXPORTER} is missing: apt-get install {EXPORTER}")
     address = free_address()
     with subprocess.Popen([binary, f"-redis.addr={redis_server.url}", f"-web.listen-address={address}"]) as exporter:
         try:
@@ -172,17 +172,17 @@ def test_the_exporter_of_redis_says_what_rules_read(
                 time.sleep(0.1)
         finally:
             exporter.terminate()
-    shown = {line.split("{")[0].split()[0] for line in page.splitlines() if not line.startswith("#")}
-    assert {name for name in EXPORTED if name.startswith("redis_")} <= shown
+    exposed = {line.split("{")[0].split()[0] for line in page.splitlines() if not line.startswith("#")}
+    assert {name for name in EXPORTED if name.startswith("redis_")} <= exposed
 
 
-def test_every_recorded_series_is_read_by_an_alert_or_a_dashboard() -> None:
+def test_every_recorded_series_is_used_by_an_alert_or_a_dashboard() -> None:
     readers = [alert["expr"] for alert in ALERTS.values()]
     readers += [path.read_text() for path in (REPOSITORY / "deploy/grafana/dashboards").glob("*.json")]
     assert [name for name in RECORDED if not any(name in reader for reader in readers)] == []
 
 
-def test_the_index_of_runbooks_lists_every_alert_once() -> None:
+def test_the_runbook_index_lists_every_alert_once() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"} == set(ALERTS)
     rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \| (\w+) \|", (RUNBOOKS / "README.md").read_text(), re.M)
     assert sorted(rows) == sorted((name, name, alert["labels"]["severity"]) for name, alert in ALERTS.items())
@@ -198,21 +198,21 @@ def test_runbooks_name_settings_metrics_and_pages_that_exist(page: Path) -> None
     ):
         assert is_setting(name) or is_value(name), f"neither a setting nor a value of the chart: {name}"
     for line in re.findall(r"^query: (.*)", text, re.M):
-        assert_readable(line, page.stem)
+        assert_metrics_exist(line, page.stem)
     for name in re.findall(r"`(forage_[a-z0-9_]+)(?:\{[^`]*)?`", text):
-        assert name in documented() or name + "_bucket" in documented(), name
+        assert name in read_documented_series() or name + "_bucket" in read_documented_series(), name
     for line in re.findall(r"(?:^|`)forage ([^`\n#]+)", text, re.M):
         assert_is_command(line.split())
 
 
 def assert_is_command(words: list[str]) -> None:
-    """A `forage …` of a page is one that the command knows, with options that it has."""
+    """Assert that a `forage …` in a page is a command with these options."""
     command: Any = get_command(app)
     while words and hasattr(command, "commands"):
         name = words.pop(0)
         assert name in command.commands, f"forage {name}"
         command = command.commands[name]
-    if not command.context_settings.get("ignore_unknown_options"):  # passed on to a service's own command
+    if not command.context_settings.get("ignore_unknown_options"):  # forwarded to a service's own command
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         assert {word for word in words if word.startswith("-")} <= known, words
 
@@ -238,52 +238,52 @@ def is_value(name: str) -> bool:
 
 
 @pytest.mark.parametrize("version", HELMS)
-def test_the_chart_installs_the_rules_as_they_are(version: str) -> None:
-    found = [thing for thing in rendered("every option on", version) if thing["kind"] == "PrometheusRule"]
-    given = {thing["metadata"]["name"].rpartition("-")[2]: thing["spec"] for thing in found}
-    assert given == {path.stem: yaml.safe_load(path.read_text()) for path in RULES.glob("*.yaml")}
-    assert "{{ $value | humanizePercentage }}" in str(given["trainer"]), "Prometheus fills it in, not Helm"
+def test_the_chart_installs_the_rules_unchanged(version: str) -> None:
+    rendered = [item for item in render("every option on", version) if item["kind"] == "PrometheusRule"]
+    installed = {item["metadata"]["name"].rpartition("-")[2]: item["spec"] for item in rendered}
+    assert installed == {path.stem: yaml.safe_load(path.read_text()) for path in RULES.glob("*.yaml")}
+    assert "{{ $value | humanizePercentage }}" in str(installed["trainer"]), (
+        "Helm must leave templates of Prometheus alone"
+    )
 
 
-def test_the_chart_puts_a_place_before_runbooks() -> None:
+def test_the_chart_adds_a_prefix_to_runbook_urls() -> None:
     values = {"monitoring": {"rules": {"enabled": True, "runbooks": "https://wiki.example/forage/"}}}
-    done = template(values)
-    assert done.returncode == 0, done.stderr
-    things = [thing for thing in yaml.load_all(done.stdout, yaml.CSafeLoader) if thing]
-    groups = [group for thing in things if thing["kind"] == "PrometheusRule" for group in thing["spec"]["groups"]]
+    items = render_values(values)
+    groups = [group for item in items if item["kind"] == "PrometheusRule" for group in item["spec"]["groups"]]
     urls = {rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"] if "alert" in rule}
     assert urls == {f"https://wiki.example/forage/docs/runbooks/{name}.md" for name in ALERTS}
 
 
-def test_jobs_are_named_as_the_chart_and_compose_name_them() -> None:
+def test_jobs_in_rules_exist_in_chart_and_compose() -> None:
     text = "".join(rule["expr"] for rule in [*ALERTS.values(), *RECORDED.values()])
-    named = {job for match in re.findall(r'job=~?"([^"]*)"', text) for job in match.split("|")}
-    monitors = [thing for thing in rendered("every option on") if thing["kind"] == "ServiceMonitor"]
-    chart = {one["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] for one in monitors}
+    jobs_in_rules = {job for match in re.findall(r'job=~?"([^"]*)"', text) for job in match.split("|")}
+    monitors = [item for item in render("every option on") if item["kind"] == "ServiceMonitor"]
+    chart = {monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] for monitor in monitors}
     scraped = yaml.safe_load((REPOSITORY / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
-    assert named <= chart
-    assert named <= {job["job_name"] for job in scraped}
+    assert jobs_in_rules <= chart
+    assert jobs_in_rules <= {job["job_name"] for job in scraped}
 
 
-def test_labels_of_metrics_win_over_those_of_the_target() -> None:
-    monitors = [thing for thing in rendered("every option on") if thing["kind"] == "ServiceMonitor"]
+def test_labels_of_metrics_override_those_of_the_target() -> None:
+    monitors = [item for item in render("every option on") if item["kind"] == "ServiceMonitor"]
     assert monitors
-    # The operator labels every target with its `service`, and so do we the service that a circuit belongs to.
-    assert all(endpoint["honorLabels"] for one in monitors for endpoint in one["spec"]["endpoints"])
+    # The operator adds the label `service`, which our metrics of circuits also have.
+    assert all(endpoint["honorLabels"] for monitor in monitors for endpoint in monitor["spec"]["endpoints"])
 
 
-def test_redis_has_a_limit_below_that_of_its_container() -> None:
-    """Without one the alert of its memory is silent, and the kernel speaks first."""
+def test_redis_maxmemory_is_below_the_limit_of_its_container() -> None:
+    """Otherwise the kernel kills Redis before the alert on its memory fires."""
     composed = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]["redis"]
-    assert mebibytes(re.findall(r"--maxmemory (\S+)", composed["command"][-1])[0]) < 0.9 * mebibytes(
+    assert parse_mebibytes(re.findall(r"--maxmemory (\S+)", composed["command"][-1])[0]) < 0.9 * parse_mebibytes(
         composed["deploy"]["resources"]["limits"]["memory"]
     )
-    [(_, pod)] = pods(one(rendered("defaults"), "StatefulSet", "-redis"))
-    [container, *_] = [container for container, first in containers(pod["spec"]) if not first]
+    [(_, pod)] = list_pods(find_object(render("defaults"), "StatefulSet", "-redis"))
+    [container, *_] = [container for container, is_init in list_containers(pod["spec"]) if not is_init]
     limit = container["args"][container["args"].index("--maxmemory") + 1]
-    assert mebibytes(limit) < 0.9 * mebibytes(container["resources"]["limits"]["memory"])
+    assert parse_mebibytes(limit) < 0.9 * parse_mebibytes(container["resources"]["limits"]["memory"])
 
 
-def mebibytes(text: str) -> float:
+def parse_mebibytes(text: str) -> float:
     number, unit = re.fullmatch(r"(\d+)([a-zA-Z]+)", text).groups()  # type: ignore[union-attr]
     return int(number) * {"m": 1, "g": 1024}[unit.lower()[0]]

@@ -1,4 +1,4 @@
-"""docker-compose.yml, and what it mounts: valid, hardened, and of one piece with settings, images and chart."""
+"""docker-compose.yml and the files that it mounts: valid, hardened, consistent with settings, images and chart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from compose_file import FILE, OURS, PROFILES, Object, config, part, reachable, resolved
+from compose_file import FILE, PROFILES, SERVICES, Object, image_service, list_reachable, resolve_profile, run_config
 from deployment_tools import REPOSITORY, check_jsonschema
 from release import list_images
 
@@ -24,62 +24,62 @@ PROMETHEUS = REPOSITORY / "deploy/prometheus/prometheus.yml"
 PROVISIONING = REPOSITORY / "deploy/grafana/provisioning"
 SETTINGS = "/etc/forage/settings.yaml"
 SCRIPT = REPOSITORY / "scripts/compose.sh"
-MEASURED = {
+METRICS_ADDRESSES = {
     "retriever": "retriever.http_address",
     "reward": "reward.health_address",
     "rollout": "rollout.health_address",
     "trainer": "trainer.health_address",
 }
-"""Job of Prometheus → the setting with the address of its metrics."""
+"""Job of Prometheus → setting with the address of its metrics."""
 
 
 @pytest.fixture(params=PROFILES)
 def stack(request: pytest.FixtureRequest) -> Object:
-    return resolved(request.param)
+    return resolve_profile(request.param)
 
 
 def _services(stack: Object) -> Iterator[tuple[str, Object]]:
     yield from stack["services"].items()
 
 
-def _ends(service: Object) -> bool:
+def _is_one_shot(service: Object) -> bool:
     return bool(service["restart"] == "no")
 
 
-def _named(stack: Object, name: str) -> Object:
+def _find_service(stack: Object, name: str) -> Object:
     return next(service for key, service in _services(stack) if key in (name, f"{name}-gpu"))
 
 
-def test_a_profile_has_every_part_once(stack: Object) -> None:
-    running = [part(service) for _, service in _services(stack) if not _ends(service)]
-    assert sorted(filter(None, running)) == sorted(set(OURS) - {"cli"})
-    others = {name for name, service in _services(stack) if part(service) is None}
+def test_every_profile_has_every_service_once(stack: Object) -> None:
+    running = [image_service(service) for _, service in _services(stack) if not _is_one_shot(service)]
+    assert sorted(filter(None, running)) == sorted(set(SERVICES) - {"cli"})
+    others = {name for name, service in _services(stack) if image_service(service) is None}
     assert others == {"redis", "exporter", "prometheus", "grafana"}
     assert {"world", "forage"} <= set(stack["services"])
 
 
-def test_the_profile_of_cpus_is_the_default_and_the_command_is_run_by_hand() -> None:
-    assert set(json.loads(config("--format", "json").stdout)["services"]) == set(resolved("cpu")["services"]) - {
-        "forage"
-    }
+def test_the_cpu_profile_is_the_default_without_the_command() -> None:
+    assert set(json.loads(run_config("--format", "json").stdout)["services"]) == set(
+        resolve_profile("cpu")["services"]
+    ) - {"forage"}
 
 
-def test_gpus_are_reserved_by_the_engine_and_the_trainer_alone_one_each() -> None:
-    taken = {}
+def test_only_rollout_and_trainer_reserve_a_gpu_each() -> None:
+    reserved = {}
     for profile in PROFILES:
-        for name, service in _services(resolved(profile)):
+        for name, service in _services(resolve_profile(profile)):
             for device in service["deploy"]["resources"].get("reservations", {}).get("devices", []):
                 assert device["capabilities"] == ["gpu"], name
                 assert service["image"].endswith("-gpu"), name
-                taken[name] = device["device_ids"]
-    assert taken == {"rollout-gpu": ["0"], "trainer-gpu": ["1"]}
+                reserved[name] = device["device_ids"]
+    assert reserved == {"rollout-gpu": ["0"], "trainer-gpu": ["1"]}
 
 
-def test_the_file_keeps_to_the_compose_specification(tmp_path: Path) -> None:
+def test_the_file_is_valid_by_the_compose_specification(tmp_path: Path) -> None:
     files = [FILE]
     for profile in PROFILES:
         files.append(tmp_path / f"{profile}.json")
-        files[-1].write_text(json.dumps(resolved(profile)))
+        files[-1].write_text(json.dumps(resolve_profile(profile)))
     found = subprocess.run(
         [check_jsonschema(), "--builtin-schema", "vendor.compose-spec", *files],
         capture_output=True, text=True, timeout=120,
@@ -87,7 +87,7 @@ def test_the_file_keeps_to_the_compose_specification(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stdout
 
 
-def test_a_misspelt_key_is_refused(tmp_path: Path) -> None:
+def test_the_specification_refuses_a_misspelt_key(tmp_path: Path) -> None:
     wrong = tmp_path / "docker-compose.yml"
     wrong.write_text(FILE.read_text().replace("  cap_drop:", "  cap_dropped:"))
     found = subprocess.run(
@@ -98,7 +98,7 @@ def test_a_misspelt_key_is_refused(tmp_path: Path) -> None:
     assert "cap_dropped" in found.stdout
 
 
-def test_containers_may_do_as_little_as_possible(stack: Object) -> None:
+def test_containers_run_with_least_privilege(stack: Object) -> None:
     for name, service in _services(stack):
         user, _, group = service["user"].partition(":")
         assert int(user) > 0, name
@@ -111,7 +111,7 @@ def test_containers_may_do_as_little_as_possible(stack: Object) -> None:
         )
 
 
-def test_containers_have_limits_and_their_logs_an_end(stack: Object) -> None:
+def test_containers_have_resource_limits_and_rotated_logs(stack: Object) -> None:
     for name, service in _services(stack):
         limits = service["deploy"]["resources"]["limits"]
         assert float(limits["cpus"]) > 0, name
@@ -119,32 +119,40 @@ def test_containers_have_limits_and_their_logs_an_end(stack: Object) -> None:
         assert limits["pids"] > 0, name
         assert {"max-size", "max-file"} <= set(service["logging"]["options"]), name
         for mount in service.get("tmpfs", []):
-            assert "size=" in mount or part(service) is None, (name, mount)
+            assert "size=" in mount or image_service(service) is None, (name, mount)
 
 
-def test_what_serves_is_restarted_and_says_whether_it_is_healthy(stack: Object) -> None:
+def test_services_are_restarted_and_have_a_health_check(stack: Object) -> None:
     for name, service in _services(stack):
         health = service.get("healthcheck", {})
-        if _ends(service):
+        if _is_one_shot(service):
             assert health.get("disable") is True, name
             continue
-        assert service["restart"] == ("on-failure:20" if part(service) == "trainer" else "unless-stopped"), name
+        assert service["restart"] == ("on-failure:20" if image_service(service) == "trainer" else "unless-stopped"), (
+            name
+        )
         assert {"interval", "timeout", "retries", "start_period"} <= set(health), name
-        if part(service) is None:
+        if image_service(service) is None:
             assert health["test"], name
-        else:  # the image asks; a trainer is not ready whenever it waits for a batch
-            own = (REPOSITORY / "services/Dockerfile").read_text().partition(f"FROM runtime AS {part(service)}\n")[2]
-            asked = own.partition("HEALTHCHECK --")[2].partition("ENTRYPOINT")[0]
-            assert ("/healthz" if part(service) == "trainer" else "/readyz") in asked, name
+        else:  # the image has the check; a trainer is not ready whenever it waits for a batch
+            stage = (
+                (REPOSITORY / "services/Dockerfile")
+                .read_text()
+                .partition(f"FROM runtime AS {image_service(service)}\n")[2]
+            )
+            check = stage.partition("HEALTHCHECK --")[2].partition("ENTRYPOINT")[0]
+            assert ("/healthz" if image_service(service) == "trainer" else "/readyz") in check, name
             assert "test" not in health, name
 
 
-def test_who_depends_on_another_waits_until_it_is_healthy_or_done(stack: Object) -> None:
+def test_dependencies_are_awaited_until_healthy_or_completed(stack: Object) -> None:
     waits = {}
     for name, service in _services(stack):
         for other, condition in service.get("depends_on", {}).items():
-            done = _ends(stack["services"][other])
-            assert condition["condition"] == ("service_completed_successfully" if done else "service_healthy"), name
+            completes = _is_one_shot(stack["services"][other])
+            assert condition["condition"] == ("service_completed_successfully" if completes else "service_healthy"), (
+                name
+            )
             assert condition["required"] is True, name
             waits.setdefault(name.removesuffix("-gpu"), set()).add(other)
     assert waits == {
@@ -156,7 +164,7 @@ def test_who_depends_on_another_waits_until_it_is_healthy_or_done(stack: Object)
     }
 
 
-def test_ports_are_on_loopback_alone(stack: Object) -> None:
+def test_ports_are_published_on_loopback_only(stack: Object) -> None:
     published = {}
     for name, service in _services(stack):
         for port in service.get("ports", []):
@@ -168,24 +176,24 @@ def test_ports_are_on_loopback_alone(stack: Object) -> None:
     }  # fmt: skip
 
 
-def test_images_are_pinned_and_ours_are_those_of_the_chart(stack: Object) -> None:
+def test_images_are_pinned_and_equal_those_of_the_chart(stack: Object) -> None:
     chart = yaml.safe_load((REPOSITORY / "deploy/helm/forage/Chart.yaml").read_text())
     values = yaml.safe_load((REPOSITORY / "deploy/helm/forage/values.yaml").read_text())
     for name, service in _services(stack):
         repository, _, tag = service["image"].rpartition(":")
         assert repository, name
         assert any(letter.isdigit() for letter in tag), name
-        if (ours := part(service)) is not None:
-            assert repository == values[ours]["image"]["repository"], name
+        if (own := image_service(service)) is not None:
+            assert repository == values[own]["image"]["repository"], name
             assert tag.removesuffix("-gpu") == chart["appVersion"], name
-            assert f"forage/{ours}:{tag}" in list_images(chart["appVersion"]), name
+            assert f"forage/{own}:{tag}" in list_images(chart["appVersion"]), name
     redis, exporter = values["redis"]["image"], values["redis"]["exporter"]["image"]
     assert stack["services"]["redis"]["image"] == f"{redis['repository']}:{redis['tag']}"
-    # With the shell that hands the password on.
+    # The alpine variant has a shell, which reads the password from its file.
     assert stack["services"]["exporter"]["image"] == f"{exporter['repository']}:{exporter['tag']}-alpine"
 
 
-def test_what_is_mounted_exists_and_is_only_read(stack: Object) -> None:
+def test_mounted_files_exist_and_are_read_only(stack: Object) -> None:
     for name, service in _services(stack):
         for mount in service.get("volumes", []):
             if mount["type"] == "bind":
@@ -194,10 +202,10 @@ def test_what_is_mounted_exists_and_is_only_read(stack: Object) -> None:
             else:
                 assert mount["source"] in stack["volumes"], (name, mount)
     assert Path(stack["configs"]["recipe"]["file"]).is_file()
-    made = next(line for line in SCRIPT.read_text().splitlines() if "for name in" in line)
+    created = next(line for line in SCRIPT.read_text().splitlines() if "for name in" in line)
     for name, secret in stack["secrets"].items():
         assert Path(secret["file"]) == REPOSITORY / "deploy/compose/secrets" / name
-        assert f" {name}" in made
+        assert f" {name}" in created
     assert "/deploy/compose/secrets/" in (REPOSITORY / ".gitignore").read_text().splitlines()
 
 
@@ -215,39 +223,39 @@ def _settings(stack: Object, service: Object) -> Settings:
     return load_settings(Path(stack["configs"]["recipe"]["file"]), environ=service["environment"])
 
 
-def test_every_service_reads_its_settings_and_finds_the_others(stack: Object) -> None:
+def test_every_service_loads_its_settings_and_reaches_the_others(stack: Object) -> None:
     ports = {name: split_address(address)[1] for name, address in list_addresses(Settings(), list(Program)[1:]).items()}
     for name, service in _services(stack):
-        if part(service) is None or name == "world":
+        if image_service(service) is None or name == "world":
             continue
         settings = _settings(stack, service)
-        near = reachable(stack, service)
+        reachable = list_reachable(stack, service)
         for setting, address in list_addresses(settings, [*SERVING[1:], Program.TRAINER]).items():
             host, port = split_address(address)
             section = setting.partition(".")[0]
             assert port == ports[setting], (name, setting)
-            if section == part(service):
+            if section == image_service(service):
                 assert host == "0.0.0.0", (name, setting)
             else:
-                assert part(near[host]) == section, (name, setting)
+                assert image_service(reachable[host]) == section, (name, setting)
         assert [(config["source"], config["target"]) for config in service["configs"]] == [("recipe", SETTINGS)]
         if name != "forage":
             assert service["command"] == ["--config", SETTINGS], name
 
 
-def test_redis_is_found_by_those_who_need_it_and_by_no_one_else(stack: Object) -> None:
-    near = {name: "redis" in reachable(stack, service) for name, service in _services(stack)}
-    callers = {name.removesuffix("-gpu") for name, near_redis in near.items() if near_redis}
+def test_only_the_users_of_redis_reach_it(stack: Object) -> None:
+    reaching = [name for name, service in _services(stack) if "redis" in list_reachable(stack, service)]
+    callers = {name.removesuffix("-gpu") for name in reaching}
     assert callers == {"redis", "exporter", "rollout", "trainer", "forage"}
     for name in callers - {"redis", "exporter"}:
-        service = _named(stack, name)
+        service = _find_service(stack, name)
         settings = _settings(stack, service)
         assert settings.redis.url == "redis://redis:6379/0"
         secrets = {secret["target"] for secret in service["secrets"]}
         assert {str(settings.redis.password_file), str(settings.rollout.auth_token_file)} == secrets, name
 
 
-def test_redis_has_every_write_on_disk_before_its_reply(stack: Object) -> None:
+def test_redis_writes_to_disk_before_its_reply(stack: Object) -> None:
     command = stack["services"]["redis"]["command"][-1]
     for option in (
         "--appendonly yes",
@@ -260,9 +268,9 @@ def test_redis_has_every_write_on_disk_before_its_reply(stack: Object) -> None:
     assert {mount["target"]: mount["source"] for mount in stack["services"]["redis"]["volumes"]} == {"/data": "redis"}
 
 
-def test_what_a_run_writes_is_on_a_volume(stack: Object) -> None:
+def test_files_of_a_run_are_on_a_volume(stack: Object) -> None:
     for name in ("rollout", "trainer"):
-        service = _named(stack, name)
+        service = _find_service(stack, name)
         settings = _settings(stack, service)
         mounts = {mount["target"]: mount for mount in service["volumes"]}
         assert mounts["/data"]["source"] == "data"
@@ -272,34 +280,34 @@ def test_what_a_run_writes_is_on_a_volume(stack: Object) -> None:
         assert Path(service["working_dir"]) / settings.model.path == Path("/models/tiny-policy")
         assert (Path(mounts["/models"]["source"]) / "tiny-policy/config.json").exists()
     retriever = stack["services"]["retriever"]
-    kept = {mount["target"]: mount["source"] for mount in retriever["volumes"]}
-    assert kept == {"/data": "data", "/cache": "indexes"}
+    volumes = {mount["target"]: mount["source"] for mount in retriever["volumes"]}
+    assert volumes == {"/data": "data", "/cache": "indexes"}
     assert _settings(stack, retriever).retriever.cache_dir.is_relative_to("/cache")
 
 
-def test_another_recipe_is_named_in_the_environment() -> None:
-    found = json.loads(config("--format", "json", RECIPE="configs/countdown_tiny.yaml").stdout)
+def test_the_environment_selects_another_recipe() -> None:
+    found = json.loads(run_config("--format", "json", RECIPE="configs/countdown_tiny.yaml").stdout)
     assert found["configs"]["recipe"]["file"] == str(REPOSITORY / "configs/countdown_tiny.yaml")
 
 
-def test_prometheus_scrapes_every_component_under_the_name_that_the_chart_gives_it(stack: Object) -> None:
+def test_prometheus_scrapes_every_component_under_its_name_in_the_chart(stack: Object) -> None:
     scraped = yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]
-    near = reachable(stack, stack["services"]["prometheus"])
-    assert {job["job_name"] for job in scraped} == {*MEASURED, "redis"}
+    reachable = list_reachable(stack, stack["services"]["prometheus"])
+    assert {job["job_name"] for job in scraped} == {*METRICS_ADDRESSES, "redis"}
     ports = list_addresses(Settings(), list(Program)[1:])
     for job in scraped:
         (target,) = job["dns_sd_configs"]
         (host,) = target["names"]
         if job["job_name"] == "redis":
-            assert near[host] is stack["services"]["exporter"]
+            assert reachable[host] is stack["services"]["exporter"]
             continue
-        assert part(near[host]) == job["job_name"]
-        assert target["port"] == split_address(ports[MEASURED[job["job_name"]]])[1]
-        # On one network with it, or a name would be two targets.
-        assert len(set(near[host]["networks"]) & set(stack["services"]["prometheus"]["networks"])) == 1
+        assert image_service(reachable[host]) == job["job_name"]
+        assert target["port"] == split_address(ports[METRICS_ADDRESSES[job["job_name"]]])[1]
+        # With two networks in common, one name would give two targets.
+        assert len(set(reachable[host]["networks"]) & set(stack["services"]["prometheus"]["networks"])) == 1
 
 
-def test_prometheus_takes_its_configuration_and_the_rules_beside_it(stack: Object, tmp_path: Path) -> None:
+def test_prometheus_accepts_its_configuration_and_finds_all_rule_files(stack: Object, tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: apt-get install prometheus")
@@ -314,10 +322,10 @@ def test_prometheus_takes_its_configuration_and_the_rules_beside_it(stack: Objec
     assert f"{len(list((REPOSITORY / 'deploy/prometheus/rules').glob('*.yaml')))} rule files found" in found.stdout
 
 
-def test_grafana_is_given_the_source_and_the_dashboards(stack: Object) -> None:
+def test_grafana_has_the_data_source_and_the_dashboards(stack: Object) -> None:
     (source,) = yaml.safe_load((PROVISIONING / "datasources/prometheus.yaml").read_text())["datasources"]
     host, port = split_address(source["url"].removeprefix("http://"))
-    prometheus = reachable(stack, stack["services"]["grafana"])[host]
+    prometheus = list_reachable(stack, stack["services"]["grafana"])[host]
     assert port in {published["target"] for published in prometheus["ports"]}
     (provider,) = yaml.safe_load((PROVISIONING / "dashboards/forage.yaml").read_text())["providers"]
     mounts = {mount["target"]: Path(mount["source"]) for mount in stack["services"]["grafana"]["volumes"]}
@@ -341,27 +349,27 @@ def _datasources(node: object) -> Iterator[str]:
             yield from _datasources(child)
 
 
-def test_make_up_says_what_is_missing(tmp_path: Path) -> None:
+def test_make_up_reports_a_missing_engine(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     for tool in ("bash", "dirname", "tail", "env"):
         (tools / tool).symlink_to(str(shutil.which(tool)))
 
-    def said(**environment: str) -> str:
+    def run_up(**environment: str) -> str:
         found = subprocess.run(
             [SCRIPT, "up"], env={"PATH": str(tools), **environment}, capture_output=True, text=True, timeout=60
         )
         assert found.returncode == 2
         return found.stderr
 
-    assert "docker is missing: install Docker" in said()
+    assert "docker is missing: install Docker" in run_up()
     docker = shutil.which("docker", path=os.environ["PATH"])
     if docker is not None:
         (tools / "docker").symlink_to(docker)
-        assert "no Docker engine answers" in said(DOCKER_HOST=f"unix://{tmp_path}/none.sock")
+        assert "no Docker engine answers" in run_up(DOCKER_HOST=f"unix://{tmp_path}/none.sock")
 
 
-def test_an_unknown_verb_is_refused() -> None:
+def test_an_unknown_command_is_refused() -> None:
     found = subprocess.run([SCRIPT, "start"], capture_output=True, text=True, timeout=60)
     assert found.returncode == 2
     assert "the command is 'start', expected up, down or logs" in found.stderr

@@ -1,4 +1,4 @@
-"""The whole stack in a Docker engine: it trains, is injured, is taken down and comes back. `make test-compose`."""
+"""The whole stack in a Docker engine: it trains, survives a kill, is stopped and started again. `make test-compose`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compose_engine import PORTS, Stack
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 STEPS = 5
 JOBS = {"retriever", "reward", "rollout", "trainer", "redis"}
-_BOOKS = """
+_LEDGER = """
 import json
 from forage_cli.runs.ledger import settle
 from forage_common.settings import load_settings
@@ -38,27 +38,27 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         stack.down(volumes=True)
 
 
-def test_the_stack_trains_through_a_death_and_loses_nothing_when_it_is_taken_down(stack: Stack) -> None:
-    said = stack.up()
+def test_no_group_is_lost_or_duplicated_by_a_kill_and_a_restart_of_the_stack(stack: Stack) -> None:
+    output = stack.up()
     for port in ("PROMETHEUS_PORT", "RETRIEVER_PORT"):
-        assert f"http://127.0.0.1:{PORTS[port]}" in said
+        assert f"http://127.0.0.1:{PORTS[port]}" in output
 
     stack.wait_for(lambda: stack.query("forage_trainer_step").get("trainer", 0) >= 1, 600)
-    assert stack.ended("trainer") is None
+    assert stack.read_exit_code("trainer") is None
     stack.kill("rollout")
-    stack.wait_for(lambda: stack.state("rollout")["RestartCount"] == 1, 60)
+    stack.wait_for(lambda: stack.inspect("rollout")["RestartCount"] == 1, 60)
 
-    # Every target is seen again, and Prometheus has the trainer's figures.
-    stack.wait_for(lambda: _up(stack) == dict.fromkeys(JOBS, 1.0), 600)
-    stack.wait_for(lambda: stack.ended("trainer") is not None, 1200)
-    assert stack.ended("trainer") == 0, stack.logs()
+    # Every target is up again, and Prometheus has the trainer's metrics.
+    stack.wait_for(lambda: stack.query("up") == dict.fromkeys(JOBS, 1.0), 600)
+    stack.wait_for(lambda: stack.read_exit_code("trainer") is not None, 1200)
+    assert stack.read_exit_code("trainer") == 0, stack.read_logs()
     assert stack.query("max_over_time(forage_trainer_total_steps[1h])") == {"trainer": STEPS}
     assert stack.query("sum by (job) (max_over_time(redis_stream_length[1h])) > 0").keys() == {"redis"}
 
-    books = _books(stack)
-    assert books["groups_lost"] == books["groups_duplicated"] == 0
-    assert books["groups_trained"] == STEPS * 16
-    assert (books["version"], books["steps"]) == (STEPS, STEPS)
+    ledger = _read_ledger(stack)
+    assert ledger["groups_lost"] == ledger["groups_duplicated"] == 0
+    assert ledger["groups_trained"] == STEPS * 16
+    assert (ledger["version"], ledger["steps"]) == (STEPS, STEPS)
 
     answer = stack.compose(
         "run",
@@ -74,18 +74,14 @@ def test_the_stack_trains_through_a_death_and_loses_nothing_when_it_is_taken_dow
 
     stack.down()
     stack.up()
-    stack.wait_for(lambda: stack.ended("trainer") is not None, 600)
-    assert stack.ended("trainer") == 0, stack.logs()
-    assert _books(stack) == books
+    stack.wait_for(lambda: stack.read_exit_code("trainer") is not None, 600)
+    assert stack.read_exit_code("trainer") == 0, stack.read_logs()
+    assert _read_ledger(stack) == ledger
 
     stack.down(volumes=True)
-    assert stack.leftovers() == []
+    assert stack.list_resources() == []
 
 
-def _up(stack: Stack) -> dict[str, float]:
-    return stack.query("up")
-
-
-def _books(stack: Stack) -> dict[str, Any]:
-    found: dict[str, Any] = stack.python(_BOOKS)
-    return found
+def _read_ledger(stack: Stack) -> dict[str, Any]:
+    ledger: dict[str, Any] = stack.python(_LEDGER)
+    return ledger

@@ -1,4 +1,4 @@
-"""Every object that the chart makes is one that Kubernetes knows, and what it names is there."""
+"""Every object of the chart is valid for Kubernetes, and everything that it refers to exists."""
 
 from __future__ import annotations
 
@@ -15,67 +15,68 @@ from typing import Any
 import pytest
 import yaml
 from deployment_tools import packages
-from helm_chart import MATRIX, NAMESPACE, Object, one, pods, rendered, title
+from helm_chart import MATRIX, NAMESPACE, Object, describe, find_object, list_pods, render
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 CUSTOM = yaml.safe_load((Path(__file__).parent / "crds.yaml").read_text())
 EXISTING = {
     "registry", "bucket", "team-volume", "token", "redis-url", "ray-token", "redis-password", "index",
 }  # fmt: skip
-"""What values of the matrix say is there already."""
+"""Objects that values of the matrix expect in the cluster."""
 
 
-def _named(thing: Object) -> str:
-    return f"{thing['apiVersion']}/{thing['kind']}"
+def _qualified_kind(item: Object) -> str:
+    return f"{item['apiVersion']}/{item['kind']}"
 
 
-def _everything() -> list[Object]:
-    """Each object of the matrix once."""
-    seen = {json.dumps(thing, sort_keys=True): thing for name in MATRIX for thing in rendered(name)}
-    return list(seen.values())
+@functools.cache
+def _distinct_objects() -> list[Object]:
+    """List every distinct object of the matrix."""
+    distinct = {json.dumps(item, sort_keys=True): item for name in MATRIX for item in render(name)}
+    return list(distinct.values())
 
 
 @pytest.fixture(scope="module")
 def validate() -> Callable[[Object, str], None]:
-    """Strict: an unknown field is an error, too."""
+    """A strict validator: an unknown field is an error."""
     sys.path.append(str(packages()))
     import kubernetes_validate
     from kubernetes_validate import utils
 
-    utils.schema_contents = functools.cache(utils.schema_contents)  # megabytes, read anew for each object
+    utils.schema_contents = functools.cache(utils.schema_contents)  # otherwise it reads megabytes for every object
 
-    def check(thing: Object, version: str) -> None:
+    def check(item: Object, version: str) -> None:
         try:
-            kubernetes_validate.validate(thing, version, strict=True)
+            kubernetes_validate.validate(item, version, strict=True)
         except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
-            raise AssertionError(f"{title(thing)} on {version}: {error}") from None
+            raise AssertionError(f"{describe(item)} on {version}: {error}") from None
 
     return check
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_is_valid(version: str, validate: Callable[[Object, str], None]) -> None:
+def test_objects_are_valid_for_kubernetes(version: str, validate: Callable[[Object, str], None]) -> None:
     checked = 0
-    for thing in _everything():
-        if _named(thing) not in CUSTOM:
-            validate(thing, version)
+    for item in _distinct_objects():
+        if _qualified_kind(item) not in CUSTOM:
+            validate(item, version)
             checked += 1
             continue
-        for where, pod in pods(thing):
+        for where, pod in list_pods(item):
             template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": where}, "template": pod}
             validate(template, version)
     assert checked > 100
 
 
-def test_an_unknown_field_would_be_found(validate: Callable[[Object, str], None]) -> None:
-    thing = json.loads(json.dumps(one(rendered("defaults"), "Deployment", "retriever")))
-    thing["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
+def test_an_unknown_field_is_an_error(validate: Callable[[Object, str], None]) -> None:
+    item = json.loads(json.dumps(find_object(render("defaults"), "Deployment", "retriever")))
+    item["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
     with pytest.raises(AssertionError, match="readynessProbe"):
-        validate(thing, VERSIONS[-1])
+        validate(item, VERSIONS[-1])
 
 
-def _closed(short: Any) -> Object:
-    """A JSON schema of the short form in crds.yaml."""
+def _expand(short: Any) -> Object:
+    """Expand the short form of crds.yaml to a JSON schema that refuses unknown fields."""
     if short == "strings":
         return {"type": "object", "additionalProperties": {"type": "string"}}
     if short == "pod":
@@ -83,28 +84,28 @@ def _closed(short: Any) -> Object:
     if isinstance(short, str):
         return {"type": short}
     if isinstance(short, list):
-        return {"type": "array", "items": _closed(short[0])}
+        return {"type": "array", "items": _expand(short[0])}
     if "enum" in short:
         return {"enum": short["enum"]}
-    properties = {key: _closed(value) for key, value in short.items()}
+    properties = {key: _expand(value) for key, value in short.items()}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-def _definitions() -> dict[str, Object]:
-    """The full schemas, closed, from `FORAGE_CRDS`: a folder or .tgz of CustomResourceDefinitions."""
-    place = Path(os.environ["FORAGE_CRDS"])
-    texts = [file.read_text() for file in place.glob("*.yaml")] if place.is_dir() else list(_texts(place))
-    found = {}
+def _load_definitions() -> dict[str, Object]:
+    """Load the full schemas from `FORAGE_CRDS`, a folder or .tgz of definitions; unknown fields are refused."""
+    source = Path(os.environ["FORAGE_CRDS"])
+    texts = [file.read_text() for file in source.glob("*.yaml")] if source.is_dir() else list(_read_archive(source))
+    schemas = {}
     for text in texts:
         spec = yaml.load(text, yaml.CSafeLoader)["spec"]
         for version in spec["versions"]:
             schema = version["schema"]["openAPIV3Schema"]
-            _close(schema)
-            found[f"{spec['group']}/{version['name']}/{spec['names']['kind']}"] = schema["properties"]["spec"]
-    return found
+            _forbid_unknown_fields(schema)
+            schemas[f"{spec['group']}/{version['name']}/{spec['names']['kind']}"] = schema["properties"]["spec"]
+    return schemas
 
 
-def _texts(archive: Path) -> Iterator[str]:
+def _read_archive(archive: Path) -> Iterator[str]:
     with tarfile.open(archive) as files:
         for member in files.getmembers():
             stream = files.extractfile(member)
@@ -112,18 +113,18 @@ def _texts(archive: Path) -> Iterator[str]:
                 yield stream.read().decode()
 
 
-def _close(schema: Any) -> None:
+def _forbid_unknown_fields(schema: Any) -> None:
     if isinstance(schema, list):
         for child in schema:
-            _close(child)
+            _forbid_unknown_fields(child)
     elif isinstance(schema, dict):
         if "properties" in schema and "x-kubernetes-preserve-unknown-fields" not in schema:
             schema.setdefault("additionalProperties", False)
         for child in schema.values():
-            _close(child)
+            _forbid_unknown_fields(child)
 
 
-def _jsonschema() -> ModuleType:
+def _import_jsonschema() -> ModuleType:
     sys.path.append(str(packages()))
     import jsonschema
 
@@ -131,46 +132,46 @@ def _jsonschema() -> ModuleType:
 
 
 def _check_custom(schemas: dict[str, Object]) -> set[str]:
-    jsonschema = _jsonschema()
+    jsonschema = _import_jsonschema()
     validators = {name: jsonschema.Draft7Validator(schema) for name, schema in schemas.items()}
     kinds = set()
-    for thing in _everything():
-        if _named(thing) in CUSTOM:
+    for item in _distinct_objects():
+        if _qualified_kind(item) in CUSTOM:
             errors = [
                 f"{'.'.join(map(str, error.path))}: {error.message[:200]}"
-                for error in validators[_named(thing)].iter_errors(thing["spec"])
+                for error in validators[_qualified_kind(item)].iter_errors(item["spec"])
             ]
-            assert not errors, (title(thing), errors)
-            kinds.add(thing["kind"])
+            assert not errors, (describe(item), errors)
+            kinds.add(item["kind"])
     return kinds
 
 
-def test_custom_resources_use_known_fields() -> None:
-    kinds = _check_custom({name: _closed(short) for name, short in CUSTOM.items()})
+def test_custom_resources_have_known_fields() -> None:
+    kinds = _check_custom({name: _expand(short) for name, short in CUSTOM.items()})
     assert kinds >= {"RayService", "RayJob", "ServiceMonitor", "PodMonitor", "ScaledObject"}
 
 
-@pytest.mark.skipif("FORAGE_CRDS" not in os.environ, reason="FORAGE_CRDS names no definitions of custom resources")
-def test_custom_resources_are_valid() -> None:
-    _check_custom(_definitions())
+@pytest.mark.skipif("FORAGE_CRDS" not in os.environ, reason="FORAGE_CRDS is not set to definitions of custom resources")
+def test_custom_resources_are_valid_by_their_full_definitions() -> None:
+    _check_custom(_load_definitions())
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_what_is_named_exists(name: str) -> None:
-    """Secrets, ConfigMaps, claims, accounts; ports of probes and Services; mounts of volumes; pods of selectors."""
-    objects = rendered(name)
-    made = {(thing["kind"], thing["metadata"]["name"]) for thing in objects}
-    assert len(made) == len(objects)
+def test_references_between_objects_resolve(name: str) -> None:
+    """References to Secrets, ConfigMaps, claims, accounts, ports and volumes; selectors of pods."""
+    objects = render(name)
+    defined = {(item["kind"], item["metadata"]["name"]) for item in objects}
+    assert len(defined) == len(objects)
     labels = []
-    for thing in objects:
-        assert thing["metadata"]["namespace"] == NAMESPACE, title(thing)
-        for where, pod in pods(thing):
+    for item in objects:
+        assert item["metadata"]["namespace"] == NAMESPACE, describe(item)
+        for where, pod in list_pods(item):
             labels.append(pod["metadata"].get("labels", {}))
             spec = pod["spec"]
-            for kind, named in _references(spec):
-                assert (kind, named) in made or named in EXISTING, (title(thing), where, kind, named)
+            for kind, reference in _list_references(spec):
+                assert (kind, reference) in defined or reference in EXISTING, (describe(item), where, kind, reference)
             volumes = {volume["name"] for volume in spec["volumes"]} if "volumes" in spec else set()
-            volumes |= {claim["metadata"]["name"] for claim in thing["spec"].get("volumeClaimTemplates", [])}
+            volumes |= {claim["metadata"]["name"] for claim in item["spec"].get("volumeClaimTemplates", [])}
             used = set()
             for container in [*spec.get("initContainers", []), *spec["containers"]]:
                 mounted = [mount["name"] for mount in container.get("volumeMounts", [])]
@@ -180,24 +181,26 @@ def test_what_is_named_exists(name: str) -> None:
                 ports = {port["name"] for port in container.get("ports", [])}
                 for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                     port = container.get(probe, {}).get("httpGet", {}).get("port", 0)
-                    assert isinstance(port, int) or port in ports, (title(thing), container["name"], probe)
-            assert used == volumes, (title(thing), where, used ^ volumes)
-    for thing in objects:
-        if thing["kind"] in ("Service", "PodDisruptionBudget"):
-            selector = thing["spec"]["selector"]
-            wanted = {
+                    assert isinstance(port, int) or port in ports, (describe(item), container["name"], probe)
+            assert used == volumes, (describe(item), where, used ^ volumes)
+    for item in objects:
+        if item["kind"] in ("Service", "PodDisruptionBudget"):
+            selector = item["spec"]["selector"]
+            required = {
                 key: value
                 for key, value in selector.get("matchLabels", selector).items()
-                if not key.startswith("ray.io/")  # which the operator puts there
+                if not key.startswith("ray.io/")  # labels that the operator adds
             }
-            assert any(wanted.items() <= found.items() for found in labels), title(thing)
-        if thing["kind"] == "HorizontalPodAutoscaler" or thing["kind"] == "ScaledObject":
-            target = thing["spec"]["scaleTargetRef"]
-            assert (target["kind"], target["name"]) in made
-            assert "replicas" not in one(objects, target["kind"], target["name"])["spec"], "two would set it"
+            assert any(required.items() <= pod_labels.items() for pod_labels in labels), describe(item)
+        if item["kind"] == "HorizontalPodAutoscaler" or item["kind"] == "ScaledObject":
+            target = item["spec"]["scaleTargetRef"]
+            assert (target["kind"], target["name"]) in defined
+            assert "replicas" not in find_object(objects, target["kind"], target["name"])["spec"], (
+                "the autoscaler sets it"
+            )
 
 
-def _references(spec: Object) -> Iterator[tuple[str, str]]:
+def _list_references(spec: Object) -> Iterator[tuple[str, str]]:
     yield "ServiceAccount", spec["serviceAccountName"]
     for secret in spec.get("imagePullSecrets", []):
         yield "Secret", secret["name"]
@@ -219,13 +222,13 @@ def _references(spec: Object) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_addresses_in_the_settings_are_those_of_services(name: str) -> None:
-    objects = rendered(name)
-    settings = yaml.safe_load(one(objects, "ConfigMap", "forage-settings")["data"]["settings.yaml"])
-    services = {thing["metadata"]["name"]: thing for thing in objects if thing["kind"] == "Service"}
+def test_addresses_in_the_settings_are_those_of_the_services(name: str) -> None:
+    objects = render(name)
+    settings = yaml.safe_load(find_object(objects, "ConfigMap", "forage-settings")["data"]["settings.yaml"])
+    services = {item["metadata"]["name"]: item for item in objects if item["kind"] == "Service"}
     listening = {}
-    for thing in objects:
-        for _, pod in pods(thing):
+    for item in objects:
+        for _, pod in list_pods(item):
             for container in pod["spec"]["containers"]:
                 for entry in container.get("env", []):
                     if entry["name"].endswith("_ADDRESS"):

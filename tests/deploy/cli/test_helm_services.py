@@ -1,4 +1,4 @@
-"""Containers of the chart as processes: with the command, environment and settings that it gives, probes succeed."""
+"""Runs containers of the chart as processes, with their command, environment and settings: their probes succeed."""
 
 from __future__ import annotations
 
@@ -15,48 +15,47 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-import yaml
 from deployment_tools import REPOSITORY
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from helm_chart import Object, containers, one, pods, rendered, settings_text, template
+from helm_chart import Object, find_object, list_containers, list_pods, read_settings, render, render_values
 
 GRACE_S = 20.0
 
 
-class Running:
-    """One container of a Deployment: its ports and folders are others, everything else is as it stands."""
+class ContainerProcess:
+    """The process of a container of a Deployment; only its ports and folders differ."""
 
-    def __init__(self, component: str, settings: Mapping[str, Any], folder: Path, free: Callable[[], str]) -> None:
-        done = template({"settings": settings})
-        assert done.returncode == 0, done.stderr
-        objects = tuple(filter(None, yaml.load_all(done.stdout, yaml.CSafeLoader)))
-        [(_, pod)] = pods(one(objects, "Deployment", component))
-        [self.container] = [container for container, first in containers(pod["spec"]) if not first]
-        self.ports = {port["name"]: free().rpartition(":")[2] for port in self.container["ports"]}
+    def __init__(
+        self, component: str, settings: Mapping[str, Any], folder: Path, free_address: Callable[[], str]
+    ) -> None:
+        objects = render_values({"settings": settings})
+        [(_, pod)] = list_pods(find_object(objects, "Deployment", component))
+        [self.container] = [container for container, is_init in list_containers(pod["spec"]) if not is_init]
+        self.ports = {port["name"]: free_address().rpartition(":")[2] for port in self.container["ports"]}
         file = folder / "settings.yaml"
-        file.write_text(self._moved(settings_text(objects), folder))
-        names = {"python": str(REPOSITORY / f".venvs/{component}/bin/python")}
-        names["/etc/forage/settings/settings.yaml"] = str(file)
-        environment = {entry["name"]: self._moved(entry["value"], folder) for entry in self.container["env"]}
+        file.write_text(self._relocate(read_settings(objects), folder))
+        replacements = {"python": str(REPOSITORY / f".venvs/{component}/bin/python")}
+        replacements["/etc/forage/settings/settings.yaml"] = str(file)
+        environment = {entry["name"]: self._relocate(entry["value"], folder) for entry in self.container["env"]}
         paths = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
         self.process = subprocess.Popen(
-            [names.get(word, word) for word in self.container["command"]],
+            [replacements.get(word, word) for word in self.container["command"]],
             env={**paths, **environment},
             cwd=folder,
             stderr=(folder / "log").open("wb"),
         )
 
-    def _moved(self, text: str, folder: Path) -> str:
+    def _relocate(self, text: str, folder: Path) -> str:
         for port in self.container["ports"]:
             text = text.replace(f"0.0.0.0:{port['containerPort']}", f"127.0.0.1:{self.ports[port['name']]}")
         return text.replace("/data/", f"{folder}/data/").replace("/cache/", f"{folder}/cache/")
 
     def passes(self, probe: str) -> bool:
         """Whether a probe succeeds now."""
-        asked: Object = self.container[probe]
-        if "grpc" in asked:
+        check: Object = self.container[probe]
+        if "grpc" in check:
             [name] = [
-                port["name"] for port in self.container["ports"] if port["containerPort"] == asked["grpc"]["port"]
+                port["name"] for port in self.container["ports"] if port["containerPort"] == check["grpc"]["port"]
             ]
             with grpc.insecure_channel(f"127.0.0.1:{self.ports[name]}") as channel:
                 try:
@@ -64,7 +63,7 @@ class Running:
                 except grpc.RpcError:
                     return False
                 return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
-        get = asked["httpGet"]
+        get = check["httpGet"]
         try:
             reply = httpx.get(f"http://127.0.0.1:{self.ports[get['port']]}{get['path']}", timeout=2)
         except httpx.TransportError:
@@ -73,22 +72,22 @@ class Running:
 
 
 @pytest.fixture
-def start(tmp_path: Path, free_address: Callable[[], str]) -> Iterator[Callable[..., Running]]:
-    made: list[Running] = []
+def start(tmp_path: Path, free_address: Callable[[], str]) -> Iterator[Callable[..., ContainerProcess]]:
+    processes: list[ContainerProcess] = []
 
-    def begin(component: str, settings: Mapping[str, Any]) -> Running:
-        made.append(Running(component, settings, tmp_path, free_address))
-        return made[-1]
+    def start_component(component: str, settings: Mapping[str, Any]) -> ContainerProcess:
+        processes.append(ContainerProcess(component, settings, tmp_path, free_address))
+        return processes[-1]
 
-    yield begin
-    for running in made:
+    yield start_component
+    for running in processes:
         running.process.kill()
         running.process.wait()
 
 
 @pytest.mark.parametrize("component", ["reward", "retriever"])
-def test_a_container_passes_its_probes_and_ends_on_sigterm(
-    component: str, start: Callable[..., Running], tmp_path: Path
+def test_a_container_passes_its_probes_and_exits_on_sigterm(
+    component: str, start: Callable[..., ContainerProcess], tmp_path: Path
 ) -> None:
     corpus = tmp_path / "data/world/corpus.jsonl"
     corpus.parent.mkdir(parents=True)
@@ -108,13 +107,13 @@ def test_a_container_passes_its_probes_and_ends_on_sigterm(
     ("answer", "exit_code", "passes"),
     [
         ("<search> capital of Mongolia </search>\n<answer> Ulaanbaatar </answer>", 0, True),
-        ("STATUS_TIMEOUT: the retriever gave no answer", 1, False),
+        ("STATUS_TIMEOUT: the retriever did not reply", 1, False),
     ],
 )
-def test_helm_test_fails_where_the_question_does(answer: str, exit_code: int, passes: bool, tmp_path: Path) -> None:
-    """The command of the test's pod, with a `forage` that answers so."""
-    [(_, pod)] = pods(one(rendered("defaults"), "Pod", "test"))
-    [(container, _)] = containers(pod["spec"])
+def test_helm_test_fails_if_the_question_fails(answer: str, exit_code: int, passes: bool, tmp_path: Path) -> None:
+    """Runs the command of the test pod with a `forage` that prints this answer."""
+    [(_, pod)] = list_pods(find_object(render("defaults"), "Pod", "test"))
+    [(container, _)] = list_containers(pod["spec"])
     command = tmp_path / "forage"
     command.write_text(f"#!/bin/sh\ncat <<'E'\n{answer}\nE\nexit {exit_code}\n")
     command.chmod(0o755)

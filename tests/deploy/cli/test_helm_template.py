@@ -1,4 +1,4 @@
-"""The chart renders under both Helms, refuses what cannot work, and hands the services settings that they load."""
+"""The chart renders with both versions of Helm, refuses invalid values, and gives services settings that they load."""
 
 from __future__ import annotations
 
@@ -14,27 +14,38 @@ import chart_schema
 import pytest
 import yaml
 from deployment_tools import HELMS, REPOSITORY, helm, packages
-from helm_chart import CHART, MATRIX, NEWEST, Object, one, pods, rendered, settings_text, template
+from helm_chart import (
+    CHART,
+    MATRIX,
+    NEWEST_HELM,
+    Object,
+    find_object,
+    list_pods,
+    read_settings,
+    render,
+    render_values,
+    run_template,
+)
 
 from forage_common.settings import Settings, load_settings
 
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
 
-def _values(name: str) -> Mapping[str, Any]:
+def _load_values(name: str) -> Mapping[str, Any]:
     values = MATRIX[name]
     return yaml.safe_load(values.read_text()) if isinstance(values, Path) else values
 
 
-def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _list_leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, (*path, key))
+            yield from _list_leaves(value, (*path, key))
         else:
             yield (*path, key)
 
 
-def _at(settings: Settings, path: tuple[str, ...]) -> Any:
+def _get(settings: Settings, path: tuple[str, ...]) -> Any:
     node: Any = settings.model_dump(mode="json")
     for key in path:
         node = node[key]
@@ -42,7 +53,7 @@ def _at(settings: Settings, path: tuple[str, ...]) -> Any:
 
 
 @pytest.mark.parametrize("version", HELMS)
-def test_lint_finds_nothing(version: str) -> None:
+def test_helm_lint_reports_nothing(version: str) -> None:
     for values in (CHART / "values.yaml", *(values for values in MATRIX.values() if isinstance(values, Path))):
         command = [str(helm(version)), "lint", "--strict", str(CHART), "--values", str(values)]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -51,35 +62,35 @@ def test_lint_finds_nothing(version: str) -> None:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_both_helms_render_the_same(name: str) -> None:
-    """But for the secrets, which are made up."""
+def test_both_versions_of_helm_render_the_same(name: str) -> None:
+    """Except Secrets, whose values are random."""
 
     def comparable(version: str) -> list[str]:
-        made = [thing for thing in rendered(name, version) if thing["kind"] != "Secret"]
-        return sorted(json.dumps(thing, sort_keys=True) for thing in made)
+        objects = [item for item in render(name, version) if item["kind"] != "Secret"]
+        return sorted(json.dumps(item, sort_keys=True) for item in objects)
 
     oldest, newest = (comparable(version) for version in HELMS)
     assert oldest == newest
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_services_load_the_settings_that_were_given(name: str, tmp_path: Path) -> None:
-    """From the file, and where Ray starts them from the environment, to the same tree."""
-    on_ray = _values(name).get("trainer", {}).get("mode") == "rayjob"
-    objects = rendered(name)
+def test_services_load_the_settings_of_the_values(name: str, tmp_path: Path) -> None:
+    """The settings file, and the environment for processes that Ray starts, give the same settings."""
+    uses_ray = _load_values(name).get("trainer", {}).get("mode") == "rayjob"
+    objects = render(name)
     file = tmp_path / "settings.yaml"
-    file.write_text(settings_text(objects))
+    file.write_text(read_settings(objects))
     settings = load_settings(file, environ={})
-    given = _values(name).get("settings", {})
+    given = _load_values(name).get("settings", {})
     file.write_text(json.dumps(given))
     expected = load_settings(file, environ={})
-    for path in _leaves(given):
-        assert _at(settings, path) == _at(expected, path), path
-    for thing in objects:
-        if thing["metadata"]["name"].endswith("settings-env"):
-            assert load_settings(environ=thing["data"]) == settings
-    if on_ray:
-        assert (_at(settings, ("trainer", "nnodes")), _at(settings, ("trainer", "ray", "address"))) == (2, "auto")
+    for path in _list_leaves(given):
+        assert _get(settings, path) == _get(expected, path), path
+    for item in objects:
+        if item["metadata"]["name"].endswith("settings-env"):
+            assert load_settings(environ=item["data"]) == settings
+    if uses_ray:
+        assert (_get(settings, ("trainer", "nnodes")), _get(settings, ("trainer", "ray", "address"))) == (2, "auto")
 
 
 @pytest.mark.parametrize(
@@ -91,40 +102,40 @@ def test_services_load_the_settings_that_were_given(name: str, tmp_path: Path) -
     ],
 )
 def test_values_files_have_the_settings_of_their_recipe(name: str, recipe: str, changed: Object) -> None:
-    """Paths aside, which are those of the pods, and what is said to differ."""
+    """Except paths, which are those in the pods, and `changed`."""
     text = (REPOSITORY / "configs" / recipe).read_text()
     expected = yaml.safe_load(text)
     expected["rollout"] |= changed
     path = re.compile(r"^/data/(questions/)?")
-    settings = _values(name)["settings"]
+    settings = _load_values(name)["settings"]
 
-    def bare(node: Any, whole: Any) -> Any:
+    def strip_paths(node: Any, whole: Any) -> Any:
         if isinstance(node, dict):
-            return {key: bare(child, whole[key]) for key, child in node.items()}
+            return {key: strip_paths(child, whole[key]) for key, child in node.items()}
         if isinstance(node, list):
-            return [bare(*pair) for pair in zip(node, whole, strict=True)]
+            return [strip_paths(*pair) for pair in zip(node, whole, strict=True)]
         if isinstance(node, str) and path.match(node):
             return ("data/" if node.startswith("/data/questions/") else "") + path.sub("", node)
         return node
 
-    assert bare(settings, expected) == expected
+    assert strip_paths(settings, expected) == expected
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
-def test_any_recipe_can_be_the_settings(recipe: Path) -> None:
-    """As it stands, although Helm's YAML takes the key `n` for a no."""
-    settings = "".join(f"  {line}\n" for line in recipe.read_text().splitlines())
-    values = "world: {enabled: false}\nsettings:\n" + settings
-    command = [str(helm(NEWEST)), "template", "forage", str(CHART), "--values", "-"]
+def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
+    """Unchanged, although the key `n` means false in Helm's YAML 1.1."""
+    indented = "".join(f"  {line}\n" for line in recipe.read_text().splitlines())
+    values = "world: {enabled: false}\nsettings:\n" + indented
+    command = [str(helm(NEWEST_HELM)), "template", "forage", str(CHART), "--values", "-"]
     command += ["--show-only", "templates/config/settings.yaml"]
     done = subprocess.run(command, input=values, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    made = yaml.safe_load(next(yaml.safe_load_all(done.stdout))["data"]["settings.yaml"])
-    assert made["rollout"].get("n") == yaml.safe_load(recipe.read_text())["rollout"].get("n")
+    settings_file = yaml.safe_load(next(yaml.safe_load_all(done.stdout))["data"]["settings.yaml"])
+    assert settings_file["rollout"].get("n") == yaml.safe_load(recipe.read_text())["rollout"].get("n")
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "message"),
     [
         ({"settings": {"trainer": {"max_stalenes": 1}}}, "max_stalenes"),
         ({"settings": {"trainer": {"max_staleness": -1}}}, "max_staleness"),
@@ -185,50 +196,49 @@ def test_any_recipe_can_be_the_settings(recipe: Path) -> None:
     ],
     ids=lambda case: case[:40] if isinstance(case, str) else "",
 )
-def test_values_that_cannot_work_are_refused_with_a_sentence(values: Mapping[str, Any], sentence: str) -> None:
-    done = template(values)
+def test_invalid_values_are_refused_with_a_clear_message(values: Mapping[str, Any], message: str) -> None:
+    done = run_template(values)
     assert done.returncode != 0
-    assert re.search(sentence if "|" in sentence else re.escape(sentence), done.stderr), done.stderr
+    assert re.search(message if "|" in message else re.escape(message), done.stderr), done.stderr
 
 
-def test_the_schema_is_current_and_knows_exactly_the_values_there_are() -> None:
+def test_the_schema_is_up_to_date_and_has_exactly_the_names_of_the_values() -> None:
     assert chart_schema.SCHEMA.read_text() == chart_schema.render_schema(), "run 'make chart-schema' and commit"
     values = yaml.safe_load((CHART / "values.yaml").read_text())
 
-    def names(schema: Mapping[str, Any], node: Any, path: str) -> None:
+    def compare_names(schema: Mapping[str, Any], node: Any, path: str) -> None:
         schema = root["definitions"][schema["$ref"].split("/")[-1]] if "$ref" in schema else schema
         if "properties" in schema and schema.get("additionalProperties") is False:
             unset = {"global"} | ({"registry"} if path.endswith("image") else set())
             assert set(schema["properties"]) - unset == set(node) - unset, path
             for key, child in node.items():
                 if key != "settings" or path:
-                    names(schema["properties"][key], child, f"{path}.{key}".lstrip("."))
+                    compare_names(schema["properties"][key], child, f"{path}.{key}".lstrip("."))
 
     root = chart_schema.generate_schema()
-    names(root, values, "")
+    compare_names(root, values, "")
 
 
-def test_the_schema_accepts_what_the_settings_accept() -> None:
+def test_the_schema_accepts_the_default_settings() -> None:
     sys.path.append(str(packages()))
     import jsonschema
 
     schema = json.loads((CHART / "values.schema.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
-    whole = json.loads(json.dumps(Settings().model_dump(mode="json")))
-    jsonschema.validate({"settings": whole}, schema)
+    defaults = json.loads(json.dumps(Settings().model_dump(mode="json")))
+    jsonschema.validate({"settings": defaults}, schema)
 
 
-def test_a_changed_setting_restarts_those_who_read_it() -> None:
-    def names(settings: Object) -> dict[str, str]:
-        done = template({"settings": settings})
-        objects = tuple(filter(None, yaml.load_all(done.stdout, yaml.CSafeLoader)))
-        made = {}
+def test_a_changed_setting_restarts_the_components_that_read_it() -> None:
+    def read_checksums(settings: Object) -> dict[str, str]:
+        objects = render_values({"settings": settings}) if settings else render("defaults")
+        checksums = {}
         for component in ("retriever", "reward", "rollout"):
-            [(_, pod)] = pods(one(objects, "Deployment", component))
-            made[component] = pod["metadata"]["annotations"]["checksum/settings"]
-        return made | {"trainer": one(objects, "Job")["metadata"]["name"]}
+            [(_, pod)] = list_pods(find_object(objects, "Deployment", component))
+            checksums[component] = pod["metadata"]["annotations"]["checksum/settings"]
+        return checksums | {"trainer": find_object(objects, "Job")["metadata"]["name"]}
 
-    before = names({})
+    before = read_checksums({})
     changed = {
         "trainer": ({"trainer": {"actor": {"optim": {"lr": 1e-5}}}}, {"trainer"}),
         "rollout": ({"rollout": {"temperature": 0.7}}, {"rollout", "trainer"}),
@@ -237,5 +247,5 @@ def test_a_changed_setting_restarts_those_who_read_it() -> None:
         "tracing": ({"tracing": {"enabled": True}}, {"retriever", "reward", "rollout", "trainer"}),
     }
     for settings, restarted in changed.values():
-        after = names(settings)
+        after = read_checksums(settings)
         assert {name for name in after if after[name] != before[name]} == restarted

@@ -1,4 +1,4 @@
-"""The images: what the Dockerfile must and must not have, and with FORAGE_DOCKER_TESTS=1 two of them built and run."""
+"""The images: rules for the Dockerfile, and with FORAGE_DOCKER_TESTS=1 two images built and run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import NamedTuple
 import pytest
 import yaml
 from deployment_tools import REPOSITORY, hadolint
-from helm_chart import CHART, containers, pods, rendered
+from helm_chart import CHART, list_containers, list_pods, render
 
 from forage_common.settings import Settings
 
 SERVICES = ("cli", "reward", "retriever", "rollout", "trainer")
-"""Images, each named like its folder below services/."""
-ON_GPUS = ("retriever", "rollout", "trainer")
+"""Images, named like the folders in services/."""
+GPU_SERVICES = ("retriever", "rollout", "trainer")
 OWNER = "10001:10001"
 SCRIPT = REPOSITORY / "scripts/images.sh"
 DOCKERFILE = REPOSITORY / "services/Dockerfile"
@@ -29,57 +29,60 @@ VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 
 
 class Instruction(NamedTuple):
-    """One of a Dockerfile, its continued lines in one."""
+    """An instruction of a Dockerfile, with continued lines joined."""
 
     name: str
     value: str
 
 
-def instructions() -> list[Instruction]:
-    """Of the whole Dockerfile."""
+def read_instructions() -> list[Instruction]:
+    """Read all instructions of the Dockerfile."""
     lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.lstrip().startswith("#")]
     joined = "\n".join(lines).replace("\\\n", "")
     return [Instruction(*re.split(r"\s+", line, maxsplit=1)) for line in joined.splitlines() if line.strip()]
 
 
-def stages() -> dict[str, list[Instruction]]:
-    """Stage → its instructions, FROM first."""
-    found: dict[str, list[Instruction]] = {}
+def read_stages() -> dict[str, list[Instruction]]:
+    """Read the stages: name → instructions, FROM first."""
+    by_stage: dict[str, list[Instruction]] = {}
     stage = ""
-    for one in instructions():
-        if one.name == "FROM":
-            stage = one.value.partition(" AS ")[2]
-        found.setdefault(stage, []).append(one)
-    return found
+    for instruction in read_instructions():
+        if instruction.name == "FROM":
+            stage = instruction.value.partition(" AS ")[2]
+        by_stage.setdefault(stage, []).append(instruction)
+    return by_stage
 
 
-def final_stage(image: str) -> list[Instruction]:
-    """What is added to the base: the stage that all images share, then the image's own."""
-    assert stages()[image][0].value == f"runtime AS {image}"
-    return [*stages()["runtime"], *stages()[image]]
+def read_final_stages(image: str) -> list[Instruction]:
+    """Read what an image adds to its base: the stage that all images share, then its own."""
+    assert read_stages()[image][0].value == f"runtime AS {image}"
+    return [*read_stages()["runtime"], *read_stages()[image]]
 
 
-def values(found: list[Instruction], name: str) -> list[str]:
-    return [one.value for one in found if one.name == name]
+def select_values(instructions: list[Instruction], name: str) -> list[str]:
+    """Select the values of all instructions with this name."""
+    return [instruction.value for instruction in instructions if instruction.name == name]
 
 
-def environment(image: str) -> dict[str, str]:
-    return dict(entry.split("=", 1) for text in values(final_stage(image), "ENV") for entry in text.split())
+def read_environment(image: str) -> dict[str, str]:
+    return dict(
+        entry.split("=", 1) for text in select_values(read_final_stages(image), "ENV") for entry in text.split()
+    )
 
 
 every_image = pytest.mark.parametrize("image", SERVICES)
 
 
-def test_hadolint_finds_nothing() -> None:
+def test_hadolint_reports_nothing() -> None:
     done = subprocess.run([hadolint(), "--no-color", str(DOCKERFILE)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_bases_are_arguments_of_a_pinned_version() -> None:
-    found = instructions()
-    arguments = dict(value.split("=", 1) for value in values(found, "ARG") if "=" in value)
+def test_base_images_are_arguments_with_pinned_versions() -> None:
+    found = read_instructions()
+    arguments = dict(value.split("=", 1) for value in select_values(found, "ARG") if "=" in value)
     known: set[str] = set()
-    for source in values(found, "FROM"):
+    for source in select_values(found, "FROM"):
         base, _, stage = source.partition(" AS ")
         if base not in known:
             argument = re.fullmatch(r"\$\{(\w+)\}", base)
@@ -91,42 +94,42 @@ def test_bases_are_arguments_of_a_pinned_version() -> None:
 
 
 @every_image
-def test_it_is_built_in_one_stage_and_runs_in_another(image: str) -> None:
-    final = final_stage(image)
-    assert not values(final, "RUN"), "the last layers are copied, nothing is installed in them"
-    assert all("build" not in value or value.startswith("--from=build") for value in values(final, "COPY"))
+def test_an_image_is_built_in_a_separate_stage(image: str) -> None:
+    final = read_final_stages(image)
+    assert not select_values(final, "RUN"), "the last layers are copied, nothing is installed in them"
+    assert all("build" not in value or value.startswith("--from=build") for value in select_values(final, "COPY"))
 
 
-def test_it_needs_neither_a_registry_nor_a_new_builder() -> None:
+def test_the_build_needs_no_network_syntax_and_no_recent_builder() -> None:
     text = DOCKERFILE.read_text()
-    names = [one.name for one in instructions()]
-    assert "ADD" not in names, "ADD fetches and unpacks: COPY says what it does"
+    names = [instruction.name for instruction in read_instructions()]
+    assert "ADD" not in names, "ADD downloads and unpacks: use COPY"
     for refused in ("# syntax", "<<", "--link", ":latest", "https://"):
         assert refused not in text, refused
 
 
 @every_image
-def test_it_is_nobody_in_particular(image: str) -> None:
-    assert values(final_stage(image), "USER") == [OWNER]
-    names = [one.name for one in final_stage(image)]
+def test_an_image_runs_as_an_unprivileged_user(image: str) -> None:
+    assert select_values(read_final_stages(image), "USER") == [OWNER]
+    names = [instruction.name for instruction in read_final_stages(image)]
     assert names.index("USER") < names.index("ENTRYPOINT")
 
 
-def test_what_was_locked_is_installed_and_nothing_else() -> None:
-    found = stages()["build"]
-    [run] = [value for value in values(found, "RUN") if "setup.sh" in value]
+def test_only_locked_packages_are_installed() -> None:
+    found = read_stages()["build"]
+    [run] = [value for value in select_values(found, "RUN") if "setup.sh" in value]
     assert "--production" in run
     assert run.split()[-1] == '"$SERVICE"'
-    assert any("services/${SERVICE}/requirements.lock" in value for value in values(found, "COPY"))
+    assert any("services/${SERVICE}/requirements.lock" in value for value in select_values(found, "COPY"))
     installs = re.findall(r"pip install.*", (REPOSITORY / "scripts/setup.sh").read_text())
     assert all("--no-deps" in line or "uv==" in line for line in installs), installs
 
 
 @every_image
-def test_what_it_copies_is_there_and_goes_to_the_builder(image: str) -> None:
+def test_copied_files_exist_and_are_in_the_build_context(image: str) -> None:
     lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
     sent = [line[1:] for line in lines if line.startswith("!")]
-    for value in values([*stages()["build"], *final_stage(image)], "COPY"):
+    for value in select_values([*read_stages()["build"], *read_final_stages(image)], "COPY"):
         if value.startswith("--from="):
             continue
         for source in value.replace("${SERVICE}", image).split()[:-1]:
@@ -135,89 +138,91 @@ def test_what_it_copies_is_there_and_goes_to_the_builder(image: str) -> None:
                 [REPOSITORY / source] if (REPOSITORY / source).is_file() else sorted((REPOSITORY / source).iterdir())
             )
             kept = [path for path in below if any(path.is_relative_to(REPOSITORY / entry) for entry in sent)]
-            assert kept, f".dockerignore leaves nothing of {source}"
+            assert kept, f".dockerignore excludes all of {source}"
 
 
 @every_image
-def test_processes_are_signalled_themselves(image: str) -> None:
-    final = final_stage(image)
+def test_processes_receive_signals_without_a_shell(image: str) -> None:
+    final = read_final_stages(image)
     for name in ("ENTRYPOINT", "CMD"):
-        for value in values(final, name):
-            assert all(isinstance(word, str) for word in json.loads(value)), f"{name} {value} goes by a shell"
-    assert values(final, "STOPSIGNAL") == []
+        for value in select_values(final, name):
+            assert all(isinstance(word, str) for word in json.loads(value)), f"{name} {value} uses a shell"
+    assert select_values(final, "STOPSIGNAL") == []
 
 
 @every_image
-def test_labels_say_what_it_is(image: str) -> None:
-    text = " ".join(values(final_stage(image), "LABEL"))
+def test_labels_describe_the_image(image: str) -> None:
+    text = " ".join(select_values(read_final_stages(image), "LABEL"))
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', text))
     assert labels["title"] == "forage/${SERVICE}"
     assert labels["description"]
     assert labels["licenses"] == "Apache-2.0"
     for label in ("version", "revision", "created"):
         assert labels[label] == f"${{{label.upper()}}}"
-        assert any(value.startswith(f"{label.upper()}=") for value in values(final_stage(image), "ARG"))
+        assert any(value.startswith(f"{label.upper()}=") for value in select_values(read_final_stages(image), "ARG"))
 
 
 @every_image
-def test_health_is_asked_where_the_service_listens(image: str) -> None:
-    [check] = values(final_stage(image), "HEALTHCHECK")
+def test_the_health_check_calls_the_address_of_the_service(image: str) -> None:
+    [check] = select_values(read_final_stages(image), "HEALTHCHECK")
     if image == "cli":
         assert check == "NONE"
         return
     command = json.loads(check.partition("CMD ")[2])
     assert command[:2] == ["python", "-c"]
     [variable] = re.findall(r"FORAGE__\w+", command[2])
-    assert variable in environment(image)
+    assert variable in read_environment(image)
 
 
 @pytest.mark.parametrize("image", [image for image in SERVICES if image != "cli"])
-def test_a_service_listens_on_every_address_at_its_own_ports(image: str) -> None:
+def test_a_service_listens_on_all_addresses_at_its_default_ports(image: str) -> None:
     own = getattr(Settings(), image).model_dump()
     expected = {
         f"FORAGE__{image.upper()}__{name.upper()}": f"0.0.0.0:{address.rpartition(':')[2]}"
         for name, address in own.items()
         if re.fullmatch(r"(grpc|http|health)_address", name)
     }
-    assert {name: value for name, value in environment(image).items() if name.startswith("FORAGE__")} == expected
-    [ports] = values(final_stage(image), "EXPOSE")
+    assert {name: value for name, value in read_environment(image).items() if name.startswith("FORAGE__")} == expected
+    [ports] = select_values(read_final_stages(image), "EXPOSE")
     assert sorted(ports.split()) == sorted(value.rpartition(":")[2] for value in expected.values())
 
 
-@pytest.mark.parametrize("image", ON_GPUS)
-def test_a_gpu_build_is_the_same_file_on_another_base(image: str) -> None:
-    found = instructions()
-    assert "BASE=cpu" in values(found, "ARG")
-    assert stages()["build"][0].value == "${BASE} AS build"
-    assert stages()["runtime"][0].value == "${BASE} AS runtime"
-    assert '--device "${BASE%%-*}"' in " ".join(values(found, "RUN"))
+@pytest.mark.parametrize("image", GPU_SERVICES)
+def test_a_gpu_image_differs_only_in_its_base(image: str) -> None:
+    found = read_instructions()
+    assert "BASE=cpu" in select_values(found, "ARG")
+    assert read_stages()["build"][0].value == "${BASE} AS build"
+    assert read_stages()["runtime"][0].value == "${BASE} AS runtime"
+    assert '--device "${BASE%%-*}"' in " ".join(select_values(found, "RUN"))
     lock = (REPOSITORY / "services" / image / "requirements.lock").read_text()
     locked = dict(re.findall(r"(?m)^(torch|vllm)[\w-]*==([\d.]+)", lock))
     package = "vllm" if image == "rollout" else "torch"
     [base] = [
-        value.partition("=")[2] for value in values(found, "ARG") if value.startswith(f"{package.upper()}_IMAGE=")
+        value.partition("=")[2]
+        for value in select_values(found, "ARG")
+        if value.startswith(f"{package.upper()}_IMAGE=")
     ]
     assert re.search(r":v?([\d.]+)", base)[1] == locked[package], f"{base} is not the lock's {package}"
 
 
 @pytest.mark.parametrize("name", ["defaults", "gpu-small", "gpu-large"])
-def test_the_chart_names_images_that_are_built_and_runs_what_they_run(name: str) -> None:
-    for pod in (pod for thing in rendered(name) for _, pod in pods(thing)):
-        for container, _ in containers(pod["spec"]):
+def test_the_chart_uses_images_that_exist_and_their_commands(name: str) -> None:
+    for pod in (pod for item in render(name) for _, pod in list_pods(item)):
+        for container, _ in list_containers(pod["spec"]):
             found = re.fullmatch(rf"forage/(\w+):{re.escape(VERSION)}(-gpu)?", container["image"])
             if found is None:
                 assert not container["image"].startswith("forage/"), container["image"]
                 continue
             image, gpu = found.groups()
-            assert image in (ON_GPUS if gpu else SERVICES), container["image"]
+            assert image in (GPU_SERVICES if gpu else SERVICES), container["image"]
             if container["name"] == image:
-                [entrypoint] = values(final_stage(image), "ENTRYPOINT")
+                [entrypoint] = select_values(read_final_stages(image), "ENTRYPOINT")
                 module = json.loads(entrypoint)[-1]
                 assert {"python", module} <= set(container["command"]), container["command"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("environment", "message"),
     [
         (
             {"SERVICES": "reward judge"},
@@ -228,23 +233,23 @@ def test_the_chart_names_images_that_are_built_and_runs_what_they_run(name: str)
         ({"DOCKER_HOST": "unix:///nowhere.sock"}, "no Docker engine answers"),
     ],
 )
-def test_the_script_says_what_is_wrong(tmp_path: Path, asked: dict[str, str], said: str) -> None:
-    if "DOCKER_HOST" in asked and shutil.which("docker") is None:
-        pytest.skip("no docker here")
-    if "PATH" in asked:
+def test_the_script_reports_what_is_wrong(tmp_path: Path, environment: dict[str, str], message: str) -> None:
+    if "DOCKER_HOST" in environment and shutil.which("docker") is None:
+        pytest.skip("docker is missing")
+    if "PATH" in environment:
         for tool in ("bash", "dirname", "sed", "grep"):
             (tmp_path / tool).symlink_to(str(shutil.which(tool)))
-        asked = {"PATH": str(tmp_path)}
-    done = subprocess.run(["bash", SCRIPT], env=os.environ | asked, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+        environment = {"PATH": str(tmp_path)}
+    done = subprocess.run(["bash", SCRIPT], env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
 REGISTRY = "forage-tests"
-"""Before the names of what is built here: images in use keep theirs."""
+"""Prefix of the images that the tests build, so that they replace no other image."""
 HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 
 
-def docker(*arguments: str) -> str:
+def run_docker(*arguments: str) -> str:
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stdout}{done.stderr}"
     return (done.stdout + done.stderr).strip()
@@ -252,9 +257,9 @@ def docker(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def built() -> None:
-    """forage/cli and forage/reward of the working tree, by scripts/images.sh."""
+    """Images forage/cli and forage/reward of the working tree, built by scripts/images.sh."""
     if os.environ.get("FORAGE_DOCKER_TESTS") != "1":
-        pytest.skip("builds images: FORAGE_DOCKER_TESTS=1 where a Docker engine runs")
+        pytest.skip("builds images: set FORAGE_DOCKER_TESTS=1 where a Docker engine runs")
     environment = os.environ | {"SERVICES": "cli reward", "REGISTRY": REGISTRY}
     done = subprocess.run([SCRIPT, "--network", "host"], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -262,34 +267,38 @@ def built() -> None:
 
 @pytest.fixture
 def reward(built: None) -> Iterator[str]:
-    name = docker("run", "--detach", *HARDENED, f"{REGISTRY}/forage/reward:{VERSION}")
+    name = run_docker("run", "--detach", *HARDENED, f"{REGISTRY}/forage/reward:{VERSION}")
     yield name
-    docker("rm", "--force", name)
+    run_docker("rm", "--force", name)
 
 
 @pytest.mark.timeout(1200)
-def test_the_command_makes_the_world_where_nothing_else_can_be_written(built: None) -> None:
+def test_the_command_writes_the_world_on_a_read_only_file_system(built: None) -> None:
     image = f"{REGISTRY}/forage/cli:{VERSION}"
-    made = "forage data world --out /tmp/world; ls /tmp/world"
-    assert "manifest.json" in docker("run", "--rm", *HARDENED, "--entrypoint", "sh", image, "-ec", made)
-    assert "uid=10001 gid=10001" in docker("run", "--rm", "--entrypoint", "id", image)
-    tools = docker("run", "--rm", "--entrypoint", "sh", image, "-c", "command -v gcc cc make uv mypy ruff || echo none")
+    script = "forage data world --out /tmp/world; ls /tmp/world"
+    assert "manifest.json" in run_docker("run", "--rm", *HARDENED, "--entrypoint", "sh", image, "-ec", script)
+    assert "uid=10001 gid=10001" in run_docker("run", "--rm", "--entrypoint", "id", image)
+    tools = run_docker(
+        "run", "--rm", "--entrypoint", "sh", image, "-c", "command -v gcc cc make uv mypy ruff || echo none"
+    )
     assert tools == "none"
 
 
 @pytest.mark.timeout(1200)
-def test_the_reward_becomes_healthy_and_drains_when_it_is_stopped(reward: str) -> None:
+def test_the_reward_becomes_healthy_and_drains_on_stop(reward: str) -> None:
     deadline = time.monotonic() + 60
-    while (state := docker("inspect", "--format", "{{.State.Health.Status}}", reward)) != "healthy":
-        assert time.monotonic() < deadline, f"{state}: {docker('logs', reward)}"
+    while (state := run_docker("inspect", "--format", "{{.State.Health.Status}}", reward)) != "healthy":
+        assert time.monotonic() < deadline, f"{state}: {run_docker('logs', reward)}"
         time.sleep(1)
-    docker("stop", "--time", "30", reward)
-    assert docker("inspect", "--format", "{{.State.ExitCode}}", reward) == "0"
-    assert '"event": "draining"' in docker("logs", reward)
+    run_docker("stop", "--time", "30", reward)
+    assert run_docker("inspect", "--format", "{{.State.ExitCode}}", reward) == "0"
+    assert '"event": "draining"' in run_docker("logs", reward)
 
 
 def test_labels_are_those_of_this_checkout(built: None) -> None:
-    labels = json.loads(docker("inspect", "--format", "{{json .Config.Labels}}", f"{REGISTRY}/forage/reward:{VERSION}"))
+    labels = json.loads(
+        run_docker("inspect", "--format", "{{json .Config.Labels}}", f"{REGISTRY}/forage/reward:{VERSION}")
+    )
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert labels["org.opencontainers.image.version"] == VERSION
     assert labels["org.opencontainers.image.revision"] == head.stdout.strip()

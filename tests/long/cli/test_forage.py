@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from browser_page import Page
-from dashboard_queries import PanelQuery, dashboards, queries, runnable
+from dashboard_queries import PanelQuery, list_queries, load_dashboards, substitute_variables
 from demo import Demo
 from otlp_receiver import Receiver, grpc_receiver
 from prometheus_scrape import EXPORTER, Prometheus
@@ -189,14 +189,14 @@ def _traces_are_whole(demo: Demo, receiver: Receiver) -> None:
 def test_every_panel_of_the_dashboards_showed_the_demo(prometheus: Prometheus | None) -> None:
     if prometheus is None:
         pytest.skip("prometheus is missing: apt-get install prometheus")
-    if not prometheus.scraped:
+    if not prometheus.has_targets:
         pytest.skip("the demo of the test before this one was not run")
-    every = {_key(query): query for name in dashboards() for query in queries(name)}
+    every = {_key(query): query for name in load_dashboards() for query in list_queries(name)}
     assert set(WITHOUT_DATA) <= set(every), "an excuse for what is not there"
     asked = {key: query for key, query in every.items() if key[0] != "redis" or shutil.which(EXPORTER)}
     empty = {key for key, query in asked.items() if not prometheus.has_data(_as_asked(query))}
     assert empty <= set(WITHOUT_DATA)
-    rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+    rules = [rule for group in prometheus.request("rules")["groups"] for rule in group["rules"]]
     assert rules
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 
@@ -207,4 +207,4 @@ def _key(query: PanelQuery) -> tuple[str, str, str]:
 
 def _as_asked(query: PanelQuery) -> str:
     """Without what stands in for data that there is not."""
-    return runnable(query.expr, rate="15s", shown="5m").removesuffix(" or vector(0)")
+    return substitute_variables(query.expr, rate_interval="15s", time_range="5m").removesuffix(" or vector(0)")

@@ -90,13 +90,15 @@ def packed(tmp_path: Path) -> Path:
     listed = subprocess.check_output(
         ["git", "ls-files", "services/*/forage_*", "deploy/helm"], cwd=REPOSITORY, text=True
     )
-    with zipfile.ZipFile(tmp_path / "forage-0-py3-none-any.whl", "w") as wheel:
-        with tarfile.open(tmp_path / "forage-0.tgz", "w:gz", dereference=True) as chart:
-            for file in listed.splitlines():
-                if file.startswith("services/"):
-                    wheel.writestr(file.split("/", 2)[2], "")
-                else:
-                    chart.add(REPOSITORY / file, file.removeprefix("deploy/helm/"))
+    with (
+        zipfile.ZipFile(tmp_path / "forage-0-py3-none-any.whl", "w") as wheel,
+        tarfile.open(tmp_path / "forage-0.tgz", "w:gz", dereference=True) as chart,
+    ):
+        for file in listed.splitlines():
+            if file.startswith("services/"):
+                wheel.writestr(file.split("/", 2)[2], "")
+            else:
+                chart.add(REPOSITORY / file, file.removeprefix("deploy/helm/"))
     return tmp_path
 
 

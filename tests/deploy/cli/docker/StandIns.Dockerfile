@@ -1,4 +1,4 @@
-# What docker-compose.yml takes from a registry, of Debian's packages, for an engine that reaches none. One target each.
+# Replacements of the images that docker-compose.yml pulls, from Debian's packages, for an engine without a registry.
 FROM python:3.11-slim-bookworm AS debian
 RUN apt-get update && apt-get install -y --no-install-recommends wget && rm -rf /var/lib/apt/lists/*
 

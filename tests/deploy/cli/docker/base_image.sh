@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes python:3.11-slim-bookworm of this machine's own parts, where no registry can be reached: Debian by debootstrap, the
-# CPython 3.11 that is installed here, and this machine's pip configuration with its certificates. As root, with Docker.
+# Builds python:3.11-slim-bookworm without a registry: Debian by debootstrap, the CPython 3.11 of this machine, and its pip
+# configuration and certificates. Needs root and Docker.
 # usage: base_image.sh [image]
 set -euo pipefail
 
@@ -12,13 +12,13 @@ done
 
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
-# What the official image has, and what CPython's own modules are linked with.
+# Packages of the official image, and libraries that CPython's modules are linked with.
 debootstrap --variant=minbase \
   --include=ca-certificates,netbase,tzdata,libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libnsl2,libreadline8,libsqlite3-0,libssl3,libuuid1,zlib1g \
   bookworm "$root" >"$root.log" 2>&1 || { tail -n 20 "$root.log" >&2; exit 1; }
 rm -rf "$root.log" "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/* "$root"/usr/share/{doc,man,locale}/*
 
-# As in the official image, apt leaves no cache of its own in a layer.
+# As in the official image, apt keeps no cache in a layer.
 echo 'Dir::Cache::pkgcache ""; Dir::Cache::srcpkgcache "";' > "$root/etc/apt/apt.conf.d/docker-clean"
 
 prefix=$(python3.11 -c 'import sys; print(sys.base_prefix)')
@@ -35,7 +35,7 @@ ln -sf pip3.11 "$root/usr/local/bin/pip"
 setting() { python3.11 -m pip config list | sed -nE "s/^(global|:env:)\\.$1='(.*)'$/\\2/p" | tail -n 1; }
 cp "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" "$root/etc/ssl/certs/ca-certificates.crt"
 environment="PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8"
-# pip and uv take them from the environment, as scripts/setup.sh does.
+# pip and uv read these from the environment, as scripts/setup.sh does.
 environment+=" PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"
 index=$(setting index-url)
 [ -z "$index" ] || environment+=" PIP_INDEX_URL=$index UV_INDEX_URL=$index"
