@@ -19,9 +19,9 @@ import uvicorn
 from forage_common.addresses import split_address
 from forage_common.settings import Settings, load_settings
 from forage_common.telemetry.health import Health
-from forage_rollout.engine.openai import Head, OpenAI
+from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.serve.backend import State
+from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import make_app
 
 
@@ -37,13 +37,13 @@ class Counts:
 class CompletionsOnly:
     """The part of `forage_rollout.serve.backend.Backend` that completions need."""
 
-    def __init__(self, served: OpenAI) -> None:
+    def __init__(self, served: OpenAiRoutes) -> None:
         self._served = served
 
-    async def openai(
+    async def forward_openai(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> AsyncGenerator[Head | bytes, None]:
-        async for part in self._served.handle(method, path, headers, body):
+    ) -> AsyncGenerator[ResponseHead | bytes, None]:
+        async for part in self._served.forward_openai(method, path, headers, body):
             yield part
 
 
@@ -68,8 +68,8 @@ async def serve(settings: Settings) -> None:
     """Serve until stdin closes."""
     engine = VllmEngine(settings)
     counts = counted(engine.llm)
-    backend: Any = CompletionsOnly(OpenAI(engine.llm, settings))
-    app = make_app(backend, State(Health(), running=True), settings)
+    backend: Any = CompletionsOnly(OpenAiRoutes(engine.llm, settings))
+    app = make_app(backend, ServiceState(Health(), running=True), settings)
     host, port = split_address(settings.rollout.http_address)
     server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_config=None, lifespan="off"))
     server.capture_signals = contextlib.nullcontext

@@ -111,7 +111,9 @@ async def serve(settings: Settings) -> None:
             order: dict[str, Any] = json.loads(line)
             uids = plan.uids(order["prompts"], order["number"])
             rows = plan.rows(uids, order["samples"])
-            rendered = {uid: await engine.render([{"role": "user", "content": plan.question(uid)}]) for uid in uids}
+            rendered = {
+                uid: await engine.render_chat([{"role": "user", "content": plan.question(uid)}]) for uid in uids
+            }
             prompts = [rendered[row.uid] for row in rows]
             if order["way"] == "ideal":
                 rate = await ideal(rows, prompts, sample, codec, order["batch"])

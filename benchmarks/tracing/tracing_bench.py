@@ -42,7 +42,7 @@ class Engine:
         self._prompt = codec.encode("Who?")
         self._lines = [codec.encode(SEARCH), codec.encode(ANSWER)]
 
-    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         return self._prompt
 
     async def generate(self, request: Request) -> Generation:
@@ -85,7 +85,7 @@ def measure(chosen: Settings, codec: FileTokenizer, groups: int) -> float:
                 messages=[ChatMessage(role="user", content="Who?")],
                 samples=SAMPLES,
             )
-            done = await agent.run(prompt)
+            done = await agent.run_group(prompt)
             assert all(trajectory.finished for trajectory in done.trajectories)
         await agent.close()
 

@@ -14,7 +14,7 @@ from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import Document, Policy, Prompt, Provenance, Score, Status, TrajectoryGroup
 from forage_rollout.agent import Agent
-from forage_rollout.engine.openai import Head
+from forage_rollout.engine.openai import ResponseHead
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.metrics import Snapshot
 from forage_rollout.serve.backend import RefusedPolicyError
@@ -32,7 +32,7 @@ class LineEngine:
     asked: list[Request] = field(default_factory=list)
     cancelled: int = 0
 
-    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         return list(self.codec.encode(messages[0]["content"]))
 
     async def generate(self, request: Request) -> Generation:
@@ -79,14 +79,14 @@ class AgentBackend:
         self.dead = False
         self.passed: list[tuple[str, str, list[tuple[str, str]], bytes]] = []
 
-    async def run(self, prompt: Prompt) -> TrajectoryGroup:
+    async def run_group(self, prompt: Prompt) -> TrajectoryGroup:
         if self.dead:
             raise UnavailableError("a part of the service failed (it was told to): try again")
-        return await self._agent.run(prompt)
+        return await self._agent.run_group(prompt)
 
-    async def stream(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
+    async def stream_group(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
         events: asyncio.Queue[RunStreamResponse] = asyncio.Queue()
-        running = asyncio.create_task(self._agent.run(prompt, events.put_nowait))
+        running = asyncio.create_task(self._agent.run_group(prompt, events.put_nowait))
         running.add_done_callback(lambda _: events.put_nowait(RunStreamResponse()))
         try:
             while (event := await events.get()).WhichOneof("event"):
@@ -105,20 +105,20 @@ class AgentBackend:
         self.paused = False
         return len(self.policies)
 
-    async def update(self, policy: Policy) -> float:
+    async def load_policy(self, policy: Policy) -> float:
         if policy.version <= 4:
             raise RefusedPolicyError(f"version {policy.version} is not newer than what is served, version 4 of epoch 2")
         self.policies = [policy, policy]
         return 0.25
 
-    async def openai(
+    async def forward_openai(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> AsyncGenerator[Head | bytes, None]:
+    ) -> AsyncGenerator[ResponseHead | bytes, None]:
         self.passed.append((method, path, list(headers), body))
         yield 200, [("content-type", "text/event-stream")]
         yield b"data: 1\n\n"
         yield b"data: [DONE]\n\n"
 
-    async def snapshots(self) -> dict[str, list[Snapshot]]:
-        engines = [Snapshot(f"e{i}", {"paused": float(self.paused)}, p) for i, p in enumerate(self.policies)]
-        return {"Engine": engines, "Agent": [Snapshot("a", {"generated_tokens": 7.0})], "Dispatcher": []}
+    async def take_snapshots(self) -> dict[str, list[Snapshot]]:
+        engines = [Snapshot(f"e{i}", {("paused",): float(self.paused)}, p) for i, p in enumerate(self.policies)]
+        return {"Engine": engines, "Agent": [Snapshot("a", {("generated_tokens",): 7.0})], "Dispatcher": []}

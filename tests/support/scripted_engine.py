@@ -22,11 +22,11 @@ class CharCodec:
         return self._special
 
     @property
-    def size(self) -> int:
+    def vocabulary_size(self) -> int:
         return 0x110000 + len(self._extra)
 
     @property
-    def longest(self) -> int:
+    def max_token_chars(self) -> int:
         return max(map(len, self._extra), default=1)
 
     def encode(self, text: str) -> list[int]:
@@ -51,7 +51,7 @@ class ScriptedEngine:
     asked: list[Request] = field(default_factory=list)
     released: list[tuple[str, int]] = field(default_factory=list)
 
-    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         if messages[0]["role"] != "user":
             raise ValueError("roles must begin with user")
         return list(self.codec.encode(messages[0]["content"]))

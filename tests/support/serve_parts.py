@@ -10,10 +10,11 @@ from typing import Any
 from ray import serve
 
 from forage_common.settings import ReplicaSettings, Settings
-from forage_common.telemetry.logs import configure_logs, get_logger
+from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.deployments.application import EngineDeployment, RemoteEngine, broadcast, engine_deployment
-from forage_rollout.deployments.relay import join
+from forage_rollout.deployments.application import build_engine_deployment
+from forage_rollout.deployments.engine import EngineDeployment, RemoteEngine
+from forage_rollout.deployments.replica import broadcast, start_logs
 from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.policy import NotServingError, PolicyError
@@ -29,7 +30,7 @@ class Scripted:
     counts: EngineCounts = field(default_factory=EngineCounts)
     cancelled: int = 0
 
-    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         raise ValueError("no such role")
 
     async def generate(self, request: Request) -> Generation:
@@ -49,7 +50,7 @@ class Scripted:
     async def release(self, affinity: str) -> None:
         self.released.append(affinity)
 
-    async def load(self, policy: Policy) -> float:
+    async def load_policy(self, policy: Policy) -> float:
         if policy.version == 13:
             raise PolicyError("altered")
         self.serving = policy
@@ -60,8 +61,7 @@ class ScriptedDeployment(EngineDeployment):
     """The shell as it is; only what is inside differs."""
 
     async def __init__(self) -> None:  # type: ignore[misc]
-        join()
-        configure_logs("rollout")
+        start_logs()
         self._replica = str(os.getpid())
         self._engine: Any = Scripted()
 
@@ -102,7 +102,7 @@ class CallerDeployment:
 
     async def render(self) -> str:
         try:
-            await self._engine.render([{"role": "?", "content": ""}])
+            await self._engine.render_chat([{"role": "?", "content": ""}])
         except ValueError as error:
             return str(error)
         return "rendered"
@@ -117,5 +117,5 @@ class CallerDeployment:
 def application(settings: Settings, engines: ReplicaSettings, scripted: bool = True) -> Any:
     """Engines, and in the dispatcher's place somebody who calls them."""
     of, arguments = (ScriptedDeployment, []) if scripted else (EngineDeployment, [settings.model_dump_json()])
-    engine = engine_deployment(of, settings, engines, 0).bind(*arguments)
+    engine = build_engine_deployment(of, settings, engines, 0).bind(*arguments)
     return serve.deployment(name="Dispatcher", ray_actor_options={"num_cpus": 0.1})(CallerDeployment).bind(engine)

@@ -1,4 +1,4 @@
-"""All samples of one prompt: each a coroutine that runs the loop at its own pace, then scored together."""
+"""All samples of one prompt: each is a coroutine that runs the loop at its own pace; the group is scored together."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from forage_rollout.clients import Retriever, Reward
 from forage_rollout.environments.environment import Environment, EnvironmentFailedError, Episode
-from forage_rollout.environments.registry import BUILT_IN, EXPECTED, make
-from forage_rollout.loop.generation import Engine, Generation, Request, request
+from forage_rollout.environments.registry import BUILT_IN, EXPECTED, load_environments
+from forage_rollout.loop.generation import Engine, Generation, Request, build_request
 from forage_rollout.loop.tokens import TokenCodec
-from forage_rollout.loop.trajectory_builder import Limits, Loop
+from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 
 log = get_logger()
 OnEvent = Callable[[RunStreamResponse], None]
 
 
 class PromptError(ValueError):
-    """The prompt itself is at fault; running it again changes nothing."""
+    """The prompt itself cannot be run; running it again changes nothing."""
 
 
 @dataclass
-class Counts:
-    """What an agent has done since it started."""
+class AgentCounts:
+    """Totals since an agent started."""
 
     trajectories: int = 0
     failed_trajectories: int = 0
@@ -68,7 +68,11 @@ class Counts:
 
 
 class Agent:
-    """Runs prompts. What fails outside leaves a status on the trajectory; a failing engine raises."""
+    """Runs prompts.
+
+    A failing retriever, reward or environment leaves a status on the trajectory, which keeps it out of loss and
+    baseline: a failure is never a reward of 0. A failing engine raises, and the dispatcher runs the group again.
+    """
 
     def __init__(
         self,
@@ -80,52 +84,52 @@ class Agent:
         end_of_turn: str,
         replica: str,
     ) -> None:
-        self._limits = Limits.of(settings.rollout, codec)
+        self._limits = Limits.from_settings(settings.rollout, codec)
         self._timeout_s = settings.rollout.trajectory_timeout_s
         self._endpoint = settings.rollout.engine.endpoint
         self._engine = engine
-        self._environments = make(settings, retriever)
+        self._environments = load_environments(settings, retriever)
         self._reward = reward
         self._codec = codec
         self._end_of_turn = end_of_turn
         self._replica = replica
-        self.counts = Counts()
+        self.counts = AgentCounts()
 
-    async def run(self, prompt: Prompt, on_event: OnEvent | None = None) -> TrajectoryGroup:
-        """Every sample of the prompt, scored.
+    async def run_group(self, prompt: Prompt, on_event: OnEvent | None = None) -> TrajectoryGroup:
+        """Run and score every sample of the prompt.
 
         Args:
-            on_event: told of each generation as it ends and of each observation as it is shown; must not wait.
+            on_event: called with each generation and each observation as it ends; must not block.
 
         Raises:
             Exception: whatever the engine raised; nothing of the group is kept.
         """
-        facts = {"forage.group": prompt.group_uid, "forage.replica": self._replica}
-        with tracing.span("rollout.run", facts, kind=SpanKind.SERVER, parent=prompt.traceparent) as span:
+        attributes = {"forage.group": prompt.group_uid, "forage.replica": self._replica}
+        with tracing.span("rollout.run", attributes, kind=SpanKind.SERVER, parent=prompt.traceparent) as span:
             tracing.attach_trace_context(prompt, span)
-            return await self._run(prompt, on_event)
+            return await self._run_group(prompt, on_event)
 
-    async def _run(self, prompt: Prompt, on_event: OnEvent | None) -> TrajectoryGroup:
+    async def _run_group(self, prompt: Prompt, on_event: OnEvent | None) -> TrajectoryGroup:
         samples = max(0, prompt.samples)
         try:
-            ids = await self._prompt_ids(prompt)
+            ids = await self._tokenize(prompt)
         except PromptError as error:
             log.warning("prompt_refused", group=prompt.group_uid, detail=str(error))
-            blank = Trajectory(status=Status.STATUS_INVALID_INPUT, status_detail=str(error))
-            trajectories = [self._sign(blank, prompt, sample, Timings()) for sample in range(samples)]
+            failed = Trajectory(status=Status.STATUS_INVALID_INPUT, status_detail=str(error))
+            trajectories = [self._complete(failed, prompt, sample, Timings()) for sample in range(samples)]
         else:
-            trajectories = await self._samples(prompt, ids, samples, on_event)
-            if prompt.purpose != Purpose.PURPOSE_ASK:  # somebody's own question has no accepted answers
-                await self._score(trajectories)
+            trajectories = await self._run_samples(prompt, ids, samples, on_event)
+            if prompt.purpose != Purpose.PURPOSE_ASK:  # a user's question has no accepted answers to score against
+                await self._score_trajectories(trajectories)
         for trajectory in trajectories:
-            self._count(trajectory)
+            self._count_trajectory(trajectory)
         return build_group(prompt, trajectories)
 
     async def close(self) -> None:
-        """Let go of what the environments hold open."""
+        """Close the connections and files of the environments."""
         await self._environments.close()
 
-    async def _prompt_ids(self, prompt: Prompt) -> list[int]:
+    async def _tokenize(self, prompt: Prompt) -> list[int]:
         if self._endpoint and prompt.purpose == Purpose.PURPOSE_TRAIN:
             raise PromptError(
                 f"purpose is TRAIN: {self._endpoint} does not serve the policy that is trained: "
@@ -137,29 +141,34 @@ class Agent:
             raise PromptError(f"environment is {prompt.environment!r}: expected {EXPECTED}")
         if prompt.token_ids:
             ids = list(prompt.token_ids)
-            if max(ids) >= self._codec.size:
-                raise PromptError(f"token_ids holds {max(ids)}: the policy's tokenizer has {self._codec.size} tokens")
+            if max(ids) >= self._codec.vocabulary_size:
+                raise PromptError(
+                    f"token_ids holds {max(ids)}: the policy's tokenizer has {self._codec.vocabulary_size} tokens"
+                )
             return ids
         if not prompt.messages:
             raise PromptError("the prompt has neither messages nor token_ids")
         try:
-            return await self._engine.render([{"role": m.role, "content": m.content} for m in prompt.messages])
+            return await self._engine.render_chat([{"role": m.role, "content": m.content} for m in prompt.messages])
         except ValueError as error:
-            raise PromptError(f"the chat template refuses the prompt: {error}") from error
+            raise PromptError(f"the chat template rejects the prompt: {error}") from error
 
-    async def _samples(
+    async def _run_samples(
         self, prompt: Prompt, ids: Sequence[int], samples: int, on_event: OnEvent | None
     ) -> list[Trajectory]:
         self.counts.samples_in_flight += samples
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._sample(prompt, ids, sample, on_event)) for sample in range(samples)]
+                running = [
+                    tasks.create_task(self._trace_sample(prompt, ids, sample, on_event)) for sample in range(samples)
+                ]
         finally:
             self.counts.samples_in_flight -= samples
-            await self._engine.release(_affinity(prompt))
+            # Also after a failure: in drain mode an update of the weights waits for the group's lease.
+            await self._engine.release(_build_affinity(prompt))
         return [task.result() for task in running]
 
-    async def _sample(
+    async def _trace_sample(
         self, prompt: Prompt, prompt_ids: Sequence[int], sample: int, on_event: OnEvent | None
     ) -> Trajectory:
         with tracing.span("rollout.sample", {"forage.sample": sample}) as span:
@@ -183,34 +192,42 @@ class Agent:
         if prompt.issued_unix_ms:
             timings.queued_s = max(0.0, time.time() - prompt.issued_unix_ms / 1000)
         begin = time.perf_counter()
-        environment = self._environments(prompt.data_source, prompt.environment)
-        loop = Loop.start(self._limits, self._codec, prompt_ids, environment, Episode(prompt, sample))
+        environment = self._environments.select(prompt.data_source, prompt.environment)
+        builder = TrajectoryBuilder.start(self._limits, self._codec, prompt_ids, environment, Episode(prompt, sample))
         timeout_s = min(self._timeout_s, prompt.timeout_s or self._timeout_s)
         status: Status.ValueType = Status.STATUS_OK
         detail = ""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._turns(loop, prompt, sample, timings, on_event)
+                await self._run_turns(builder, prompt, sample, timings, on_event)
         except TimeoutError:
             status = Status.STATUS_TIMEOUT
             limit = "rollout.trajectory_timeout_s" if timeout_s == self._timeout_s else "the prompt's timeout_s"
             detail = f"not finished within {limit} = {timeout_s:g} s"
         except (UnavailableError, RefusedError, MalformedReplyError, EnvironmentFailedError) as error:
-            status, detail = _status_of(error), str(error)
-            if loop.turns and not loop.observed:  # else its action was answered
-                loop.turns[-1].retrieval_status = status
+            status, detail = _find_status(error), str(error)
+            if builder.turns and not builder.last_observation:  # else the last action was answered
+                builder.turns[-1].retrieval_status = status
         timings.total_s = time.perf_counter() - begin
-        trajectory = loop.trajectory()
+        trajectory = builder.build()
         trajectory.status, trajectory.status_detail = status, detail
-        return self._sign(trajectory, prompt, sample, timings)
+        return self._complete(trajectory, prompt, sample, timings)
 
-    async def _turns(self, loop: Loop, prompt: Prompt, sample: int, timings: Timings, on_event: OnEvent | None) -> None:
-        environment, episode = loop.environment, loop.episode
-        while (context := loop.next_context()) is not None:
-            with self._failures_of(environment):
+    async def _run_turns(
+        self,
+        builder: TrajectoryBuilder,
+        prompt: Prompt,
+        sample: int,
+        timings: Timings,
+        on_event: OnEvent | None,
+    ) -> None:
+        """Generate and act until the trajectory ends."""
+        environment, episode = builder.environment, builder.episode
+        while (context := builder.next_context()) is not None:
+            with self._wrap_errors_of(environment):
                 budget = environment.budget(episode)
                 length = min(budget.max_tokens, self._limits.max_response_length)
-                asked = request(
+                request = build_request(
                     prompt.sampling,
                     context,
                     length,
@@ -218,41 +235,41 @@ class Agent:
                     episode.turn,
                     environment.stops,
                     budget.min_tokens,
-                    _affinity(prompt),
+                    _build_affinity(prompt),
                 )
             start = time.perf_counter()
             try:
-                generation = await self._generate(asked, episode.turn)
+                generation = await self._generate(request, episode.turn)
             finally:
                 timings.generate_s += time.perf_counter() - start
-            with self._failures_of(environment):
-                action = loop.add_generation(generation)
+            with self._wrap_errors_of(environment):
+                action = builder.add_generation(generation)
             if on_event is not None:
-                acted = RunStreamResponse(sample=sample, text=loop.spans[-1].text)
-                acted.acted.CopyFrom(loop.turns[-1])
+                acted = RunStreamResponse(sample=sample, text=builder.spans[-1].text)
+                acted.acted.CopyFrom(builder.turns[-1])
                 on_event(acted)
-            if not loop.searching or action.kind == ActionKind.ACTION_KIND_ANSWER:
+            if not builder.may_act or action.kind == ActionKind.ACTION_KIND_ANSWER:
                 continue
             if action.kind == ActionKind.ACTION_KIND_INVALID:
-                with self._failures_of(environment):
-                    loop.add_feedback()
+                with self._wrap_errors_of(environment):
+                    builder.add_feedback()
             else:
                 start = time.perf_counter()
                 try:
-                    facts: tracing.Attributes = {"forage.turn": episode.turn, "forage.tag": action.tag}
-                    with self._failures_of(environment), tracing.span("rollout.respond", facts):
-                        loop.add_observation(await environment.respond(action, episode))
+                    attributes: tracing.Attributes = {"forage.turn": episode.turn, "forage.tag": action.tag}
+                    with self._wrap_errors_of(environment), tracing.span("rollout.respond", attributes):
+                        builder.add_observation(await environment.respond(action, episode))
                 finally:
                     timings.retrieve_s += time.perf_counter() - start
-            if on_event is not None and loop.observed:
-                observed = RunStreamResponse(sample=sample, text=loop.observed)
-                observed.observed.CopyFrom(loop.turns[-1])
+            if on_event is not None and builder.last_observation:
+                observed = RunStreamResponse(sample=sample, text=builder.last_observation)
+                observed.observed.CopyFrom(builder.turns[-1])
                 on_event(observed)
 
-    async def _generate(self, asked: Request, turn: int) -> Generation:
-        facts: tracing.Attributes = {"forage.turn": turn, "forage.context_tokens": len(asked.token_ids)}
-        with tracing.span("rollout.generate", facts, kind=SpanKind.CLIENT) as span:
-            generation = await self._engine.generate(asked)
+    async def _generate(self, request: Request, turn: int) -> Generation:
+        attributes: tracing.Attributes = {"forage.turn": turn, "forage.context_tokens": len(request.token_ids)}
+        with tracing.span("rollout.generate", attributes, kind=SpanKind.CLIENT) as span:
+            generation = await self._engine.generate(request)
             span.set_attributes(
                 {"forage.tokens": len(generation.token_ids), "forage.hit_length": generation.hit_length}
             )
@@ -261,8 +278,8 @@ class Agent:
             return generation
 
     @contextmanager
-    def _failures_of(self, environment: Environment) -> Iterator[None]:
-        """Errors of a service pass; whatever else an environment's own code raises is named after it and counted."""
+    def _wrap_errors_of(self, environment: Environment) -> Iterator[None]:
+        """Let errors of services pass; wrap and count any other exception of the environment's own code."""
         try:
             yield
         except (UnavailableError, RefusedError, MalformedReplyError):
@@ -273,13 +290,15 @@ class Agent:
             log.exception("environment_failed", environment=name)
             raise EnvironmentFailedError(f"environment {name}: {type(error).__name__}: {error}") from error
 
-    def _sign(self, trajectory: Trajectory, prompt: Prompt, sample: int, timings: Timings) -> Trajectory:
+    def _complete(self, trajectory: Trajectory, prompt: Prompt, sample: int, timings: Timings) -> Trajectory:
+        """Add identity, timings and the name of this replica."""
         whole = with_prompt_identity(trajectory, prompt, sample)
         whole.timings.CopyFrom(timings)
         whole.replica = self._replica
         return whole
 
-    async def _score(self, trajectories: Sequence[Trajectory]) -> None:
+    async def _score_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
+        """Score the trajectories without a failure in one call; a failing reward fails them all."""
         whole = [t for t in trajectories if t.status == Status.STATUS_OK]
         if not whole:
             return
@@ -290,18 +309,19 @@ class Agent:
         except (UnavailableError, grpc.RpcError, MalformedReplyError) as error:
             log.warning("scoring_failed", group=whole[0].group_uid, detail=str(error))
             for trajectory in whole:
-                trajectory.status, trajectory.status_detail = _status_of(error), str(error)
+                trajectory.status, trajectory.status_detail = _find_status(error), str(error)
                 trajectory.score.CopyFrom(Score(status=trajectory.status, detail=str(error)))
         else:
             for trajectory, item in zip(whole, scored, strict=True):
                 trajectory.score.CopyFrom(item.score)
                 trajectory.validation_score.CopyFrom(item.validation_score)
+                # An abstention is not a failure: the trainer leaves it out of loss and baseline by its score.
                 if item.score.status not in (Status.STATUS_OK, Status.STATUS_ABSTAIN):
                     trajectory.status, trajectory.status_detail = item.score.status, item.score.detail
         for trajectory in whole:
             trajectory.timings.score_s = time.perf_counter() - start
 
-    def _count(self, trajectory: Trajectory) -> None:
+    def _count_trajectory(self, trajectory: Trajectory) -> None:
         counts, timings = self.counts, trajectory.timings
         counts.trajectories += 1
         counts.failed_trajectories += trajectory.status != Status.STATUS_OK
@@ -320,14 +340,14 @@ class Agent:
         counts.score_seconds += timings.score_s
 
 
-def _affinity(prompt: Prompt) -> str:
+def _build_affinity(prompt: Prompt) -> str:
     return f"{prompt.run_id}/{prompt.group_uid}"
 
 
-def _status_of(error: Exception) -> Status.ValueType:
-    """The status of a trajectory whose call to another service failed."""
+def _find_status(error: Exception) -> Status.ValueType:
+    """The status of a trajectory whose call of another service failed."""
     if isinstance(error, UnavailableError):
         return Status.STATUS_TIMEOUT
-    refused = isinstance(error, RefusedError)
-    refused |= isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    return Status.STATUS_INVALID_INPUT if refused else Status.STATUS_INTERNAL
+    is_refused = isinstance(error, RefusedError)
+    is_refused |= isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    return Status.STATUS_INVALID_INPUT if is_refused else Status.STATUS_INTERNAL

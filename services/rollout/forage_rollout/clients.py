@@ -1,4 +1,4 @@
-"""The services that a trajectory calls: the retriever over HTTP, the reward over gRPC."""
+"""Interfaces of the services that a trajectory calls: the retriever over HTTP, the reward over gRPC."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 
 
 class Retriever(Protocol):
-    """What a trajectory needs of `forage_common.clients.retriever.RetrieverClient`."""
+    """The part of `forage_common.clients.retriever.RetrieverClient` that environments use."""
 
     async def search(self, queries: Sequence[str]) -> SearchResult:
-        """Documents for each query.
+        """Search documents for each query.
 
         Raises:
             UnavailableError: no answer within the deadline.
-            RefusedError: the retriever will not serve this search.
-            MalformedReplyError: the answer is not of the wire format.
+            RefusedError: the retriever rejects this search.
+            MalformedReplyError: the reply does not have the wire format.
         """
         ...
 
 
 class Reward(Protocol):
+    """The part of `forage_common.clients.reward.RewardClient` that the agent uses."""
+
     async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
-        """Scores in the order of the items.
+        """Score items; returns the scores in their order.
 
         Raises:
             UnavailableError: no answer within the deadline.
-            grpc.RpcError: the reward refused the request.
-            MalformedReplyError: the answer does not match the items.
+            grpc.RpcError: the reward rejects the request.
+            MalformedReplyError: the reply does not match the items.
         """
         ...

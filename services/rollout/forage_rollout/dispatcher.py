@@ -1,7 +1,15 @@
-"""Takes prompts off the stream, has them run, and writes their groups back, each exactly once.
+"""Claims prompts from the stream, runs them, and writes their groups to the stream of trajectories.
 
-A prompt stays pending until its group is written in the same transaction. While it is worked on it is kept alive;
-entries of a worker that fell silent are reclaimed. Nothing here ends because Redis or an engine is away.
+Each group is written exactly once, whichever worker dies when:
+
+- A claimed prompt stays pending in Redis until `finish` acknowledges it in the transaction that writes its group. There
+  is no moment at which a prompt is acknowledged and its group is not on the stream.
+- While a prompt is worked on, `keep_alive` resets its idle time. A worker that dies stops doing so, and another worker
+  reclaims its prompts after `redis.reclaim_idle_s`.
+- A worker that was only slow may finish a prompt that another has reclaimed. `finish` writes the group of the first and
+  tells the second that it was a duplicate.
+
+An unavailable Redis, engine, retriever or reward delays the work and never ends it.
 """
 
 from __future__ import annotations
@@ -28,16 +36,18 @@ RunGroup = Callable[[Prompt], Awaitable[TrajectoryGroup]]
 WaitForPolicy = Callable[[int, int, float], Awaitable[Policy | None]]
 WaitForServices = Callable[[], Awaitable[None]]
 BLOCK_S = 1.0
-RETRY_S = 0.5
-POLL_S = 0.1
-POLICY_WAIT_S = 20.0
+RETRY_INTERVAL_S = 0.5
+POLL_INTERVAL_S = 0.1
+POLICY_TIMEOUT_S = 20.0
 MAX_RUNS = 5
-_FILL = 4  # trajectories in flight for each that an engine can run: many wait for a search or for their group's slowest
+# Trajectories in flight for each that an engine can run at once: many wait for a search, or have ended and wait for the
+# slowest of their group.
+_OVERCOMMIT = 4
 
 
 @dataclass
 class DispatchCounts:
-    """What a dispatcher has done since it started."""
+    """Totals since a dispatcher started, and the groups in flight."""
 
     groups_in_flight: int = 0
     groups_done: int = 0
@@ -56,10 +66,10 @@ class Dispatcher:
 
     Args:
         run_group: runs a prompt; raises when the engine fails, and is then called again.
-        wait_for_policy: (version, epoch, seconds) → the oldest policy that an engine serves, waiting for that one at
-            most so long; None where there is no engine in service.
-        wait_for_services: returns once retriever and reward are ready. Awaited before the first prompt is taken,
-            and again when a group came back with a trajectory that failed.
+        wait_for_policy: (version, epoch, time-out in seconds) → the oldest policy that an engine serves, once that is
+            at least the given one or the time is over; None where no engine is in service.
+        wait_for_services: returns once retriever and reward are ready. Awaited before the first prompt is claimed, and
+            again after a group with a failed trajectory: more prompts would only fail, too.
     """
 
     def __init__(
@@ -74,24 +84,26 @@ class Dispatcher:
         self._run_group = run_group
         self._wait_for_policy = wait_for_policy
         self._wait_for_services = wait_for_services
-        self._services_in_doubt = True
+        self._must_check_services = True
         rollout = settings.rollout
-        self._most_groups = rollout.max_groups_in_flight
-        self._most_trajectories = rollout.max_trajectories_in_flight or (
-            _FILL * rollout.engine.max_num_seqs * rollout.engine_replicas.max
+        self._max_groups = rollout.max_groups_in_flight
+        self._max_trajectories = rollout.max_trajectories_in_flight or (
+            _OVERCOMMIT * rollout.engine.max_num_seqs * rollout.engine_replicas.max
         )
-        self._usual_samples = rollout.n
+        self._samples_per_group = rollout.n
         self._reclaim_s = settings.redis.reclaim_idle_s / 2
         self._keep_alive_s = min(3.0, settings.redis.reclaim_idle_s / 3)
-        # A group stays on the stream until the checkpoint that holds its step: twice what a working trainer leaves.
+        # The trainer acknowledges a group when the checkpoint of its step is durable. A working trainer leaves up to
+        # this many groups on the stream; twice as many mean that it is down, and more groups would only fill Redis.
         trainer = settings.trainer
-        self._largest_backlog = 2 * settings.data.train_batch_size * (trainer.save_freq + trainer.max_staleness + 1)
+        self._max_backlog = 2 * settings.data.train_batch_size * (trainer.save_freq + trainer.max_staleness + 1)
         self._consumer = f"rollout-{uuid.uuid4().hex[:12]}"
-        self._held: dict[bytes, asyncio.Task[None]] = {}
+        self._claimed: dict[bytes, asyncio.Task[None]] = {}
         self._samples: dict[bytes, int] = {}
-        # Engines only move on, and one that starts begins with what is announced: nobody needs to be asked again.
+        # (epoch, version) that every engine serves. Engines never go back, and a new one starts with the announced
+        # policy: for what was reached once, engines need not be asked again.
         self._reached = (0, -1)
-        self._versions = not settings.rollout.engine.endpoint
+        self._engines_load_policies = not settings.rollout.engine.endpoint
         self._draining = False
         self.counts = DispatchCounts()
 
@@ -99,113 +111,117 @@ class Dispatcher:
         """Work until cancelled."""
         while True:
             try:
-                await self._redis(self._streams.create_groups)
+                await self._call_redis(self._streams.create_groups)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._keep_alive())
                     tasks.create_task(self._reclaim())
-                    tasks.create_task(self._take())
-            except* Exception:  # protects the groups in flight from an answer of Redis that nobody foresaw
+                    tasks.create_task(self._claim())
+            except* Exception:  # protects the groups in flight from an unforeseen error
                 self.counts.restarts += 1
-                log.exception("dispatcher_restarts", held=len(self._held))
-                await asyncio.sleep(RETRY_S)
+                log.exception("dispatcher_restarts", claimed=len(self._claimed))
+                await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def drain(self, timeout_s: float) -> int:
-        """Take no more prompts and let the held ones end; the rest stays pending for another worker to reclaim.
+        """Claim no more prompts and let the claimed ones end; the rest stay pending for another worker to reclaim.
 
         Returns:
-            How many did not end within the time.
+            Number of prompts that did not end within the time.
         """
         self._draining = True
-        if self._held:
-            await asyncio.wait(list(self._held.values()), timeout=timeout_s)
-        left = list(self._held.values())
+        if self._claimed:
+            await asyncio.wait(list(self._claimed.values()), timeout=timeout_s)
+        left = list(self._claimed.values())
         for task in left:
             task.cancel()
         log.info("drained", groups_left=len(left))
         return len(left)
 
-    def _free(self) -> int:
-        """How many more groups may run, taking for granted that each has `rollout.n` samples."""
+    def _count_free(self) -> int:
+        """Number of groups that may be claimed, if each has `rollout.n` samples."""
         if self._draining:
             return 0
-        groups = (self._most_trajectories - sum(self._samples.values())) // self._usual_samples
-        if not self._held:
-            groups = max(1, groups)
-        return min(self._most_groups - len(self._held), groups)
+        groups = (self._max_trajectories - sum(self._samples.values())) // self._samples_per_group
+        if not self._claimed:
+            groups = max(1, groups)  # a group larger than the limit runs alone
+        return min(self._max_groups - len(self._claimed), groups)
 
-    async def _take(self) -> None:
+    async def _claim(self) -> None:
         while not self._draining:
-            if self._services_in_doubt:
+            if self._must_check_services:
                 await self._wait_for_services()
-                self._services_in_doubt = False
-            free = self._free()
+                self._must_check_services = False
+            free = self._count_free()
             if free <= 0:
-                if self._held:
-                    await asyncio.wait(list(self._held.values()), return_when=asyncio.FIRST_COMPLETED)
+                if self._claimed:
+                    await asyncio.wait(list(self._claimed.values()), return_when=asyncio.FIRST_COMPLETED)
                 continue
-            if await self._redis(self._streams.count_backlog, self._streams.trajectories) >= self._largest_backlog:
-                self.counts.backpressure_seconds += RETRY_S
-                await asyncio.sleep(RETRY_S)
+            if await self._call_redis(self._streams.count_backlog, self._streams.trajectories) >= self._max_backlog:
+                self.counts.backpressure_seconds += RETRY_INTERVAL_S
+                await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
-            for entry in await self._redis(self._streams.claim_prompts, self._consumer, free, BLOCK_S):
+            for entry in await self._call_redis(self._streams.claim_prompts, self._consumer, free, BLOCK_S):
                 self._start(entry)
 
     async def _reclaim(self) -> None:
+        """Take over prompts whose worker stopped keeping them alive."""
         while not self._draining:
-            free = 0 if self._services_in_doubt else self._free()
+            free = 0 if self._must_check_services else self._count_free()
             if free > 0:
-                for entry in await self._redis(self._streams.reclaim_prompts, self._consumer, free):
-                    if entry.id not in self._held:
+                for entry in await self._call_redis(self._streams.reclaim_prompts, self._consumer, free):
+                    if entry.id not in self._claimed:  # our own: Redis was unavailable for longer than the idle time
                         self.counts.groups_reclaimed += 1
                         self._start(entry)
             await asyncio.sleep(self._reclaim_s)
 
     async def _keep_alive(self) -> None:
+        """Reset the idle time of claimed prompts, also while draining, so that no other worker reclaims them."""
         while True:
             await asyncio.sleep(self._keep_alive_s)
-            await self._redis(self._streams.keep_alive, self._consumer, list(self._held))
+            await self._call_redis(self._streams.keep_alive, self._consumer, list(self._claimed))
 
     def _start(self, entry: Entry[Prompt]) -> None:
         if self._draining:
-            return
-        task = supervise(self._work(entry), entry.message.group_uid)
-        self._held[entry.id] = task
+            return  # stays pending for another worker
+        task = supervise(self._trace_group(entry), entry.message.group_uid)
+        self._claimed[entry.id] = task
         self._samples[entry.id] = entry.message.samples
-        self.counts.groups_in_flight = len(self._held)
-        task.add_done_callback(lambda _: self._drop(entry.id))
+        self.counts.groups_in_flight = len(self._claimed)
+        task.add_done_callback(lambda _: self._forget(entry.id))
 
-    def _drop(self, id: bytes) -> None:
-        self._held.pop(id, None)
+    def _forget(self, id: bytes) -> None:
+        self._claimed.pop(id, None)
         self._samples.pop(id, None)
-        self.counts.groups_in_flight = len(self._held)
+        self.counts.groups_in_flight = len(self._claimed)
 
-    async def _work(self, entry: Entry[Prompt]) -> None:
+    async def _trace_group(self, entry: Entry[Prompt]) -> None:
         prompt = entry.message
-        facts: tracing.Attributes = {
+        attributes: tracing.Attributes = {
             "forage.group": prompt.group_uid,
             "forage.batch": prompt.batch,
             "forage.samples": prompt.samples,
             "forage.attempt": prompt.attempt,
         }
-        with tracing.span("rollout.group", facts, kind=SpanKind.CONSUMER, parent=prompt.traceparent) as span:
+        with tracing.span("rollout.group", attributes, kind=SpanKind.CONSUMER, parent=prompt.traceparent) as span:
             tracing.attach_trace_context(prompt, span)
-            await self._finish(entry, span)
+            await self._process(entry, span)
 
-    async def _finish(self, entry: Entry[Prompt], span: tracing.Span) -> None:
-        """Run a prompt and write its group, unless no engine can run it now."""
+    async def _process(self, entry: Entry[Prompt], span: tracing.Span) -> None:
+        """Run a prompt and write its group, or release the prompt where its policy is not served in time."""
         prompt = entry.message
-        if not await self._policy_reached(prompt):
-            # Left pending: whoever reclaims it waits again, and prompts that can run come first.
+        if not await self._wait_until_policy_served(prompt):
+            # Not acknowledged and no longer kept alive: another worker reclaims it after the idle time, and prompts
+            # that can run now come first.
             self.counts.groups_released += 1
             span.add_event("released", {"forage.min_policy_version": prompt.min_policy_version})
             log.warning("prompt_released", group=prompt.group_uid, min_policy_version=prompt.min_policy_version)
             return
-        group = await self._run(prompt)
+        group = await self._run_with_retries(prompt)
         if any(trajectory.status != Status.STATUS_OK for trajectory in group.trajectories):
-            self._services_in_doubt = True
+            self._must_check_services = True
         with tracing.span("rollout.write", kind=SpanKind.PRODUCER) as writing:
             group.traceparent = tracing.traceparent(writing) or group.traceparent
-            written = await self._redis(self._streams.finish, entry, group)
+            # One transaction writes the group and acknowledges the prompt, or does nothing where it was written before.
+            written = await self._call_redis(self._streams.finish, entry, group)
             writing.set_attributes({"forage.duplicate": not written})
         if written:
             self.counts.groups_done += 1
@@ -214,31 +230,34 @@ class Dispatcher:
             self.counts.groups_duplicated += 1
             log.info("group_was_done_elsewhere", group=group.group_uid, batch=group.batch)
 
-    async def _policy_reached(self, prompt: Prompt) -> bool:
-        if not self._versions:
+    async def _wait_until_policy_served(self, prompt: Prompt) -> bool:
+        """Whether engines serve the prompt's `min_policy_version`, after waiting `POLICY_TIMEOUT_S` at most."""
+        if not self._engines_load_policies:
             return True
-        deadline = time.monotonic() + POLICY_WAIT_S
+        deadline = time.monotonic() + POLICY_TIMEOUT_S
         while (left := deadline - time.monotonic()) > 0:
-            announced = await self._redis(self._streams.read_policy)
+            announced = await self._call_redis(self._streams.read_policy)
             if announced is None:
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
+            # Of the epoch announced now: versions of two epochs cannot be compared, and the latest trainer counts.
             version, epoch = prompt.min_policy_version, announced.epoch
             if self._reached >= (epoch, max(version, announced.version)):
                 return True
             try:
                 served = await self._wait_for_policy(version, epoch, min(left, 5.0))
-            except Exception as error:  # noqa: BLE001 - protects the prompt from an engine that is starting again
+            except Exception as error:  # noqa: BLE001 - protects the prompt from an engine that is restarting
                 log.warning("waiting_for_engine", detail=str(error))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             if served is not None and (served.epoch, served.version) >= (epoch, version):
                 self._reached = max(self._reached, (served.epoch, served.version))
                 return True
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
         return False
 
-    async def _run(self, prompt: Prompt) -> TrajectoryGroup:
+    async def _run_with_retries(self, prompt: Prompt) -> TrajectoryGroup:
+        """Run a prompt again while engines fail under it; after `MAX_RUNS` the group fails with a status."""
         detail = ""
         for attempt in range(MAX_RUNS):
             try:
@@ -248,23 +267,23 @@ class Dispatcher:
                 self.counts.runs_repeated += 1
                 tracing.current_span().add_event("run_failed", {"forage.error": detail})
                 log.warning("group_failed", group=prompt.group_uid, attempt=attempt, detail=detail)
-                await asyncio.sleep(RETRY_S * 2**attempt)
+                await asyncio.sleep(RETRY_INTERVAL_S * 2**attempt)
         self.counts.groups_failed += 1
-        return _given_up(prompt, f"given up after {MAX_RUNS} runs ({detail})")
+        return _build_failed_group(prompt, f"given up after {MAX_RUNS} runs ({detail})")
 
-    async def _redis(self, function: Callable[..., T], *args: Any) -> T:
-        """Call the stream client off the event loop, for as long as it takes Redis to come back."""
+    async def _call_redis(self, function: Callable[..., T], *args: Any) -> T:
+        """Call the stream client in a thread, repeatedly while Redis is unavailable: results in memory are not lost."""
         while True:
             try:
                 return await asyncio.to_thread(function, *args)
             except UnavailableError as error:
                 self.counts.redis_waits += 1
-                tracing.current_span().add_event("redis_away")
-                log.warning("waiting_for_redis", detail=str(error), held=len(self._held))
-                await asyncio.sleep(RETRY_S)
+                tracing.current_span().add_event("redis_unavailable")
+                log.warning("waiting_for_redis", detail=str(error), claimed=len(self._claimed))
+                await asyncio.sleep(RETRY_INTERVAL_S)
 
 
-def _given_up(prompt: Prompt, detail: str) -> TrajectoryGroup:
+def _build_failed_group(prompt: Prompt, detail: str) -> TrajectoryGroup:
     failed = Trajectory(status=Status.STATUS_INTERNAL, status_detail=detail)
     return build_group(
         prompt, [with_prompt_identity(failed, prompt, sample) for sample in range(max(0, prompt.samples))]
@@ -272,12 +291,12 @@ def _given_up(prompt: Prompt, detail: str) -> TrajectoryGroup:
 
 
 def supervise(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """A background task whose unexpected end is logged; keep the reference."""
+    """Start a background task whose unexpected end is logged; the caller must keep the reference."""
     task = asyncio.create_task(work, name=name)
 
-    def ended(done: asyncio.Task[None]) -> None:
+    def log_failure(done: asyncio.Task[None]) -> None:
         if not done.cancelled() and done.exception() is not None:
             log.error("task_failed", task=name, exc_info=done.exception())
 
-    task.add_done_callback(ended)
+    task.add_done_callback(log_failure)
     return task

@@ -1,14 +1,12 @@
-"""Prometheus metrics of the whole service, from the counts that its processes report.
-
-A count is a number under a name, which may carry labels as Prometheus writes them: `calls{service="reward"}`.
-"""
+"""Prometheus metrics of the whole service: a collector that sums what the replicas of all deployments report."""
 
 from __future__ import annotations
 
-import re
+import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -19,7 +17,12 @@ from forage_common.clients.circuit import OPEN, OPENED
 from forage_common.telemetry.trace_context import DROPPED
 from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
 
-Counts = Mapping[str, float]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+CountKey = tuple[str, ...]
+"""The name of a count, then the value of each of its labels in the order of `_LABELS`."""
+Counts = Mapping[CountKey, float]
 _PREFIX = "forage_rollout_"
 _GAUGES = {
     "circuit_open": "Circuits that are open: the service is left alone for a moment",
@@ -34,7 +37,7 @@ _GAUGES = {
     "samples_in_flight": "Trajectories being worked on",
     "trajectories_on_stream": "Groups on the stream until the trainer has a checkpoint of their step",
 }
-_HELP = {
+_COUNTERS = {
     "adapter_loads": "LoRA adapters loaded",
     "backpressure_seconds": "Time without new prompts because the trainer has not read what was written",
     "busy_seconds": "Time of engines with at least one request",
@@ -74,7 +77,7 @@ _HELP = {
     "unfinished_trajectories": "Trajectories that ended without an answer",
     "wait_seconds": "Time of trajectories between their issue and their start",
 }
-_LABELLED = {
+_LABELS = {
     "call_retries": ("service",),
     "calls_given_up": ("service",),
     "circuit_open": ("service",),
@@ -82,19 +85,16 @@ _LABELLED = {
     "replicas": ("deployment",),
     "spans_dropped": ("reason",),
 }
-_LABELS = re.compile(r'(\w+)="([^"]*)"')
-_VERSION = "tokens_of_version"
 _VERSIONS_KEPT = 32
-_STALENESS = (0, 1, 2, 3, 4, 8, 16)
+_STALENESS_BUCKETS = (0, 1, 2, 3, 4, 8, 16)
 
 
-def count_name(name: str, **labels: object) -> str:
-    """The name of a count with labels."""
-    inner = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
-    return f"{name}{{{inner}}}" if inner else name
+def to_counts(fields: DataclassInstance) -> dict[CountKey, float]:
+    """The fields of a dataclass as counts without labels."""
+    return {(name,): value for name, value in asdict(fields).items()}
 
 
-def call_counts() -> dict[str, float]:
+def read_call_counts() -> dict[CountKey, float]:
     """Calls of this process that were repeated or given up, and the circuits of the services that it calls."""
     metrics: dict[str, Counter | Gauge] = {
         "call_retries": RETRIED,
@@ -102,17 +102,17 @@ def call_counts() -> dict[str, float]:
         "circuits_opened": OPENED,
         "circuit_open": OPEN,
     }
-    return _counts(metrics)
+    return _read(metrics)
 
 
-def span_counts() -> dict[str, float]:
-    """Spans of this process that did not reach the collector."""
-    return _counts({"spans_dropped": DROPPED})
+def read_span_counts() -> dict[CountKey, float]:
+    """Spans of this process that did not reach the collector of traces."""
+    return _read({"spans_dropped": DROPPED})
 
 
-def _counts(metrics: Mapping[str, Counter | Gauge]) -> dict[str, float]:
+def _read(metrics: Mapping[str, Counter | Gauge]) -> dict[CountKey, float]:
     return {
-        count_name(name, **sample.labels): sample.value
+        (name, *(sample.labels[label] for label in _LABELS[name])): sample.value
         for name, metric in metrics.items()
         for family in metric.collect()
         for sample in family.samples
@@ -121,109 +121,73 @@ def _counts(metrics: Mapping[str, Counter | Gauge]) -> dict[str, float]:
 
 
 class VersionTokens:
-    """Tokens that were sampled under each of the latest versions of the policy."""
+    """Tokens that were sampled under each of the latest versions of the policy.
+
+    Attributes:
+        counts: (epoch, version) → tokens.
+    """
 
     def __init__(self) -> None:
-        self._tokens: dict[tuple[int, int], int] = {}
+        self.counts: dict[tuple[int, int], int] = {}
 
-    def add(self, group: TrajectoryGroup) -> None:
-        """Count what the group was sampled under."""
+    def add_group(self, group: TrajectoryGroup) -> None:
+        """Count the tokens of the group by the policy that sampled them."""
         for trajectory in group.trajectories:
             for segment in trajectory.segments:
                 key = (segment.epoch, segment.version)
-                self._tokens[key] = self._tokens.get(key, 0) + segment.end - segment.begin
-        for old in sorted(self._tokens)[:-_VERSIONS_KEPT]:
-            del self._tokens[old]
-
-    @property
-    def counts(self) -> dict[str, float]:
-        return {count_name(_VERSION, epoch=e, version=v): n for (e, v), n in self._tokens.items()}
+                self.counts[key] = self.counts.get(key, 0) + segment.end - segment.begin
+        for old in sorted(self.counts)[:-_VERSIONS_KEPT]:
+            del self.counts[old]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one replica says of itself.
+    """What one replica reports about itself.
 
     Attributes:
-        replica: names its process; a replica that starts again has another name.
+        replica: names its process; a replica that is started again has another name.
         counts: since it started.
         serving: engines only; None = nothing published.
+        version_tokens: agents only, see `VersionTokens.counts`.
     """
 
     replica: str
     counts: Counts
     serving: Policy | None = None
+    version_tokens: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
-class Totals:
-    """Sums over replicas. Those that only grow go on growing when a replica ends or starts again."""
+class _Increments:
+    """Growth of each number of each replica since it was read last.
+
+    Sums over increments go on growing when a replica ends or is started again, as Prometheus expects of a counter.
+    """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], float] = {}
-        self._sums: dict[str, float] = {}
+        self._last: dict[tuple[str, Any], float] = {}
 
-    def add(self, snapshots: Iterable[Snapshot]) -> dict[str, float]:
-        """All sums after another look at the replicas."""
-        gauges: dict[str, float] = {}
-        for snapshot in snapshots:
-            for name, value in snapshot.counts.items():
-                base = name.partition("{")[0]
-                if base in _GAUGES:
-                    gauges[name] = gauges.get(name, 0.0) + value
-                elif base != _VERSION:
-                    key = (snapshot.replica, name)
-                    self._sums[name] = self._sums.get(name, 0.0) + max(0.0, value - self._seen.get(key, 0.0))
-                    self._seen[key] = value
-        return self._sums | gauges
+    def read(self, replica: str, key: Any, value: float) -> float:
+        last = self._last.get((replica, key), 0.0)
+        self._last[replica, key] = value
+        return max(0.0, value - last)
 
 
-@dataclass
-class Staleness:
-    """How many versions behind the announced policy tokens were sampled, looked at when their group ended."""
-
-    tokens: dict[int, float] = field(default_factory=dict)
-    _seen: dict[tuple[str, str], float] = field(default_factory=dict)
-
-    def add(self, snapshots: Iterable[Snapshot], announced: Policy | None) -> None:
-        """Count the tokens since the last look. Before anything is announced there is nothing to be behind of."""
-        seen: dict[tuple[str, str], float] = {}
-        for snapshot in snapshots:
-            for name, value in snapshot.counts.items():
-                if not name.startswith(_VERSION):
-                    continue
-                key = (snapshot.replica, name)
-                seen[key] = value
-                labels = dict(_LABELS.findall(name))
-                if announced is not None and int(labels["epoch"]) == announced.epoch:
-                    behind = max(0, announced.version - int(labels["version"]))
-                    new = value - self._seen.get(key, 0.0)
-                    self.tokens[behind] = self.tokens.get(behind, 0.0) + new
-        self._seen |= seen
-
-    def histogram(self) -> Metric:
-        """Cumulative, as Prometheus has it."""
-        buckets = [(str(float(most)), sum(n for b, n in self.tokens.items() if b <= most)) for most in _STALENESS]
-        buckets.append(("+Inf", sum(self.tokens.values())))
-        total = sum(behind * n for behind, n in self.tokens.items())
-        text = "Sampled tokens by the versions that their policy was behind the announced one"
-        return HistogramMetricFamily(_PREFIX + "token_staleness", text, buckets, total)
-
-
-class Shown(Collector):
-    """What `/metrics` shows of the last look at all replicas. Thread-safe."""
+class RolloutCollector(Collector):
+    """`/metrics` as of the last snapshots of all replicas. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._totals = Totals()
-        self._staleness = Staleness()
-        self._counts: dict[str, float] = {}
+        self._increments = _Increments()
+        self._totals: dict[CountKey, float] = {}
+        self._gauges: dict[CountKey, float] = {}
+        self._stale_tokens: dict[int, float] = {}  # versions behind the announced one → tokens
         self._serving: Policy | None = None
         self._announced: Policy | None = None
         self._replicas: dict[str, Policy] = {}
 
     def update(
         self,
-        snapshots: Mapping[str, Iterable[Snapshot]],
+        snapshots: Mapping[str, Sequence[Snapshot]],
         serving: Policy | None,
         announced: Policy | None,
         queues: Mapping[str, int] | None = None,
@@ -233,41 +197,77 @@ class Shown(Collector):
         Args:
             snapshots: of the replicas of each deployment.
             serving: the oldest policy that an engine serves.
-            announced: what engines are to serve.
+            announced: the policy that engines are to serve.
             queues: entries of streams, by the name of their gauge.
         """
-        every = [snapshot for replicas in snapshots.values() for snapshot in replicas]
         with self._lock:
-            self._counts = self._totals.add(every)
-            self._counts |= {count_name("replicas", deployment=n): len(list(r)) for n, r in snapshots.items()}
-            self._counts |= queues or {}
-            self._staleness.add(every, announced)
-            self._replicas = {s.replica: s.serving for s in every if s.serving is not None}
+            self._gauges = {("replicas", deployment): len(found) for deployment, found in snapshots.items()}
+            self._gauges |= {(name,): entries for name, entries in (queues or {}).items()}
+            self._replicas = {}
+            for snapshot in itertools.chain.from_iterable(snapshots.values()):
+                self._add_counts(snapshot)
+                self._add_stale_tokens(snapshot, announced)
+                if snapshot.serving is not None:
+                    self._replicas[snapshot.replica] = snapshot.serving
             self._serving, self._announced = serving, announced
 
-    def get(self, name: str) -> int:
-        """One count of the last look; 0 before there is any."""
+    def get(self, name: str, *labels: str) -> int:
+        """One count of the last snapshots; 0 before there are any."""
         with self._lock:
-            return int(self._counts.get(name, 0))
+            return int((self._totals | self._gauges).get((name, *labels), 0))
 
     def describe(self) -> Iterator[Metric]:
         """Every metric that there may be, without a value."""
-        for base in sorted(_GAUGES | _HELP):
-            yield _family(base, _LABELLED.get(base, ()))
-        yield Staleness().histogram()
-        yield from _policies(Policy(), Policy(), {})
+        yield from map(_build_family, sorted(_GAUGES | _COUNTERS))
+        yield _build_staleness({})
+        yield from _build_policies(Policy(), Policy(), {})
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            counts, serving, announced = dict(self._counts), self._serving, self._announced
-            replicas = self._replicas
-            histogram = self._staleness.histogram()
-        yield from families(counts)
-        yield histogram
-        yield from _policies(serving or Policy(), announced, replicas)
+            counts, stale_tokens = self._totals | self._gauges, dict(self._stale_tokens)
+            serving, announced, replicas = self._serving, self._announced, self._replicas
+        for name, samples in itertools.groupby(sorted(counts.items()), key=lambda item: item[0][0]):
+            family = _build_family(name)
+            for (_, *labels), value in samples:
+                family.add_metric(labels, value)
+            yield family
+        yield _build_staleness(stale_tokens)
+        yield from _build_policies(serving or Policy(), announced, replicas)
+
+    def _add_counts(self, snapshot: Snapshot) -> None:
+        for key, value in snapshot.counts.items():
+            if key[0] in _GAUGES:
+                self._gauges[key] = self._gauges.get(key, 0.0) + value
+            else:
+                new = self._increments.read(snapshot.replica, key, value)
+                self._totals[key] = self._totals.get(key, 0.0) + new
+
+    def _add_stale_tokens(self, snapshot: Snapshot, announced: Policy | None) -> None:
+        """Count new tokens by their staleness now. Before a policy is announced no token can be behind one."""
+        for (epoch, version), tokens in snapshot.version_tokens.items():
+            new = self._increments.read(snapshot.replica, (epoch, version), tokens)
+            if announced is not None and epoch == announced.epoch:
+                behind = max(0, announced.version - version)
+                self._stale_tokens[behind] = self._stale_tokens.get(behind, 0.0) + new
 
 
-def _policies(served: Policy, announced: Policy | None, replicas: Mapping[str, Policy]) -> Iterator[Metric]:
+def _build_family(name: str) -> GaugeMetricFamily | CounterMetricFamily:
+    family = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
+    return family(_PREFIX + name, (_GAUGES | _COUNTERS)[name], labels=_LABELS.get(name, ()))
+
+
+def _build_staleness(tokens: Mapping[int, float]) -> Metric:
+    """A cumulative histogram, as Prometheus stores it, of versions behind → tokens."""
+    buckets = [
+        (str(float(most)), sum(n for behind, n in tokens.items() if behind <= most)) for most in _STALENESS_BUCKETS
+    ]
+    buckets.append(("+Inf", sum(tokens.values())))
+    total = sum(behind * n for behind, n in tokens.items())
+    text = "Sampled tokens by the versions that their policy was behind the announced one"
+    return HistogramMetricFamily(_PREFIX + "token_staleness", text, buckets, total)
+
+
+def _build_policies(served: Policy, announced: Policy | None, replicas: Mapping[str, Policy]) -> Iterator[Metric]:
     yield GaugeMetricFamily(_PREFIX + "policy_version", "Policy version that every engine serves", served.version)
     yield GaugeMetricFamily(_PREFIX + "policy_epoch", "Epoch of the policy that every engine serves", served.epoch)
     if announced is not None:
@@ -278,21 +278,3 @@ def _policies(served: Policy, announced: Policy | None, replicas: Mapping[str, P
     for replica, policy in replicas.items():
         each.add_metric([replica], policy.version)
     yield each
-
-
-def families(counts: Counts) -> Iterator[Metric]:
-    """One metric for each name, with a sample for each set of labels."""
-    grouped: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for name, value in sorted(counts.items()):
-        base, _, labels = name.partition("{")
-        grouped.setdefault(base, []).append((dict(_LABELS.findall(labels)), value))
-    for base, samples in grouped.items():
-        family = _family(base, samples[0][0])
-        for labels_of, value in samples:
-            family.add_metric(list(labels_of.values()), value)
-        yield family
-
-
-def _family(base: str, labels: Iterable[str]) -> GaugeMetricFamily | CounterMetricFamily:
-    text = _GAUGES.get(base) or _HELP.get(base) or base.replace("_", " ").capitalize()
-    return (GaugeMetricFamily if base in _GAUGES else CounterMetricFamily)(_PREFIX + base, text, labels=[*labels])

@@ -102,7 +102,7 @@ async def run(engine: ScriptedEngine, graph: str, reward: str, timeout_s: float 
         messages=[ChatMessage(role="user", content="What is the capital of the country of Lyon?")],
         ground_truth=GroundTruth(targets=["Paris"]),
     )
-    (trajectory,) = (await agent.run(prompt)).trajectories
+    (trajectory,) = (await agent.run_group(prompt)).trajectories
     await agent.close()
     return trajectory
 

@@ -52,7 +52,7 @@ from forage_rollout.deployments.readiness import wait_for_services
 from forage_rollout.dispatcher import Dispatcher
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.loop.tokens import FileTokenizer
-from forage_rollout.metrics import Shown, Snapshot, call_counts
+from forage_rollout.metrics import RolloutCollector, Snapshot, read_call_counts
 
 SEARCH, ANSWER = "<think>hm</think><search> who </search>", "<think>ah</think><answer> me </answer>"
 INJECTIONS = (
@@ -133,7 +133,7 @@ class Speaker:
     def __init__(self, codec: FileTokenizer) -> None:
         self._codec = codec
 
-    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         return self._codec.encode(messages[0]["content"])
 
     async def generate(self, request: Request) -> Generation:
@@ -159,7 +159,7 @@ class Parts:
     async def run(self, **fields: Any) -> tuple[list[Trajectory], float]:
         """(trajectories, seconds that they took)."""
         began = time.monotonic()
-        group = await self.agent.run(prompt(**fields))
+        group = await self.agent.run_group(prompt(**fields))
         return list(group.trajectories), time.monotonic() - began
 
 
@@ -361,8 +361,8 @@ class Front:
 
     def metric(self, name: str) -> float:
         """Of the reward, as the page shows it; 0 where it does not."""
-        shown, registry = Shown(), CollectorRegistry()
-        shown.update({"Agent": [Snapshot("r1", call_counts())]}, None, None)
+        shown, registry = RolloutCollector(), CollectorRegistry()
+        shown.update({"Agent": [Snapshot("r1", read_call_counts())]}, None, None)
         registry.register(shown)
         page = generate_latest(registry).decode()
         lines = [line for line in page.splitlines() if line.startswith(f'forage_rollout_{name}{{service="reward"}} ')]
@@ -384,7 +384,7 @@ async def dispatching(parts: Parts) -> AsyncIterator[Front]:
 
     front = Front(parts)
     streams = StreamClient(settings.redis, "r", 1.0)
-    dispatcher = Dispatcher(settings, streams, parts.agent.run, served, partial(wait_for_services, settings))
+    dispatcher = Dispatcher(settings, streams, parts.agent.run_group, served, partial(wait_for_services, settings))
     task = asyncio.create_task(dispatcher.run())
     yield front
     task.cancel()

@@ -26,9 +26,9 @@ class Scripted(JoinedCluster):
     def deploy(self):
         from ray import serve
         from serve_parts import application
-        from forage_rollout.deployments.application import application_name
+        from forage_rollout.deployments.application import get_application_name
         bound = application(self._settings, ReplicaSettings())
-        serve.run(bound, name=application_name(self._settings), route_prefix=None)
+        serve.run(bound, name=get_application_name(self._settings), route_prefix=None)
 
 configure_logs("rollout")  # to stderr
 settings = load_settings(overrides=sys.argv[1:])
@@ -38,7 +38,8 @@ cluster = cluster if settings.rollout.use_existing_app else Scripted(settings)
 cluster.start()
 for line in sys.stdin:
     if line == "run\\n":
-        print("answers", len(cluster.handle("Dispatcher").many.remote(["g"] * 3, 1).result(timeout_s=60)), flush=True)
+        answers = cluster.get_handle("Dispatcher").many.remote(["g"] * 3, 1).result(timeout_s=60)
+        print("answers", len(answers), flush=True)
 cluster.stop(10.0)
 print("stopped", flush=True)
 """

@@ -113,7 +113,7 @@ async def dispatching(settings: Settings, streams: StreamClient) -> AsyncIterato
         pass
 
     running = agent(settings)
-    task = asyncio.create_task(Dispatcher(settings, streams, running.run, served, ready).run())
+    task = asyncio.create_task(Dispatcher(settings, streams, running.run_group, served, ready).run())
     yield
     task.cancel()
     await asyncio.wait([task])
@@ -170,7 +170,7 @@ async def test_what_is_not_sampled_is_sent_by_nobody_and_has_its_id_all_the_same
     assert {trajectory.status for trajectory in group.trajectories} == {Status.STATUS_OK}
     assert {trajectory.trace_id for trajectory in group.trajectories} == {"ab" * 16}
     sampled = agent(traced.settings)
-    await sampled.run(prompt("3"))
+    await sampled.run_group(prompt("3"))
     await sampled.close()
     spans = await arrived(traced, lambda r: r.named("rollout.run") and r.named("forage.v1.Reward/Score") and r.spans)
     assert "ab" * 16 not in {span.trace_id for span in spans}
@@ -181,7 +181,7 @@ async def test_a_retriever_that_is_away_leaves_failed_spans_and_its_retries(
 ) -> None:
     overrides = [f"retriever.http_address={free_address()}", "rollout.retrieve_timeout_s=0.5"]
     running = agent(load_settings(overrides=overrides, environ={}))
-    group = await running.run(prompt("4"))
+    group = await running.run_group(prompt("4"))
     await running.close()
     assert {trajectory.status for trajectory in group.trajectories} == {Status.STATUS_TIMEOUT}
     trace_id = group.trajectories[0].trace_id

@@ -33,10 +33,10 @@ class ScriptedCluster(LocalCluster):
         from ray import serve
         from serve_parts import application
 
-        from forage_rollout.deployments.application import application_name
+        from forage_rollout.deployments.application import get_application_name
 
         engines = ReplicaSettings(min=REPLICAS, max=REPLICAS)
-        serve.run(application(self._settings, engines), name=application_name(self._settings), route_prefix=None)
+        serve.run(application(self._settings, engines), name=get_application_name(self._settings), route_prefix=None)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def caller() -> Iterator[Any]:
         cluster = ScriptedCluster(Settings())
         try:
             cluster.start()
-            yield cluster.handle("Dispatcher")
+            yield cluster.get_handle("Dispatcher")
         finally:
             cluster.stop(5.0)
 
@@ -68,12 +68,14 @@ def test_what_is_too_much_for_one_replica_spills(caller: Any) -> None:
 
 def test_every_replica_is_reached_by_a_broadcast(caller: Any) -> None:
     policy = Policy(version=3, epoch=1)
-    assert caller.everywhere.remote("update", policy.SerializeToString()).result(timeout_s=200) == [0.25] * REPLICAS
-    snapshots = caller.everywhere.remote("snapshot").result(timeout_s=200)
-    assert len({replica for replica, _, _ in snapshots}) == REPLICAS
-    assert [Policy.FromString(served) for _, served, _ in snapshots] == [policy] * REPLICAS
+    assert (
+        caller.everywhere.remote("load_policy", policy.SerializeToString()).result(timeout_s=200) == [0.25] * REPLICAS
+    )
+    snapshots = caller.everywhere.remote("take_snapshot").result(timeout_s=200)
+    assert len({snapshot.replica for snapshot in snapshots}) == REPLICAS
+    assert [snapshot.serving for snapshot in snapshots] == [policy] * REPLICAS
     with pytest.raises(Exception, match="altered"):
-        caller.everywhere.remote("update", Policy(version=13).SerializeToString()).result(timeout_s=200)
+        caller.everywhere.remote("load_policy", Policy(version=13).SerializeToString()).result(timeout_s=200)
 
 
 def test_a_release_goes_where_the_group_was(caller: Any) -> None:
@@ -114,10 +116,10 @@ def test_replicas_are_added_as_the_queue_grows() -> None:
 
     engines = ReplicaSettings(min=1, max=2, target_ongoing=2, upscale_delay_s=1)
     elastic = serve.run(application(Settings(), engines), name="elastic", route_prefix=None)
-    assert len(elastic.everywhere.remote("snapshot").result(timeout_s=200)) == 1
+    assert len(elastic.everywhere.remote("take_snapshot").result(timeout_s=200)) == 1
     busy = elastic.many.remote(["g"] * 40, 6000)
     deadline = time.monotonic() + 60
-    while len(elastic.everywhere.remote("snapshot").result(timeout_s=200)) < 2:
+    while len(elastic.everywhere.remote("take_snapshot").result(timeout_s=200)) < 2:
         assert time.monotonic() < deadline, "one replica has 40 requests, twice two are wanted, and nothing happens"
         time.sleep(0.5)
     busy.cancel()
@@ -136,11 +138,13 @@ def test_an_endpoint_stands_in_the_engines_place(repository: Path) -> None:
         remote = serve.run(application(settings, ReplicaSettings(), scripted=False), name="remote", route_prefix=None)
         said = remote.many.remote(["g", "h"], 5).result(timeout_s=200)
         assert said == [FileTokenizer(folder).encode("said </x>")[0]] * 2
-        ((_, served, counts),) = remote.everywhere.remote("snapshot").result(timeout_s=200)
-        assert Policy.FromString(served).uri == server.url
-        assert (counts["requests"], counts['circuit_open{service="endpoint"}']) == (2, 0)
+        (snapshot,) = remote.everywhere.remote("take_snapshot").result(timeout_s=200)
+        assert snapshot.serving.uri == server.url
+        assert (snapshot.counts["requests",], snapshot.counts["circuit_open", "endpoint"]) == (2, 0)
         with pytest.raises(PolicyError, match="serves weights of its own"):
-            remote.everywhere.remote("update", Policy(version=1, uri="/x").SerializeToString()).result(timeout_s=200)
+            remote.everywhere.remote("load_policy", Policy(version=1, uri="/x").SerializeToString()).result(
+                timeout_s=200
+            )
         server.failures.append(401)
         with pytest.raises(RefusedError, match=r"look at rollout\.engine\.endpoint_token_file"):
             remote.many.remote(["g"], 5).result(timeout_s=200)

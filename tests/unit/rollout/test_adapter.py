@@ -126,7 +126,7 @@ async def test_logprobs_are_those_of_the_merged_model(parts: Parts, tmp_path: Pa
     assert bare.versions == [(0, 0, 0, len(bare.token_ids))]
     for seed, rank in ((1, 4), (2, 8)):
         policy = write_adapter(tmp_path / str(seed), parts.model, seed, rank)
-        assert await parts.engine.load(policy) == 0.0
+        assert await parts.engine.load_policy(policy) == 0.0
         for _ in range(2):  # the second time from the prefix cache, of this adapter alone
             done = await parts.engine.generate(request)
             expected = logprobs(merged(parts.model, tmp_path / str(seed)), request.token_ids, done.token_ids)
@@ -142,12 +142,12 @@ async def test_a_generation_ends_under_the_adapter_it_began_with_which_then_goes
         policies.append(write_adapter(tmp_path / str(seed), parts.model, seed))
         folders[policies[-1].version] = tmp_path / str(seed)
     old, new = policies
-    await parts.engine.load(old)
+    await parts.engine.load_policy(old)
     requests = [ask(seed, 400) for seed in range(8)]
     running = [asyncio.create_task(parts.engine.generate(request)) for request in requests]
     while parts.engine.counts.requests_running < len(requests):
         await asyncio.sleep(0.01)
-    await parts.engine.load(new)
+    await parts.engine.load_policy(new)
     assert len(await parts.engine.llm.list_loras()) == 2
     late = await parts.engine.generate(ask(99))
     done = [*await asyncio.gather(*running), late]
@@ -164,16 +164,16 @@ async def test_a_generation_ends_under_the_adapter_it_began_with_which_then_goes
 @marked
 async def test_an_adapter_that_is_refused_changes_nothing(parts: Parts, tmp_path: Path) -> None:
     served = write_adapter(tmp_path / "good", parts.model, 5)
-    await parts.engine.load(served)
+    await parts.engine.load_policy(served)
     torn = write_adapter(tmp_path / "torn", parts.model, 6)
     (tmp_path / "torn" / WEIGHTS).write_bytes((tmp_path / "torn" / WEIGHTS).read_bytes()[:-9])
     with pytest.raises(PolicyError, match=r"bytes, announced were"):
-        await parts.engine.load(torn)
+        await parts.engine.load_policy(torn)
     digest = hashlib.sha256((parts.model / "model.safetensors").read_bytes()).hexdigest()
     with pytest.raises(PolicyError, match=r"is a whole policy and rollout\.engine\.max_lora_rank is 8"):
-        await parts.engine.load(Policy(version=next(VERSIONS), epoch=1, uri=str(parts.model), digest=digest))
+        await parts.engine.load_policy(Policy(version=next(VERSIONS), epoch=1, uri=str(parts.model), digest=digest))
     with pytest.raises(PolicyError, match="is not newer than"):
-        await parts.engine.load(served)
+        await parts.engine.load_policy(served)
     assert parts.engine.serving == served
     generation = await parts.engine.generate(ask(1))
     assert generation.versions == [(served.version, 1, 0, len(generation.token_ids))]

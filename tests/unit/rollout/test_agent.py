@@ -24,7 +24,7 @@ from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampli
 from forage_rollout.agent import Agent
 from forage_rollout.environments import Action, Episode, Observation
 from forage_rollout.environments.search import Search
-from forage_rollout.loop.generation import request
+from forage_rollout.loop.generation import build_request
 
 
 class Library(ThreadingHTTPServer):
@@ -126,7 +126,7 @@ SEARCHING = ["<search>one</search>", "<search>two</search>", "<answer>a</answer>
 async def test_a_group_is_searched_scored_and_signed(
     make_agent: MakeAgent, library: Library, judge: tuple[Judge, str], char_codec: Any
 ) -> None:
-    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run(prompt())
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt())
     assert (group.run_id, group.group_uid, group.batch, group.position) == ("r", "g/train/1/0", 4, 5)
     assert [t.id for t in group.trajectories] == [f"r/g/train/1/0/{i}" for i in range(3)]
     assert sorted(library.queries) == ["one"] * 3 + ["two"] * 3
@@ -151,7 +151,9 @@ async def test_a_turn_says_that_a_part_of_the_index_was_missing(
     make_agent: MakeAgent, library: Library, char_codec: Any
 ) -> None:
     library.headers = {"X-Forage-Index-Digest": "front", "X-Forage-Partial": "1"}
-    (trajectory,) = (await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run(prompt(samples=1))).trajectories
+    (trajectory,) = (
+        await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt(samples=1))
+    ).trajectories
     assert trajectory.status == Status.STATUS_OK
     assert [turn.partial_retrieval for turn in trajectory.turns] == [True, True, False]
     assert trajectory.turns[0].provenance.index_digest == "front"
@@ -161,18 +163,18 @@ async def test_every_sample_and_turn_has_a_seed_of_its_own_that_repeats(make_age
     seeds = []
     for _ in range(2):
         engine = ScriptedEngine(char_codec(), SEARCHING)
-        await make_agent(engine).run(prompt())
+        await make_agent(engine).run_group(prompt())
         seeds.append(sorted(asked.seed or 0 for asked in engine.asked))
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 9
-    assert request(Sampling(temperature=1.0), [1], 5, 0, 1).seed is None
+    assert build_request(Sampling(temperature=1.0), [1], 5, 0, 1).seed is None
 
 
 async def test_a_retriever_that_fails_leaves_a_status_and_no_score(
     make_agent: MakeAgent, library: Library, judge: tuple[Judge, str], char_codec: Any
 ) -> None:
     library.status = 503
-    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run(prompt())
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt())
     for trajectory in group.trajectories:
         assert trajectory.status == Status.STATUS_TIMEOUT
         assert trajectory.turns[-1].retrieval_status == Status.STATUS_TIMEOUT
@@ -194,7 +196,7 @@ async def test_an_answer_that_is_none_is_told_apart(
     make_agent: MakeAgent, library: Library, char_codec: Any, status: int, body: bytes, expected: int
 ) -> None:
     library.status, library.body = status, body
-    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run(prompt(samples=1))
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt(samples=1))
     assert group.trajectories[0].status == expected
     assert len(group.trajectories[0].turns) == 1
 
@@ -203,7 +205,7 @@ async def test_a_reward_that_is_away_leaves_a_status_on_every_trajectory(
     make_agent: MakeAgent, char_codec: Any, free_address: Callable[[], str]
 ) -> None:
     agent = make_agent(ScriptedEngine(char_codec(), SEARCHING[2:]), reward=free_address())
-    group = await agent.run(prompt())
+    group = await agent.run_group(prompt())
     assert [t.status for t in group.trajectories] == [Status.STATUS_TIMEOUT] * 3
     assert [t.score.status for t in group.trajectories] == [Status.STATUS_TIMEOUT] * 3
     assert agent.counts.failed_trajectories == 3
@@ -215,7 +217,7 @@ async def test_somebodys_own_question_is_answered_without_a_judge(
     asked = prompt(samples=1)
     asked.purpose = Purpose.PURPOSE_ASK
     agent = make_agent(ScriptedEngine(char_codec(), SEARCHING[2:]), reward=free_address())
-    (trajectory,) = (await agent.run(asked)).trajectories
+    (trajectory,) = (await agent.run_group(asked)).trajectories
     assert trajectory.status == Status.STATUS_OK
     assert not trajectory.HasField("score")
 
@@ -224,7 +226,7 @@ async def test_a_score_that_is_refused_keeps_the_trajectory_out(
     make_agent: MakeAgent, judge: tuple[Judge, str], char_codec: Any
 ) -> None:
     judge[0].status = Status.STATUS_INVALID_INPUT
-    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING[2:])).run(prompt(samples=1))
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING[2:])).run_group(prompt(samples=1))
     (trajectory,) = group.trajectories
     assert (trajectory.status, trajectory.status_detail) == (Status.STATUS_INVALID_INPUT, "judged")
 
@@ -233,7 +235,7 @@ async def test_a_trajectory_that_takes_too_long_is_given_up_with_what_it_has(
     make_agent: MakeAgent, char_codec: Any
 ) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING, delay_s=0.3)
-    group = await make_agent(engine, trajectory_timeout_s=0.5).run(prompt(samples=1))
+    group = await make_agent(engine, trajectory_timeout_s=0.5).run_group(prompt(samples=1))
     trajectory = group.trajectories[0]
     assert trajectory.status == Status.STATUS_TIMEOUT
     assert "trajectory_timeout_s" in trajectory.status_detail
@@ -245,14 +247,14 @@ async def test_a_trajectory_that_takes_too_long_is_given_up_with_what_it_has(
 async def test_a_prompt_that_cannot_be_rendered_is_answered_with_a_status(
     make_agent: MakeAgent, char_codec: Any, messages: list[ChatMessage]
 ) -> None:
-    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run(prompt(messages=messages))
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt(messages=messages))
     assert [t.status for t in group.trajectories] == [Status.STATUS_INVALID_INPUT] * 3
 
 
 async def test_an_engine_that_dies_fails_the_whole_group(make_agent: MakeAgent, char_codec: Any) -> None:
     agent = make_agent(ScriptedEngine(char_codec(), []))  # an IndexError on the first line
     with pytest.raises(ExceptionGroup):
-        await agent.run(prompt())
+        await agent.run_group(prompt())
     assert agent.counts.samples_in_flight == 0
     assert agent.counts.trajectories == 0
 
@@ -261,7 +263,7 @@ async def test_requests_carry_the_stops_of_the_environment_and_the_name_of_the_g
     make_agent: MakeAgent, char_codec: Any
 ) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING)
-    await make_agent(engine).run(prompt())
+    await make_agent(engine).run_group(prompt())
     assert {asked.stop for asked in engine.asked} == {("</search>", "</answer>")}
     assert {asked.affinity for asked in engine.asked} == {"r/g/train/1/0"}
     assert engine.released == [("r/g/train/1/0", 9)]
@@ -270,14 +272,14 @@ async def test_requests_carry_the_stops_of_the_environment_and_the_name_of_the_g
 async def test_a_group_that_fails_is_released_too(make_agent: MakeAgent, char_codec: Any) -> None:
     engine = ScriptedEngine(char_codec(), [])
     with pytest.raises(ExceptionGroup):
-        await make_agent(engine).run(prompt(samples=1))
+        await make_agent(engine).run_group(prompt(samples=1))
     assert engine.released == [("r/g/train/1/0", 1)]
 
 
 async def test_each_generation_and_observation_is_told_as_it_happens(make_agent: MakeAgent, char_codec: Any) -> None:
     told: list[RunStreamResponse] = []
     lines = ["<search>one</search>", "nothing", "<answer>a</answer>"]
-    group = await make_agent(ScriptedEngine(char_codec(), lines)).run(prompt(samples=1), told.append)
+    group = await make_agent(ScriptedEngine(char_codec(), lines)).run_group(prompt(samples=1), told.append)
     spans = [span.text for span in group.trajectories[0].spans]
     assert [event.text for event in told] == spans[1:]
     assert [event.WhichOneof("event") for event in told] == ["acted", "observed", "acted", "observed", "acted"]
@@ -290,7 +292,7 @@ async def test_each_generation_and_observation_is_told_as_it_happens(make_agent:
 async def test_token_ids_are_taken_as_they_are(make_agent: MakeAgent, char_codec: Any) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING[2:])
     asked = prompt(samples=1, messages=[], token_ids=[81, 82])
-    (trajectory,) = (await make_agent(engine).run(asked)).trajectories
+    (trajectory,) = (await make_agent(engine).run_group(asked)).trajectories
     assert engine.asked[0].token_ids == [81, 82]
     assert (trajectory.prompt_length, trajectory.spans[0].text) == (2, "QR")
 
@@ -309,7 +311,7 @@ async def test_a_prompt_that_makes_no_sense_is_answered_with_what_was_expected(
     make_agent: MakeAgent, char_codec: Any, fields: dict[str, Any], words: str
 ) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING)
-    group = await make_agent(engine).run(prompt(**fields))
+    group = await make_agent(engine).run_group(prompt(**fields))
     assert [t.status for t in group.trajectories] == [Status.STATUS_INVALID_INPUT] * 3
     assert words in group.trajectories[0].status_detail
     assert not engine.asked
@@ -322,7 +324,7 @@ async def test_a_prompt_may_have_less_time_than_the_service_gives_but_not_more(
     make_agent: MakeAgent, char_codec: Any, asked_s: float, limit: str
 ) -> None:
     agent = make_agent(ScriptedEngine(char_codec(), SEARCHING, delay_s=5), trajectory_timeout_s=0.3)
-    (trajectory,) = (await agent.run(prompt(samples=1, timeout_s=asked_s))).trajectories
+    (trajectory,) = (await agent.run_group(prompt(samples=1, timeout_s=asked_s))).trajectories
     assert trajectory.status == Status.STATUS_TIMEOUT
     assert limit in trajectory.status_detail
     assert agent.counts.failed_timeout == 1
@@ -361,7 +363,7 @@ async def test_an_environment_that_fails_costs_one_trajectory_and_not_its_group(
 ) -> None:
     monkeypatch.setattr(Search, "respond", moody)
     agent = make_agent(ScriptedEngine(char_codec(), [f"<search>{query}</search>", "<answer>a</answer>"]))
-    failed, whole = (await agent.run(prompt(samples=2))).trajectories
+    failed, whole = (await agent.run_group(prompt(samples=2))).trajectories
     assert (failed.status, failed.status_detail[: len(detail)]) == (status, detail)
     assert failed.turns[-1].retrieval_status == status
     assert not failed.HasField("score")
@@ -372,7 +374,7 @@ async def test_an_environment_that_fails_costs_one_trajectory_and_not_its_group(
 
 async def test_counts_tell_invalid_actions_and_the_wait_in_the_queue(make_agent: MakeAgent, char_codec: Any) -> None:
     agent = make_agent(ScriptedEngine(char_codec(), ["nothing", "<answer>a</answer>"]))
-    await agent.run(prompt(samples=2, issued_unix_ms=round((time.time() - 3) * 1000)))
+    await agent.run_group(prompt(samples=2, issued_unix_ms=round((time.time() - 3) * 1000)))
     counts = agent.counts
     assert (counts.turns, counts.invalid_actions, counts.unfinished_trajectories) == (4, 2, 0)
     assert 5.9 <= counts.wait_seconds < 20

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from forage_cli.main import app
 from forage_common.settings import load_settings
 from forage_common.telemetry.health import Health, serve_health
-from forage_rollout.serve.backend import State
+from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 
 LIMITS = {"max_start_length": 900, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
@@ -25,10 +25,10 @@ LIMITS = {"max_start_length": 900, "max_prompt_length": 5000, "max_obs_length": 
 class Choosy(LineEngine):
     """With a template that does not take every question."""
 
-    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         if "why" in messages[0]["content"]:
             raise ValueError("no reasons are given")
-        return await super().render(messages)
+        return await super().render_chat(messages)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def config(tmp_path: Path, char_codec: Any, free_address: Callable[[], str
     engine.gate.set()
     health = Health()
     health.mark_started()
-    state = State(health, running=True)
+    state = ServiceState(health, running=True)
     server = make_server(addresses["grpc_address"], RolloutApi(AgentBackend(settings, engine), state, 0x110000), None)
     await server.start()
     probes = serve_health(addresses["health_address"], health)
@@ -65,7 +65,7 @@ async def test_a_trajectory_that_came_to_its_end_is_exit_code_0(config: Path) ->
 
 async def test_a_trajectory_that_failed_is_exit_code_1_and_says_why(config: Path) -> None:
     done = await ask(config, "Who, and why?")
-    assert "STATUS_INVALID_INPUT: the chat template refuses the prompt: no reasons are given" in " ".join(
+    assert "STATUS_INVALID_INPUT: the chat template rejects the prompt: no reasons are given" in " ".join(
         done.output.split()
     )
     assert done.exit_code == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from forage_rollout.deployments import reaper
-from forage_rollout.deployments.cluster import claim, remove_abandoned
+from forage_rollout.deployments.cluster import lock_folder, remove_abandoned
 
 
 def test_the_reaper_ends_what_a_killed_process_leaves_behind(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_the_reaper_ends_what_a_killed_process_leaves_behind(tmp_path: Path) -> 
 def test_only_folders_without_a_living_owner_are_removed(tmp_path: Path) -> None:
     for name in ("forage-ray-dead", "forage-ray-alive", "forage-ray-new", "other"):
         (tmp_path / name).mkdir()
-    claim(tmp_path / "forage-ray-dead").close()
-    with claim(tmp_path / "forage-ray-alive"):
+    lock_folder(tmp_path / "forage-ray-dead").close()
+    with lock_folder(tmp_path / "forage-ray-alive"):
         remove_abandoned(tmp_path)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["forage-ray-alive", "forage-ray-new", "other"]

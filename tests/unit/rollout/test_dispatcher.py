@@ -42,7 +42,7 @@ class Served:
         self.refuse = False
         self.out_of_service = ""
 
-    async def load(self, policy: Policy) -> float:
+    async def load_policy(self, policy: Policy) -> float:
         if self.refuse:
             raise PolicyError("altered")
         self.serving = policy
@@ -234,7 +234,7 @@ async def test_a_group_that_never_runs_is_given_back_with_a_status(
 
 
 async def test_a_prompt_waits_for_the_policy_it_asks_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLICY_WAIT_S", 1.0)
+    monkeypatch.setattr(module, "POLICY_TIMEOUT_S", 1.0)
     bench.trainer.issue(prompt(0, min_policy_version=2))
     bench.trainer.issue(prompt(1, min_policy_version=1))
     async with bench.working() as dispatcher:
@@ -326,7 +326,7 @@ async def test_the_follower_loads_newer_policies_and_acknowledges_them(bench: Be
 async def test_an_engine_that_cannot_load_what_is_announced_leaves_service_until_it_can(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "RETRY_S", 0.05)
+    monkeypatch.setattr(follower, "RETRY_INTERVAL_S", 0.05)
     engine = Served(Policy(version=1, epoch=1))
     engine.refuse = True
     task = asyncio.create_task(follow_policy(StreamClient(bench.settings.redis, "r", 1.0), engine, "replica"))
@@ -354,7 +354,7 @@ async def test_a_new_engine_is_ready_with_its_own_weights_where_nothing_was_anno
 async def test_a_new_engine_that_cannot_load_what_is_announced_begins_out_of_service(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "RETRY_S", 0.05)
+    monkeypatch.setattr(follower, "RETRY_INTERVAL_S", 0.05)
     engine = Served()
     engine.refuse = True
     await catch_up(StreamClient(bench.settings.redis, "r", 1.0), engine, 0.3)

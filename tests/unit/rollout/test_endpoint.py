@@ -18,7 +18,7 @@ from forage_common.errors import SettingsError
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Status, Trajectory
 from forage_rollout.agent import Agent
-from forage_rollout.engine.endpoint import with_stop
+from forage_rollout.engine.endpoint import restore_stop_text
 from forage_rollout.engine.endpoint_engine import EndpointEngine, check_endpoint
 from forage_rollout.loop.generation import Request
 from forage_rollout.loop.tokens import FileTokenizer
@@ -49,7 +49,7 @@ async def serving(lines: Any = LINES, engine: Any = None, **how: Any) -> AsyncIt
 async def run(server: OpenAIServer, engine: EndpointEngine, **fields: Any) -> list[Trajectory]:
     agent = Agent(settings_of(server.url), engine, Shelf(), Points(), CODEC, "<eos>", "replica-1")
     known = {"group_uid": "g", "samples": 2, "token_ids": CODEC.encode("Who?"), "sampling": Sampling(seed=5)}
-    return list((await agent.run(Prompt(**{**known, **fields}))).trajectories)
+    return list((await agent.run_group(Prompt(**{**known, **fields}))).trajectories)
 
 
 @pytest.mark.parametrize("how", [{}, {"vllm": False}, {"vllm": False, "strict": True}])
@@ -109,7 +109,7 @@ async def test_a_generation_that_its_length_ended_says_so(how: dict[str, Any]) -
     ],
 )
 def test_the_stop_text_that_a_server_cuts_off_is_put_back(text: str, reason: object, expected: str) -> None:
-    assert with_stop(text, reason, STOPS) == expected
+    assert restore_stop_text(text, reason, STOPS) == expected
 
 
 async def test_what_passes_is_tried_again_and_the_rest_is_said() -> None:
@@ -126,7 +126,7 @@ async def test_what_passes_is_tried_again_and_the_rest_is_said() -> None:
             with pytest.raises(RefusedError, match=words):
                 await engine.generate(ASKED)
         server.failures.append(200)
-        with pytest.raises(MalformedReplyError, match="not of OpenAI's format"):
+        with pytest.raises(MalformedReplyError, match="does not have OpenAI's format"):
             await engine.generate(ASKED)
         server.failures.append(401)
         (trajectory,) = await run(server, engine, samples=1)
@@ -159,9 +159,9 @@ async def test_an_endpoint_is_not_trained(purpose: Purpose.ValueType) -> None:
 async def test_its_weights_are_its_own() -> None:
     async with serving() as (server, engine):
         with pytest.raises(PolicyError, match=r"policy version 3 of epoch 1 at /x cannot be loaded.*of its own"):
-            await engine.load(Policy(version=3, epoch=1, uri="/x"))
+            await engine.load_policy(Policy(version=3, epoch=1, uri="/x"))
         assert engine.serving == Policy(uri=server.url)
-        assert await engine.wait_for(7, 2, 60.0) == engine.serving, "there is none to wait for"
+        assert await engine.wait_for_policy(7, 2, 60.0) == engine.serving, "there is none to wait for"
 
 
 async def test_a_pause_lets_what_runs_end_and_holds_the_rest() -> None:
@@ -180,7 +180,7 @@ async def test_a_pause_lets_what_runs_end_and_holds_the_rest() -> None:
 
 async def test_a_chat_is_rendered_by_the_models_template() -> None:
     async with serving() as (_, engine):
-        ids = await engine.render([{"role": "user", "content": "Who?"}])
+        ids = await engine.render_chat([{"role": "user", "content": "Who?"}])
     assert "Who?" in CODEC.decode(ids)
     assert engine.end_of_turn in CODEC.decode(ids)
 
@@ -189,11 +189,13 @@ async def test_openai_calls_are_passed_on_under_the_endpoints_token(tmp_path: Pa
     (tmp_path / "token").write_text("secret\n")
     engine = {"endpoint_token_file": tmp_path / "token", "endpoint_model": MODEL}
     async with serving(engine=engine, token="secret", models=(MODEL, "other")) as (_, made):
-        head, *parts = [part async for part in made.handle("GET", "/v1/models", [], b"")]
+        head, *parts = [part async for part in made.forward_openai("GET", "/v1/models", [], b"")]
         assert head[0] == 200
         assert [card["id"] for card in json.loads(b"".join(parts))["data"]] == [MODEL]
         body = json.dumps({"model": MODEL, "prompt": "Who?", "max_tokens": 32}).encode()
-        head, *parts = [part async for part in made.handle("POST", "/v1/completions", [("authorization", "x")], body)]
+        head, *parts = [
+            part async for part in made.forward_openai("POST", "/v1/completions", [("authorization", "x")], body)
+        ]
         assert head == (200, [("content-type", "application/json")])
         assert json.loads(b"".join(parts))["choices"][0]["text"] == LINES[0]
         (tmp_path / "token").write_text(["rotated", " and wrong"][0])
@@ -228,7 +230,7 @@ async def test_a_model_with_another_tokenizer_is_refused(char_codec: Any) -> Non
 
 
 async def test_nobody_at_the_address_is_said_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forage_rollout.engine.endpoint.START_S", 0.3)
+    monkeypatch.setattr("forage_rollout.engine.endpoint.START_TIMEOUT_S", 0.3)
     with pytest.raises(SettingsError, match=r"no answer within 0.3 s.*look at rollout.engine.endpoint"):
         await check_endpoint(settings_of("http://127.0.0.1:9/v1"))
     await check_endpoint(Settings())
@@ -236,7 +238,7 @@ async def test_nobody_at_the_address_is_said_with_the_setting(monkeypatch: pytes
 
 async def test_texts_know_no_further_sampling() -> None:
     async with serving(vllm=False) as (_, engine):
-        with pytest.raises(RefusedError, match=r"top_k is 5: .* knows temperature and top_p only"):
+        with pytest.raises(RefusedError, match=r"top_k is 5: .* supports temperature and top_p only"):
             await engine.generate(Request([1], 8, 1.0, 1.0, 5, None))
         with pytest.raises(RefusedError, match="min_tokens is 2"):
             await engine.generate(Request([1], 8, 1.0, 1.0, -1, None, min_tokens=2))

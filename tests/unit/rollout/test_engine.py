@@ -39,7 +39,7 @@ class Parts:
 
     async def serve(self, name: str) -> Policy:
         policy = publication(self.models[name])
-        await self.engine.load(policy)
+        await self.engine.load_policy(policy)
         return policy
 
 
@@ -173,7 +173,7 @@ async def test_an_altered_policy_is_refused_and_the_engine_goes_on(parts: Parts)
     forged = publication(parts.models["b"])
     forged.digest = "0" * 64
     with pytest.raises(PolicyError, match="digest"):
-        await parts.engine.load(forged)
+        await parts.engine.load_policy(forged)
     assert parts.engine.serving == policy
     context = contexts(1, 50)[0]
     generation = await parts.engine.generate(ask(context))
@@ -182,9 +182,9 @@ async def test_an_altered_policy_is_refused_and_the_engine_goes_on(parts: Parts)
 
 async def test_whoever_waits_for_a_policy_is_told_when_it_is_served(parts: Parts) -> None:
     current = await parts.serve("a")
-    assert await parts.engine.wait_for(current.version, 1, 0.05) == current
-    assert await parts.engine.wait_for(current.version + 1, 1, 0.05) == current
-    waiting = asyncio.create_task(parts.engine.wait_for(current.version + 1, 1, 30))
+    assert await parts.engine.wait_for_policy(current.version, 1, 0.05) == current
+    assert await parts.engine.wait_for_policy(current.version + 1, 1, 0.05) == current
+    waiting = asyncio.create_task(parts.engine.wait_for_policy(current.version + 1, 1, 30))
     policy = await parts.serve("b")
     assert await waiting == policy
 
@@ -193,7 +193,7 @@ async def test_a_chat_is_rendered_with_the_models_template(parts: Parts) -> None
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(parts.models["a"])
-    ids = await parts.engine.render([{"role": "user", "content": "Who? <search>"}])
+    ids = await parts.engine.render_chat([{"role": "user", "content": "Who? <search>"}])
     assert tokenizer.decode(ids) == "<|im_start|>user\nWho? <search><|im_end|>\n<|im_start|>assistant\n"
     assert parts.engine.end_of_turn == "<|im_end|>"
 
@@ -211,14 +211,14 @@ async def test_a_pause_holds_generation_and_what_comes_after_is_the_same(parts: 
     await asyncio.sleep(0.5)
     assert not running.done()
     assert not late.done()
-    assert parts.engine.paused
+    assert parts.engine.is_paused
     assert parts.engine.counts.paused == 1
     await parts.engine.probe()  # it stands still on purpose
     await parts.engine.resume()
     await parts.engine.resume()
     assert (await running).token_ids == undisturbed.token_ids
     assert await late
-    assert not parts.engine.paused
+    assert not parts.engine.is_paused
 
 
 async def test_a_draining_pause_lets_running_generations_end(parts: Parts) -> None:
@@ -250,12 +250,12 @@ async def test_an_update_within_a_pause_leaves_the_engine_paused(parts: Parts) -
 async def test_a_caller_that_does_not_wait_for_an_update_does_not_spoil_it(parts: Parts) -> None:
     await parts.serve("a")
     policy = publication(parts.models["b"])
-    updating = asyncio.create_task(parts.engine.load(policy))
+    updating = asyncio.create_task(parts.engine.load_policy(policy))
     await asyncio.sleep(0.02)
     updating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await updating
-    assert await parts.engine.wait_for(policy.version, 1, 30) == policy
+    assert await parts.engine.wait_for_policy(policy.version, 1, 30) == policy
     context = contexts(1, 50)[0]
     generation = await parts.engine.generate(ask(context))
     assert worst(generation.logprobs, reference(parts.models["b"], context, generation.token_ids)) < TOLERANCE

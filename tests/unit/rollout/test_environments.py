@@ -18,7 +18,7 @@ from forage_common.errors import SettingsError
 from forage_common.settings import EngineSettings, EnvironmentRoute, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import ActionKind, ChatMessage, Prompt, Purpose, Status, Trajectory
 from forage_rollout.agent import Agent
-from forage_rollout.environments import make
+from forage_rollout.environments import load_environments
 from forage_rollout.environments.search import Search
 from forage_rollout.environments.single_turn import SingleTurn
 
@@ -56,7 +56,7 @@ def settings_of(**environments: EnvironmentRoute) -> Settings:
 
 
 def agent_of(settings: Settings, engine: ScriptedEngine) -> Agent:
-    retriever = RetrieverClient(settings.retriever.http_address)
+    retriever = RetrieverClient(settings.retriever.http_address, timeout_s=0.5)
     return Agent(settings, engine, retriever, RewardClient(settings), engine.codec, "<end>", "replica-1")
 
 
@@ -69,7 +69,7 @@ async def run(settings: Settings, engine: ScriptedEngine, source: str = "own", s
         purpose=Purpose.PURPOSE_ASK,
         messages=[ChatMessage(role="user", content="Q")],
     )
-    return list((await agent_of(settings, engine).run(prompt)).trajectories)
+    return list((await agent_of(settings, engine).run_group(prompt)).trajectories)
 
 
 @pytest.fixture
@@ -166,9 +166,9 @@ async def test_one_turn_to_the_end_is_an_answer_unless_its_length_ended_it(
 
 def test_a_data_source_without_an_environment_searches(char_codec: Any) -> None:
     settings = settings_of(countdown=EnvironmentRoute(name="single_turn"))
-    environments = make(settings, RetrieverClient(settings.retriever.http_address))
-    assert type(environments("countdown")) is SingleTurn
-    assert type(environments("nq")) is type(environments("")) is Search
+    environments = load_environments(settings, RetrieverClient(settings.retriever.http_address))
+    assert type(environments.select("countdown")) is SingleTurn
+    assert type(environments.select("nq")) is type(environments.select("")) is Search
 
 
 async def test_a_prompt_may_name_its_environment(char_codec: Any) -> None:
@@ -177,7 +177,7 @@ async def test_a_prompt_may_name_its_environment(char_codec: Any) -> None:
     for name, stops in (("", ()), ("single_turn", ("</answer>",)), ("search", ("</search>", "</answer>"))):
         prompt = Prompt(data_source="own", samples=1, token_ids=[65], environment=name, purpose=Purpose.PURPOSE_ASK)
         engine.asked.clear()
-        await agent_of(settings, engine).run(prompt)
+        await agent_of(settings, engine).run_group(prompt)
         assert engine.asked[0].stop == stops, name
 
 
@@ -187,9 +187,9 @@ def test_a_file_is_imported_once(tmp_path: Path) -> None:
     file.write_text(f"open({str(log)!r}, 'a').write('x')\n{OWN}")
     route = EnvironmentRoute(path=file)
     settings = settings_of(a=route, b=route)
-    environments = make(settings, RetrieverClient(settings.retriever.http_address))
-    assert type(environments("a")) is type(environments("b"))
-    assert environments("a") is not environments("b")
+    environments = load_environments(settings, RetrieverClient(settings.retriever.http_address))
+    assert type(environments.select("a")) is type(environments.select("b"))
+    assert environments.select("a") is not environments.select("b")
     assert log.read_text() == "x"
 
 
@@ -206,9 +206,9 @@ BASE = "from forage_rollout.environments import Environment\n"
         ("class A(", "SyntaxError"),
         (f"{BASE}class A(Environment): tags = 'search'", "tags is 'search': expected a tuple of names"),
         (f"{BASE}class A(Environment): tags = ('a b',)", "tags is ('a b',): expected a tuple of names"),
-        (f"{BASE}class A(Environment): feedback = None", "feedback is None: expected a text"),
+        (f"{BASE}class A(Environment): feedback = None", "feedback is None: expected a string"),
         (f"{BASE}class A(Environment): stops = ['</answer>']", "stops is ['</answer>']: expected a tuple"),
-        (f"{BASE}class A(Environment):\n    def respond(self, a, e): pass", "respond is no coroutine function"),
+        (f"{BASE}class A(Environment):\n    def respond(self, a, e): pass", "respond is not a coroutine function"),
         (
             f"{BASE}class A(Environment):\n    def __init__(self, s, r):\n        super().__init__(s, r)\n"
             "        self.max_turns = -1",
@@ -223,7 +223,7 @@ def test_a_file_that_holds_no_environment_is_named_with_what_was_expected(
     file = tmp_path / "wrong.py"
     file.write_text(code)
     with pytest.raises(SettingsError) as error:
-        make(settings_of(kg=EnvironmentRoute(path=file)), RetrieverClient("127.0.0.1:9"))
+        load_environments(settings_of(kg=EnvironmentRoute(path=file)), RetrieverClient("127.0.0.1:9"))
     assert str(error.value).startswith(f"rollout.environments.kg ({file}): ")
     assert words in str(error.value)
 
@@ -231,9 +231,9 @@ def test_a_file_that_holds_no_environment_is_named_with_what_was_expected(
 @pytest.mark.parametrize(
     ("route", "words"),
     [
-        ({"name": "saerch"}, "(saerch): no environment has this name: give one of search, single_turn"),
+        ({"name": "saerch"}, "(saerch): no environment has this name: expected one of search, single_turn"),
         ({"name": "search", "params": {"speed": 1}}, "'speed'"),
-        ({"name": "single_turn", "params": {"stop": "never"}}, "params.stop is 'never': give answer"),
+        ({"name": "single_turn", "params": {"stop": "never"}}, "params.stop is 'never': expected answer"),
         ({"path": "absent.py"}, "(absent.py): not a Python file"),
         ({"path": "Makefile"}, "(Makefile): not a Python file"),
         ({"entry_point": "json"}, "(json): entry_point must be module:class"),
@@ -244,7 +244,7 @@ def test_a_file_that_holds_no_environment_is_named_with_what_was_expected(
 )
 def test_a_route_that_leads_nowhere_is_named(route: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError) as error:
-        make(settings_of(kg=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
+        load_environments(settings_of(kg=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
     assert "rollout.environments.kg" in str(error.value)
     assert words in str(error.value)
 
@@ -253,7 +253,7 @@ def test_an_entry_point_is_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "casino_package.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = settings_of(own=EnvironmentRoute(entry_point="casino_package:Casino"))
-    assert make(settings, RetrieverClient("127.0.0.1:9"))("own").tags == ("roll", "answer")
+    assert load_environments(settings, RetrieverClient("127.0.0.1:9")).select("own").tags == ("roll", "answer")
 
 
 def test_environments_are_checked_without_an_engine(own: Path) -> None:
@@ -274,7 +274,7 @@ async def test_what_the_page_shows_works(repository: Path, tmp_path: Path, char_
     for route in yaml.safe_load(routes)["rollout"]["environments"].values():
         if "path" in route:
             route["path"] = repository / route["path"]
-        make(settings_of(own=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
+        load_environments(settings_of(own=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
     settings = settings_of(own=EnvironmentRoute(path=file))
     lines = ["hm", "<roll>6</roll>", "<roll>7</roll>", "<answer>6</answer>"]
     first, again = [(await run(settings, ScriptedEngine(char_codec(), lines)))[0] for _ in range(2)]

@@ -83,8 +83,8 @@ class Recorder:
     engine: VllmEngine
     said: list[tuple[Request, Generation]] = field(default_factory=list)
 
-    async def render(self, messages: list[dict[str, str]]) -> list[int]:
-        return await self.engine.render(messages)
+    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return await self.engine.render_chat(messages)
 
     async def generate(self, request: Request) -> Generation:
         generation = await self.engine.generate(request)
@@ -130,7 +130,7 @@ class Parts:
 
     async def serve(self, name: str) -> tuple[Policy, float]:
         policy = self.publication(name)
-        return policy, await self.engine.load(policy)
+        return policy, await self.engine.load_policy(policy)
 
     def agent(self, **limits: Any) -> tuple[Agent, Recorder]:
         rollout = RolloutSettings(**{**LIMITS, **limits}, engine=EngineSettings(max_model_len=768))
@@ -234,7 +234,7 @@ def origins(trajectory: Trajectory, recorder: Recorder, max_context: int) -> lis
 
 
 async def run(agent: Agent, prompts: Sequence[Prompt]) -> list[Trajectory]:
-    groups = await asyncio.gather(*[agent.run(p) for p in prompts])
+    groups = await asyncio.gather(*[agent.run_group(p) for p in prompts])
     trajectories = [t for group in groups for t in group.trajectories]
     assert len(trajectories) == sum(p.samples for p in prompts)
     assert {t.status for t in trajectories} == {Status.STATUS_OK}
@@ -340,15 +340,15 @@ async def test_a_policy_that_is_torn_or_older_is_refused_and_nothing_changes(par
     agent, _ = parts.agent()
     before = await run(agent, [prompt(0)])
     with pytest.raises(PolicyError, match="is not newer than"):
-        await parts.engine.load(old)
+        await parts.engine.load_policy(old)
     content = (parts.folders["b"] / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(content[: len(content) // 2])
     torn = Policy(version=next(VERSIONS), epoch=1, uri=str(tmp_path), digest=hashlib.sha256(content).hexdigest())
     with pytest.raises(PolicyError, match="has digest"):
-        await parts.engine.load(torn)
+        await parts.engine.load_policy(torn)
     torn.digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
     with pytest.raises(PolicyError, match="where the header promises"):
-        await parts.engine.load(torn)
+        await parts.engine.load_policy(torn)
     assert parts.engine.serving == served
     after = await run(agent, [prompt(0)])
     assert [list(t.token_ids) for t in after] == [list(t.token_ids) for t in before]

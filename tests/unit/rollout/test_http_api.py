@@ -21,7 +21,7 @@ from forage_common.settings import EngineSettings, RolloutSettings, Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
-from forage_rollout.serve.backend import State
+from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import MAX_BODY_BYTES, make_app
 
 SIZES = {"max_start_length": 2000, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
@@ -45,8 +45,8 @@ def backend(settings: Settings, engine: LineEngine) -> AgentBackend:
 
 
 @pytest.fixture
-def state() -> State:
-    state = State(Health())
+def state() -> ServiceState:
+    state = ServiceState(Health())
     state.health.mark_started()
     state.running = True
     return state
@@ -67,7 +67,7 @@ async def serving(app: Any) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def client(backend: AgentBackend, state: State, settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+async def client(backend: AgentBackend, state: ServiceState, settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(make_app(backend, state, settings)) as client:
         yield client
 
@@ -183,7 +183,7 @@ async def test_a_body_that_is_too_large_is_refused(client: httpx.AsyncClient) ->
     assert "larger than" in response.json()["error"]["message"]
 
 
-async def test_before_the_start_the_reply_says_what_is_missing(client: httpx.AsyncClient, state: State) -> None:
+async def test_before_the_start_the_reply_says_what_is_missing(client: httpx.AsyncClient, state: ServiceState) -> None:
     state.running = False
     state.health.wait_for("engine", "vLLM is starting")
     for path in ("/v1/ask", "/v1/completions"):
@@ -230,7 +230,7 @@ async def test_the_interface_is_described(client: httpx.AsyncClient) -> None:
 
 
 async def test_with_a_token_file_calls_need_the_token(
-    backend: AgentBackend, state: State, settings: Settings, tmp_path: Path
+    backend: AgentBackend, state: ServiceState, settings: Settings, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
     file.write_text("secret")

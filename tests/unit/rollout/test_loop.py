@@ -16,7 +16,7 @@ from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Role, 
 from forage_rollout.environments.environment import Episode, Observation
 from forage_rollout.environments.search import Search
 from forage_rollout.loop.generation import Generation
-from forage_rollout.loop.trajectory_builder import Limits, Loop
+from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 
 WIDE = Limits(max_start_length=100, max_context_length=2000, max_response_length=500, max_obs_length=500)
 
@@ -26,9 +26,9 @@ def generation(ids: list[int], split: int | None = None, hit_length: bool = Fals
     return Generation(ids, [-0.5] * len(ids), hit_length, spans)
 
 
-def begin(codec: Any, limits: Limits, prompt: str, max_turns: int = 2) -> Loop:
+def begin(codec: Any, limits: Limits, prompt: str, max_turns: int = 2) -> TrajectoryBuilder:
     search = Search(RolloutSettings(max_turns=max_turns), None)  # type: ignore[arg-type] - no test here searches
-    return Loop.start(limits, codec, codec.encode(prompt), search, Episode(Prompt()))
+    return TrajectoryBuilder.start(limits, codec, codec.encode(prompt), search, Episode(Prompt()))
 
 
 def found(contents: Sequence[str]) -> Observation:
@@ -51,13 +51,13 @@ def play(
     while (context := loop.next_context()) is not None:
         contexts.append(context)
         action = loop.add_generation(generation(codec.encode(next(answers)), split))
-        if not loop.searching or action.kind == ActionKind.ACTION_KIND_ANSWER:
+        if not loop.may_act or action.kind == ActionKind.ACTION_KIND_ANSWER:
             continue
         if action.kind == ActionKind.ACTION_KIND_SEARCH:
             loop.add_observation(found(documents.get(action.content, [])))
         else:
             loop.add_feedback()
-    return loop.trajectory(), contexts
+    return loop.build(), contexts
 
 
 def test_a_scripted_rollout_gives_what_the_table_says(loops_row: dict[str, Any], char_codec: Any) -> None:
@@ -95,7 +95,7 @@ def test_a_single_step_gives_what_the_table_says(steps_row: dict[str, Any], char
         loop.add_observation(found(steps_row["documents"][action.content]))
     elif action.kind == ActionKind.ACTION_KIND_INVALID:
         loop.add_feedback()
-    done = loop.trajectory()
+    done = loop.build()
     assert codec.decode(loop.token_ids[1 + len(text) :]) == steps_row["observation"]
     assert done.finished == steps_row["done"]
     assert done.valid_actions == steps_row["valid"]
@@ -170,7 +170,7 @@ def test_a_generation_that_hits_its_length_is_marked_and_explained(char_codec: A
     loop = begin(codec, WIDE, "P")
     action = loop.add_generation(generation(codec.encode("<search>never en"), hit_length=True))
     assert action.kind == ActionKind.ACTION_KIND_INVALID
-    assert loop.trajectory().truncated
+    assert loop.build().truncated
 
 
 def test_a_search_in_the_last_generation_counts_but_is_not_executed(char_codec: Any) -> None:
@@ -181,22 +181,22 @@ def test_a_search_in_the_last_generation_counts_but_is_not_executed(char_codec: 
 
 def test_limits_that_leave_no_room_are_refused(char_codec: Any) -> None:
     with pytest.raises(SettingsError, match=r"max_obs_length 20 .* at least 31"):
-        Limits.of(RolloutSettings(max_obs_length=20), char_codec())
+        Limits.from_settings(RolloutSettings(max_obs_length=20), char_codec())
     with pytest.raises(SettingsError, match="max_model_len 64"):
-        Limits.of(RolloutSettings(engine=EngineSettings(max_model_len=64)), char_codec())
+        Limits.from_settings(RolloutSettings(engine=EngineSettings(max_model_len=64)), char_codec())
 
 
 def test_a_context_and_a_response_fit_the_engine(char_codec: Any) -> None:
     tight = RolloutSettings(max_prompt_length=640, max_response_length=64, engine=EngineSettings(max_model_len=300))
-    assert Limits.of(tight, char_codec()).max_context_length == 236
+    assert Limits.from_settings(tight, char_codec()).max_context_length == 236
 
 
 def test_an_observation_keeps_its_frame_and_cannot_close_it_from_within(char_codec: Any) -> None:
     loop = begin(char_codec(special=["<|end|>"]), WIDE, "P")
     loop.add_generation(generation(loop.codec.encode("<search>q</search>")))
     loop.add_observation(Observation("a</result><|end|></search>", opening="<result>", closing="</result>"))
-    assert loop.observed == "<result>a&lt;/result&gt;&lt;|end|&gt;&lt;/search&gt;</result>"
-    assert char_codec(special=["<|end|>"]).size - 1 not in loop.token_ids
+    assert loop.last_observation == "<result>a&lt;/result&gt;&lt;|end|&gt;&lt;/search&gt;</result>"
+    assert char_codec(special=["<|end|>"]).vocabulary_size - 1 not in loop.token_ids
 
 
 def test_a_frame_that_does_not_fit_is_an_error_that_names_the_setting(char_codec: Any) -> None:
@@ -211,10 +211,10 @@ def test_without_feedback_the_next_generation_follows_at_once(char_codec: Any) -
     loop.environment.feedback = ""
     loop.add_generation(generation(loop.codec.encode("nothing")))
     loop.add_feedback()
-    assert loop.observed == ""
+    assert loop.last_observation == ""
     assert loop.codec.decode(loop.next_context() or []) == "Pnothing"
     loop.add_generation(generation(loop.codec.encode("<answer>a</answer>")))
-    done = loop.trajectory()
+    done = loop.build()
     assert list(done.turn_ids) == [1] * 7 + [2] * 18
     assert [(span.begin, span.end) for span in done.spans] == [(0, 1), (1, 8), (8, 26)]
 
@@ -228,7 +228,7 @@ def test_a_parser_that_fails_leaves_the_generation_as_an_invalid_action(char_cod
     loop.environment.parse = fail  # type: ignore[method-assign]
     with pytest.raises(KeyError):
         loop.add_generation(generation(loop.codec.encode("abc")))
-    done = loop.trajectory()
+    done = loop.build()
     assert [turn.action for turn in done.turns] == [ActionKind.ACTION_KIND_INVALID]
     assert len(done.loss_mask) == len(done.turn_ids) == len(done.logprobs) == 3
 
@@ -249,6 +249,6 @@ def test_a_huge_observation_costs_no_more_than_what_is_kept_of_it(char_codec: An
         loop.add_observation(Observation("z" * size))
         assert codec.encoded < 1_000
         assert loop.truncated
-        shown.append(loop.observed)
+        shown.append(loop.last_observation)
     assert shown[0] == shown[1]
     assert len(codec.encode(shown[1])) == 100

@@ -23,10 +23,10 @@ from forage_common.settings import EngineSettings, ModelSettings, RolloutSetting
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.endpoint_engine import EndpointEngine
-from forage_rollout.engine.openai import Head, OpenAI
+from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Request
-from forage_rollout.serve.backend import State
+from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import make_app
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -36,14 +36,14 @@ CHAT: Any = [{"role": "user", "content": "the capital of France"}]
 class EngineBackend(AgentBackend):
     """`AgentBackend`, with an engine for the OpenAI-compatible endpoints."""
 
-    def __init__(self, settings: Settings, engine: LineEngine, served: OpenAI) -> None:
+    def __init__(self, settings: Settings, engine: LineEngine, served: OpenAiRoutes) -> None:
         super().__init__(settings, engine)
         self._served = served
 
-    async def openai(
+    async def forward_openai(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> AsyncGenerator[Head | bytes, None]:
-        async for part in self._served.handle(method, path, headers, body):
+    ) -> AsyncGenerator[ResponseHead | bytes, None]:
+        async for part in self._served.forward_openai(method, path, headers, body):
             yield part
 
 
@@ -62,8 +62,8 @@ async def parts(make_model: Callable[[int], Path], char_codec: Any) -> AsyncIter
     rollout = RolloutSettings(engine=EngineSettings(max_model_len=768, max_num_seqs=64))
     settings = Settings(model=ModelSettings(path=folder), rollout=rollout)
     engine = VllmEngine(settings)
-    backend = EngineBackend(settings, LineEngine(char_codec()), OpenAI(engine.llm, settings))
-    app = make_app(backend, State(Health(), running=True), settings)
+    backend = EngineBackend(settings, LineEngine(char_codec()), OpenAiRoutes(engine.llm, settings))
+    app = make_app(backend, ServiceState(Health(), running=True), settings)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     server.capture_signals = contextlib.nullcontext
     serving = asyncio.create_task(server.serve())
@@ -110,7 +110,7 @@ async def test_an_engine_at_an_endpoint_samples_what_the_engine_itself_does(part
     rollout = RolloutSettings(engine=EngineSettings(endpoint=f"http://{parts.settings.rollout.http_address}/v1"))
     remote = EndpointEngine(parts.settings.model_copy(update={"rollout": rollout}))
     await remote.connect()
-    context = await parts.engine.render(CHAT)
+    context = await parts.engine.render_chat(CHAT)
     assert await remote.render(CHAT) == context
     for stop in ((), ("a",)):
         for temperature, seed in ((0.0, None), (1.0, 7)):
@@ -171,6 +171,6 @@ async def test_after_an_update_the_new_policy_answers(parts: Parts) -> None:
     chat: Any = {"model": parts.model, "messages": CHAT, "temperature": 0, "max_tokens": 12}
     before = await parts.client.chat.completions.create(**chat)
     digest = hashlib.sha256((parts.other / "model.safetensors").read_bytes()).hexdigest()
-    await parts.engine.load(Policy(version=1, epoch=1, uri=str(parts.other), digest=digest))
+    await parts.engine.load_policy(Policy(version=1, epoch=1, uri=str(parts.other), digest=digest))
     after = await parts.client.chat.completions.create(**chat)
     assert after.choices[0].message.content != before.choices[0].message.content

@@ -13,11 +13,11 @@ from forage_common.files.model_folder import read_model_shapes, read_safetensors
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_rollout.weights.policy import (
     PolicyError,
-    announced_files,
+    format_label,
     is_newer,
-    label,
+    list_files,
     parse_label,
-    tensor_shapes,
+    read_tensor_shapes,
     verify_files,
     verify_shapes,
 )
@@ -44,7 +44,7 @@ def sharded(folder: Path, names: list[str]) -> Policy:
 def loadable(policy: Policy, expected: dict[str, tuple[int, ...]]) -> list[Path]:
     """What a transport does with a policy in a local folder."""
     files = verify_files(policy, Path(policy.uri))
-    verify_shapes(policy, tensor_shapes(policy, files), expected)
+    verify_shapes(policy, read_tensor_shapes(policy, files), expected)
     return files
 
 
@@ -103,13 +103,13 @@ def test_shards_are_verified_one_by_one_and_hold_the_model_together(folder: Path
 def test_a_file_outside_the_folder_cannot_be_announced(name: str) -> None:
     policy = Policy(uri="/", files=[PolicyFile(name=name, digest="0" * 64)])
     with pytest.raises(PolicyError, match="expected a plain name"):
-        announced_files(policy)
+        list_files(policy)
 
 
 @pytest.mark.parametrize("digest", ["", "abc", "G" * 64])
 def test_a_digest_is_a_sha256(digest: str) -> None:
     with pytest.raises(PolicyError, match="expected 64 hex digits"):
-        announced_files(Policy(digest=digest))
+        list_files(Policy(digest=digest))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_later_epoch_wins_and_an_earlier_one_never_does(
 
 
 def test_a_version_string_is_read_back() -> None:
-    assert parse_label(label(Policy(version=7, epoch=3))) == (7, 3)
+    assert parse_label(format_label(Policy(version=7, epoch=3))) == (7, 3)
     assert parse_label("default") == (0, 0)
 
 

@@ -26,8 +26,9 @@ from forage_common.v1.rollout_pb2 import (
 )
 from forage_common.v1.rollout_pb2_grpc import RolloutStub
 from forage_common.v1.trajectory_pb2 import ActionKind, ChatMessage, Policy, Prompt, Purpose, Sampling, Status
-from forage_rollout.serve.backend import State, oldest
+from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
+from forage_rollout.weights.policy import find_oldest
 
 SIZES = {"max_start_length": 500, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
 
@@ -50,16 +51,18 @@ def backend(settings: Settings, engine: LineEngine) -> AgentBackend:
 
 
 @pytest.fixture
-async def state(backend: AgentBackend) -> State:
-    state = State(Health())
+async def state(backend: AgentBackend) -> ServiceState:
+    state = ServiceState(Health())
     state.health.mark_started()
     state.running = True
-    await state.look(backend)
+    await state.refresh(backend)
     return state
 
 
 @pytest.fixture
-async def stub(backend: AgentBackend, state: State, free_address: Callable[[], str]) -> AsyncIterator[RolloutStub]:
+async def stub(
+    backend: AgentBackend, state: ServiceState, free_address: Callable[[], str]
+) -> AsyncIterator[RolloutStub]:
     address = free_address()
     server = make_server(address, RolloutApi(backend, state, vocabulary=0x110000), None)
     await server.start()
@@ -135,7 +138,7 @@ async def test_a_bad_prompt_is_refused_by_field(stub: RolloutStub, fields: dict[
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_before_the_start_calls_say_what_is_missing(stub: RolloutStub, state: State) -> None:
+async def test_before_the_start_calls_say_what_is_missing(stub: RolloutStub, state: ServiceState) -> None:
     state.running = False
     state.health.wait_for("engine", "vLLM is starting")
     for call in (lambda: stub.Run(RunRequest(prompt=prompt())), lambda: stub.Pause(PauseRequest())):
@@ -180,7 +183,7 @@ async def test_weights_are_updated_but_never_to_older_ones(stub: RolloutStub) ->
 
 
 async def test_with_a_token_file_calls_need_the_token_and_follow_its_rotation(
-    backend: AgentBackend, state: State, free_address: Callable[[], str], tmp_path: Path
+    backend: AgentBackend, state: ServiceState, free_address: Callable[[], str], tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")
@@ -211,9 +214,9 @@ async def test_with_a_token_file_calls_need_the_token_and_follow_its_rotation(
 
 def test_the_oldest_policy_is_none_while_an_engine_has_none() -> None:
     one, two = Policy(version=9, epoch=1), Policy(version=1, epoch=2)
-    assert oldest([two, one]) == one
-    assert oldest([one, None]) is None
-    assert oldest([]) is None
+    assert find_oldest([two, one]) == one
+    assert find_oldest([one, None]) is None
+    assert find_oldest([]) is None
 
 
 async def drain(call: Any) -> list[Any]:

@@ -6,21 +6,21 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from forage_rollout.engine.stops import stop_token_ids
+from forage_rollout.engine.stops import find_stop_tokens
 
 STOP = ("</search>", "</answer>")
 
 
 def test_a_closing_tag_with_spaces_around_it_stops_too() -> None:
     vocabulary = {"</answer>": 1, "Ġ</answer>": 2, "</search>Ċ": 3, "<answer>": 4, "</": 5, "answer>": 6, "</think>": 7}
-    assert stop_token_ids(vocabulary, STOP) == [1, 2, 3]
-    assert stop_token_ids(vocabulary, ("</think>",)) == [7]
-    assert stop_token_ids(vocabulary, ()) == []
+    assert find_stop_tokens(vocabulary, STOP) == [1, 2, 3]
+    assert find_stop_tokens(vocabulary, ("</think>",)) == [7]
+    assert find_stop_tokens(vocabulary, ()) == []
 
 
 def test_the_shipped_policy_closes_its_turns_with_tokens_that_stop(repository: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(repository / "models/tiny-policy")
-    stops = set(stop_token_ids(tokenizer.get_vocab(), STOP))
+    stops = set(find_stop_tokens(tokenizer.get_vocab(), STOP))
     for text in ("<think> t </think> <search> Kima Kieza </search>", "<answer> Luanda </answer>", "a</answer>"):
         ids = tokenizer.encode(text)
         assert [id in stops for id in ids] == [False] * (len(ids) - 1) + [True], text

@@ -14,7 +14,7 @@ from forage_common.settings import RolloutSettings
 from forage_common.v1.trajectory_pb2 import ActionKind, Prompt
 from forage_rollout.environments.environment import Action, Episode
 from forage_rollout.environments.search import Search
-from forage_rollout.loop.turns import cut
+from forage_rollout.loop.turns import cut_at_stop
 
 KINDS = {
     None: ActionKind.ACTION_KIND_INVALID,
@@ -44,7 +44,7 @@ def parse_action(text: str) -> Action:
 
 def test_a_generation_is_cut_as_the_table_says(cuts_row: dict[str, Any], char_codec: Any) -> None:
     codec = char_codec()
-    part = cut(codec.encode(cuts_row["text"]), codec.decode, STOPS)
+    part = cut_at_stop(codec.encode(cuts_row["text"]), codec.decode, STOPS)
     assert part.text == cuts_row["kept"]
     assert part.length == len(cuts_row["kept"])
 
@@ -70,14 +70,14 @@ def test_an_action_is_read_as_the_table_says(actions_row: dict[str, Any]) -> Non
     ],
 )
 def test_the_token_that_completes_the_stop_string_is_the_last_one_kept(tokens: list[str], kept: int, text: str) -> None:
-    part = cut(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids), STOPS)
+    part = cut_at_stop(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids), STOPS)
     assert (part.length, part.text) == (kept, text)
     assert part.stopped == (text != "no stop" and bool(tokens))
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12))
 def test_the_kept_prefix_is_the_shortest_that_says_the_stop_string(tokens: list[str]) -> None:
-    part = cut(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids), STOPS)
+    part = cut_at_stop(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids), STOPS)
     whole = "".join(tokens)
     stop = next((tag for tag in STOPS if tag in whole), None)
     if stop is None:
@@ -108,5 +108,5 @@ def test_openers_without_end_cost_no_more_than_their_length() -> None:
 
 
 def test_without_stops_nothing_is_cut() -> None:
-    part = cut([1, 2], lambda ids: "</answer>" * len(ids), ())
+    part = cut_at_stop([1, 2], lambda ids: "</answer>" * len(ids), ())
     assert (part.length, part.text, part.stopped) == (2, "</answer></answer>", False)

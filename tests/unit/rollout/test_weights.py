@@ -15,8 +15,8 @@ from forage_common.errors import SettingsError
 from forage_common.files.model_folder import read_model_shapes
 from forage_common.v1.trajectory_pb2 import NcclTransfer, Policy, PolicyFile, TensorInfo
 from forage_rollout.engine.leases import Leases
-from forage_rollout.weights.filesystem import KEPT, Filesystem
-from forage_rollout.weights.nccl import Nccl
+from forage_rollout.weights.filesystem import MAX_KEPT, FilesystemTransport
+from forage_rollout.weights.nccl import NcclTransport
 from forage_rollout.weights.policy import PolicyError
 
 WEIGHTS = "model.safetensors"
@@ -49,7 +49,7 @@ def altered(folder: Path, byte: int) -> Path:
 
 
 async def test_a_local_policy_is_read_where_it_is(folder: Path, tmp_path: Path) -> None:
-    transport = Filesystem(read_model_shapes(folder), tmp_path / "cache")
+    transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
     digest = sha256((folder / WEIGHTS).read_bytes())
     for uri in (str(folder), f"file://{folder}"):
         shipment = await transport.prepare(Policy(version=1, epoch=1, uri=uri, digest=digest))
@@ -58,7 +58,7 @@ async def test_a_local_policy_is_read_where_it_is(folder: Path, tmp_path: Path) 
 
 
 async def test_a_remote_policy_is_fetched_once_and_again_when_its_copy_is_damaged(folder: Path, tmp_path: Path) -> None:
-    transport = Filesystem(read_model_shapes(folder), tmp_path / "cache")
+    transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
     policy = publish(folder, "memory://fetched-once/v1")
     [path] = (await transport.prepare(policy)).update_info["paths"]
     assert Path(path).read_bytes() == (folder / WEIGHTS).read_bytes()
@@ -71,7 +71,7 @@ async def test_a_remote_policy_is_fetched_once_and_again_when_its_copy_is_damage
 
 
 async def test_a_torn_or_absent_remote_policy_is_refused_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
-    transport = Filesystem(read_model_shapes(folder), tmp_path / "cache")
+    transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
     policy = publish(folder, "memory://torn/v1")
     with fsspec.open(f"{policy.uri}/{WEIGHTS}", "wb") as stream:
         stream.write((folder / WEIGHTS).read_bytes()[:-5])
@@ -84,8 +84,8 @@ async def test_a_torn_or_absent_remote_policy_is_refused_and_leaves_nothing(fold
 
 
 async def test_an_address_that_nothing_reads_is_refused(folder: Path, tmp_path: Path) -> None:
-    transport = Filesystem(read_model_shapes(folder), tmp_path / "cache")
-    with pytest.raises(PolicyError, match="nothing here reads such an address"):
+    transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
+    with pytest.raises(PolicyError, match="no file system reads this address"):
         await transport.prepare(Policy(version=1, epoch=1, uri="nowhere://bucket/v1", digest="0" * 64))
 
 
@@ -101,27 +101,27 @@ async def test_shards_come_together_in_the_announced_order(folder: Path, tmp_pat
         with fsspec.open(f"memory://shards/{name}", "wb") as stream:
             stream.write(content)
         files.append(PolicyFile(name=name, digest=sha256(content), bytes=len(content)))
-    transport = Filesystem(expected, tmp_path / "cache")
+    transport = FilesystemTransport(expected, tmp_path / "cache")
     policy = Policy(version=1, epoch=1, uri="memory://shards", files=files)
     names = [Path(path).name for path in (await transport.prepare(policy)).update_info["paths"]]
     assert names == ["b.safetensors", "a.safetensors"]
 
 
 async def test_the_cache_keeps_the_policies_used_last(folder: Path, tmp_path: Path) -> None:
-    transport = Filesystem(read_model_shapes(folder), tmp_path / "cache")
+    transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
     used = []
-    for version in range(KEPT + 2):
+    for version in range(MAX_KEPT + 2):
         policy = publish(altered(folder, version), f"memory://pruned/v{version}", version)
         [path] = (await transport.prepare(policy)).update_info["paths"]
         used.append(Path(path).parent)
         os.utime(used[-1], (version, version))  # the clock of a file system may be coarse
-    assert {entry.name for entry in (tmp_path / "cache").iterdir()} == {folder.name for folder in used[-KEPT:]}
+    assert {entry.name for entry in (tmp_path / "cache").iterdir()} == {folder.name for folder in used[-MAX_KEPT:]}
 
 
 async def test_engines_of_one_machine_may_fetch_at_the_same_time(folder: Path, tmp_path: Path) -> None:
     digest = sha256((folder / WEIGHTS).read_bytes())
     policy = Policy(version=1, epoch=1, uri=f"simplecache::file://{folder}", digest=digest)
-    engines = [Filesystem(read_model_shapes(folder), tmp_path / "cache") for _ in range(8)]
+    engines = [FilesystemTransport(read_model_shapes(folder), tmp_path / "cache") for _ in range(8)]
     shipments = await asyncio.gather(*[engine.prepare(policy) for engine in engines])
     assert len({shipment.update_info["paths"][0] for shipment in shipments}) == 1
     assert len(list((tmp_path / "cache").iterdir())) == 1
@@ -143,7 +143,7 @@ async def test_a_broadcast_is_announced_in_vllms_own_terms(folder: Path) -> None
 
     ranks = []
     for replica in range(4):
-        shipment = await Nccl(read_model_shapes(folder), replica, workers=2, gpu=True).prepare(sender(folder))
+        shipment = await NcclTransport(read_model_shapes(folder), replica, workers=2, gpu=True).prepare(sender(folder))
         init = NCCLWeightTransferInitInfo(**shipment.init_info)
         ranks += [init.rank_offset + worker for worker in range(2)]
         trainer = NCCLTrainerInitInfo("10.0.0.1", 29500, init.world_size, rank=0)
@@ -157,8 +157,8 @@ async def test_a_broadcast_is_announced_in_vllms_own_terms(folder: Path) -> None
 
 async def test_a_broadcast_that_cannot_work_is_refused_before_anybody_waits_for_it(folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"set rollout\.weights\.transport to filesystem"):
-        Nccl(read_model_shapes(folder), 0, 1, gpu=False)
-    transport = Nccl(read_model_shapes(folder), 1, 2, gpu=True)
+        NcclTransport(read_model_shapes(folder), 0, 1, gpu=False)
+    transport = NcclTransport(read_model_shapes(folder), 1, 2, gpu=True)
     await transport.prepare(sender(folder, world_size=5))
     with pytest.raises(PolicyError, match="world of 4 ranks: this engine's go up to 4"):
         await transport.prepare(sender(folder, world_size=4))
@@ -176,20 +176,20 @@ async def test_an_update_waits_for_every_lease_and_newcomers_for_the_update() ->
     leases, order = Leases(limit_s=30), []
 
     async def update() -> None:
-        async with leases.drained():
+        async with leases.drain():
             order.append("updating")
             await asyncio.sleep(0.05)
             order.append("updated")
 
     async def newcomer() -> None:
-        await leases.open("late")
+        await leases.acquire("late")
         order.append("late")
 
-    await leases.open("early")
+    await leases.acquire("early")
     tasks = [asyncio.create_task(update())]
     await asyncio.sleep(0.02)
     tasks.append(asyncio.create_task(newcomer()))
-    await leases.open("early")  # a later turn of the same trajectory does not wait
+    await leases.acquire("early")  # a later turn of the same trajectory does not wait
     await asyncio.sleep(0.02)
     assert order == []
     await leases.release("early")
@@ -199,18 +199,18 @@ async def test_an_update_waits_for_every_lease_and_newcomers_for_the_update() ->
 
 async def test_a_lease_that_is_never_released_holds_an_update_for_a_while_only() -> None:
     leases = Leases(limit_s=0.1)
-    await leases.open("lost")
-    async with asyncio.timeout(5), leases.drained():
+    await leases.acquire("lost")
+    async with asyncio.timeout(5), leases.drain():
         pass
     await leases.release("lost")  # and its owner may still say so
 
 
 async def test_an_update_that_is_given_up_lets_newcomers_in() -> None:
     leases = Leases(limit_s=30)
-    await leases.open("early")
+    await leases.acquire("early")
 
     async def update() -> None:
-        async with leases.drained():
+        async with leases.drain():
             raise AssertionError("a lease is held")
 
     waiting = asyncio.create_task(update())
@@ -219,4 +219,4 @@ async def test_an_update_that_is_given_up_lets_newcomers_in() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     async with asyncio.timeout(5):
-        await leases.open("late")
+        await leases.acquire("late")

@@ -1,8 +1,8 @@
-"""Which replica a group's generations go to, so that they meet in one prefix cache: plain arithmetic, no Ray.
+"""Placement of a group's generations on one replica, so that they share a prefix cache: pure functions, no Ray.
 
 Rendezvous hashing (Thaler and Ravishankar, 1998) with bounded loads (Mirrokni et al., 2018): every caller ranks the
-replicas of a name alike without talking to the others, one replica more or less moves only its own share of the names,
-and a replica with more than its share of the load passes what is too much on to the next in the ranking.
+replicas of a name alike without talking to the others, a replica that comes or goes moves only its own share of the
+names, and a replica with more than its share of the load leaves the excess to the next in the ranking.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ import math
 from collections.abc import Iterable, Mapping
 
 LOAD_FACTOR = 1.25
-# Below so many requests a replica is never too full for one more: a group stays together while there is little to do.
-ROOM = 32
+"""A replica may have this many times the average load."""
+MIN_CAPACITY = 32
+"""A replica with fewer requests is never full: groups stay together while the load is low."""
 
 
-def ranked(name: str, replicas: Iterable[str]) -> list[str]:
+def rank_replicas(name: str, replicas: Iterable[str]) -> list[str]:
     """The replicas in the order in which the name prefers them."""
-    return sorted(replicas, key=lambda replica: _weight(name, replica), reverse=True)
+    return sorted(replicas, key=lambda replica: _hash_pair(name, replica), reverse=True)
 
 
-def preferred(name: str, loads: Mapping[str, int]) -> list[str]:
+def order_replicas(name: str, loads: Mapping[str, int]) -> list[str]:
     """The replicas in the order in which a request should try them.
 
-    Those with room come first, in the order of `ranked`; then the rest, the least loaded first. Without a name it is
-    the load alone that counts.
+    Replicas below capacity come first, in the order of `rank_replicas`; then the rest, the least loaded first.
+    Without a name the load alone decides.
 
     Args:
-        loads: replica → requests that it has.
+        loads: replica → requests in flight.
     """
     by_load = sorted(loads, key=lambda replica: loads[replica])
     if not name:
         return by_load
-    capacity = max(ROOM, math.ceil(LOAD_FACTOR * (sum(loads.values()) + 1) / max(1, len(loads))))
-    roomy = [replica for replica in ranked(name, loads) if loads[replica] < capacity]
-    return roomy + [replica for replica in by_load if loads[replica] >= capacity]
+    capacity = max(MIN_CAPACITY, math.ceil(LOAD_FACTOR * (sum(loads.values()) + 1) / max(1, len(loads))))
+    preferred = [replica for replica in rank_replicas(name, loads) if loads[replica] < capacity]
+    return preferred + [replica for replica in by_load if loads[replica] >= capacity]
 
 
-def _weight(name: str, replica: str) -> bytes:
+def _hash_pair(name: str, replica: str) -> bytes:
     return hashlib.blake2b(f"{replica}\n{name}".encode(), digest_size=8).digest()

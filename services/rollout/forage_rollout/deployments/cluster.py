@@ -1,4 +1,4 @@
-"""The Ray that the deployments run in: a small one of our own, on loopback and gone with us, or one that is joined."""
+"""The Ray that the deployments run in: a small one on loopback that ends with this process, or a shared cluster."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_rollout.deployments import reaper
 from forage_rollout.deployments.relay import LogRelay
-from forage_rollout.engine.vllm_engine import environment
+from forage_rollout.engine.vllm_engine import build_environment
 
 log = get_logger()
 _PREFIX = "forage-ray-"
-_STARTS = 3
-_PATIENCE_S = 5.0
-_DRAIN_ANSWER_S = 3.0
-_LOOK_S = 1.0
+_MAX_STARTS = 3
+_STOP_TIMEOUT_S = 5.0
+_DRAIN_REPLY_S = 3.0
+_POLL_INTERVAL_S = 1.0
 _OBJECT_STORE_BYTES = 80 * 2**20
-# Read by Serve when it is imported in a replica. On one event loop a call does not cross threads, and a context of a
-# million tokens must fit a message.
+# Read by Serve when a replica imports it. With one event loop a call does not cross threads, which costs latency; a
+# message must hold a context of a million tokens.
 _SERVE_ENVIRONMENT = {
-    "RAY_SERVE_LOG_TO_STDERR": "1",  # else Serve takes what replicas write there for itself
+    "RAY_SERVE_LOG_TO_STDERR": "1",  # else Serve keeps the replicas' stderr in files of its own
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 2**20),
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
 }
-# Of a Ray of our own, beside what every service's has.
+# For a Ray of our own, besides what `ray_environment` sets for every service.
 _RAY_ENVIRONMENT = {
-    # Without it the engine core of a replica that was killed would live on.
+    # Without it vLLM's engine core would outlive its replica when that is killed.
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     "AUTOSCALER_UPDATE_INTERVAL_S": "60",
 }
 
 
-def claim(folder: Path) -> IO[str]:
-    """A lock on the folder that ends with this process, or with the file that is returned.
+def lock_folder(folder: Path) -> IO[str]:
+    """Lock the folder until this process ends or the returned file is closed.
 
     Raises:
-        BlockingIOError: a living process has it.
+        BlockingIOError: a running process holds the lock.
     """
     file = (folder / "lock").open("w")
     try:
@@ -65,11 +65,11 @@ def remove_abandoned(parent: Path) -> None:
     """Remove the folders of services that were killed together with their reapers."""
     for folder in parent.glob(f"{_PREFIX}*"):
         if not (folder / "lock").exists():
-            continue  # just being made
+            continue  # being created right now
         try:
-            claim(folder).close()
+            lock_folder(folder).close()
         except OSError:
-            continue  # in use, or another user's
+            continue  # in use, or belongs to another user
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -77,38 +77,38 @@ class Cluster(Protocol):
     """Where the deployments run."""
 
     def start(self) -> None:
-        """Blocks until all deployments run; takes most of a minute on CPU.
+        """Block until all deployments run, which takes most of a minute on CPU.
 
         Raises:
             Exception: there is no Ray, or Serve gave up on a deployment.
         """
         ...
 
-    def handle(self, deployment: str) -> Any:
-        """Serve's handle of a deployment that runs."""
+    def get_handle(self, deployment: str) -> Any:
+        """Serve's handle of a running deployment."""
         ...
 
     async def broadcast(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
-        """See `deployments.broadcast`."""
+        """See `replica.broadcast`."""
         ...
 
     def begin_drain(self) -> None:
-        """Take no more prompts; blocks until running groups have ended, for `rollout.drain_timeout_s` at most."""
+        """Claim no more prompts; block until running groups have ended, for `rollout.drain_timeout_s` at most."""
         ...
 
-    def stop(self, patience_s: float) -> None:
-        """End what was started, by force where it does not end by itself."""
+    def stop(self, timeout_s: float) -> None:
+        """End what was started, by force where it does not end by itself within the time."""
         ...
 
 
 def open_cluster(settings: Settings) -> Cluster:
-    """The cluster at `rollout.ray_address`, or one of our own where none is given."""
+    """The cluster that the settings ask for; not started yet."""
     if settings.rollout.use_existing_app:
-        return AttachedCluster(settings)
+        return ExistingApplication(settings)
     return JoinedCluster(settings) if settings.rollout.ray_address else LocalCluster(settings)
 
 
-class _Application:
+class _ServeApplication:
     """One run's Serve application in the Ray that this process is connected to."""
 
     def __init__(self, settings: Settings) -> None:
@@ -118,37 +118,37 @@ class _Application:
         import ray
         from ray import serve
 
-        from forage_rollout.deployments.application import application, application_name
+        from forage_rollout.deployments.application import build_application, get_application_name
 
         begin = time.perf_counter()
         gpus = int(ray.cluster_resources().get("GPU", 0))
-        serve.run(application(self._settings, gpus), name=application_name(self._settings), route_prefix=None)
+        serve.run(build_application(self._settings, gpus), name=get_application_name(self._settings), route_prefix=None)
         log.info("deployments_running", seconds=round(time.perf_counter() - begin, 1))
 
-    def handle(self, deployment: str) -> Any:
+    def get_handle(self, deployment: str) -> Any:
         from ray import serve
 
-        from forage_rollout.deployments.application import application_name
+        from forage_rollout.deployments.application import get_application_name
 
-        return serve.get_deployment_handle(deployment, application_name(self._settings))
+        return serve.get_deployment_handle(deployment, get_application_name(self._settings))
 
     async def broadcast(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
-        from forage_rollout.deployments.application import broadcast
+        from forage_rollout.deployments.replica import broadcast
 
-        return await broadcast(self.handle(deployment), method, *arguments)
+        return await broadcast(self.get_handle(deployment), method, *arguments)
 
     def begin_drain(self) -> None:
         seconds = self._settings.rollout.drain_timeout_s
         try:
-            left = self.handle("Dispatcher").drain.remote(seconds).result(timeout_s=seconds + _DRAIN_ANSWER_S)
-        except Exception as error:  # noqa: BLE001 - the end must come; prompts that nobody finished stay pending
+            left = self.get_handle("Dispatcher").drain.remote(seconds).result(timeout_s=seconds + _DRAIN_REPLY_S)
+        except Exception as error:  # noqa: BLE001 - the service must end; unfinished prompts stay pending and are reclaimed
             log.warning("not_drained", detail=f"{type(error).__name__}: {error}")
         else:
             log.info("drained", groups_left=left)
 
 
-class JoinedCluster(_Application):
-    """A Ray cluster that others run and share; of it only this run's application is ours."""
+class JoinedCluster(_ServeApplication):
+    """A Ray cluster that others run and share; only this run's application in it is ours to end."""
 
     def start(self) -> None:
         from ray import serve
@@ -165,77 +165,77 @@ class JoinedCluster(_Application):
             namespace=f"forage-{self._settings.run.id}",
             log_to_driver=False,
             configure_logging=False,
-            runtime_env={"env_vars": {**_SERVE_ENVIRONMENT, **environment(self._settings.rollout.engine)}},
+            runtime_env={"env_vars": {**_SERVE_ENVIRONMENT, **build_environment(self._settings.rollout.engine)}},
         )
         log.info("ray_joined", address=self._settings.rollout.ray_address)
 
-    def stop(self, patience_s: float) -> None:
+    def stop(self, timeout_s: float) -> None:
         import ray
         from ray import serve
 
-        from forage_rollout.deployments.application import application_name
+        from forage_rollout.deployments.application import get_application_name
 
         if not ray.is_initialized():
             return
-        serve.delete(application_name(self._settings), _blocking=False)
-        deadline = time.monotonic() + patience_s
-        while application_name(self._settings) in serve.status().applications and time.monotonic() < deadline:
+        serve.delete(get_application_name(self._settings), _blocking=False)
+        deadline = time.monotonic() + timeout_s
+        while get_application_name(self._settings) in serve.status().applications and time.monotonic() < deadline:
             time.sleep(0.2)
         ray.shutdown()
 
 
-class AttachedCluster(JoinedCluster):
-    """A cluster in which others run this application, as KubeRay's RayService does: nothing of it is ours to end."""
+class ExistingApplication(JoinedCluster):
+    """A cluster in which others run this application, as KubeRay's RayService does: nothing in it is ours to end."""
 
     def start(self) -> None:
         from ray import serve
         from ray.serve.schema import ApplicationStatus
 
-        from forage_rollout.deployments.application import application_name
+        from forage_rollout.deployments.application import get_application_name
 
         self._join()
-        name = application_name(self._settings)
+        name = get_application_name(self._settings)
         while (found := serve.status().applications.get(name)) is None or found.status != ApplicationStatus.RUNNING:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_INTERVAL_S)
         log.info("attached", application=name)
 
     def begin_drain(self) -> None:
-        """Prompts go on being answered: only calls that came this way end."""
+        """The application keeps answering prompts: only calls through this process end."""
 
-    def stop(self, patience_s: float) -> None:
+    def stop(self, timeout_s: float) -> None:
         import ray
 
         ray.shutdown()
 
 
-class LocalCluster(_Application):
-    """Starts Ray, deploys the application, and ends every process of both."""
+class LocalCluster(_ServeApplication):
+    """A Ray on loopback that this process starts, and whose processes it ends."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._stopping = False
-        # Sockets live in there, and their paths must stay below 108 bytes.
+        # Ray puts sockets into the folder, whose paths must stay below 108 bytes.
         remove_abandoned(Path(tempfile.gettempdir()))
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = claim(self._folder)
+        self._lock = lock_folder(self._folder)
         self._relay = LogRelay(self._folder)
         command = [sys.executable, "-I", "-S", reaper.__file__, str(self._folder)]
         self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def start(self) -> None:
-        os.environ.update({**ray_environment(), **_RAY_ENVIRONMENT, **environment(self._settings.rollout.engine)})
+        os.environ.update({**ray_environment(), **_RAY_ENVIRONMENT, **build_environment(self._settings.rollout.engine)})
         import ray
         from ray import serve
 
         os.environ.update(_SERVE_ENVIRONMENT)  # after the import: not for this process, which blocks on handles
 
-        from forage_rollout.deployments.application import cpus
+        from forage_rollout.deployments.application import count_cpus
 
         begin = time.perf_counter()
-        for attempt in range(1, _STARTS + 1):
+        for attempt in range(1, _MAX_STARTS + 1):
             try:
                 ray.init(
-                    num_cpus=max(1, math.ceil(cpus(self._settings))),
+                    num_cpus=max(1, math.ceil(count_cpus(self._settings))),
                     object_store_memory=_OBJECT_STORE_BYTES,
                     include_dashboard=False,
                     log_to_driver=False,
@@ -245,27 +245,27 @@ class LocalCluster(_Application):
                 serve.start(http_options={"location": "NoServer"})
                 break
             except Exception as error:
-                # A busy machine lets Ray's own fixed time limits pass; it raises bare Exceptions.
+                # Ray's fixed time limits expire on a busy machine, and it raises bare Exceptions then.
                 log.warning("ray_did_not_start", attempt=attempt, detail=str(error))
-                if attempt == _STARTS or self._stopping:
+                if attempt == _MAX_STARTS or self._stopping:
                     raise
-                self._end_processes(_PATIENCE_S)
+                self._end_processes(_STOP_TIMEOUT_S)
         log.info("ray_started", seconds=round(time.perf_counter() - begin, 1))
         self.deploy()
 
-    def stop(self, patience_s: float) -> None:
+    def stop(self, timeout_s: float) -> None:
         self._stopping = True
-        self._end_processes(patience_s)
+        self._end_processes(timeout_s)
         self._reaper.communicate()
 
-    def _end_processes(self, patience_s: float) -> None:
+    def _end_processes(self, timeout_s: float) -> None:
         family = [p for p in psutil.Process().children(recursive=True) if p.pid != self._reaper.pid]
         try:
             import ray
 
             ray.shutdown()
         finally:
-            _, alive = psutil.wait_procs(family, timeout=patience_s)
+            _, alive = psutil.wait_procs(family, timeout=timeout_s)
             for process in alive:
                 try:
                     process.kill()

@@ -10,28 +10,28 @@ from forage_common.errors import UnavailableError
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.weights.policy import PolicyError, is_newer, same
+from forage_rollout.weights.policy import PolicyError, is_newer, is_same
 
 log = get_logger()
-POLL_S = 0.1
-RETRY_S = 1.0
-REFUSALS = 3
-CATCH_UP_S = 60.0
+POLL_INTERVAL_S = 0.1
+RETRY_INTERVAL_S = 1.0
+MAX_REFUSALS = 3
+CATCH_UP_TIMEOUT_S = 60.0
 
 
-class Loader(Protocol):
+class PolicyLoader(Protocol):
     """An engine whose weights can be replaced."""
 
     serving: Policy | None
     out_of_service: str
 
-    async def load(self, policy: Policy) -> float: ...
+    async def load_policy(self, policy: Policy) -> float: ...
 
 
-async def catch_up(streams: StreamClient, engine: Loader, timeout_s: float = CATCH_UP_S) -> None:
-    """Return once the engine serves what is announced, or nothing is.
+async def catch_up(streams: StreamClient, engine: PolicyLoader, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
+    """Return once the engine serves the announced policy, or none is announced.
 
-    A policy that cannot be loaded for so long leaves the engine out of service; `follow_policy` goes on trying.
+    A policy that cannot be loaded within `timeout_s` leaves the engine out of service; `follow_policy` keeps trying.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -39,46 +39,48 @@ async def catch_up(streams: StreamClient, engine: Loader, timeout_s: float = CAT
             announced = await asyncio.to_thread(streams.read_policy)
             if announced is None or not is_newer(announced, engine.serving):
                 return
-            await engine.load(announced)
+            await engine.load_policy(announced)
         except PolicyError as error:
             log.error("policy_refused", detail=str(error))
             if time.monotonic() > deadline:
                 engine.out_of_service = str(error)
                 return
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)
         except UnavailableError as error:
             log.warning("waiting_for_redis", detail=str(error))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)
 
 
-async def follow_policy(streams: StreamClient, engine: Loader, replica: str) -> None:
-    """Load each newer policy and acknowledge it; never returns, survives Redis being away.
+async def follow_policy(streams: StreamClient, engine: PolicyLoader, replica: str) -> None:
+    """Load each newer policy and acknowledge it; never returns, and survives an unavailable Redis.
 
-    An announced policy that cannot be loaded `REFUSALS` times takes the engine out of service: its trajectories would
-    grow too old for the trainer, and another engine may be able to load it.
+    An announced policy that cannot be loaded `MAX_REFUSALS` times takes the engine out of service: its trajectories
+    would become too stale for the trainer, and another engine may be able to load it.
     """
     acknowledged: Policy | None = None
     refused: Policy | None = None
     refusals = 0
     while True:
         try:
+            # Polled, not pushed: an engine that misses a message would serve an old policy without knowing.
             announced = await asyncio.to_thread(streams.read_policy)
             if announced is not None and is_newer(announced, engine.serving):
-                await engine.load(announced)
-            if engine.serving is not None and not same(engine.serving, acknowledged):
+                await engine.load_policy(announced)
+            # Acknowledged only when loaded. UpdateWeights loads policies past this task; they are acknowledged, too.
+            if engine.serving is not None and not is_same(engine.serving, acknowledged):
                 serving = engine.serving
                 await asyncio.to_thread(streams.acknowledge_policy, replica, serving)
                 acknowledged = serving
         except PolicyError as error:
-            if not same(announced, refused):
+            if not is_same(announced, refused):  # log each refused policy once, not at each attempt
                 log.error("policy_refused", detail=str(error))
                 refused, refusals = announced, 0
             refusals += 1
-            if refusals >= REFUSALS and not engine.out_of_service:
+            if refusals >= MAX_REFUSALS and not engine.out_of_service:
                 engine.out_of_service = str(error)
                 log.error("out_of_service", detail=str(error))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)
         except UnavailableError as error:
             log.warning("waiting_for_redis", detail=str(error))
-            await asyncio.sleep(RETRY_S)
-        await asyncio.sleep(POLL_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)
+        await asyncio.sleep(POLL_INTERVAL_S)

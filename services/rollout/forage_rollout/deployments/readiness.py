@@ -1,4 +1,4 @@
-"""What the service waits for, as its health endpoint tells it."""
+"""Probes of the services that the rollout needs: for the health endpoint, and before prompts are claimed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 
 log = get_logger()
-_PROBE_S = 2.0
+_PROBE_TIMEOUT_S = 2.0
 
 
-async def watch(settings: Settings, health: Health) -> None:
-    """Probe Redis, the retriever and the reward for ever: each second while one is missing, else each fifth."""
-    streams = StreamClient(settings.redis, settings.run.id, _PROBE_S)
-    async with httpx.AsyncClient(trust_env=False, timeout=_PROBE_S) as client:
+async def watch_services(settings: Settings, health: Health) -> None:
+    """Keep `health` current: probe Redis, the retriever and the reward, more often while one is missing."""
+    streams = StreamClient(settings.redis, settings.run.id, _PROBE_TIMEOUT_S)
+    async with httpx.AsyncClient(trust_env=False, timeout=_PROBE_TIMEOUT_S) as client:
         while True:
             missing = await asyncio.gather(
-                _redis(streams), _retriever(client, settings.retriever.http_address), _reward(settings)
+                _probe_redis(streams),
+                _probe_retriever(client, settings.retriever.http_address),
+                _probe_reward(settings),
             )
             for name, detail in zip(("redis", "retriever", "reward"), missing, strict=True):
                 if detail:
@@ -35,19 +37,22 @@ async def watch(settings: Settings, health: Health) -> None:
 
 async def wait_for_services(settings: Settings) -> None:
     """Return once the retriever and the reward are both ready, however long that takes."""
-    said = None
-    async with httpx.AsyncClient(trust_env=False, timeout=_PROBE_S) as client:
+    logged = None
+    async with httpx.AsyncClient(trust_env=False, timeout=_PROBE_TIMEOUT_S) as client:
         while True:
-            missing = await asyncio.gather(_retriever(client, settings.retriever.http_address), _reward(settings))
+            missing = await asyncio.gather(
+                _probe_retriever(client, settings.retriever.http_address), _probe_reward(settings)
+            )
             if not any(missing):
                 return
-            if missing != said:
+            if missing != logged:
                 log.info("waiting_for_services", detail="; ".join(filter(None, missing)))
-                said = missing
+                logged = missing
             await asyncio.sleep(0.5)
 
 
-async def _redis(streams: StreamClient) -> str:
+async def _probe_redis(streams: StreamClient) -> str:
+    """Why Redis cannot be used; empty while it can. The other probes return the same."""
     try:
         await asyncio.to_thread(streams.ping)
     except UnavailableError as error:
@@ -55,7 +60,7 @@ async def _redis(streams: StreamClient) -> str:
     return ""
 
 
-async def _retriever(client: httpx.AsyncClient, address: str) -> str:
+async def _probe_retriever(client: httpx.AsyncClient, address: str) -> str:
     try:
         response = await client.get(f"http://{address}/readyz")
     except httpx.HTTPError as error:
@@ -63,11 +68,11 @@ async def _retriever(client: httpx.AsyncClient, address: str) -> str:
     return "" if response.is_success else f"{address} is not ready: {response.text[:200]}"
 
 
-async def _reward(settings: Settings) -> str:
+async def _probe_reward(settings: Settings) -> str:
     address = settings.reward.grpc_address
     async with grpc.aio.insecure_channel(address) as channel:
         try:
-            await asyncio.wait_for(channel.channel_ready(), _PROBE_S)
+            await asyncio.wait_for(channel.channel_ready(), _PROBE_TIMEOUT_S)
         except TimeoutError:
             return f"no answer at {address}"
     return ""

@@ -1,8 +1,9 @@
-"""Outlives the main process by a moment: when that is killed, ends what Ray leaves behind and removes its folder.
+"""Cleans up after a main process that was killed: ends the processes that Ray leaves behind and removes its folder.
 
-Run as a script with a folder; started with a pipe on stdin that only the main process holds. It remembers the main
-process's descendants, since Ray's processes overwrite their environment with a title and lose their parents with the
-raylet. Standard library only, so that it costs a few megabytes.
+Run as a script with the folder as argument and a pipe on stdin that only the main process holds: its end says that the
+main process is gone. The reaper remembers the descendants of the main process, because Ray's processes cannot be found
+by environment (they overwrite it with a title) or parent (they lose it with the raylet). It imports only the standard
+library, so that it needs a few megabytes.
 """
 
 from __future__ import annotations
@@ -15,27 +16,28 @@ import sys
 import time
 from pathlib import Path
 
-_LOOK_S = 2.0
-_PATIENCE_S = 1.0
-Family = dict[int, str]  # pid → when it started, which tells it from a later process of the same number
+_POLL_INTERVAL_S = 2.0
+_GRACE_PERIOD_S = 1.0
+Processes = dict[int, str]
+"""pid → start time, which tells a process from a later one with the same pid."""
 
 
-def processes() -> dict[int, tuple[int, str]]:
-    """Every process: pid → (parent, start time in clock ticks since boot). Zombies are left out."""
-    found = {}
+def list_processes() -> dict[int, tuple[int, str]]:
+    """Every process except zombies: pid → (parent, start time in clock ticks since boot)."""
+    processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # gone meanwhile
+            continue  # ended meanwhile
         if fields[0] != "Z":
-            found[int(folder.name)] = (int(fields[1]), fields[19])
-    return found
+            processes[int(folder.name)] = (int(fields[1]), fields[19])
+    return processes
 
 
-def descendants(roots: set[int], table: dict[int, tuple[int, str]]) -> Family:
+def find_descendants(roots: set[int], table: dict[int, tuple[int, str]]) -> Processes:
     """All children of the roots, their children, and so on."""
-    family: Family = {}
+    family: Processes = {}
     reached = set(roots)
     while True:
         new = {pid: start for pid, (parent, start) in table.items() if parent in reached and pid not in family}
@@ -45,17 +47,17 @@ def descendants(roots: set[int], table: dict[int, tuple[int, str]]) -> Family:
         reached |= new.keys()
 
 
-def alive(family: Family) -> Family:
-    """Those of the family that still run, and their descendants by now."""
-    table = processes()
+def find_alive(family: Processes) -> Processes:
+    """The processes of the family that still run, and their descendants by now."""
+    table = list_processes()
     running = {pid: start for pid, start in family.items() if table.get(pid, (0, ""))[1] == start}
-    return running | descendants(set(running), table)
+    return running | find_descendants(set(running), table)
 
 
-def reap(family: Family, folder: Path) -> None:
-    """End the family, newcomers included, then remove the folder."""
-    time.sleep(_PATIENCE_S)
-    while family := alive(family):
+def reap(family: Processes, folder: Path) -> None:
+    """End the family, processes that it starts meanwhile included, then remove the folder."""
+    time.sleep(_GRACE_PERIOD_S)
+    while family := find_alive(family):
         for pid in family:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -66,12 +68,12 @@ def reap(family: Family, folder: Path) -> None:
 
 
 def main() -> None:
-    """Watch until stdin ends, which it does when the main process closes its end or is gone."""
-    parent, family = os.getppid(), Family()
-    while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
-        family = alive(family) | descendants({parent}, processes())
+    """Watch until stdin ends, which happens when the main process closes its end or is killed."""
+    parent, family = os.getppid(), Processes()
+    while not select.select([sys.stdin], [], [], _POLL_INTERVAL_S)[0]:
+        family = find_alive(family) | find_descendants({parent}, list_processes())
         family.pop(os.getpid(), None)
-    reap(alive(family), Path(sys.argv[1]))
+    reap(find_alive(family), Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Brings what Ray's workers write to stderr to the stderr of the main process, where a supervisor reads it.
+"""The stderr of Ray's workers, copied to the stderr of the main process, where a supervisor reads it.
 
-Ray sends its workers' output to files in a folder that goes away with it; a pipe with a name goes around that.
+Ray writes its workers' output to files in a folder that it removes at its end; a named pipe bypasses them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import sys
 import threading
 from pathlib import Path
 
-ENVIRONMENT = "FORAGE_ROLLOUT_STDERR"
+STDERR_VARIABLE = "FORAGE_ROLLOUT_STDERR"
 _CHUNK = 65536
 
 
 class LogRelay:
-    """The main process's end: copies until the process ends."""
+    """The reading end, in the main process: copies until the process ends."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "stderr"
         os.mkfifo(path, mode=0o600)
-        os.environ[ENVIRONMENT] = str(path)
-        # Opened for writing, too: the pipe never ends because the last worker left.
+        os.environ[STDERR_VARIABLE] = str(path)
+        # Opened for writing, too: else the pipe would end together with the last worker that writes.
         self._pipe = os.open(path, os.O_RDWR)
         threading.Thread(target=self._copy, name="log-relay", daemon=True).start()
 
@@ -31,15 +31,15 @@ class LogRelay:
             sys.stderr.flush()
 
 
-def join() -> None:
-    """A worker's end: from here on its stderr is the main process's. Without a main process nothing happens."""
-    path = os.environ.get(ENVIRONMENT)
+def redirect_stderr() -> None:
+    """Send this worker's stderr to the main process from now on; without a `LogRelay` nothing happens."""
+    path = os.environ.get(STDERR_VARIABLE)
     if not path:
         return
     try:
         pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
-        return  # the main process is gone or elsewhere: Ray's own files keep the output
+        return  # the main process has ended or runs on another node: Ray's own files keep the output
     os.set_blocking(pipe, True)
     os.dup2(pipe, 2)
     os.close(pipe)

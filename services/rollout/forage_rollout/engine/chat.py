@@ -1,4 +1,4 @@
-"""A chat as the policy's tokens."""
+"""Chats as token ids, through the chat template of the policy's tokenizer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def render(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Token ids of a chat, ready for the assistant's turn.
+def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Token ids of a chat with the opening of the assistant's turn.
 
     Args:
-        tokenizer: of transformers, with a chat template.
+        tokenizer: a tokenizer of transformers with a chat template.
 
     Raises:
-        ValueError: the chat template refuses the messages.
+        ValueError: the chat template rejects the messages.
     """
     from jinja2 import TemplateError
 

@@ -1,4 +1,4 @@
-"""A remote server in vLLM's place: it samples for the loop, and its weights are its own."""
+"""An engine that samples at a remote OpenAI-compatible server, whose weights cannot be replaced."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from forage_common.files.model_folder import read_end_of_turn
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.engine.chat import render
-from forage_rollout.engine.endpoint import Dialect, Endpoint, with_stop
+from forage_rollout.engine.chat import render_chat
+from forage_rollout.engine.endpoint import Dialect, Endpoint, restore_stop_text
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
-from forage_rollout.engine.openai import Head
-from forage_rollout.engine.stops import Stops
+from forage_rollout.engine.openai import ResponseHead
+from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.loop.tokens import FileTokenizer
-from forage_rollout.weights.policy import PolicyError, described
+from forage_rollout.weights.policy import PolicyError, describe_policy
 
 log = get_logger()
 
@@ -31,7 +31,7 @@ class EndpointEngine:
 
     Attributes:
         serving: names the endpoint; its version is always 0.
-        out_of_service: always empty: an endpoint that is away is asked again within each request's time.
+        out_of_service: always empty: requests to an unavailable endpoint are retried within their time limit.
     """
 
     out_of_service = ""
@@ -41,16 +41,16 @@ class EndpointEngine:
         self._codec = FileTokenizer(self._folder)
         self._endpoint = Endpoint(settings.rollout.engine)
         self._timeout_s = settings.rollout.engine.hang_timeout_s
-        self._stops = Stops(self._codec.vocabulary)
+        self._stops = StopTexts(self._codec.vocabulary)
         self._tokenizer: Any = None
         self._meter = Meter()
-        self._going = asyncio.Event()
-        self._going.set()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
         self._ended = asyncio.Condition()
         self.serving = Policy(uri=settings.rollout.engine.endpoint)
 
     async def connect(self) -> None:
-        """Return once the endpoint has told what it serves, however long that takes.
+        """Wait for the endpoint and find its model, however long that takes.
 
         Raises:
             SettingsError: see `Endpoint.connect`.
@@ -70,30 +70,26 @@ class EndpointEngine:
 
     @property
     def counts(self) -> EngineCounts:
-        """How the engine stands now."""
+        """Counts as of now."""
         counts = self._meter.counts
-        counts.requests_running, counts.paused = counts.requests_in_flight, int(not self._going.is_set())
+        counts.requests_running, counts.paused = counts.requests_in_flight, int(not self._resumed.is_set())
         return counts
 
-    async def render(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a chat, ready for the assistant's turn.
-
-        Raises:
-            ValueError: the chat template refuses the messages.
-        """
+    async def render_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """See `chat.render_chat`."""
         if self._tokenizer is None:
-            self._tokenizer = await asyncio.to_thread(_chat_tokenizer, self._folder)
-        return render(self._tokenizer, messages)
+            self._tokenizer = await asyncio.to_thread(_load_chat_tokenizer, self._folder)
+        return render_chat(self._tokenizer, messages)
 
     async def generate(self, request: Request) -> Generation:
-        """Sample until a stop text, end-of-sequence or `max_tokens`.
+        """Sample to a stop text, the end-of-sequence token or `max_tokens`.
 
         Raises:
-            UnavailableError, RefusedError, MalformedReplyError: as `Endpoint.complete`.
+            UnavailableError, RefusedError, MalformedReplyError: see `Endpoint.complete`.
         """
-        await self._going.wait()
+        await self._resumed.wait()
         try:
-            with self._meter.request():
+            with self._meter.track_request():
                 if self._endpoint.dialect is Dialect.VLLM:
                     generation = await self._generate(request)
                 else:
@@ -105,32 +101,32 @@ class EndpointEngine:
         return generation
 
     async def release(self, affinity: str) -> None:
-        """Nothing is held for an affinity."""
+        """An endpoint holds nothing for an affinity."""
 
-    async def load(self, policy: Policy) -> float:
+    async def load_policy(self, policy: Policy) -> float:
         """An endpoint's weights cannot be replaced.
 
         Raises:
             PolicyError: always.
         """
         raise PolicyError(
-            f"{described(policy)} cannot be loaded: {self.serving.uri} serves weights of its own; "
+            f"{describe_policy(policy)} cannot be loaded: {self.serving.uri} serves weights of its own; "
             "unset rollout.engine.endpoint"
         )
 
-    async def wait_for(self, version: int, epoch: int, timeout_s: float) -> Policy:
-        """What is served: there is no other version to wait for."""
+    async def wait_for_policy(self, version: int, epoch: int, timeout_s: float) -> Policy:
+        """The endpoint as a policy: there is no other version to wait for."""
         return self.serving
 
     async def pause(self, drain: bool) -> None:
-        """Ask for nothing until `resume`. What runs at the endpoint cannot be held: it ends first, drain or not."""
-        self._going.clear()
+        """Send no requests until `resume`. Requests at the endpoint cannot be held: they end first, drain or not."""
+        self._resumed.clear()
         async with self._ended:
             await self._ended.wait_for(lambda: not self._meter.counts.requests_in_flight)
 
     async def resume(self) -> None:
         """End a pause; without one nothing happens."""
-        self._going.set()
+        self._resumed.set()
 
     async def check_health(self) -> None:
         """Nothing in this process can die."""
@@ -144,65 +140,65 @@ class EndpointEngine:
     def shutdown(self) -> None:
         """There are no processes to end."""
 
-    async def handle(
+    async def forward_openai(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> AsyncGenerator[Head | bytes, None]:
-        """The endpoint's own reply to an OpenAI request; of its models the one that is served here."""
-        async for part in self._endpoint.pass_on(method, path, body):
+    ) -> AsyncGenerator[ResponseHead | bytes, None]:
+        """The endpoint's own reply to an OpenAI request; of its models only the one that is used here is listed."""
+        async for part in self._endpoint.forward(method, path, body):
             yield part
 
     async def _generate(self, request: Request) -> Generation:
-        asked = _sampling(request) | {
+        body = _build_sampling(request) | {
             "prompt": request.token_ids,
             "min_tokens": request.min_tokens,
             "top_k": request.top_k,
-            # Else the defaults of the model's generation_config.json hold.
+            # Without these the defaults of the model's generation_config.json apply.
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "logprobs": 0,
             "return_token_ids": True,
             "skip_special_tokens": False,
-            **self._stops.arguments(request.stop),
+            **self._stops.build_arguments(request.stop),
         }
-        reply = await self._endpoint.complete(asked, self._timeout_s)
+        reply = await self._endpoint.complete(body, self._timeout_s)
         try:
             choice = reply["choices"][0]
             ids = [int(token) for token in choice["token_ids"]]
-            told = (choice.get("logprobs") or {}).get("token_logprobs") or [0.0] * len(ids)
-            logprobs = [float(value or 0.0) for value in told]
+            values = (choice.get("logprobs") or {}).get("token_logprobs") or [0.0] * len(ids)
+            logprobs = [float(value or 0.0) for value in values]
             if len(logprobs) != len(ids) or not all(map(math.isfinite, logprobs)):
                 raise ValueError(f"{len(logprobs)} logprobs for {len(ids)} tokens")
             usage = reply.get("usage") or {}
             cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
             hit_length = choice["finish_reason"] == "length"
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise MalformedReplyError(f"the endpoint's completion is not as vLLM's are ({error!r})") from None
+            raise MalformedReplyError(f"the endpoint's completion does not have vLLM's format ({error!r})") from None
         self._meter.counts.prompt_tokens += len(request.token_ids)
         self._meter.counts.cached_prompt_tokens += cached
         return Generation(ids, logprobs, hit_length, [(0, 0, 0, len(ids))])
 
     async def _generate_text(self, request: Request) -> Generation:
-        for name, value, off in (("top_k", request.top_k, (-1, 0)), ("min_tokens", request.min_tokens, (0,))):
-            if value not in off:
-                raise RefusedError(f"{name} is {value}: {self.serving.uri} knows temperature and top_p only")
-        asked = _sampling(request) | {"prompt": self._codec.decode(request.token_ids)}
+        for name, value, unset in (("top_k", request.top_k, (-1, 0)), ("min_tokens", request.min_tokens, (0,))):
+            if value not in unset:
+                raise RefusedError(f"{name} is {value}: {self.serving.uri} supports temperature and top_p only")
+        body = _build_sampling(request) | {"prompt": self._codec.decode(request.token_ids)}
         if request.stop:
-            asked["stop"] = list(request.stop)
-        reply = await self._endpoint.complete(asked, self._timeout_s)
+            body["stop"] = list(request.stop)
+        reply = await self._endpoint.complete(body, self._timeout_s)
         try:
             choice = reply["choices"][0]
             text, reason = str(choice["text"]), choice["finish_reason"]
         except (LookupError, TypeError) as error:
-            raise MalformedReplyError(f"the endpoint's completion is not as OpenAI's are ({error!r})") from None
+            raise MalformedReplyError(f"the endpoint's completion does not have OpenAI's format ({error!r})") from None
         if reason == "stop":
-            text = with_stop(text, choice.get("stop_reason"), request.stop)
+            text = restore_stop_text(text, choice.get("stop_reason"), request.stop)
         ids = self._codec.encode(text)
         self._meter.counts.prompt_tokens += len(request.token_ids)
         return Generation(ids, [0.0] * len(ids), reason == "length", [(0, 0, 0, len(ids))])
 
 
 async def check_endpoint(settings: Settings) -> None:
-    """Return if `rollout.engine.endpoint` can be sampled at; also where none is set.
+    """Return if `rollout.engine.endpoint` can be used, or is not set.
 
     Raises:
         SettingsError, UnavailableError: see `Endpoint.connect`.
@@ -217,16 +213,16 @@ async def check_endpoint(settings: Settings) -> None:
             await endpoint.close()
 
 
-def _chat_tokenizer(folder: Path) -> Any:
+def _load_chat_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(folder))
 
 
-def _sampling(request: Request) -> dict[str, Any]:
-    asked: dict[str, Any] = {
+def _build_sampling(request: Request) -> dict[str, Any]:
+    sampling: dict[str, Any] = {
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
     }
-    return asked if request.seed is None else asked | {"seed": request.seed}
+    return sampling if request.seed is None else sampling | {"seed": request.seed}

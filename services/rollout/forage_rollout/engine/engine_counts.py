@@ -1,4 +1,4 @@
-"""What an engine has done since it started."""
+"""Counts of an engine, as its metrics show them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass
 class EngineCounts:
-    """What an engine has done since it started, and (running, waiting, paused, out_of_service) how it stands."""
+    """Totals since an engine started, and its present state (in flight, running, waiting, paused, out of service)."""
 
     requests: int = 0
     requests_in_flight: int = 0
@@ -29,23 +29,23 @@ class EngineCounts:
 
 
 class Meter:
-    """Keeps an engine's counts, and the time in which requests were in flight."""
+    """Keeps an engine's counts and measures the time in which requests are in flight."""
 
     def __init__(self) -> None:
         self._counts = EngineCounts()
-        self._looked = time.perf_counter()
+        self._read_at = time.perf_counter()
 
     @property
     def counts(self) -> EngineCounts:
-        """Up to date; the engine adds to them what only it knows."""
-        before, self._looked = self._looked, time.perf_counter()
+        """The counts as of now; the engine itself updates all but the requests and `busy_seconds`."""
+        before, self._read_at = self._read_at, time.perf_counter()
         if self._counts.requests_in_flight:
-            self._counts.busy_seconds += self._looked - before
+            self._counts.busy_seconds += self._read_at - before
         return self._counts
 
     @contextmanager
-    def request(self) -> Iterator[EngineCounts]:
-        """A request that is in flight for the block."""
+    def track_request(self) -> Iterator[EngineCounts]:
+        """Count a request, in flight inside the `with` block."""
         counts = self.counts
         counts.requests += 1
         counts.requests_in_flight += 1

@@ -1,4 +1,4 @@
-"""When generation stands still: a pause that somebody asked for, and the moment in which weights are replaced."""
+"""Pauses of generation: those that were asked for, and the short one in which weights are replaced."""
 
 from __future__ import annotations
 
@@ -8,81 +8,85 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.weights.policy import label
-from forage_rollout.weights.transport import Shipment
+from forage_rollout.weights.policy import format_label
+from forage_rollout.weights.transport import TransferInfo
 
 
-class Standstill:
-    """Stops one AsyncLLM and lets it go on; an update within a pause leaves it paused.
+class GenerationPause:
+    """Pauses and resumes one AsyncLLM. An update within a pause leaves it paused.
 
     Args:
         llm: vLLM's AsyncLLM.
 
     Attributes:
-        paused: generation was paused and not resumed.
-        intended: generation stands still on purpose, for whichever reason.
+        is_paused: generation was paused and not resumed.
     """
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
-        self._turn = asyncio.Lock()
-        self._held = AsyncExitStack()
-        self._agreed: dict[str, Any] | None = None
-        self._updating = False
-        self.paused = False
+        # vLLM has a single pause: a pause, a resume and an update must not interleave, or one would end the other's.
+        self._lock = asyncio.Lock()
+        self._drained = AsyncExitStack()
+        self._init_info: dict[str, Any] | None = None
+        self._is_updating = False
+        self.is_paused = False
 
     @property
-    def intended(self) -> bool:
-        return self.paused or self._updating
+    def is_intended(self) -> bool:
+        """Whether generation stands still on purpose: such an engine does not hang."""
+        return self.is_paused or self._is_updating
 
     async def pause(self, drain: bool, drained: AbstractAsyncContextManager[None]) -> None:
-        """Stand still until `resume`.
+        """Hold generation until `resume`.
 
         Args:
             drain: running generations end first; else they go on after `resume`.
-            drained: entered before, where `drain` is set, and left after `resume`.
+            drained: entered before the pause where `drain` is set, and left after `resume`.
         """
-        async with AsyncExitStack() as held:
-            if drain and not self.paused:
-                await held.enter_async_context(drained)
-            async with self._turn:
-                if not self.paused:
+        async with AsyncExitStack() as entered:
+            if drain and not self.is_paused:
+                # Outside the lock: draining may take as long as a trajectory, and an update must not wait for it.
+                await entered.enter_async_context(drained)
+            async with self._lock:
+                if not self.is_paused:
                     await self._llm.pause_generation(mode="wait" if drain else "keep", clear_cache=False)
-                    self.paused = True
-                    self._held = held.pop_all()
+                    self.is_paused = True
+                    self._drained = entered.pop_all()
 
     async def resume(self) -> None:
         """End a pause; without one nothing happens."""
-        async with self._turn:
-            if self.paused:
+        async with self._lock:
+            if self.is_paused:
                 await self._llm.resume_generation()
-                self.paused = False
-                await self._held.aclose()
+                self.is_paused = False
+                await self._drained.aclose()
 
-    async def update(self, policy: Policy, shipment: Shipment) -> float:
-        """Replace the weights in place. After an exception they are undefined.
+    async def replace_weights(self, policy: Policy, transfer: TransferInfo) -> float:
+        """Load a policy in place; after an exception the weights are undefined.
 
         Returns:
-            Seconds that generation stood still.
+            Seconds that generation was paused.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 
-        async with self._turn:
-            self._updating = True
+        async with self._lock:
+            self._is_updating = True
             try:
-                if self._agreed != shipment.init_info:
-                    if self._agreed is not None:
+                if self._init_info != transfer.init_info:
+                    if self._init_info is not None:
                         await self._llm.shutdown_weight_transfer_engine()
-                    await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(shipment.init_info))
-                    self._agreed = shipment.init_info
+                    await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(transfer.init_info))
+                    self._init_info = transfer.init_info
                 start = time.perf_counter()
-                # Keys and values of the old weights must go: running requests compute theirs again.
+                # The prefix cache holds keys and values of the old weights and must not serve the new ones. Running
+                # requests are kept ("keep"): they compute theirs again and go on under the new policy.
                 await self._llm.pause_generation(mode="keep", clear_cache=True)
                 await self._llm.start_weight_update()
-                await self._llm.update_weights(WeightTransferUpdateRequest(shipment.update_info))
-                await self._llm.finish_weight_update(label(policy))
-                if not self.paused:
+                await self._llm.update_weights(WeightTransferUpdateRequest(transfer.update_info))
+                # From here on vLLM marks sampled tokens with this label: it becomes the trajectory's segments.
+                await self._llm.finish_weight_update(format_label(policy))
+                if not self.is_paused:
                     await self._llm.resume_generation()
                 return time.perf_counter() - start
             finally:
-                self._updating = False
+                self._is_updating = False

@@ -1,4 +1,4 @@
-"""The engine's OpenAI-compatible endpoints: vLLM's own, on the engine that runs, without a socket of their own."""
+"""vLLM's own OpenAI-compatible routes on the running engine, called in process instead of through a socket."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from forage_common.settings import Settings
 
 PATHS = {"/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST"}
-"""What is passed on, and by which method."""
+"""Path → method of the requests that are forwarded."""
 
-Headers = list[tuple[str, str]]
-Head = tuple[int, Headers]
-_CLOSE_S = 5.0
-_AHEAD = 64  # parts of a reply that wait for a slow reader; then generation goes on, and its parts wait with vLLM
+ResponseHead = tuple[int, list[tuple[str, str]]]
+"""Status and headers of a reply."""
+_CLOSE_TIMEOUT_S = 5.0
+_MAX_QUEUED_PARTS = 64  # of a reply with a slow reader; further parts wait inside vLLM while generation goes on
 
 
-class OpenAI:
+class OpenAiRoutes:
     """Answers requests with vLLM's serving classes.
 
     Args:
@@ -26,16 +26,16 @@ class OpenAI:
     """
 
     def __init__(self, llm: Any, settings: Settings) -> None:
-        self._app = _application(llm, settings)
+        self._app = _build_app(llm, settings)
 
-    async def handle(
+    async def forward_openai(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> AsyncGenerator[Head | bytes, None]:
-        """The reply to one request: first (status, headers), then its body in parts.
+    ) -> AsyncGenerator[ResponseHead | bytes, None]:
+        """Answer one request: first (status, headers), then the body in parts.
 
         Closing the iterator early ends the generation.
         """
-        parts: asyncio.Queue[Head | bytes | None] = asyncio.Queue(_AHEAD)
+        parts: asyncio.Queue[ResponseHead | bytes | None] = asyncio.Queue(_MAX_QUEUED_PARTS)
         unread = [body]
         closed = asyncio.Event()
 
@@ -56,7 +56,7 @@ class OpenAI:
 
         async def answer() -> None:
             try:
-                await self._app(_scope(method, path, headers), receive, send)
+                await self._app(_build_scope(method, path, headers), receive, send)
             finally:
                 if not closed.is_set():
                     await parts.put(None)
@@ -68,13 +68,13 @@ class OpenAI:
             await answering
         finally:
             closed.set()
-            while not parts.empty():  # one that waits for room may go on
+            while not parts.empty():  # a `send` that waits for room must be able to end
                 parts.get_nowait()
-            await asyncio.wait({answering}, timeout=_CLOSE_S)
+            await asyncio.wait({answering}, timeout=_CLOSE_TIMEOUT_S)
             answering.cancel()
 
 
-def _scope(method: str, path: str, headers: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _build_scope(method: str, path: str, headers: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -91,8 +91,8 @@ def _scope(method: str, path: str, headers: Sequence[tuple[str, str]]) -> dict[s
     }
 
 
-def _application(llm: Any, settings: Settings) -> Any:
-    """vLLM's routes for the three paths, and its handlers of errors."""
+def _build_app(llm: Any, settings: Settings) -> Any:
+    """vLLM's routes for `PATHS` and its error handlers, as an ASGI application."""
     from fastapi import FastAPI
     from vllm.entrypoints.openai.chat_completion.api_router import router as chat
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -113,7 +113,7 @@ def _application(llm: Any, settings: Settings) -> Any:
     app.state.args = Namespace(log_error_stack=False)
     app.state.openai_serving_models = served
     app.state.openai_serving_chat = OpenAIServingChat(llm, served, "assistant", **common, **template)
-    # What the prefix cache saves is told: a probe counts it.
+    # Replies say how many prompt tokens the prefix cache held: `forage probe` counts them.
     app.state.openai_serving_completion = OpenAIServingCompletion(
         llm, served, enable_prompt_tokens_details=True, **common
     )

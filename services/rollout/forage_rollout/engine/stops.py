@@ -1,4 +1,8 @@
-"""What ends a generation: tokens at once, texts that are spelt in pieces when they are whole."""
+"""Stop texts as vLLM's sampling arguments.
+
+A token that holds a whole stop text stops by id, which costs nothing; vLLM searches the text for those that are sampled
+in pieces.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-class Stops:
+class StopTexts:
     """vLLM's sampling arguments for stop texts, which stay part of the generation.
 
     Args:
@@ -15,16 +19,16 @@ class Stops:
 
     def __init__(self, vocabulary: Mapping[str, int]) -> None:
         self._vocabulary = vocabulary
-        self._known: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._cache: dict[tuple[str, ...], dict[str, Any]] = {}
 
-    def arguments(self, stop: tuple[str, ...]) -> dict[str, Any]:
-        """The same dictionary for the same texts: not to be changed."""
-        if stop not in self._known:
-            ids = stop_token_ids(self._vocabulary, stop)
-            self._known[stop] = {"stop": list(stop), "stop_token_ids": ids, "include_stop_str_in_output": True}
-        return self._known[stop]
+    def build_arguments(self, stop: tuple[str, ...]) -> dict[str, Any]:
+        """Keyword arguments of `SamplingParams`. The result is cached and must not be changed."""
+        if stop not in self._cache:
+            ids = find_stop_tokens(self._vocabulary, stop)
+            self._cache[stop] = {"stop": list(stop), "stop_token_ids": ids, "include_stop_str_in_output": True}
+        return self._cache[stop]
 
 
-def stop_token_ids(vocabulary: Mapping[str, int], stop: Sequence[str]) -> list[int]:
-    """Every token whose text holds a whole stop text, also with a space or more around it."""
+def find_stop_tokens(vocabulary: Mapping[str, int], stop: Sequence[str]) -> list[int]:
+    """Ids of all tokens whose text contains a whole stop text, whatever is around it."""
     return sorted(id for token, id in vocabulary.items() if any(text in token for text in stop))

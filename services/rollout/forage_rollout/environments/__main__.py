@@ -1,4 +1,4 @@
-"""`python -m forage_rollout.environments [--config FILE] [key=value …]`: loads and checks every environment."""
+"""`python -m forage_rollout.environments [--config FILE] [key=value …]`: checks every environment."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import UserError
 from forage_common.settings import settings_from_arguments
-from forage_rollout.environments.registry import make
+from forage_rollout.environments.registry import load_environments
 
 
 def main() -> None:
     try:
         settings = settings_from_arguments(sys.argv[1:])
-        make(settings, RetrieverClient(settings.retriever.http_address))
+        load_environments(settings, RetrieverClient(settings.retriever.http_address))
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(error.exit_code) from None

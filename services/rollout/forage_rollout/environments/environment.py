@@ -1,7 +1,7 @@
-"""What a policy acts on: the action blocks that it may write, and what answers them.
+"""The base of environments: the action blocks that a policy may write, and the observations that answer them.
 
-An environment of your own is a subclass, in a file or a package (`rollout.environments.<data_source>`). It decides what
-an action means and what the policy is shown; lengths, masks, escaping and time limits stay with the loop.
+Your own environment is a subclass, in a file or a package (`rollout.environments.<data_source>`). It decides what an
+action means and what the policy observes; lengths, masks, escaping and time limits stay with the loop.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ ANSWER = "answer"
 
 
 class EnvironmentFailedError(ForageError):
-    """An environment raised what it may not; its trajectory keeps the sentence and stays out of loss and baseline."""
+    """An environment's own code failed; its trajectory keeps the message and stays out of loss and baseline."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """What a generation asks for.
+    """The action that a generation asks for.
 
     Attributes:
         content: the query or the answer, stripped.
-        tag: of the block that holds it; empty where there is none.
+        tag: of the block that holds it; empty where there is no block.
     """
 
     kind: ActionKind.ValueType
@@ -41,12 +41,12 @@ INVALID = Action(ActionKind.ACTION_KIND_INVALID, "")
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy is shown after an action.
+    """The text that the policy observes after an action.
 
     Attributes:
-        body: escaped and, where it is too long, cut by the loop; `opening` and `closing` are kept whole.
-        succeeded: False where the action was understood but could not be carried out, such as a malformed query.
-        partial: a part of the source was missing.
+        body: the loop escapes it and cuts it where it is too long; `opening` and `closing` are kept whole.
+        succeeded: False where the action was valid but could not be carried out, such as a malformed query.
+        partial: part of the source was unavailable.
     """
 
     body: str
@@ -60,7 +60,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens the next generation may and must have; never more than `rollout.max_response_length`."""
+    """Largest and smallest number of tokens of the next generation, within `rollout.max_response_length`."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -75,9 +75,9 @@ class Episode:
     """One trajectory, as its environment sees it.
 
     Attributes:
-        turn: of the generation that is asked for or was just made, from 1.
-        hit_length: the generation just made did not end by itself.
-        state: the environment's own, of this trajectory alone.
+        turn: number of the next or latest generation, from 1.
+        hit_length: the latest generation was ended by its length.
+        state: belongs to the environment, for this trajectory alone.
     """
 
     prompt: Prompt
@@ -88,21 +88,21 @@ class Episode:
 
 
 class Environment:
-    """The base of all: actions in tags, of which `<answer>` ends the trajectory.
+    """The base class: actions are blocks in tags, and `<answer>` ends the trajectory.
 
-    One instance serves every trajectory of a data source; what belongs to one trajectory is in its `Episode`.
+    One instance serves every trajectory of a data source; the state of one trajectory is in its `Episode`.
 
     Attributes:
-        tags: of the action blocks. A generation ends after the first closing tag, looked for in this order.
-        feedback: what follows a generation without an action; may be empty.
-        max_turns: with actions; one last generation without may follow.
+        tags: of the action blocks. A generation ends after the first closing tag, searched in this order.
+        feedback: appended after a generation without a valid action; may be empty.
+        max_turns: turns whose action is carried out; one last generation may follow.
     """
 
     tags: tuple[str, ...] = (ANSWER,)
     feedback: str = ""
 
     def __init__(self, settings: RolloutSettings, retriever: Retriever) -> None:
-        """A subclass may take parameters besides: `rollout.environments.<data_source>.params`."""
+        """A subclass may take further parameters: `rollout.environments.<data_source>.params`."""
         self.max_turns = settings.max_turns
         self.retriever = retriever
         self._budget = Budget(settings.max_response_length)
@@ -113,21 +113,21 @@ class Environment:
         return tuple(f"</{tag}>" for tag in self.tags)
 
     def budget(self, episode: Episode) -> Budget:
-        """The length of the next generation."""
+        """Limits of the next generation's length."""
         return self._budget
 
     def parse(self, text: str, episode: Episode) -> Action:
-        """The first complete block of a generation; none of them is an invalid action.
+        """Read the first complete block of a generation as its action; without one the action is invalid.
 
         Args:
-            text: what was generated, without a control token at its end.
+            text: the generation without a control token at its end.
         """
-        # As the pattern <(tag)>(.*?)</tag> would, but that one is quadratic on openers without closers.
+        # Finds what the pattern <(tag)>(.*?)</tag> does, which is quadratic on opening tags without closing ones.
         blocks = []
         for tag in self.tags:
             begin = text.find(f"<{tag}>")
             end = text.find(f"</{tag}>", begin) if begin >= 0 else -1
-            if end >= 0:  # else no later opener has a closer either
+            if end >= 0:  # else no later opening tag has a closing one either
                 blocks.append((begin, end, tag))
         if not blocks:
             return INVALID
@@ -140,9 +140,9 @@ class Environment:
 
         Raises:
             UnavailableError, RefusedError, MalformedReplyError: a service failed; the trajectory keeps the status and
-                stays out of loss and baseline. Anything else does the same as an internal error.
+                stays out of loss and baseline. Any other exception has the same effect, as an internal error.
         """
         raise NotImplementedError(f"<{action.tag}> is a tag of {type(self).__name__}, which does not respond to it")
 
     async def close(self) -> None:
-        """Let go of what the environment holds open."""
+        """Close the environment's connections and files."""

@@ -1,4 +1,4 @@
-"""Which environment a data source has: built in, or of one's own from a file or a package."""
+"""The environment of each data source: built in, or your own from a file or a package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forage_rollout.environments.single_turn import SingleTurn
 BUILT_IN: Mapping[str, type[Environment]] = {"search": Search, "single_turn": SingleTurn}
 DEFAULT = "search"
 EXPECTED = f"one of {', '.join(BUILT_IN)}; or nothing = that of the data source"
-"""Of a prompt's `environment`."""
+"""Valid values of a prompt's `environment`, for error messages."""
 _TAG = re.compile(r"[A-Za-z][\w-]*")
 
 
@@ -30,76 +30,76 @@ class Environments:
     """The environment of each data source; `search` where the settings name none.
 
     Args:
-        built_in: by name, with the parameters that they have where none are given.
-        of: by data source.
+        built_in: by name, with default parameters.
+        by_data_source: those that the settings name.
     """
 
-    def __init__(self, built_in: Mapping[str, Environment], of: Mapping[str, Environment]) -> None:
+    def __init__(self, built_in: Mapping[str, Environment], by_data_source: Mapping[str, Environment]) -> None:
         self._built_in = dict(built_in)
-        self._of = dict(of)
+        self._by_data_source = dict(by_data_source)
 
-    def __call__(self, data_source: str, name: str = "") -> Environment:
-        """The built-in one of this name; without a name that of the data source."""
-        return self._built_in[name] if name else self._of.get(data_source, self._built_in[DEFAULT])
+    def select(self, data_source: str, name: str = "") -> Environment:
+        """The built-in environment of this name; without a name that of the data source."""
+        return self._built_in[name] if name else self._by_data_source.get(data_source, self._built_in[DEFAULT])
 
     async def close(self) -> None:
-        """Let go of what the environments hold open."""
-        for environment in (*self._built_in.values(), *self._of.values()):
+        """Close the connections and files of every environment."""
+        for environment in (*self._built_in.values(), *self._by_data_source.values()):
             await environment.close()
 
 
-def make(settings: Settings, retriever: Retriever) -> Environments:
-    """Every environment of the settings, loaded and checked.
+def load_environments(settings: Settings, retriever: Retriever) -> Environments:
+    """Load and check every environment of the settings.
 
     Raises:
-        SettingsError: one cannot be loaded or is none; names its data source and its file.
+        SettingsError: one cannot be loaded or is not an environment; names its data source and its file.
     """
     rollout = settings.rollout
-    made = {}
+    loaded = {}
     for source, route in rollout.environments.items():
         try:
-            kind = _class_of(route)
-            made[source] = kind(rollout, retriever, **route.params)
-            _check(made[source])
-        except (Exception, SystemExit) as error:
-            known = isinstance(error, _NotAnEnvironmentError | ValueError)
-            reason = str(error) if known else f"{type(error).__name__}: {error}"
-            raise SettingsError(f"rollout.environments.{source} ({_title(route)}): {reason}") from error
-    return Environments({name: kind(rollout, retriever) for name, kind in BUILT_IN.items()}, made)
+            kind = _find_class(route)
+            loaded[source] = kind(rollout, retriever, **route.params)
+            _check_environment(loaded[source])
+        except (Exception, SystemExit) as error:  # user code may raise anything
+            is_sentence = isinstance(error, _NotAnEnvironmentError | ValueError)
+            reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
+            raise SettingsError(f"rollout.environments.{source} ({_describe_route(route)}): {reason}") from error
+    return Environments({name: kind(rollout, retriever) for name, kind in BUILT_IN.items()}, loaded)
 
 
 class _NotAnEnvironmentError(Exception):
-    """What was named is no environment; the message says why, and what was expected."""
+    """The named object is not an environment; the message says why, and what was expected."""
 
 
-def _title(route: EnvironmentRoute) -> str:
+def _describe_route(route: EnvironmentRoute) -> str:
     return route.name or route.entry_point or str(route.path)
 
 
-def _class_of(route: EnvironmentRoute) -> type[Environment]:
+def _find_class(route: EnvironmentRoute) -> type[Environment]:
     if route.name:
         if route.name not in BUILT_IN:
-            raise _NotAnEnvironmentError(f"no environment has this name: give one of {', '.join(BUILT_IN)}")
+            raise _NotAnEnvironmentError(f"no environment has this name: expected one of {', '.join(BUILT_IN)}")
         return BUILT_IN[route.name]
     if route.path is not None:
-        return _only_class(_module(route.path))
+        return _find_single_class(_import_file(route.path))
     module, colon, name = route.entry_point.partition(":")
     if not colon:
         raise _NotAnEnvironmentError("entry_point must be module:class")
-    found = getattr(importlib.import_module(module), name, None)
-    if not (inspect.isclass(found) and issubclass(found, Environment)):
-        raise _NotAnEnvironmentError(f"{name} is {found!r}: expected a subclass of {Environment.__qualname__}")
-    return found
+    kind = getattr(importlib.import_module(module), name, None)
+    if not (inspect.isclass(kind) and issubclass(kind, Environment)):
+        raise _NotAnEnvironmentError(f"{name} is {kind!r}: expected a subclass of {Environment.__qualname__}")
+    return kind
 
 
-def _module(path: Path) -> ModuleType:
-    """The file as a module, imported once a process."""
+def _import_file(path: Path) -> ModuleType:
+    """Import a Python file, once a process."""
     name = f"forage_environment_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise _NotAnEnvironmentError("not a Python file: give an existing .py file")
+        raise _NotAnEnvironmentError("not a Python file: expected an existing .py file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -110,7 +110,7 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _only_class(module: ModuleType) -> type[Environment]:
+def _find_single_class(module: ModuleType) -> type[Environment]:
     own = [
         value
         for value in vars(module).values()
@@ -125,19 +125,19 @@ def _only_class(module: ModuleType) -> type[Environment]:
     return own[0]
 
 
-def _check(environment: Environment) -> None:
+def _check_environment(environment: Environment) -> None:
     tags = environment.tags
     if not isinstance(tags, tuple) or not tags or not all(isinstance(t, str) and _TAG.fullmatch(t) for t in tags):
         raise _NotAnEnvironmentError(f"tags is {tags!r}: expected a tuple of names such as ('search', 'answer')")
     if not isinstance(environment.feedback, str):
-        raise _NotAnEnvironmentError(f"feedback is {environment.feedback!r}: expected a text")
+        raise _NotAnEnvironmentError(f"feedback is {environment.feedback!r}: expected a string")
     turns = environment.max_turns
     if not isinstance(turns, int) or isinstance(turns, bool) or turns < 0:
         raise _NotAnEnvironmentError(f"max_turns is {turns!r}: expected 0 or more turns")
     if not inspect.iscoroutinefunction(environment.respond):
         raise _NotAnEnvironmentError(
-            "respond is no coroutine function: write 'async def respond(self, action, episode)'"
+            "respond is not a coroutine function: write 'async def respond(self, action, episode)'"
         )
     stops = environment.stops
     if not isinstance(stops, tuple) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise _NotAnEnvironmentError(f"stops is {stops!r}: expected a tuple of texts")
+        raise _NotAnEnvironmentError(f"stops is {stops!r}: expected a tuple of strings")

@@ -1,4 +1,4 @@
-"""`search`: the policy queries the retriever and is shown passages."""
+"""`search`: the policy queries the retriever and observes passages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from forage_rollout.environments.environment import ANSWER, Action, Environment,
 
 
 class Search(Environment):
-    """`<search>` asks the retriever, `<answer>` ends."""
+    """`<search>` queries the retriever, `<answer>` ends the trajectory. The texts are Search-R1's."""
 
     tags = ("search", ANSWER)
     feedback = (
@@ -17,8 +17,11 @@ class Search(Environment):
     )
 
     async def respond(self, action: Action, episode: Episode) -> Observation:
-        found = await self.retriever.search([action.content])
-        documents = found.documents[0]
+        result = await self.retriever.search([action.content])
+        documents = result.documents[0]
         return Observation(
-            format_passages(documents).strip(), documents=documents, provenance=found.provenance, partial=found.partial
+            format_passages(documents).strip(),
+            documents=documents,
+            provenance=result.provenance,
+            partial=result.partial,
         )

@@ -1,4 +1,4 @@
-"""`single_turn`: one generation, judged by its verifier; nothing answers."""
+"""`single_turn`: one generation, scored by its reward; no observation."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ EOS = "eos"
 
 
 class SingleTurn(Environment):
-    """Answers at once, between `<answer>` and `</answer>` or in whatever form the verifier reads.
+    """The only generation answers, between `<answer>` and `</answer>` or in the form that the reward reads.
 
-    `stop: eos` lets a generation run until it ends by itself; without an answer block all of it is the answer then.
+    With `stop: eos` the generation runs to its end-of-sequence token; without an answer block all of it is the answer.
     """
 
     def __init__(self, settings: RolloutSettings, retriever: Retriever, stop: str = ANSWER) -> None:
         if stop not in (ANSWER, EOS):
-            raise ValueError(f"params.stop is {stop!r}: give {ANSWER} (a generation ends after </answer>) or {EOS}")
+            raise ValueError(f"params.stop is {stop!r}: expected {ANSWER} (a generation ends after </answer>) or {EOS}")
         super().__init__(settings, retriever)
         self.max_turns = 0
-        self._to_the_end = stop == EOS
+        self._stops_at_eos = stop == EOS
 
     @property
     def stops(self) -> tuple[str, ...]:
-        return () if self._to_the_end else super().stops
+        return () if self._stops_at_eos else super().stops
 
     def parse(self, text: str, episode: Episode) -> Action:
         action = super().parse(text, episode)
-        if action is INVALID and self._to_the_end and not episode.hit_length:
+        if action is INVALID and self._stops_at_eos and not episode.hit_length:
             return Action(ActionKind.ACTION_KIND_ANSWER, text.strip())
         return action

@@ -1,1 +1,1 @@
-"""The multi-turn loop of one trajectory: pure, without clock or network."""
+"""The multi-turn loop of one trajectory: pure functions and data, no clock, no network."""

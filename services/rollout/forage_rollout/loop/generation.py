@@ -1,4 +1,4 @@
-"""What the loop asks of an engine and what it gets back: plain data, so that it crosses processes cheaply."""
+"""Requests to an engine and the generations it returns: plain data, cheap to send between processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Request:
 
     Attributes:
         token_ids: the whole context.
-        max_tokens: at most so many are sampled.
+        max_tokens: upper limit of sampled tokens.
         seed: of this generation alone; None = unseeded.
-        stop: texts that end it and stay part of it.
-        min_tokens: until so many are sampled nothing but `max_tokens` ends it.
-        affinity: requests of one name go to one replica, whose prefix cache knows them.
+        stop: texts that end the generation and stay part of it.
+        min_tokens: before so many tokens nothing ends the generation but `max_tokens`.
+        affinity: requests with the same affinity go to one replica, whose prefix cache holds their context.
     """
 
     token_ids: list[int]
@@ -35,12 +35,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Generation:
-    """Sampled tokens and where they came from.
+    """Sampled tokens and the policies that sampled them.
 
     Attributes:
-        token_ids: as sampled, the stop token or end-of-sequence token included.
+        token_ids: as sampled, with the stop token or end-of-sequence token.
         logprobs: natural logarithms, one a token, of the distribution that was sampled from.
-        hit_length: `max_tokens` ended it.
+        hit_length: `max_tokens` ended the generation.
         versions: (policy version, epoch, begin, end) over `token_ids`, in order, without gaps.
     """
 
@@ -51,24 +51,24 @@ class Generation:
 
 
 class Engine(Protocol):
-    """Where tokens are sampled."""
+    """Samples tokens."""
 
-    async def render(self, messages: list[dict[str, str]]) -> list[int]:
+    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Token ids of a chat, ready for the assistant's turn.
 
         Raises:
-            ValueError: the chat template refuses the messages.
+            ValueError: the chat template rejects the messages.
         """
         ...
 
     async def generate(self, request: Request) -> Generation: ...
 
     async def release(self, affinity: str) -> None:
-        """Nothing more will be asked for under this name."""
+        """End an affinity: no more requests of it will come."""
         ...
 
 
-def request(
+def build_request(
     sampling: Sampling,
     context: list[int],
     max_tokens: int,
@@ -78,7 +78,10 @@ def request(
     min_tokens: int = 0,
     affinity: str = "",
 ) -> Request:
-    """The request of one turn: `seed + sample`, mixed with the turn so that turns differ and can be repeated."""
+    """The request of one turn.
+
+    Its seed is a hash of `seed + sample` and the turn, so that turns differ and each can be repeated alone.
+    """
     seed = None
     if sampling.seed:
         digest = hashlib.blake2b(f"{sampling.seed + sample}/{turn}".encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""The policy's tokenizer outside the engine: encode observations, decode generations. Light: no torch."""
+"""The policy's tokenizer outside the engine, to encode observations and decode generations. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forage_common.errors import DataError
 
 
 class TokenCodec(Protocol):
-    """What the loop needs of a tokenizer."""
+    """The part of a tokenizer that the loop uses."""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -21,21 +21,21 @@ class TokenCodec(Protocol):
         ...
 
     @property
-    def size(self) -> int:
-        """How many tokens there are; ids are below."""
+    def vocabulary_size(self) -> int:
+        """Number of tokens; every id is below."""
         ...
 
     @property
-    def longest(self) -> int:
-        """Characters that one token stands for at most."""
+    def max_token_chars(self) -> int:
+        """Largest number of characters that one token stands for."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text alone: nothing is put before or after."""
+        """Token ids of the text, without control tokens before or after."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the tokens, control tokens included."""
+        """The text of the tokens, with control tokens."""
         ...
 
 
@@ -49,7 +49,7 @@ class FileTokenizer:
             added = json.loads(file.read_text())["added_tokens"]
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception on any malformed file
             raise DataError(f"{file} is not a tokenizer ({error}): give a complete Hugging Face folder") from None
-        self._longest = max(map(len, self.vocabulary), default=1)
+        self._max_token_chars = max(map(len, self.vocabulary), default=1)
         self._special = tuple(token["content"] for token in added if token["special"])
 
     @property
@@ -62,12 +62,12 @@ class FileTokenizer:
         return self._special
 
     @property
-    def size(self) -> int:
+    def vocabulary_size(self) -> int:
         return cast(int, self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     @property
-    def longest(self) -> int:
-        return self._longest
+    def max_token_chars(self) -> int:
+        return self._max_token_chars
 
     def encode(self, text: str) -> list[int]:
         return cast(list[int], self._tokenizer.encode(text, add_special_tokens=False).ids)

@@ -1,7 +1,8 @@
-"""The multi-turn loop of one trajectory as a state machine: no clock, no network, token in, token out.
+"""The multi-turn loop of one trajectory as a state machine: token in, token out, no clock, no network.
 
-The caller asks `next_context()`, generates, hands the result to `add_generation()`, lets the environment answer the
-action, hands that to `add_observation()` or calls `add_feedback()`, and starts over until `next_context()` is None.
+The caller generates from `next_context()`, passes the generation to `add_generation()`, lets the environment respond to
+the action, passes the observation to `add_observation()` or calls `add_feedback()`, and repeats until `next_context()`
+is None.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from forage_common.v1.trajectory_pb2 import (
 from forage_rollout.environments.environment import INVALID, Action, Environment, Episode, Observation
 from forage_rollout.loop.generation import Generation
 from forage_rollout.loop.tokens import TokenCodec
-from forage_rollout.loop.turns import cut
+from forage_rollout.loop.turns import cut_at_stop
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,11 @@ class Limits:
     max_obs_length: int
 
     @classmethod
-    def of(cls, settings: RolloutSettings, codec: TokenCodec) -> Limits:
+    def from_settings(cls, settings: RolloutSettings, codec: TokenCodec) -> Limits:
         """The limits of a run.
 
         Raises:
-            SettingsError: a limit leaves no room for what must fit.
+            SettingsError: a limit leaves no room for a prompt or an observation.
         """
         room = settings.engine.max_model_len - settings.max_response_length
         if room < 1:
@@ -50,11 +51,11 @@ class Limits:
                 f"rollout.engine.max_model_len {settings.engine.max_model_len}: make the latter larger"
             )
         empty = Observation("")
-        least = len(codec.encode(empty.opening + empty.closing))
-        if settings.max_obs_length < least:
+        minimum = len(codec.encode(empty.opening + empty.closing))
+        if settings.max_obs_length < minimum:
             raise SettingsError(
                 f"rollout.max_obs_length {settings.max_obs_length} is less than an empty observation: "
-                f"make it at least {least}"
+                f"make it at least {minimum}"
             )
         return cls(
             max_start_length=settings.max_start_length,
@@ -65,8 +66,13 @@ class Limits:
 
 
 @dataclass
-class Loop:
-    """One trajectory in the making. `token_ids` grows; nothing in it is ever encoded a second time."""
+class TrajectoryBuilder:
+    """One growing trajectory.
+
+    `token_ids` is only appended to and never encoded again from text: encoding sampled text again may give other
+    tokens than those that were sampled, and their log-probabilities would be wrong in the loss. `loss_mask`, `turn_ids`
+    and `logprobs` run over the response, that is `token_ids[prompt_length:]`.
+    """
 
     limits: Limits
     codec: TokenCodec
@@ -91,21 +97,21 @@ class Loop:
         prompt_ids: Sequence[int],
         environment: Environment,
         episode: Episode,
-    ) -> Loop:
-        """Begin from a rendered prompt, of which the last `max_start_length` tokens are kept."""
+    ) -> TrajectoryBuilder:
+        """Begin with a rendered prompt, of which the last `max_start_length` tokens are kept."""
         kept = list(prompt_ids)[-limits.max_start_length :]
         truncated = len(kept) < len(prompt_ids)
-        loop = cls(limits, codec, environment, episode, kept, truncated=truncated, prompt_length=len(kept))
-        loop.spans.append(Span(role=Role.ROLE_PROMPT, begin=0, end=len(kept), text=codec.decode(kept)))
-        return loop
+        builder = cls(limits, codec, environment, episode, kept, truncated=truncated, prompt_length=len(kept))
+        builder.spans.append(Span(role=Role.ROLE_PROMPT, begin=0, end=len(kept), text=codec.decode(kept)))
+        return builder
 
     @property
-    def searching(self) -> bool:
-        """Whether the action of the last turn is still carried out."""
+    def may_act(self) -> bool:
+        """Whether the action of the last turn is carried out; after `max_turns` it is not."""
         return len(self.turns) <= self.environment.max_turns
 
     def next_context(self) -> list[int] | None:
-        """What the next generation sees, or None when the trajectory is over."""
+        """The tokens that the next generation sees; None at the end of the trajectory."""
         if self.finished or len(self.turns) > self.environment.max_turns:
             return None
         context = self.token_ids[-self.limits.max_context_length :]
@@ -114,12 +120,12 @@ class Loop:
         return context
 
     def add_generation(self, generation: Generation) -> Action:
-        """Take a generation in; the environment says what it asks for.
+        """Append a generation; returns the action that the environment reads in it.
 
         Raises:
-            Exception: whatever the environment raised; the generation is kept, as an invalid action.
+            Exception: whatever the environment raised; the generation is kept as an invalid action.
         """
-        part = cut(generation.token_ids, self.codec.decode, self.environment.stops)
+        part = cut_at_stop(generation.token_ids, self.codec.decode, self.environment.stops)
         index = len(self.turns) + 1
         begin = len(self.loss_mask)
         kept = generation.token_ids[: part.length]
@@ -128,23 +134,24 @@ class Loop:
         self.turn_ids += [index] * part.length
         self.logprobs += generation.logprobs[: part.length]
         for version, epoch, first, last in generation.versions:
-            last = min(last, part.length)
+            last = min(last, part.length)  # tokens after the cut are in no segment
             if first < last:
                 self.segments.append(PolicySegment(version=version, epoch=epoch, begin=begin + first, end=begin + last))
         self.episode.hit_length = generation.hit_length and not part.stopped
         self.truncated |= self.episode.hit_length
+        # Recorded before the environment parses: its code may raise, and the tokens are there already.
         turn = Turn(index=index, action=INVALID.kind, retrieval_status=Status.STATUS_UNSPECIFIED)
         self.turns.append(turn)
-        action = self.environment.parse(self._without_end(part.text), self.episode)
+        action = self.environment.parse(self._strip_end_token(part.text), self.episode)
         turn.action, turn.content, turn.tag = action.kind, action.content, action.tag
         self.finished = action.kind == ActionKind.ACTION_KIND_ANSWER
         return action
 
     def add_observation(self, observation: Observation) -> None:
-        """Answer the action of the last turn.
+        """Append the observation that answers the last action; its body is cut to `max_obs_length` tokens in all.
 
         Raises:
-            ValueError: its `opening` and `closing` alone are longer than `max_obs_length`.
+            ValueError: `opening` and `closing` alone are longer than `max_obs_length`.
         """
         turn = self.turns[-1]
         turn.executed = True
@@ -155,25 +162,28 @@ class Loop:
         turn.retrieval_status = Status.STATUS_OK if observation.succeeded else Status.STATUS_INVALID_INPUT
         opening, closing = observation.opening, observation.closing
         limit = self.limits.max_obs_length
-        body = observation.body[: limit * self.codec.longest]  # more cannot fit; to encode megabytes takes seconds
+        body = observation.body[
+            : limit * self.codec.max_token_chars
+        ]  # no more can fit, and encoding megabytes takes seconds
         self.truncated |= len(body) < len(observation.body)
+        # Retrieved text must not be able to open or close a block: it could end the observation or fake an action.
         reserved = (*self.environment.tags, *find_tag_names(opening), *find_tag_names(closing))
         text = f"{opening}{escape_tags(body, self.codec.special_tokens, reserved)}{closing}"
         ids = self.codec.encode(text)
         if len(ids) > limit:
             tail = self.codec.encode(closing)
-            least = len(self.codec.encode(opening)) + len(tail)
-            if least > limit:
+            minimum = len(self.codec.encode(opening)) + len(tail)
+            if minimum > limit:
                 raise ValueError(
-                    f"an observation begins and ends with {least} tokens, rollout.max_obs_length is {limit}"
+                    f"an observation begins and ends with {minimum} tokens, rollout.max_obs_length is {limit}"
                 )
             head = ids[: limit - len(tail)]
             ids, text = head + tail, self.codec.decode(head) + closing
             self.truncated = True
-        self._observe(ids, text)
+        self._append_observation(ids, text)
 
     def add_feedback(self) -> None:
-        """Explain the actions after an invalid one, where the environment has something to say."""
+        """Append the environment's feedback to an invalid action, where it has one."""
         text = self.environment.feedback
         ids = self.codec.encode(text)
         if not ids:
@@ -182,16 +192,16 @@ class Loop:
             ids = ids[: self.limits.max_obs_length]
             text = self.codec.decode(ids)
             self.truncated = True
-        self._observe(ids, text)
+        self._append_observation(ids, text)
 
     @property
-    def observed(self) -> str:
-        """The text that the policy was shown last; empty where it was a generation that came last."""
+    def last_observation(self) -> str:
+        """The text of the observation or feedback that came last; empty after a generation."""
         last = self.spans[-1]
         return last.text if last.role == Role.ROLE_ENV else ""
 
-    def trajectory(self) -> Trajectory:
-        """Everything that the loop knows; identity, status, score and times are the caller's."""
+    def build(self) -> Trajectory:
+        """The trajectory so far; the caller adds identity, status, score and timings."""
         kinds = [turn.action for turn in self.turns]
         return Trajectory(
             token_ids=self.token_ids,
@@ -209,12 +219,13 @@ class Loop:
             status=Status.STATUS_OK,
         )
 
-    def _without_end(self, text: str) -> str:
+    def _strip_end_token(self, text: str) -> str:
         ends = (token for token in self.codec.special_tokens if token and text.endswith(token))
         return text.removesuffix(next(ends, ""))
 
-    def _observe(self, ids: list[int], text: str) -> None:
+    def _append_observation(self, ids: list[int], text: str) -> None:
         self._append(Role.ROLE_ENV, ids, text)
+        # Observed, not sampled: no loss, no turn of the policy, no log-probability.
         self.loss_mask += [0] * len(ids)
         self.turn_ids += [-1] * len(ids)
         self.logprobs += [0.0] * len(ids)

@@ -1,4 +1,4 @@
-"""`forage.v1.Rollout`: prompts off the streams, and control of the engines."""
+"""The gRPC service `forage.v1.Rollout`: prompts that do not come from the streams, and control of the engines."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from forage_common.v1.rollout_pb2 import (
 )
 from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
 from forage_common.v1.trajectory_pb2 import Prompt
-from forage_rollout.serve.backend import Backend, RefusedPolicyError, State
-from forage_rollout.serve.prompt_checks import InvalidPromptError, check
+from forage_rollout.serve.backend import Backend, RefusedPolicyError, ServiceState
+from forage_rollout.serve.prompt_checks import InvalidPromptError, check_prompt
 
 SERVICE = DESCRIPTOR.services_by_name["Rollout"].full_name
 _MESSAGE_BYTES = 64 * 2**20
@@ -48,94 +48,94 @@ class RolloutApi(RolloutServicer):
     """The servicer.
 
     Args:
-        vocabulary: of the model, for `check`.
+        vocabulary: size of the model's vocabulary, for `check_prompt`.
     """
 
-    def __init__(self, backend: Backend, state: State, vocabulary: int = 0) -> None:
+    def __init__(self, backend: Backend, state: ServiceState, vocabulary: int = 0) -> None:
         self._backend = backend
         self._state = state
         self._vocabulary = vocabulary
 
-    async def Run(self, request: RunRequest, context: Any) -> RunResponse:  # the names are gRPC's
+    async def Run(self, request: RunRequest, context: Any) -> RunResponse:  # gRPC's method names
         try:
-            with _traced("Run", request.prompt, context) as span:
-                return RunResponse(group=await self._backend.run(self._admitted(request.prompt, span)))
+            with _trace_call("Run", request.prompt, context) as span:
+                return RunResponse(group=await self._backend.run_group(self._admit(request.prompt, span)))
         except _REFUSALS as error:
             await _abort(context, error)
 
     async def RunStream(self, request: RunStreamRequest, context: Any) -> AsyncIterator[RunStreamResponse]:
         try:
-            with _traced("RunStream", request.prompt, context) as span:
-                async with aclosing(self._backend.stream(self._admitted(request.prompt, span))) as events:
+            with _trace_call("RunStream", request.prompt, context) as span:
+                async with aclosing(self._backend.stream_group(self._admit(request.prompt, span))) as events:
                     async for event in events:
                         yield event
         except _REFUSALS as error:
             await _abort(context, error)
 
     async def GetStatus(self, request: GetStatusRequest, context: Any) -> GetStatusResponse:
-        shown = self._state.shown
+        collector = self._state.collector
         return GetStatusResponse(
             serving=self._state.serving,
-            groups_in_flight=shown.get("groups_in_flight"),
-            groups_done=shown.get("groups_done"),
-            tokens_generated=shown.get("generated_tokens"),
-            paused=shown.get("paused") > 0,
-            engines=shown.get('replicas{deployment="Engine"}'),
+            groups_in_flight=collector.get("groups_in_flight"),
+            groups_done=collector.get("groups_done"),
+            tokens_generated=collector.get("generated_tokens"),
+            paused=collector.get("paused") > 0,
+            engines=collector.get("replicas", "Engine"),
         )
 
     async def Pause(self, request: PauseRequest, context: Any) -> PauseResponse:
-        return PauseResponse(engines=await self._engines(context, lambda: self._backend.pause(request.drain)))
+        return PauseResponse(engines=await self._control_engines(context, lambda: self._backend.pause(request.drain)))
 
     async def Resume(self, request: ResumeRequest, context: Any) -> ResumeResponse:
-        return ResumeResponse(engines=await self._engines(context, self._backend.resume))
+        return ResumeResponse(engines=await self._control_engines(context, self._backend.resume))
 
     async def UpdateWeights(self, request: UpdateWeightsRequest, context: Any) -> UpdateWeightsResponse:
         policy = request.policy
         if not policy.uri and not policy.HasField("nccl"):
             detail = "policy.uri is empty: expected the folder of the weights, or nccl instead"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
-        pause_s = await self._engines(context, lambda: self._backend.update(policy))
+        pause_s = await self._control_engines(context, lambda: self._backend.load_policy(policy))
         return UpdateWeightsResponse(serving=policy, pause_s=pause_s)
 
-    def _admitted(self, prompt: Prompt, span: Span) -> Prompt:
-        """The prompt, named and fit to be run.
+    def _admit(self, prompt: Prompt, span: Span) -> Prompt:
+        """Check a prompt; returns it with a group id and the trace context of its call.
 
         Raises:
-            InvalidPromptError, UnavailableError: it is not, or cannot be now.
+            InvalidPromptError, UnavailableError: it cannot be run, or not now.
         """
-        check(prompt, self._vocabulary)
-        self._state.demand()
+        check_prompt(prompt, self._vocabulary)
+        self._state.require_running()
         if not prompt.group_uid:
             prompt.group_uid = f"call/{uuid.uuid4().hex}"
         tracing.attach_trace_context(prompt, span)
         return prompt
 
-    async def _engines(self, context: Any, change: Callable[[], Awaitable[Any]]) -> Any:
+    async def _control_engines(self, context: Any, change: Callable[[], Awaitable[Any]]) -> Any:
         try:
-            self._state.demand()
+            self._state.require_running()
             result = await change()
-            await self._state.look(self._backend)  # the next GetStatus tells of it
+            await self._state.refresh(self._backend)  # so that the next GetStatus shows the change
             return result
         except _REFUSALS as error:
             await _abort(context, error)
 
 
-def _traced(method: str, prompt: Prompt, context: Any) -> AbstractContextManager[Span]:
-    facts = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
+def _trace_call(method: str, prompt: Prompt, context: Any) -> AbstractContextManager[Span]:
+    attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
     parent = tracing.read_trace_context(context) or prompt.traceparent
-    return tracing.span(f"{SERVICE}/{method}", facts, kind=SpanKind.SERVER, parent=parent, active=False)
+    return tracing.span(f"{SERVICE}/{method}", attributes, kind=SpanKind.SERVER, parent=parent, active=False)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets nobody through who does not present the token."""
+    """Refuses calls without the right token."""
 
     def __init__(self, token: TokenFile) -> None:
         self._token = token
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         handler = await continuation(details)
-        presented = dict(details.invocation_metadata or ()).get(HEADER, "")
-        if handler is None or (isinstance(presented, str) and self._token.accepts(presented)):
+        header = dict(details.invocation_metadata or ()).get(HEADER, "")
+        if handler is None or (isinstance(header, str) and self._token.accepts(header)):
             return handler
 
         async def refuse(request: Any, context: Any) -> NoReturn:
@@ -153,7 +153,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None) -> grpc.aio.Server:
-    """A server that is bound but not started.
+    """Build a server that is bound but not started.
 
     Raises:
         UserError: the port is in use.

@@ -1,4 +1,4 @@
-"""What a prompt from outside must be, looked at before anything is spent on it."""
+"""Checks of prompts that arrive over gRPC and HTTP, before anything is spent on them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ MAX_SAMPLES = 1024
 
 
 class InvalidPromptError(ValueError):
-    """A field of the prompt cannot be what it is; says which, what it holds and what was expected."""
+    """A field of the prompt is invalid; the message names it, its value and what was expected."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
         super().__init__(f"{field} is {value!r}: expected {expected}")
         self.field = field
 
 
-def check(prompt: Prompt, vocabulary: int = 0) -> None:
+def check_prompt(prompt: Prompt, vocabulary: int = 0) -> None:
     """Return if the prompt can be run.
 
     Args:
-        vocabulary: token ids must be below it; 0 = any.
+        vocabulary: size of the vocabulary, which token ids must be below; 0 = not checked.
 
     Raises:
-        InvalidPromptError: it cannot.
+        InvalidPromptError: the prompt cannot be run.
     """
     if not prompt.messages and not prompt.token_ids:
         raise InvalidPromptError("prompt.messages", [], "at least one {role, content}, or token_ids instead")

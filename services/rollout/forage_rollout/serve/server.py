@@ -1,4 +1,4 @@
-"""The main process: gRPC, HTTP, health and metrics in front of the Serve application, from start to clean end."""
+"""The main process: gRPC, HTTP, health and metrics in front of the Serve application, from start to clean shutdown."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_rollout import environments
 from forage_rollout.deployments.cluster import Cluster, open_cluster
-from forage_rollout.deployments.readiness import watch
+from forage_rollout.deployments.readiness import watch_services
 from forage_rollout.engine.endpoint_engine import check_endpoint
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits
-from forage_rollout.serve.backend import ServeBackend, State
+from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 from forage_rollout.serve.http_api import make_app
 
 log = get_logger()
-_STOP_S = 6.0
-_LOOK_S = 1.0
-_LOOK_TIMEOUT_S = 30.0
-_REDIS_S = 2.0
+_STOP_TIMEOUT_S = 6.0
+_REFRESH_INTERVAL_S = 1.0
+_REFRESH_TIMEOUT_S = 30.0
+_REDIS_TIMEOUT_S = 2.0
 
 
 def main(settings: Settings) -> None:
     """Run the service until SIGTERM or SIGINT.
 
     Raises:
-        UserError: the model folder is not one, a limit does not fit, an environment cannot be loaded, the token
-            file holds none, or a port is in use.
+        UserError: the model folder is incomplete, a limit does not fit, an environment cannot be loaded, the token
+            file holds no token, or a port is in use.
     """
     check_model_folder(settings.model.path, weights=not settings.rollout.engine.endpoint)
     tokenizer = FileTokenizer(settings.model.path)
-    Limits.of(settings.rollout, tokenizer)
-    environments.make(settings, RetrieverClient(settings.retriever.http_address))
+    Limits.from_settings(settings.rollout, tokenizer)
+    environments.load_environments(settings, RetrieverClient(settings.retriever.http_address))
     asyncio.run(check_endpoint(settings))
     token = None if settings.rollout.auth_token_file is None else TokenFile(settings.rollout.auth_token_file)
-    asyncio.run(_serve(settings, token, tokenizer.size))
+    asyncio.run(_serve(settings, token, tokenizer.vocabulary_size))
 
 
 class _HttpServer(uvicorn.Server):  # type: ignore[misc]
-    """Leaves signals to this module, which has more than HTTP to end."""
+    """Leaves signals to `_serve`, which stops more than HTTP."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -66,16 +66,13 @@ class _HttpServer(uvicorn.Server):  # type: ignore[misc]
 async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -> None:
     health = Health()
     for name in ("redis", "retriever", "reward"):
-        health.wait_for(name, "not asked yet")
-    health.wait_for(
-        "engine",
-        "it is starting",
-    )
+        health.wait_for(name, "not probed yet")
+    health.wait_for("engine", "it is starting")
     health.wait_for("policy", "no policy is served yet")
     health.mark_started()
     cluster = open_cluster(settings)
-    backend, state = ServeBackend(cluster), State(health)
-    REGISTRY.register(state.shown)
+    backend, state = ServeBackend(cluster), ServiceState(health)
+    REGISTRY.register(state.collector)
     rollout = settings.rollout
     grpc_server = make_server(rollout.grpc_address, RolloutApi(backend, state, vocabulary), token)
     listening = listen(rollout.http_address)
@@ -98,8 +95,8 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     http = asyncio.create_task(http_server.serve([listening]))
     tasks = [
         http,
-        asyncio.create_task(watch(settings, health)),
-        asyncio.create_task(_work(settings, cluster, backend, state)),
+        asyncio.create_task(watch_services(settings, health)),
+        asyncio.create_task(_run_application(settings, cluster, backend, state)),
         asyncio.create_task(stop.wait()),
     ]
     try:
@@ -118,34 +115,34 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
         for task in tasks:
             task.cancel()
         endpoint.shutdown()
-        await asyncio.to_thread(cluster.stop, _STOP_S)
+        await asyncio.to_thread(cluster.stop, _STOP_TIMEOUT_S)
         log.info("stopped")
-    # A thread may still sit in a start that was interrupted; nothing of it is left to wait for.
+    # Exits without waiting for threads: one may be blocked in a start of Ray that was interrupted.
     tracing.stop()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _queues(streams: StreamClient) -> dict[str, int]:
+def _count_queues(streams: StreamClient) -> dict[str, int]:
     return {
         "prompts_on_stream": streams.count_backlog(streams.prompts),
         "trajectories_on_stream": streams.count_backlog(streams.trajectories),
     }
 
 
-async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, state: State) -> None:
-    """Start the application, then keep what is shown of it up to date."""
+async def _run_application(settings: Settings, cluster: Cluster, backend: ServeBackend, state: ServiceState) -> None:
+    """Start the application, then keep its state current."""
     await asyncio.to_thread(cluster.start)
     state.running = True
-    streams = StreamClient(settings.redis, settings.run.id, _REDIS_S)
+    streams = StreamClient(settings.redis, settings.run.id, _REDIS_TIMEOUT_S)
     health = state.health
     while True:
-        with contextlib.suppress(UnavailableError):  # readiness tells of it
+        with contextlib.suppress(UnavailableError):  # `watch_services` reports it
             state.announced = await asyncio.to_thread(streams.read_policy)
-            state.queues = await asyncio.to_thread(_queues, streams)
+            state.queues = await asyncio.to_thread(_count_queues, streams)
         try:
-            async with asyncio.timeout(_LOOK_TIMEOUT_S):
-                await state.look(backend)
+            async with asyncio.timeout(_REFRESH_TIMEOUT_S):
+                await state.refresh(backend)
         except (UnavailableError, TimeoutError) as error:
             health.wait_for("engine", f"a part of the service does not answer ({type(error).__name__})")
             log.warning("snapshot_failed", detail=str(error))
@@ -155,4 +152,4 @@ async def _work(settings: Settings, cluster: Cluster, backend: ServeBackend, sta
                 health.mark_ready("policy")
             else:
                 health.wait_for("policy", "the trainer has published none yet, or it could not be loaded")
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_REFRESH_INTERVAL_S)

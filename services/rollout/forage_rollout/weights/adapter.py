@@ -1,4 +1,4 @@
-"""LoRA adapters: published alone, loaded beside the model, and swapped between generations without a pause."""
+"""LoRA adapters: published without the model, loaded beside it, and swapped between generations without a pause."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.weights.filesystem import KEPT
-from forage_rollout.weights.policy import SUFFIX, PolicyError, Shapes, described, label, tensor_shapes
+from forage_rollout.weights.filesystem import MAX_KEPT
+from forage_rollout.weights.policy import SUFFIX, PolicyError, Shapes, describe_policy, format_label, read_tensor_shapes
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _OUTSIDE_LAYERS = ("embed_tokens", "lm_head")
-# What gives the two matrices another meaning; an adapter must leave it at PEFT's default.
+# Options that change the meaning of the two matrices; an adapter must leave them at PEFT's defaults.
 _UNSUPPORTED = (
     "alora_invocation_tokens",
     "alpha_pattern",
@@ -29,19 +29,19 @@ _UNSUPPORTED = (
     "rank_pattern",
     "use_dora",
 )
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
-def arguments(max_rank: int) -> dict[str, Any]:
-    """vLLM's engine arguments for adapters up to this rank, `KEPT` of them at a time; without a rank, none."""
+def build_engine_arguments(max_rank: int) -> dict[str, Any]:
+    """vLLM's engine arguments for up to `MAX_KEPT` adapters of at most this rank; none where it is 0."""
     if not max_rank:
         return {}
-    rank = next((rank for rank in _RANKS if rank >= max_rank), max_rank)
-    return {"enable_lora": True, "max_lora_rank": rank, "max_loras": KEPT, "max_cpu_loras": KEPT}
+    rank = next((rank for rank in _VLLM_RANKS if rank >= max_rank), max_rank)
+    return {"enable_lora": True, "max_lora_rank": rank, "max_loras": MAX_KEPT, "max_cpu_loras": MAX_KEPT}
 
 
 def verify_adapter(policy: Policy, files: list[Path], expected: Shapes, max_rank: int) -> Path:
-    """The folder of an adapter whose digests were checked, after its configuration and shapes were.
+    """Check configuration and shapes of an adapter whose digests were checked; returns its folder.
 
     Args:
         expected: `read_model_shapes` of the model that the engine was started with.
@@ -49,7 +49,7 @@ def verify_adapter(policy: Policy, files: list[Path], expected: Shapes, max_rank
     Raises:
         PolicyError: a file is missing, or the adapter does not fit the model or `max_rank`.
     """
-    name = f"{described(policy)}, an adapter,"
+    name = f"{describe_policy(policy)}, an adapter,"
     if {file.name for file in files} != {CONFIG, WEIGHTS}:
         raise PolicyError(f"{name} lists {sorted(f.name for f in files)}: expected {CONFIG} and {WEIGHTS}")
     folder = files[0].parent
@@ -63,14 +63,14 @@ def verify_adapter(policy: Policy, files: list[Path], expected: Shapes, max_rank
     if not alpha:
         raise PolicyError(f"{name} has lora_alpha 0: it would change nothing")
     if config.get("bias", "none") != "none" or any(config.get(key) for key in _UNSUPPORTED):
-        odd = [key for key in _UNSUPPORTED if config.get(key)] or ["bias"]
-        raise PolicyError(f"{name} sets {odd[0]}: plain LoRA matrices alone can be served")
-    _verify_matrices(name, tensor_shapes(policy, [f for f in files if f.suffix == SUFFIX]), expected, rank)
+        unsupported = [key for key in _UNSUPPORTED if config.get(key)] or ["bias"]
+        raise PolicyError(f"{name} sets {unsupported[0]}: only plain LoRA matrices can be served")
+    _verify_matrices(name, read_tensor_shapes(policy, [f for f in files if f.suffix == SUFFIX]), expected, rank)
     return folder
 
 
 def _verify_matrices(name: str, found: Shapes, expected: Shapes, rank: int) -> None:
-    """Every adapted module has both matrices, and their shapes are those of its weight."""
+    """Return if every adapted module has both matrices, in the shapes that its weight asks for."""
     sides: dict[str, set[str]] = {}
     for tensor, shape in found.items():
         match = _TENSOR.fullmatch(tensor)
@@ -84,8 +84,8 @@ def _verify_matrices(name: str, found: Shapes, expected: Shapes, rank: int) -> N
         sides.setdefault(module, set()).add(match["side"])
     if not sides:
         raise PolicyError(f"{name} holds no matrices")
-    if halves := sorted(module for module, both in sides.items() if len(both) == 1):
-        raise PolicyError(f"{name} has only one of the two matrices of {halves[0]}")
+    if incomplete := sorted(module for module, found_sides in sides.items() if len(found_sides) == 1):
+        raise PolicyError(f"{name} has only one of the two matrices of {incomplete[0]}")
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Adapter:
 
     Attributes:
         request: vLLM's `LoRARequest`.
-        users: generations that run under it.
+        users: running generations that use it.
     """
 
     policy: Policy
@@ -103,10 +103,10 @@ class Adapter:
 
 
 class Adapters:
-    """The adapters of one engine: a generation ends under the one it began with, which then goes if it is an old one.
+    """The adapters of one engine. A generation keeps its adapter to its end; replaced ones are removed after the last.
 
     Args:
-        llm: vLLM's AsyncLLM, started with `arguments`.
+        llm: vLLM's AsyncLLM, started with `build_engine_arguments`.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -114,29 +114,29 @@ class Adapters:
         self._ids = itertools.count(1)
         self._current: Adapter | None = None
 
-    async def load(self, policy: Policy, folder: Path) -> None:
-        """Give this adapter to every generation that begins from now on.
+    async def load_adapter(self, policy: Policy, folder: Path) -> None:
+        """Load an adapter for every generation that begins from now on.
 
         Raises:
-            PolicyError: vLLM refuses it.
+            PolicyError: vLLM refuses the adapter.
         """
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        request = LoRARequest(lora_name=label(policy), lora_int_id=next(self._ids), lora_path=str(folder))
+        request = LoRARequest(lora_name=format_label(policy), lora_int_id=next(self._ids), lora_path=str(folder))
         try:
             await self._llm.add_lora(request)
         except EngineDeadError:
             raise
         except Exception as error:
-            raise PolicyError(f"{described(policy)}: vLLM refuses the adapter ({error})") from error
+            raise PolicyError(f"{describe_policy(policy)}: vLLM refuses the adapter ({error})") from error
         old, self._current = self._current, Adapter(policy, request)
         if old is not None:
-            await self._retire(old)
+            await self._remove_unused(old)
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[Adapter | None]:
-        """The adapter of one generation, kept until it ends; None before the first was published."""
+    async def use_current(self) -> AsyncIterator[Adapter | None]:
+        """Hold the current adapter for one generation; None before the first was published."""
         adapter = self._current
         if adapter is None:
             yield None
@@ -147,8 +147,8 @@ class Adapters:
         finally:
             adapter.users -= 1
             if adapter is not self._current:
-                await self._retire(adapter)
+                await self._remove_unused(adapter)
 
-    async def _retire(self, adapter: Adapter) -> None:
+    async def _remove_unused(self, adapter: Adapter) -> None:
         if not adapter.users:
             await self._llm.remove_lora(adapter.request.lora_int_id)

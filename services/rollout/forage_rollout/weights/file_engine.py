@@ -1,4 +1,4 @@
-"""vLLM's weight-transfer engine of Forage, inside its workers: safetensors files, loaded in place."""
+"""A weight-transfer engine for vLLM's workers that loads safetensors files in place."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from vllm.distributed.weight_transfer.base import (
 
 
 @dataclass
-class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing to agree on beforehand."""
+class FileInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """Files need no connection, so there is nothing to initialize."""
 
 
 @dataclass
-class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Safetensors files in Hugging Face's naming, readable by every worker; together they hold the whole model."""
+class FileUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Safetensors files with Hugging Face's tensor names, readable by every worker, that hold the whole model."""
 
     paths: list[str]
 
 
-class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
-    """Reloads layer by layer from files, on CPU and GPU."""
+class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):  # type: ignore[misc]
+    """Reloads layer by layer from files, on CPU and GPU. vLLM calls the methods in the order of their definition."""
 
-    init_info_cls = FileInit
-    update_info_cls = FileUpdate
+    init_info_cls = FileInitInfo
+    update_info_cls = FileUpdateInfo
 
-    def init_transfer_engine(self, init_info: FileInit) -> None:
+    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
         pass
 
     def start_weight_update(self) -> None:
@@ -42,13 +42,13 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        # The base class synchronizes the accelerator without asking whether there is one.
+        # The base class would synchronize the accelerator even where there is none.
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: FileUpdate) -> None:
-        self.model.load_weights(self._tensors(update_info.paths))
+    def receive_weights(self, update_info: FileUpdateInfo) -> None:
+        self.model.load_weights(self._read_tensors(update_info.paths))
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -59,16 +59,17 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
     def shutdown(self) -> None:
         pass
 
-    def _tensors(self, paths: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _read_tensors(self, paths: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
         for path in paths:
             with safe_open(path, framework="pt", device=str(self.device)) as file:
                 for name in file.keys():  # noqa: SIM118 - a safetensors file is not a dict
                     yield name, file.get_tensor(name)
 
     def _repack_heads(self) -> None:
-        """On CPU the output head multiplies with a packed copy of its weight, made once when a model is loaded.
+        """Pack the weight of the output head again.
 
-        A head tied to the embedding has no tensor of its own in the file, so the reload above does not make it again.
+        On CPU the head multiplies with a packed copy of its weight, which vLLM creates when the model is loaded. A head
+        tied to the embedding has no tensor of its own in the file, so the reload does not renew its copy.
         """
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
         from vllm.platforms import current_platform

@@ -1,4 +1,4 @@
-"""Policies in folders: local ones are read where they are, others are fetched through fsspec first."""
+"""The filesystem transport: local policies are read in place, remote ones are copied through fsspec first."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from forage_rollout.weights.policy import (
     SUFFIX,
     PolicyError,
     Shapes,
-    announced_files,
-    described,
-    tensor_shapes,
+    describe_policy,
+    list_files,
+    read_tensor_shapes,
     verify_files,
     verify_shapes,
 )
-from forage_rollout.weights.transport import Shipment
+from forage_rollout.weights.transport import TransferInfo
 
-KEPT = 3
+MAX_KEPT = 3
 _PARTIAL = ".partial-"
 
 
-class Filesystem:
+class FilesystemTransport:
     """Whole policies as safetensors files.
 
     Args:
         expected: `read_model_shapes` of the model that the engine was started with.
-        cache: folder for what is fetched; engines of one machine may share it.
+        cache: folder for copies; engines of one machine may share it.
     """
 
     backend = BACKEND
@@ -45,29 +45,30 @@ class Filesystem:
         self._expected = expected
         self._cache = cache
 
-    async def prepare(self, policy: Policy) -> Shipment:
+    async def prepare(self, policy: Policy) -> TransferInfo:
         """See `Transport.prepare`."""
         return await asyncio.to_thread(self._prepare, policy)
 
-    def _prepare(self, policy: Policy) -> Shipment:
-        weights = [file for file in fetch(policy, self._cache) if file.suffix == SUFFIX]
-        verify_shapes(policy, tensor_shapes(policy, weights), self._expected)
-        return Shipment({"paths": [str(file) for file in weights]})
+    def _prepare(self, policy: Policy) -> TransferInfo:
+        weights = [file for file in fetch_policy(policy, self._cache) if file.suffix == SUFFIX]
+        verify_shapes(policy, read_tensor_shapes(policy, weights), self._expected)
+        return TransferInfo({"paths": [str(file) for file in weights]})
 
 
-def fetch(policy: Policy, cache: Path) -> list[Path]:
-    """The policy's files on this machine, verified: its own, or copies of remote ones in `cache`.
+def fetch_policy(policy: Policy, cache: Path) -> list[Path]:
+    """The verified files of a policy on this machine: its own, or copies in `cache` of remote ones.
 
     Raises:
-        PolicyError: nothing reads such an address, or a file is missing or is not what was announced.
+        PolicyError: no fsspec implementation reads the address, or a file is missing or differs from the announcement.
     """
     try:
         source, root = url_to_fs(policy.uri)
     except (ImportError, ValueError) as error:
-        raise PolicyError(f"{described(policy)}: nothing here reads such an address ({error})") from None
+        raise PolicyError(f"{describe_policy(policy)}: no file system reads this address ({error})") from None
     if isinstance(source, LocalFileSystem):
         return verify_files(policy, Path(root))
-    files = announced_files(policy)
+    files = list_files(policy)
+    # Named by content: policies of different runs never collide, a repeated announcement finds its copy.
     digest = hashlib.sha256("\n".join(f"{files[name]} {name}" for name in sorted(files)).encode()).hexdigest()
     folder = cache / digest
     try:
@@ -80,36 +81,38 @@ def fetch(policy: Policy, cache: Path) -> list[Path]:
 
 
 def _copy(policy: Policy, source: AbstractFileSystem, root: str, folder: Path) -> None:
-    """Copy and verify beside the place where the files belong, then move them there as one."""
+    """Copy and verify in a temporary folder, then rename: `folder` is never partially visible."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=folder.parent) as partial:
-        place = Path(partial) / folder.name
-        place.mkdir()
+        copy = Path(partial) / folder.name
+        copy.mkdir()
         try:
-            for name in announced_files(policy):
-                source.get_file(f"{root.rstrip('/')}/{name}", str(place / name))
+            for name in list_files(policy):
+                source.get_file(f"{root.rstrip('/')}/{name}", str(copy / name))
         except Exception as error:  # noqa: BLE001 - every file system has errors of its own
-            raise PolicyError(f"{described(policy)} cannot be fetched ({type(error).__name__}: {error})") from None
-        verify_files(policy, place)
+            raise PolicyError(
+                f"{describe_policy(policy)} cannot be fetched ({type(error).__name__}: {error})"
+            ) from None
+        verify_files(policy, copy)
         try:
-            place.rename(folder)
-        except OSError:  # there is one: another engine of this machine was faster, or it is damaged
+            copy.rename(folder)
+        except OSError:  # it exists: another engine of this machine was faster, or it is damaged
             try:
                 verify_files(policy, folder)
             except PolicyError:
                 shutil.rmtree(folder)
-                place.rename(folder)
+                copy.rename(folder)
 
 
 def _prune(cache: Path, newest: Path) -> None:
-    """Keep the policies used last; one that another engine removed at the same time is gone as well."""
+    """Keep the `MAX_KEPT` policies used last. Another engine may remove the same folders at the same time."""
     folders = [entry for entry in cache.iterdir() if entry.is_dir() and not entry.name.startswith(_PARTIAL)]
-    for old in sorted(folders, key=_used, reverse=True)[KEPT:]:
+    for old in sorted(folders, key=_last_used, reverse=True)[MAX_KEPT:]:
         if old != newest:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _used(folder: Path) -> float:
+def _last_used(folder: Path) -> float:
     try:
         return folder.stat().st_mtime
     except FileNotFoundError:

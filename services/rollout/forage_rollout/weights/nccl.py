@@ -1,20 +1,21 @@
-"""Policies straight from the trainer's GPUs, through vLLM's own NCCL weight-transfer engine.
+"""The NCCL transport: policies from the trainer's GPUs, through vLLM's own weight-transfer engine.
 
-Not yet run on GPUs. The trainer is rank 0 and broadcasts packed (vLLM's default on its side); replica i's workers are
-the ranks from 1 + i * tensor_parallel_size. All replicas must take part in every update, or the broadcast stands still.
+The trainer has no sender yet and refuses `rollout.weights.transport=nccl`; this is the receiving half, not yet run on
+GPUs. The trainer is rank 0 and broadcasts packed tensors (vLLM's default on its side); the workers of replica i are the
+ranks from 1 + i * tensor_parallel_size. All replicas must take part in every update, or the broadcast hangs.
 """
 
 from __future__ import annotations
 
 from forage_common.errors import SettingsError
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.weights.policy import PolicyError, Shapes, described, verify_shapes
-from forage_rollout.weights.transport import Shipment
+from forage_rollout.weights.policy import PolicyError, Shapes, describe_policy, verify_shapes
+from forage_rollout.weights.transport import TransferInfo
 
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
-class Nccl:
+class NcclTransport:
     """Whole policies by broadcast.
 
     Args:
@@ -24,7 +25,7 @@ class Nccl:
         gpu: whether this engine runs on GPUs.
 
     Raises:
-        SettingsError: it does not.
+        SettingsError: the engine does not run on GPUs.
     """
 
     backend = "nccl"
@@ -39,20 +40,23 @@ class Nccl:
         self._first_rank = 1 + replica * workers
         self._workers = workers
 
-    async def prepare(self, policy: Policy) -> Shipment:
-        """See `Transport.prepare`; nothing travels before all workers wait for it."""
+    async def prepare(self, policy: Policy) -> TransferInfo:
+        """See `Transport.prepare`; the tensors are sent later, when all workers wait for them."""
         sender = policy.nccl
         if not policy.HasField("nccl"):
-            raise PolicyError(f"{described(policy)} names no sender: rollout.weights.transport nccl needs one")
+            raise PolicyError(f"{describe_policy(policy)} names no sender: rollout.weights.transport nccl needs one")
         last = self._first_rank + self._workers - 1
         if last >= sender.world_size:
             raise PolicyError(
-                f"{described(policy)} announces a world of {sender.world_size} ranks: this engine's go up to {last}"
+                f"{describe_policy(policy)} announces a world of {sender.world_size} ranks: "
+                f"this engine's go up to {last}"
             )
-        if odd := sorted({tensor.dtype for tensor in sender.tensors} - set(_DTYPES)):
-            raise PolicyError(f"{described(policy)} sends dtype {odd[0]!r}: expected one of {', '.join(_DTYPES)}")
+        if unknown := sorted({tensor.dtype for tensor in sender.tensors} - set(_DTYPES)):
+            raise PolicyError(
+                f"{describe_policy(policy)} sends dtype {unknown[0]!r}: expected one of {', '.join(_DTYPES)}"
+            )
         verify_shapes(policy, {tensor.name: tuple(tensor.shape) for tensor in sender.tensors}, self._expected)
-        return Shipment(
+        return TransferInfo(
             init_info={
                 "master_address": sender.master_address,
                 "master_port": sender.master_port,

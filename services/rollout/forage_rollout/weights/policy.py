@@ -1,9 +1,9 @@
-"""Published policies: what may be loaded, and which of two is newer. No engine here."""
+"""Published policies: which of two is newer, and whether their files may be loaded. No engine is imported here."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from forage_common.errors import ForageError
@@ -20,108 +20,123 @@ class PolicyError(ForageError):
 
 
 class NotServingError(ForageError):
-    """This engine answers nobody until it has loaded a policy or was started again."""
+    """This engine does not generate until it has loaded a policy or was started again."""
 
 
 def is_newer(candidate: Policy, serving: Policy | None) -> bool:
-    """Whether the candidate replaces what is served: a later epoch always does, an earlier one never."""
+    """Whether the candidate replaces the served policy.
+
+    The epoch decides first: policies of a trainer that was replaced never come back, whatever their version.
+    """
     return serving is None or (candidate.epoch, candidate.version) > (serving.epoch, serving.version)
 
 
-def same(one: Policy | None, other: Policy | None) -> bool:
+def is_same(one: Policy | None, other: Policy | None) -> bool:
     """Whether both are the same publication."""
     return one is not None and other is not None and (one.epoch, one.version) == (other.epoch, other.version)
 
 
-def label(policy: Policy) -> str:
-    """The policy as an engine's version string; `parse_label` reads it back."""
+def find_oldest(policies: Sequence[Policy | None]) -> Policy | None:
+    """The policy that every engine has reached; None where an engine has none, or there are no engines."""
+    served = [policy for policy in policies if policy is not None]
+    if not served or len(served) < len(policies):
+        return None
+    return min(served, key=lambda policy: (policy.epoch, policy.version))
+
+
+def format_label(policy: Policy) -> str:
+    """The policy as vLLM's weight version, which comes back with sampled tokens; `parse_label` reads it."""
     return f"{policy.version}@{policy.epoch}"
 
 
 def parse_label(text: str) -> tuple[int, int]:
-    """(version, epoch) of a version string; of weights that nobody published, (0, 0)."""
+    """(version, epoch) of a version string; (0, 0) for weights that were never published."""
     version, at, epoch = text.partition("@")
     return (int(version), int(epoch)) if at else (0, 0)
 
 
-def described(policy: Policy) -> str:
-    """The policy in an error's sentence."""
+def describe_policy(policy: Policy) -> str:
+    """The policy as error messages name it."""
     return f"policy version {policy.version} of epoch {policy.epoch} at {policy.uri or 'no address'}"
 
 
-def announced_files(policy: Policy) -> dict[str, str]:
-    """File name → sha256 of everything that a published policy consists of.
+def list_files(policy: Policy) -> dict[str, str]:
+    """File name → sha256 of every file of a published policy.
 
     Raises:
-        PolicyError: a name that is not one of a file in the policy's folder, or a digest that is none.
+        PolicyError: a name could lead outside the policy's folder, or a digest is malformed.
     """
     files = {file.name: file.digest for file in policy.files} or {WEIGHTS: policy.digest}
     for name, digest in files.items():
         if not name or name in (".", "..") or set(name) & set("/\\\0"):
-            raise PolicyError(f"{described(policy)} lists the file {name!r}: expected a plain name within its folder")
+            raise PolicyError(
+                f"{describe_policy(policy)} lists the file {name!r}: expected a plain name within its folder"
+            )
         if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-            raise PolicyError(f"{described(policy)} gives {name} the digest {digest!r}: expected 64 hex digits")
+            raise PolicyError(f"{describe_policy(policy)} gives {name} the digest {digest!r}: expected 64 hex digits")
     return files
 
 
 def verify_files(policy: Policy, folder: Path) -> list[Path]:
-    """The policy's files in a local folder, after their sizes and digests were checked, in the order announced.
+    """Check sizes and digests of the policy's files in a local folder; returns them in the order announced.
 
     Raises:
-        PolicyError: a file is missing or is not what was announced.
+        PolicyError: a file is missing or differs from the announcement.
     """
     sizes = {file.name: file.bytes for file in policy.files}
     files = []
-    for name, expected in announced_files(policy).items():
+    for name, expected in list_files(policy).items():
         file = folder / name
         try:
-            found = file.stat().st_size
-            if sizes.get(name, found) != found:
-                raise PolicyError(f"{described(policy)}: {file} has {found} bytes, announced were {sizes[name]}")
+            size = file.stat().st_size
+            if sizes.get(name, size) != size:
+                raise PolicyError(f"{describe_policy(policy)}: {file} has {size} bytes, announced were {sizes[name]}")
             with file.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
             raise PolicyError(
-                f"{described(policy)}: {file} cannot be read ({error.strerror}): is the run's folder shared?"
+                f"{describe_policy(policy)}: {file} cannot be read ({error.strerror}): is the run's folder shared?"
             ) from None
         if digest != expected:
             raise PolicyError(
-                f"{described(policy)}: {file} has digest {digest[:12]}…, announced was {expected[:12]}…: "
+                f"{describe_policy(policy)}: {file} has digest {digest[:12]}…, announced was {expected[:12]}…: "
                 "it is not served"
             )
         files.append(file)
     return files
 
 
-def tensor_shapes(policy: Policy, files: list[Path]) -> dict[str, tuple[int, ...]]:
-    """Tensor name → shape over safetensors files, of which no two may hold the same tensor.
+def read_tensor_shapes(policy: Policy, files: list[Path]) -> dict[str, tuple[int, ...]]:
+    """Tensor name → shape over safetensors files, each tensor in one of them.
 
     Raises:
-        PolicyError: a header is broken, or two files hold one tensor.
+        PolicyError: a header is damaged, or two files hold the same tensor.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:
             header = read_safetensors_header(file)
         except ValueError as error:
-            raise PolicyError(f"{described(policy)}: {file}: {error}") from None
+            raise PolicyError(f"{describe_policy(policy)}: {file}: {error}") from None
         if twice := sorted(header.keys() & shapes.keys()):
-            raise PolicyError(f"{described(policy)}: {file} holds {twice[0]} a second time")
+            raise PolicyError(f"{describe_policy(policy)}: {file} holds {twice[0]} a second time")
         shapes |= header
     return shapes
 
 
 def verify_shapes(policy: Policy, found: Shapes, expected: Shapes) -> None:
-    """Raise unless these tensors are those of the model that is served; a tied head may be among them or not.
+    """Return if the tensors are those of the served model.
+
+    The output head is ignored: where it is tied to the embedding, some files hold it and some do not.
 
     Raises:
-        PolicyError: tensors are missing, too many, or of another shape.
+        PolicyError: tensors are missing, unexpected, or of another shape.
     """
-    one, other = dict(found), dict(expected)
-    for shapes in (one, other):
-        shapes.pop(_TIED_HEAD, None)
-    if one != other:
-        odd = sorted(k for k in one.keys() | other.keys() if one.get(k) != other.get(k))
+    different = sorted(
+        name for name in (found.keys() | expected.keys()) - {_TIED_HEAD} if found.get(name) != expected.get(name)
+    )
+    if different:
         raise PolicyError(
-            f"{described(policy)} does not fit the model that is served: {odd[0]} and {len(odd) - 1} more differ"
+            f"{describe_policy(policy)} does not fit the model that is served: {different[0]} and "
+            f"{len(different) - 1} more differ"
         )

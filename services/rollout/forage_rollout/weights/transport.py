@@ -1,4 +1,4 @@
-"""What every way for weights to travel has in common."""
+"""The interface of weight transports."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from forage_common.v1.trajectory_pb2 import Policy
 
 
 @dataclass(frozen=True)
-class Shipment:
-    """A policy that may be loaded, as vLLM's workers are told of it.
+class TransferInfo:
+    """A verified policy as vLLM's weight transfer takes it.
 
     Attributes:
-        init_info: what workers and sender agree on beforehand; agreed on again whenever it changes.
         update_info: where this policy's tensors come from.
+        init_info: how workers and sender connect; they connect again when it changes.
     """
 
     update_info: dict[str, Any]
@@ -22,15 +22,15 @@ class Shipment:
 
 
 class Transport(Protocol):
-    """Makes a published policy ready to be loaded; generation runs on meanwhile."""
+    """Prepares a published policy to be loaded; generation goes on meanwhile."""
 
     @property
     def backend(self) -> str:
-        """vLLM's name of the weight-transfer engine that loads what this transport ships."""
+        """vLLM's name of the weight-transfer engine that loads the policies of this transport."""
         ...
 
-    async def prepare(self, policy: Policy) -> Shipment:
-        """Fetch and verify.
+    async def prepare(self, policy: Policy) -> TransferInfo:
+        """Fetch and verify a policy.
 
         Raises:
             PolicyError: the policy must not be served.

@@ -1,0 +1,82 @@
+"""The `Agent` deployment: the loops of many groups on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from ray.serve.handle import DeploymentHandle
+
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.reward import RewardClient
+from forage_common.settings import Settings, WeightUpdate
+from forage_common.telemetry import tracing
+from forage_common.v1.rollout_pb2 import RunStreamResponse
+from forage_common.v1.trajectory_pb2 import Prompt
+from forage_rollout.agent import Agent
+from forage_rollout.deployments.engine import RemoteEngine
+from forage_rollout.deployments.replica import build_process_name, call_replica, start_logs
+from forage_rollout.loop.tokens import FileTokenizer
+from forage_rollout.metrics import Snapshot, VersionTokens, read_call_counts, read_span_counts, to_counts
+
+
+class AgentDeployment:
+    """Runs prompts that arrive as bytes with one `Agent`."""
+
+    def __init__(self, settings_json: str, engine: DeploymentHandle) -> None:
+        start_logs()
+        self._settings = Settings.model_validate_json(settings_json)
+        tracing.start(self._settings, "rollout")
+        self._replica = build_process_name()
+        self._engine = engine
+        self._agent: Agent | None = None
+        self._creating = asyncio.Lock()
+        self._version_tokens = VersionTokens()
+
+    async def run_group(self, prompt: bytes) -> bytes:
+        """Run a serialized `Prompt`; returns its serialized `TrajectoryGroup`."""
+        agent = await self._get_agent()
+        group = await agent.run_group(Prompt.FromString(prompt))
+        self._version_tokens.add_group(group)
+        return group.SerializeToString()
+
+    async def stream_group(self, prompt: bytes) -> AsyncGenerator[bytes, None]:
+        """Run a serialized `Prompt`; yields each serialized `RunStreamResponse` at once, the group last."""
+        agent = await self._get_agent()
+        events: asyncio.Queue[RunStreamResponse | None] = asyncio.Queue()
+        running = asyncio.create_task(agent.run_group(Prompt.FromString(prompt), events.put_nowait))
+        running.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event.SerializeToString()
+            group = await running
+            self._version_tokens.add_group(group)
+            yield RunStreamResponse(group=group).SerializeToString()
+        finally:
+            running.cancel()
+
+    async def stop_tracing(self) -> None:
+        """Export the spans that are left: Ray ends a replica without a chance to do it then."""
+        await asyncio.to_thread(tracing.stop)
+
+    async def take_snapshot(self) -> Snapshot:
+        counts = read_call_counts() | read_span_counts()
+        if self._agent is not None:
+            counts |= to_counts(self._agent.counts)
+        return Snapshot(self._replica, counts, version_tokens=dict(self._version_tokens.counts))
+
+    async def _get_agent(self) -> Agent:
+        """The agent, created with the first prompt: only a running engine knows its end-of-turn text."""
+        async with self._creating:
+            if self._agent is None:
+                settings = self._settings
+                self._agent = Agent(
+                    settings,
+                    RemoteEngine(self._engine, settings.rollout.weights.update == WeightUpdate.DRAIN),
+                    RetrieverClient(settings.retriever.http_address, settings.rollout.retrieve_timeout_s),
+                    RewardClient(settings),
+                    FileTokenizer(settings.model.path),
+                    await call_replica(self._engine.get_end_of_turn),
+                    self._replica,
+                )
+        return self._agent

@@ -1,0 +1,58 @@
+"""The `Dispatcher` deployment: one `Dispatcher` between the streams and the agents."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from ray.serve.handle import DeploymentHandle
+
+from forage_common.settings import Settings
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry import tracing
+from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
+from forage_rollout.deployments.readiness import wait_for_services
+from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, broadcast, build_process_name, start_logs
+from forage_rollout.dispatcher import Dispatcher, supervise
+from forage_rollout.metrics import Snapshot, read_span_counts, to_counts
+from forage_rollout.weights.policy import find_oldest
+
+
+class DispatcherDeployment:
+    """Gives the dispatcher agents and engines to call through Serve."""
+
+    def __init__(self, settings_json: str, agent: DeploymentHandle, engine: DeploymentHandle) -> None:
+        start_logs()
+        settings = Settings.model_validate_json(settings_json)
+        tracing.start(settings, "rollout")
+        self._agents = agent
+        self._replica = build_process_name()
+
+        async def run_group(prompt: Prompt) -> TrajectoryGroup:
+            return TrajectoryGroup.FromString(await agent.run_group.remote(prompt.SerializeToString()))
+
+        async def wait_for_policy(version: int, epoch: int, timeout_s: float) -> Policy | None:
+            served = await broadcast(engine, "wait_for_policy", version, epoch, timeout_s)
+            # None stands for a replica out of service, which gets no generations and so holds nobody back.
+            return find_oldest([Policy.FromString(one) if one else None for one in served if one is not None])
+
+        streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S)
+        self._dispatcher = Dispatcher(
+            settings, streams, run_group, wait_for_policy, partial(wait_for_services, settings)
+        )
+        self._task = supervise(self._dispatcher.run(), "dispatcher")
+
+    async def drain(self, timeout_s: float) -> int:
+        """Claim no more prompts and let running groups end; returns how many did not within the time."""
+        left = await self._dispatcher.drain(timeout_s)
+        if tracing.is_enabled():
+            await asyncio.gather(broadcast(self._agents, "stop_tracing"), asyncio.to_thread(tracing.stop))
+        return left
+
+    async def take_snapshot(self) -> Snapshot:
+        return Snapshot(self._replica, to_counts(self._dispatcher.counts) | read_span_counts())
+
+    async def check_health(self) -> None:
+        """Raise when the dispatcher has ended; Serve then starts a new replica."""
+        if self._task.done():
+            raise RuntimeError("the dispatcher has ended")
