@@ -121,14 +121,14 @@ def _milliseconds(encode: Encode, texts: Sequence[str], batch: int) -> float:
 
 def _hits(data: Data, encoder: Encoder) -> float:
     """Share of questions with a passage that answers them among the first three, by exact search."""
-    found = list(read_passages(data.corpus))
+    passages = list(read_passages(data.corpus))
     file = CACHE / f"passages-{encoder.digest[:16]}-{data.name.replace(' ', '-')}.npy"
     if not file.exists():
-        np.save(file, encoder.encode_passages([passage.contents for passage in found], lambda done: None))
+        np.save(file, encoder.encode_passages([passage.contents for passage in passages], lambda done: None))
     vectors = np.load(file)
     queries = encoder.encode_queries([question.text for question in data.questions])
     best = np.argsort(-(queries @ vectors.T), axis=1)[:, :TOPK]
-    ids = [passage.id for passage in found]
+    ids = [passage.id for passage in passages]
     return statistics.fmean(
         any(ids[row] in question.gold_ids for row in rows) for question, rows in zip(data.questions, best, strict=True)
     )

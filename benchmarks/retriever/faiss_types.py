@@ -136,8 +136,8 @@ def enlarged(real: Vectors, passages: int, file: Path) -> NDArray[np.float32]:
         flat = faiss.IndexFlatIP(real.shape[1])
         flat.add(real)
         near = flat.search(real, NEIGHBOURS + 1)[1][:, 1:]
-        aside = file.with_suffix(".tmp")
-        out = np.lib.format.open_memmap(aside, "w+", np.float32, (passages, real.shape[1]))
+        temporary = file.with_suffix(".tmp")
+        out = np.lib.format.open_memmap(temporary, "w+", np.float32, (passages, real.shape[1]))
         out[: len(real)] = real[:passages]
         for begin in range(len(real), passages, BLOCK):
             count = min(BLOCK, passages - begin)
@@ -150,7 +150,7 @@ def enlarged(real: Vectors, passages: int, file: Path) -> NDArray[np.float32]:
             made += NOISE * noise / np.linalg.norm(noise, axis=1, keepdims=True)
             out[begin : begin + count] = made / np.linalg.norm(made, axis=1, keepdims=True)
         out.flush()
-        aside.rename(file)
+        temporary.rename(file)
     return np.load(file, mmap_mode="r")
 
 
@@ -190,7 +190,7 @@ def measured(
     begin = time.monotonic()
     index = VectorIndex(root / factory, settings)
     ready_s = time.monotonic() - begin
-    found = index.search(queries, 10, effort=effort)[1]
+    nearest = index.search(queries, 10, effort=effort)[1]
     top3 = index.search(queries, 3, effort=effort)[1]
     search = partial(index.search, topk=3, effort=effort)
     refined = effort.refine != 1 and (root / factory / VECTORS_FILE).exists()
@@ -202,7 +202,7 @@ def measured(
         "qps_1": per_cpu_second(search, queries, 1),
         "qps_32": per_cpu_second(search, queries, 32),
         "top3": round(compute_overlap(top3, exact[:, :3]), 4),
-        "top10": round(compute_overlap(found, exact), 4),
+        "top10": round(compute_overlap(nearest, exact), 4),
         "ready_s": round(ready_s, 2),
     }
 

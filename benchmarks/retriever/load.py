@@ -92,9 +92,9 @@ class Client:
         self._writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         answer = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         length = int(answer.partition(b"content-length:")[2].partition(b"\r\n")[0])
-        found = await self._reader.readexactly(length)
-        if not answer.startswith(b"http/1.1 200 ") or found.count(b'"document"') != TOPK * len(queries):
-            raise RuntimeError(f"the server answered {answer[:40]!r} {found[:200]!r}")
+        body = await self._reader.readexactly(length)
+        if not answer.startswith(b"http/1.1 200 ") or body.count(b'"document"') != TOPK * len(queries):
+            raise RuntimeError(f"the server answered {answer[:40]!r} {body[:200]!r}")
 
 
 async def run(address: str, server: psutil.Process, clients: int, batch: int, seconds: float, texts: Questions) -> Load:

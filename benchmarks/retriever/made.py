@@ -55,13 +55,13 @@ def corpus(folder: Path, passages: int, report: Report) -> Path:
     file = folder / f"made-{passages}.jsonl"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        aside = file.with_suffix(".tmp")
+        temporary = file.with_suffix(".tmp")
         chance = np.random.default_rng(0)
         syllables = chance.integers(len(_SYLLABLES), size=(_VOCABULARY, 4))
         sizes = chance.integers(2, 5, _VOCABULARY)
         words = ["".join(_SYLLABLES[one] for one in row[:size]) for row, size in zip(syllables, sizes, strict=True)]
         share = np.cumsum(1 / np.arange(1, _VOCABULARY + 1))
-        with aside.open("w", encoding="utf-8") as out:
+        with temporary.open("w", encoding="utf-8") as out:
             for begin in range(0, passages, _BLOCK):
                 report("writing passages", begin, passages)
                 chances = chance.random((min(_BLOCK, passages - begin), WORDS))
@@ -71,7 +71,7 @@ def corpus(folder: Path, passages: int, report: Report) -> Path:
                     contents = f'"{text[0].title()} {row}"\n{" ".join(text)}.'
                     out.write(json.dumps({"id": str(row), "contents": contents}) + "\n")
         report("writing passages", passages, passages)
-        aside.rename(file)
+        temporary.rename(file)
     return file
 
 

@@ -66,9 +66,9 @@ def build(encoder: Encoder, corpus: list[dict[str, Any]], file: Path) -> None:
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
     file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(".aside")
-    faiss.write_index(index, str(aside))
-    aside.rename(file)
+    temporary = file.with_suffix(".temporary")
+    faiss.write_index(index, str(temporary))
+    temporary.rename(file)
 
 
 def make_app(encoder: Encoder, corpus: list[dict[str, Any]], index: faiss.Index) -> FastAPI:
@@ -78,8 +78,8 @@ def make_app(encoder: Encoder, corpus: list[dict[str, Any]], index: faiss.Index)
     def retrieve(request: QueryRequest) -> dict[str, Any]:
         scores, rows = index.search(encoder.encode(request.queries), request.topk or 3)
         result = []
-        for found, given in zip(rows, scores, strict=True):
-            pairs = zip(found, given, strict=True)
+        for own_rows, own_scores in zip(rows, scores, strict=True):
+            pairs = zip(own_rows, own_scores, strict=True)
             result.append([{"document": corpus[row], "score": float(score)} for row, score in pairs])
         return {"result": result}
 

@@ -142,11 +142,11 @@ class Bench:
     def answers(self, name: str) -> list[list[str]]:
         """The ids of the best passages for each question."""
         self._steps.begin(f"{name}: answers to all questions")
-        found: list[list[str]] = []
+        ids: list[list[str]] = []
         for begin in range(0, len(self._texts), CHUNK):
             answered = self.servers[name].retrieve(self._texts[begin : begin + CHUNK], TOPK)
-            found += [[str(document["id"]) for document in documents] for documents in answered]
-        return found
+            ids += [[str(document["id"]) for document in documents] for documents in answered]
+        return ids
 
     def _searched(self) -> tuple[float, float]:
         """Batches and queries that the service has searched so far."""
@@ -157,8 +157,8 @@ class Bench:
     def _floor(self, batch: int) -> dict[str, float]:
         """The encoder and the index alone, in batches of the size that the service has just searched."""
         self._steps.begin(f"floor: batches of {batch}")
-        found = self._run("floor.py", batch, self._seconds, self._passes, *self.settings(FP32))
-        return found | {"batch": batch}
+        floor = self._run("floor.py", batch, self._seconds, self._passes, *self.settings(FP32))
+        return floor | {"batch": batch}
 
     def _load(self, name: str, clients: int, batch: int) -> Load:
         server = self.servers[name]
@@ -196,33 +196,33 @@ def main() -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     data = load_data()
     steps = Steps(STARTS + arguments.rounds * LOADS + len(SERVERS) + len(PRECISIONS))
-    bench, found = Bench(data, arguments.seconds, steps), Measurements()
+    bench, measurements = Bench(data, arguments.seconds, steps), Measurements()
     bench.build()
     with steps, ExitStack() as stack:
         bench.start(stack)
         for _ in range(arguments.rounds):
-            bench.round(found)
+            bench.round(measurements)
         bench.check_cache()
         answers = {name: bench.answers(name) for name in bench.servers}
         peaks = {name: server.peak_rss() for name, server in bench.servers.items()}
         starts = {name: server.ready_s for name, server in bench.servers.items()}
         stack.close()  # the quality is measured with the machine to itself
         (fp32_table, fp32), (int8_table, int8) = bench.quality(FP32), bench.quality(INT8)
-    report(data, found, peaks, starts)
+    report(data, measurements, peaks, starts)
     print(fp32_table, int8_table, sep="\n")
     summary = {
         "same_ids": _same(answers[PLAIN], answers[FP32]),
         **{
-            f"cpu_{clients}x{batch}_{name}": found.ratio(name, (clients, batch), "per_cpu_s")
+            f"cpu_{clients}x{batch}_{name}": measurements.ratio(name, (clients, batch), "per_cpu_s")
             for name in PRECISIONS
             for clients, batch in SHAPES
         },
         "hit3_loss_int8": fp32["dense"]["hit@3"] - int8["dense"]["hit@3"],
-        "p99_64x1": found.ratio(FP32, SHAPES[0], "p99_ms"),
+        "p99_64x1": measurements.ratio(FP32, SHAPES[0], "p99_ms"),
         "rss": peaks[FP32] / peaks[PLAIN],
         "rss_int8": peaks[INT8] / peaks[PLAIN],
-        "floor_share": found.floor_share(cpu=False),
-        "floor_share_cpu": found.floor_share(cpu=True),
+        "floor_share": measurements.floor_share(cpu=False),
+        "floor_share_cpu": measurements.floor_share(cpu=True),
         "hybrid_gain": _gain(fp32["hybrid"]["all@10"], fp32["dense"]["all@10"]),
         "start_s": max(starts[FP32], starts[INT8]),
         "questions": fp32["dense"]["questions"],
@@ -241,7 +241,7 @@ def _gain(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one - other
 
 
-def report(data: Data, found: Measurements, peaks: dict[str, int], starts: dict[str, float]) -> None:
+def report(data: Data, measurements: Measurements, peaks: dict[str, int], starts: dict[str, float]) -> None:
     console = Console(width=COLUMNS)
     table = Table(title=f"{data.name}: top 3 by inner product, clients x queries a request")
     columns = ("load", "server", "queries/s", "per CPU s", "x plain", "p50 ms", "p99 ms", "x plain", "load's own CPU")
@@ -249,17 +249,17 @@ def report(data: Data, found: Measurements, peaks: dict[str, int], starts: dict[
         table.add_column(column, justify="left" if column in ("load", "server") else "right")
     for shape in SHAPES:
         for name in peaks:
-            figures = {f: found.median(name, shape, f) for f in ("per_s", "per_cpu_s", "p50_ms", "p99_ms")}
-            own = statistics.median(load.client_cpu_s / load.seconds for load in found.loads[name, shape])
+            figures = {f: measurements.median(name, shape, f) for f in ("per_s", "per_cpu_s", "p50_ms", "p99_ms")}
+            own = statistics.median(load.client_cpu_s / load.seconds for load in measurements.loads[name, shape])
             table.add_row(
                 f"{shape[0]} x {shape[1]}",
                 name,
                 f"{figures['per_s']:.0f}",
                 f"{figures['per_cpu_s']:.0f}",
-                f"{found.ratio(name, shape, 'per_cpu_s'):.2f}",
+                f"{measurements.ratio(name, shape, 'per_cpu_s'):.2f}",
                 f"{figures['p50_ms']:.0f}",
                 f"{figures['p99_ms']:.0f}",
-                f"{found.ratio(name, shape, 'p99_ms'):.2f}",
+                f"{measurements.ratio(name, shape, 'p99_ms'):.2f}",
                 f"{own:.0%}",
             )
     console.print(table)
@@ -267,8 +267,8 @@ def report(data: Data, found: Measurements, peaks: dict[str, int], starts: dict[
         console.print(
             f"{name}: ready after {starts[name]:.1f} s, peak RSS {peaks[name] / 2**20:.0f} MiB", highlight=False
         )
-    per_s = statistics.median(floor["queries"] / floor["seconds"] for floor in found.floors)
-    batch = statistics.median(floor["batch"] for floor in found.floors)
+    per_s = statistics.median(floor["queries"] / floor["seconds"] for floor in measurements.floors)
+    batch = statistics.median(floor["batch"] for floor in measurements.floors)
     console.print(
         f"floor: {per_s:.0f} queries/s by the encoder and the index alone in batches of {batch:.0f}", highlight=False
     )

@@ -128,9 +128,9 @@ def start(case: Case, show: Show) -> Start:
     with retriever(log, *settings, show=show) as server:
         read_bytes = server.read_bytes()
         begin = time.monotonic()
-        (found,) = server.retrieve([case.title], TOPK)
+        (documents,) = server.retrieve([case.title], TOPK)
         took = time.monotonic() - begin
-        ids = [int(document["id"]) for document in found]
+        ids = [int(document["id"]) for document in documents]
         # Hybrid search puts the passage of that title first; made vectors know nothing of it.
         if len(set(ids)) != TOPK or (case.mode is RetrievalMode.HYBRID and ids[0] != 0):
             sys.exit(f"the server was ready and found passages {ids} for {case.title!r}: see {log}")

@@ -74,7 +74,7 @@ def share_encoder(repository: Path, corpus: Path) -> None:
 
 def ids_over_http(service: Service, queries: list[str], topk: int) -> list[list[str]]:
     reply = httpx.post(f"{service.http}/retrieve", json={"queries": queries, "topk": topk}, timeout=60)
-    return [[document["id"] for document in found] for found in reply.raise_for_status().json()["result"]]
+    return [[document["id"] for document in documents] for documents in reply.raise_for_status().json()["result"]]
 
 
 @pytest.mark.parametrize("mode", ["bm25", "hybrid"])
@@ -88,8 +88,8 @@ def test_both_transports_give_the_same_documents_and_provenance(
     over_http = ids_over_http(service, queries, 4)
     request = retriever_pb2.RetrieveRequest(queries=queries, topk=4)
     reply = retriever_pb2_grpc.RetrieverStub(service.channel).Retrieve(request, timeout=60)
-    assert [[document.id for document in found.documents] for found in reply.results] == over_http
-    assert [found[0] for found in over_http[: len(TITLES)]] == [f"p{n}" for n in range(len(TITLES))]
+    assert [[document.id for document in result.documents] for result in reply.results] == over_http
+    assert [ids[0] for ids in over_http[: len(TITLES)]] == [f"p{n}" for n in range(len(TITLES))]
     assert reply.results[0].documents[0].contents == '"Norway"\nNorway is a place.'
     headers = httpx.post(f"{service.http}/retrieve", json={"queries": []}, timeout=60).headers
     assert reply.provenance.mode == headers["X-Forage-Mode"] == mode

@@ -83,8 +83,8 @@ def service(
 def search(client: httpx.Client, number: int) -> tuple[int, str, str]:
     """Status, index digest and the document's word, of a search that is not in the cache."""
     reply = client.post("/retrieve", json={"queries": [f"place {number}"], "topk": 1})
-    found = reply.json().get("result", [[{"contents": ""}]])
-    return reply.status_code, reply.headers.get("X-Forage-Index-Digest", ""), found[0][0]["contents"].split()[-1]
+    results = reply.json().get("result", [[{"contents": ""}]])
+    return reply.status_code, reply.headers.get("X-Forage-Index-Digest", ""), results[0][0]["contents"].split()[-1]
 
 
 class Load:

@@ -61,11 +61,11 @@ def corpus(tmp_path: Path) -> Path:
 
 def answers(folder: Path, repository: Path) -> Iterator[list[tuple[str, float]]]:
     settings = RetrieverSettings(index=folder, cache_dir=repository / ".cache/retriever", nprobe=2)
-    found = load.load_index(Path("unused"), settings, lambda what: None)
+    index = load.load_index(Path("unused"), settings, lambda what: None)
     for query in ("birds", "bridges 16", "which islands are there?", "Number 42"):
-        for mode in found.searchers:
-            hits = found.searchers[mode].search([query], 10, (("topic", ("birds", "bridges", "islands")),))[0]
-            yield [(found.corpus.ids[hit.row], hit.score) for hit in hits]
+        for mode in index.searchers:
+            hits = index.searchers[mode].search([query], 10, (("topic", ("birds", "bridges", "islands")),))[0]
+            yield [(index.corpus.ids[hit.row], hit.score) for hit in hits]
 
 
 def test_a_build_killed_at_any_stage_resumes_to_the_identical_index(
@@ -80,7 +80,7 @@ def test_a_build_killed_at_any_stage_resumes_to_the_identical_index(
     resumed = index("build", "killed", *options)
     assert resumed.returncode == 0, resumed.stderr
     kept = {name: manifest.read_manifest(tmp_path / name) for name in ("whole", "killed")}
-    # tantivy names its files by chance; what they hold is compared by what they answer.
+    # tantivy names its files randomly; their content is compared by search results.
     files = {
         name: {path: entry for path, entry in one.files.items() if not path.startswith("bm25/")}
         for name, one in kept.items()

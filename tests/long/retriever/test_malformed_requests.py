@@ -236,7 +236,7 @@ async def bombard(service: Service, count: int, seed: int) -> set[int]:
                 status = await asyncio.wait_for(answer(reader), 60 if whole else 0.05)
             except (TimeoutError, ConnectionError):
                 assert not whole, text[:300]
-                status = None  # half a request: the connection is left there, or broken off
+                status = None  # an incomplete request: the connection is left open or closed
             if status is not None:
                 seen.add(status)
             if not whole or status in (None, 400, 404, 405, 413):  # after these a server may hang up
@@ -329,10 +329,10 @@ async def test_malformed_grpc_messages(service: Service) -> None:
             sizes.append(service.memory())
         # How much allocators keep depends on how many messages met; a leak would add to every round.
         assert min(after - before for before, after in pairwise(sizes)) < MAY_GROW_BYTES / 3, sizes
-        found = await retriever_pb2_grpc.RetrieverStub(channel).Retrieve(
+        reply = await retriever_pb2_grpc.RetrieverStub(channel).Retrieve(
             retriever_pb2.RetrieveRequest(queries=["Oslo"], topk=1), timeout=60
         )
-        assert found.results[0].documents[0].id == "p1"
+        assert reply.results[0].documents[0].id == "p1"
     assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}, codes
     assert len(codes) >= 2
     service.check()

@@ -38,7 +38,7 @@ class Processes:
         return httpx.post(f"http://{self.http[name]}/retrieve", json=body, timeout=60).raise_for_status()
 
     def ids(self, name: str, **body: Any) -> list[list[str]]:
-        return [[row["id"] for row in found] for found in self.ask(name, **body).json()["result"]]
+        return [[row["id"] for row in rows] for rows in self.ask(name, **body).json()["result"]]
 
     def until(self, partial: bool) -> None:
         """Ask the front new questions until its answers are whole, or partial."""

@@ -15,8 +15,8 @@ KANDY = {"id": "k", "contents": '"Kandy"\nKandy is a city in Sri Lanka.', "url":
 
 @pytest.fixture
 async def client(loaded: Index) -> AsyncIterator[httpx.AsyncClient]:
-    async with open_retrieval(loaded) as core, http_client(core) as found:
-        yield found
+    async with open_retrieval(loaded) as core, http_client(core) as client:
+        yield client
 
 
 async def test_skyrl_sends_one_query_and_reads_a_list_of_results(client: httpx.AsyncClient) -> None:
@@ -32,7 +32,7 @@ async def test_skyrl_sends_one_query_and_reads_a_list_of_results(client: httpx.A
 async def test_rllm_reads_flat_results_with_scores(client: httpx.AsyncClient, limit: str) -> None:
     reply = (await client.post("/retrieve", json={"query": '"Kandy" Sri Lanka', limit: 2})).json()
     assert (reply["query"], reply["method"], reply["num_results"]) == ('"Kandy" Sri Lanka', "bm25", 2)
-    assert [set(found) for found in reply["results"]] == [{"document", "score"}] * 2
+    assert [set(result) for result in reply["results"]] == [{"document", "score"}] * 2
     assert reply["results"][0]["document"] == KANDY
     assert (await client.get("/health")).status_code == 200
 
@@ -55,7 +55,7 @@ async def test_asearcher_reads_pages_by_url(client: httpx.AsyncClient) -> None:
 
 async def test_filters_and_modes_work_in_every_body(client: httpx.AsyncClient) -> None:
     reply = await client.post("/retrieve", json={"query": "city", "filters": {"lang": "fr"}})
-    assert [found["id"] for found in reply.json()["result"][0]] == [7]
+    assert [row["id"] for row in reply.json()["result"][0]] == [7]
     reply = await client.post("/queries", json={"queries": ["kandy"], "mode": "title"})
     assert len(reply.json()["answers"][0]) == 1
     assert reply.headers["X-Forage-Mode"] == "title"

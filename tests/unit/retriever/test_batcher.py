@@ -90,9 +90,9 @@ async def test_a_large_request_does_not_delay_a_small_one() -> None:
     echo = Echo()
     huge = [f"huge {number}" for number in range(4096)]
     async with batching(echo) as queue:
-        found = await held(queue, echo, lambda: queue.search(huge, ASKED), lambda: queue.search(["small"], ASKED))
+        outcomes = await held(queue, echo, lambda: queue.search(huge, ASKED), lambda: queue.search(["small"], ASKED))
     assert "small" in echo.batches[1]
-    assert found == [[[Hit(len(text), 1.0)] for text in huge], [[Hit(5, 1.0)]]]
+    assert outcomes == [[[Hit(len(text), 1.0)] for text in huge], [[Hit(5, 1.0)]]]
 
 
 async def test_a_request_of_at_most_one_turn_is_not_split_by_others() -> None:

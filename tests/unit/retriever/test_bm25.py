@@ -132,12 +132,12 @@ def test_equal_scores_are_ordered_by_row(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / folder).mkdir()
     rows = (b'{"id":%d,"contents":"same words"}' % number for number in range(12))
     corpus = write_corpus(tmp_path / "corpus", (Passage.from_row(row) for row in rows))
-    told: list[int] = []
+    progress: list[int] = []
     monkeypatch.setattr(bm25, "_PROGRESS_PASSAGES", 5)
-    bm25.build_bm25_index(tmp_path / "bm25", corpus, told.append)
-    found = Bm25Index(tmp_path / "bm25", corpus.columns).search(["same words"], 5)[0]
-    assert [hit.row for hit in found] == [0, 1, 2, 3, 4]
-    assert told == [5, 10, 12]
+    bm25.build_bm25_index(tmp_path / "bm25", corpus, progress.append)
+    hits = Bm25Index(tmp_path / "bm25", corpus.columns).search(["same words"], 5)[0]
+    assert [hit.row for hit in hits] == [0, 1, 2, 3, 4]
+    assert progress == [5, 10, 12]
 
 
 def test_a_damaged_index_names_its_folder(tmp_path: Path, texts: Corpus) -> None:

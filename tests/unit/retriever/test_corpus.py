@@ -47,7 +47,7 @@ def test_a_corpus_keeps_every_field_and_the_order(corpus_file: Path, texts: Corp
 def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "c.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + GOOD.encode() + b"\n\n  \r\n")
-    assert [found.id for found in read.read_passages(file)] == ["a"]
+    assert [passage.id for passage in read.read_passages(file)] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_any_bytes_are_passages_or_a_data_error(tmp_path_factory: pytest.TempPat
     file = tmp_path_factory.mktemp("any") / "c.jsonl"
     file.write_bytes(content)
     try:
-        found, problem = list(read.read_passages(file)), str(file)
+        passages, problem = list(read.read_passages(file)), str(file)
     except DataError as error:
-        found, problem = [], str(error)
-    assert [Passage.from_row(one.row) for one in found] == found
+        passages, problem = [], str(error)
+    assert [Passage.from_row(one.row) for one in passages] == passages
     assert str(file) in problem
 
 
@@ -188,9 +188,9 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytes
         folder.mkdir()
         tracemalloc.start()
         write_corpus(folder, generated(count), ["lang"])
-        found = tracemalloc.get_traced_memory()[1]
+        peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return found
+        return peak
 
     small, large = peak(2_000), peak(20_000)
     assert (tmp_path / "20000/rows.bin").stat().st_size > 1_000_000

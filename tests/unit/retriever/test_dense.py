@@ -98,8 +98,8 @@ def best(queries: Vectors, k: int, mask: NDArray[np.bool_] | None = None) -> lis
     scores = queries @ PASSAGES.T
     if mask is not None:
         scores[:, ~mask] = -np.inf
-    found: list[list[int]] = np.argsort(-scores, axis=1, kind="stable")[:, :k].tolist()
-    return found
+    nearest: list[list[int]] = np.argsort(-scores, axis=1, kind="stable")[:, :k].tolist()
+    return nearest
 
 
 def shared(rows: NDArray[np.int64], wanted: list[list[int]]) -> float:
@@ -314,15 +314,15 @@ def dense(tmp_path: Path, texts: Corpus, encoder: Encoder) -> DenseIndex:
 
 
 def test_a_dense_index_finds_by_meaning_and_nothing_for_blank_queries(dense: DenseIndex, texts: Corpus) -> None:
-    found = dense.search(["Norwegian money", "", " \n", "Kandy"], 2)
-    assert [len(hits) for hits in found] == [2, 0, 0, 2]
-    assert [texts.ids[found[place][0].row] for place in (0, 3)] == ["n", "k"]
+    rankings = dense.search(["Norwegian money", "", " \n", "Kandy"], 2)
+    assert [len(hits) for hits in rankings] == [2, 0, 0, 2]
+    assert [texts.ids[rankings[place][0].row] for place in (0, 3)] == ["n", "k"]
     assert dense.search(["", " "], 2) == [[], []]
 
 
 def test_a_dense_index_finds_only_passages_that_pass_its_filters(dense: DenseIndex, texts: Corpus) -> None:
-    found = dense.search(["Norway", "Benin"], 3, (("lang", ("fr", "nb")),))
-    assert [[texts.ids[hit.row] for hit in hits] for hits in found] == [["o", "7"], ["7", "o"]]
+    rankings = dense.search(["Norway", "Benin"], 3, (("lang", ("fr", "nb")),))
+    assert [[texts.ids[hit.row] for hit in hits] for hits in rankings] == [["o", "7"], ["7", "o"]]
     with pytest.raises(UnknownFieldError, match="'colour'"):
         dense.search(["Norway"], 3, (("colour", ("red",)),))
 

@@ -46,13 +46,18 @@ def test_sentence_transformers_files_override_the_name_but_not_the_length_limit(
     _write(folder / "modules.json", modules)
     _write(folder / "1_Pooling/config.json", {"word_embedding_dimension": 8, "pooling_mode_cls_token": True})
     _write(folder / "sentence_bert_config.json", {"max_seq_length": 512})
-    found = conventions.infer_from_folder(folder)
-    assert (found.query_prefix, found.pooling, found.normalize, found.max_tokens) == ("query: ", "cls", False, 256)
+    convention = conventions.infer_from_folder(folder)
+    assert (convention.query_prefix, convention.pooling, convention.normalize, convention.max_tokens) == (
+        "query: ",
+        "cls",
+        False,
+        256,
+    )
     _write(folder / "1_Pooling/config.json", {"embedding_dimension": 8, "pooling_mode": "mean"})
     _write(folder / "sentence_bert_config.json", {"max_seq_length": 128})
     _write(folder / "modules.json", [*modules, _module("2", "2_Normalize", "Normalize")])
-    found = conventions.infer_from_folder(folder)
-    assert (found.pooling, found.normalize, found.max_tokens) == (Pooling.MEAN, True, 128)
+    convention = conventions.infer_from_folder(folder)
+    assert (convention.pooling, convention.normalize, convention.max_tokens) == (Pooling.MEAN, True, 128)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ SWEPT = ("SQ4", "IVF2,SQ4", "HNSW4")
 
 
 @pytest.mark.parametrize(
-    ("gold", "found", "want"),
+    ("gold", "ids", "want"),
     [
         (["a"], ["a", "x"], {"recall@1": 1, "hit@1": 1, "all@1": None, "mrr": 1}),
         (["a"], ["x", "y", "z", "a"], {"recall@3": 0, "hit@3": 0, "hit@10": 1, "mrr": 0.25}),
@@ -31,8 +31,8 @@ SWEPT = ("SQ4", "IVF2,SQ4", "HNSW4")
         (["a", "b"], [], {"recall@10": 0, "hit@10": 0, "all@10": 0, "mrr": 0}),
     ],
 )
-def test_metrics_of_one_question(gold: list[str], found: list[str], want: dict[str, float | None]) -> None:
-    metrics = evaluate.compute_metrics([Question("?", frozenset(gold), "")], [found])
+def test_metrics_of_one_question(gold: list[str], ids: list[str], want: dict[str, float | None]) -> None:
+    metrics = evaluate.compute_metrics([Question("?", frozenset(gold), "")], [ids])
     assert {name: metrics[name] for name in want} == want
 
 
@@ -107,8 +107,8 @@ def questions(tmp_path: Path) -> Path:
 
 
 def last_line(output: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(output.strip().splitlines()[-1])
-    return found
+    report: dict[str, object] = json.loads(output.strip().splitlines()[-1])
+    return report
 
 
 @pytest.mark.parametrize("index", SWEPT, indirect=True)

@@ -43,9 +43,9 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, Index]:
 
 
 @asynccontextmanager
-async def shard(found: Index, address: str, max_waiting: int = 1000) -> AsyncIterator[Retrieval]:
+async def shard(index: Index, address: str, max_waiting: int = 1000) -> AsyncIterator[Retrieval]:
     core = Retrieval(DEFAULT_TOPK, 30.0)
-    core.set_source(LocalSource(found, max_waiting))
+    core.set_source(LocalSource(index, max_waiting))
     server = GrpcServer(address, core, Health())
     await server.start()
     try:
@@ -69,7 +69,7 @@ async def merging(*addresses: str, timeout_s: float = 30.0) -> AsyncIterator[Ret
 
 
 def ids(results: Results) -> list[list[str]]:
-    return [[found.passages.ids[hit.row] for hit in found.hits] for found in results.per_query]
+    return [[result.passages.ids[hit.row] for hit in result.hits] for result in results.per_query]
 
 
 def up(address: str) -> bool:
@@ -87,25 +87,25 @@ async def test_the_front_merges_the_best_hits_of_all_shards(
 ) -> None:
     first, second = free_address(), free_address()
     async with shard(halves[0], first), shard(halves[1], second), merging(first, second) as core:
-        found = await core.retrieve(["Galle", "oslo", "place"], 8)
-        assert [best[0] for best in ids(found)[:2]] == ["Galle", "Oslo"]
-        assert sorted(ids(found)[2]) == sorted(NAMES)
-        scores = [[hit.score for hit in one.hits] for one in found.per_query]
+        results = await core.retrieve(["Galle", "oslo", "place"], 8)
+        assert [best[0] for best in ids(results)[:2]] == ["Galle", "Oslo"]
+        assert sorted(ids(results)[2]) == sorted(NAMES)
+        scores = [[hit.score for hit in one.hits] for one in results.per_query]
         assert scores == [sorted(one, reverse=True) for one in scores]
         ((kandy, kandi),) = [one for one in ids(await core.retrieve(["place"], 9, (("lang", ("K",)),)))]
         assert (kandy, kandi) == ("Kandy", "Kandi")
         assert ids(await core.retrieve(["colombo"], mode="title")) == [["Colombo"]]
-        assert not found.partial
-        assert found.provenance.mode == "bm25"
+        assert not results.partial
+        assert results.provenance.mode == "bm25"
         async with http_client(core) as client:
             ((document,),) = (await client.post("/retrieve", json={"queries": ["Galle"], "topk": 1})).json()["result"]
         assert document == {"id": "Galle", "contents": '"Galle"\nGalle is a place.', "lang": "G"}
-        assert found.per_query[0].passages.contents[0] == document["contents"]
+        assert results.per_query[0].passages.contents[0] == document["contents"]
         swapped = replace(halves[1], provenance=replace(halves[1].provenance, index="new"))
     async with shard(halves[0], first), shard(swapped, second), merging(first, second) as core:
         other = (await core.retrieve(["Galle"])).provenance
-        assert other.index != found.provenance.index
-        assert other.corpus == found.provenance.corpus
+        assert other.index != results.provenance.index
+        assert other.corpus == results.provenance.corpus
 
 
 async def test_partial_answers_are_not_cached_while_a_shard_is_unavailable(
@@ -122,12 +122,12 @@ async def test_partial_answers_are_not_cached_while_a_shard_is_unavailable(
         partial = await client.post("/retrieve", json={"queries": ["place"], "topk": 9})
         assert partial.json()["partial"] is True
         assert partial.headers["X-Forage-Partial"] == "1"
-        assert {found["id"] for found in partial.json()["result"][0]} == set(NAMES[:4])
+        assert {row["id"] for row in partial.json()["result"][0]} == set(NAMES[:4])
         await until(lambda: not up(second))
         async with shard(halves[1], second):
             await until(lambda: up(second))
             whole = await client.post("/retrieve", json={"queries": ["place"], "topk": 9})
-            assert {found["id"] for found in whole.json()["result"][0]} == set(NAMES)
+            assert {row["id"] for row in whole.json()["result"][0]} == set(NAMES)
             assert "partial" not in whole.json()
             assert "X-Forage-Partial" not in whole.headers
 
@@ -153,8 +153,8 @@ async def test_a_slow_shard_is_omitted_and_its_circuit_opens(
     async with shard(halves[0], first), shard(slow, second), merging(first, second) as core:
         searches.open.clear()
         for number in range(5):
-            found = await core.retrieve([f"place {number}"], 9)
-            assert (found.partial, set(ids(found)[0])) == (True, set(NAMES[:4]))
+            results = await core.retrieve([f"place {number}"], 9)
+            assert (results.partial, set(ids(results)[0])) == (True, set(NAMES[:4]))
         calls = {"shard": second, "code": "DEADLINE_EXCEEDED"}
         assert REGISTRY.get_sample_value("forage_retriever_shard_failures_total", calls) in (3, 4)
         searches.open.set()
@@ -182,8 +182,8 @@ async def test_a_shard_with_another_encoder_is_not_merged(
     first, second = free_address(), free_address()
     strange = replace(halves[1], provenance=replace(halves[1].provenance, encoder="other"))
     async with shard(halves[0], first), shard(strange, second), merging(first, second) as core:
-        found = await core.retrieve(["place"], 9)
-        assert (found.partial, set(ids(found)[0])) == (True, set(NAMES[:4]))
+        results = await core.retrieve(["place"], 9)
+        assert (results.partial, set(ids(results)[0])) == (True, set(NAMES[:4]))
 
 
 async def test_a_new_index_of_a_shard_invalidates_cached_answers(

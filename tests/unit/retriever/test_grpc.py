@@ -38,12 +38,12 @@ async def recorder(loaded: Index) -> tuple[Index, Recorder]:
 async def stub(
     recorder: tuple[Index, Recorder], free_address: Callable[[], str]
 ) -> AsyncIterator[retriever_pb2_grpc.RetrieverStub]:
-    async with calling(recorder[0], free_address()) as found:
-        yield found
+    async with calling(recorder[0], free_address()) as stub:
+        yield stub
 
 
 def ids(reply: retriever_pb2.RetrieveResponse) -> list[list[str]]:
-    return [[document.id for document in found.documents] for found in reply.results]
+    return [[document.id for document in result.documents] for result in reply.results]
 
 
 async def test_a_reply_has_documents_and_provenance(stub: retriever_pb2_grpc.RetrieverStub, loaded: Index) -> None:

@@ -22,8 +22,8 @@ CITIES = {"queries": ["city of Norway"]}
 
 @pytest.fixture
 async def client(loaded: Index) -> AsyncIterator[httpx.AsyncClient]:
-    async with open_retrieval(loaded) as core, http_client(core) as found:
-        yield found
+    async with open_retrieval(loaded) as core, http_client(core) as client:
+        yield client
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ async def test_bodies_are_accepted_as_other_servers_accept_them(
 ) -> None:
     reply = await client.post("/retrieve", json={**body, "return_scores": scores})
     assert reply.status_code == 200
-    assert [len(found) for found in reply.json()["result"]] == lengths
+    assert [len(documents) for documents in reply.json()["result"]] == lengths
     assert "partial" not in reply.json()
 
 

@@ -50,12 +50,12 @@ def test_a_score_is_the_sum_of_weighted_reciprocal_ranks() -> None:
 
 @given(rankings, st.integers(1, 30))
 def test_fusion_keeps_every_row_once_best_first(lists: list[list[int]], topk: int) -> None:
-    found = fuse_rankings(lists, [1.0] * len(lists), topk, RRF_K)
-    rows = [hit.row for hit in found]
+    hits = fuse_rankings(lists, [1.0] * len(lists), topk, RRF_K)
+    rows = [hit.row for hit in hits]
     everything = {row for ranking in lists for row in ranking}
     assert len(rows) == len(set(rows)) == min(topk, len(everything))
     assert set(rows) <= everything
-    assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
 @given(st.lists(st.integers(0, 20), unique=True))
@@ -83,5 +83,5 @@ def test_every_ranking_is_searched_with_the_same_depth_and_filters() -> None:
 def test_weights_come_from_the_settings(changed: dict[str, float], want: list[int]) -> None:
     settings = RetrieverSettings.model_validate(changed)
     index = HybridIndex(Ranking([1]), Ranking([2, 3]), Ranking([3, 2]), settings)
-    found = index.search(["anything"], 3)[0]
-    assert [hit.row for hit in found] == want
+    hits = index.search(["anything"], 3)[0]
+    assert [hit.row for hit in hits] == want

@@ -232,18 +232,18 @@ def test_concurrent_builds_encode_once_and_all_succeed(
     encoder: Encoder, corpus_file: Path, settings: RetrieverSettings
 ) -> None:
     recorder = Recorder(encoder)
-    found: list[Path] = []
+    folders: list[Path] = []
 
     def begin() -> None:
-        found.append(build_cached(corpus_file, settings, recorder, lambda *_: None))  # type: ignore[arg-type]
+        folders.append(build_cached(corpus_file, settings, recorder, lambda *_: None))  # type: ignore[arg-type]
 
     threads = [threading.Thread(target=begin) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(found) == 3
-    assert len(set(found)) == 1
+    assert len(folders) == 3
+    assert len(set(folders)) == 1
     assert len(recorder.encoded) == 40
 
 

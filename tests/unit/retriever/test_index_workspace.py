@@ -61,9 +61,9 @@ def test_a_finished_stage_is_reused_unless_its_key_changes(tmp_path: Path) -> No
 def test_a_failed_stage_starts_from_an_empty_folder(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         fill(folder)
-        raise ValueError("half way")
+        raise ValueError("interrupted")
 
-    with pytest.raises(ValueError, match="half way"):
+    with pytest.raises(ValueError, match="interrupted"):
         build(tmp_path / "work", tmp_path / "final", fail)
     assert build(tmp_path / "work", tmp_path / "final")
     assert [path.name for path in (tmp_path / "final").iterdir()] == ["part"]
@@ -142,7 +142,9 @@ def test_only_old_workspaces_without_a_holder_are_removed(tmp_path: Path) -> Non
 @settings(max_examples=20)  # each part is synced to the disk
 @given(
     st.integers(0, 40),
-    st.lists(st.tuples(st.integers(1, 20), st.sampled_from(["goes on", "killed", "killed half way"])), max_size=8),
+    st.lists(
+        st.tuples(st.integers(1, 20), st.sampled_from(["continues", "killed", "killed while writing"])), max_size=8
+    ),
 )
 def test_vectors_survive_any_sequence_of_kills(
     tmp_path_factory: pytest.TempPathFactory, count: int, parts: list[tuple[int, str]]
@@ -152,10 +154,10 @@ def test_vectors_survive_any_sequence_of_kills(
     writer = VectorsWriter(folder, "key", count, 3)
     for size, fate in parts:
         writer.append(wanted[writer.done : writer.done + size])
-        if fate != "goes on":
+        if fate != "continues":
             done = writer.done
             writer.close()
-            if fate == "killed half way":  # what was written after the last checkpoint is worth nothing
+            if fate == "killed while writing":  # bytes after the last checkpoint must be ignored
                 with (folder / VECTORS_FILE).open("ab") as file:
                     file.write(b"garbage")
             writer = VectorsWriter(folder, "key", count, 3)

@@ -78,9 +78,9 @@ def test_fitting_index_types_are_listed_most_accurate_first() -> None:
     everything = [factory for factory, _ in memory.list_fitting(*WIKI18, ram_bytes=10**15)]
     assert everything[0] == "Flat"
     for gib in (1, 3, 20, 40):
-        found = memory.list_fitting(*WIKI18, ram_bytes=gib * GIB)
-        assert all(needs.ram_bytes <= gib * GIB for _, needs in found)
-        assert [factory for factory in everything if factory in dict(found)] == [factory for factory, _ in found]
+        fitting = memory.list_fitting(*WIKI18, ram_bytes=gib * GIB)
+        assert all(needs.ram_bytes <= gib * GIB for _, needs in fitting)
+        assert [factory for factory in everything if factory in dict(fitting)] == [factory for factory, _ in fitting]
     assert memory.list_fitting(*WIKI18, ram_bytes=2**20) == []
     for factory, _ in memory.list_fitting(*WIKI18, ram_bytes=10**15):
         faiss_build.create_index(factory, 768)

@@ -68,8 +68,8 @@ def test_a_failing_reranker_keeps_the_order_and_is_counted(texts: Corpus, server
     reranked = RerankedSearcher(InFileOrder(texts), texts, RemoteReranker(server.url, timeout_s=0.3), depth=4)
     server.failures = [failure] * 50
     before = FAILURES._value.get()
-    found = reranked.search(["a town in Sri Lanka", "", "Norwegian money"], 3)
-    assert [[hit.row for hit in hits] for hits in found] == [[0, 1, 2], [], [0, 1, 2]]
+    rankings = reranked.search(["a town in Sri Lanka", "", "Norwegian money"], 3)
+    assert [[hit.row for hit in hits] for hits in rankings] == [[0, 1, 2], [], [0, 1, 2]]
     assert FAILURES._value.get() == before + 2
     server.failures = []
-    assert np.isfinite([hit.score for hit in found[0]]).all()
+    assert np.isfinite([hit.score for hit in rankings[0]]).all()

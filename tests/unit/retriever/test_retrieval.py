@@ -18,7 +18,7 @@ from forage_retriever.serve.source import InvalidRequestError, LocalSource
 
 
 def ids(results: Results) -> list[list[str]]:
-    return [[found.passages.ids[hit.row] for hit in found.hits] for found in results.per_query]
+    return [[result.passages.ids[hit.row] for hit in result.hits] for result in results.per_query]
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ async def core(recorder: tuple[Index, Recorder]) -> AsyncIterator[Retrieval]:
 
 @pytest.mark.parametrize(("topk", "given"), [(0, DEFAULT_TOPK), (2, 2), (1000, 4), (10**30, 4)])
 async def test_topk_is_limited_by_the_request_and_the_corpus(core: Retrieval, topk: int, given: int) -> None:
-    assert [len(found) for found in ids(await core.retrieve(["Oslo Norway Kandy Kandi"], topk))] == [given]
+    assert [len(hits) for hits in ids(await core.retrieve(["Oslo Norway Kandy Kandi"], topk))] == [given]
 
 
 async def test_filters_restrict_the_hits(core: Retrieval) -> None:
-    (found,) = ids(await core.retrieve(["city Norway"], 5, (("lang", ("fr", "nb")),)))
-    assert sorted(found) == ["7", "o"]
+    (hits,) = ids(await core.retrieve(["city Norway"], 5, (("lang", ("fr", "nb")),)))
+    assert sorted(hits) == ["7", "o"]
     assert ids(await core.retrieve(["city Norway"], 5, (("lang", ("fr",)), ("url", ("none",))))) == [[]]
 
 

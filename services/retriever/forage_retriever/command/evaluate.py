@@ -63,14 +63,14 @@ def evaluate_index(
     typer.echo(json.dumps(report))
 
 
-def compute_metrics(questions: Sequence[Question], found: Sequence[Sequence[str]]) -> dict[str, float | None]:
-    """Means over questions of the ids found for each, best first.
+def compute_metrics(questions: Sequence[Question], ranked_ids: Sequence[Sequence[str]]) -> dict[str, float | None]:
+    """Means over questions of metrics of their ranked passage ids.
 
     recall@k: share of the gold passages among the first k. hit@k: whether at least one is. all@k: whether all are, over
     questions with several gold passages (null without such). mrr: 1 / rank of the first one, 0 where none was found.
     """
     metrics: dict[str, float | None] = {"questions": len(questions)}
-    pairs = [(question.gold_ids, ids) for question, ids in zip(questions, found, strict=True)]
+    pairs = [(question.gold_ids, ids) for question, ids in zip(questions, ranked_ids, strict=True)]
     several = [(gold, ids) for gold, ids in pairs if len(gold) > 1]
     for k in DEPTHS:
         shares = [len(gold & set(ids[:k])) / len(gold) for gold, ids in pairs]
@@ -82,26 +82,26 @@ def compute_metrics(questions: Sequence[Question], found: Sequence[Sequence[str]
     return metrics
 
 
-def compute_overlap(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
+def compute_overlap(rows: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
     """Share of the exact rows [n, k] that are among the found rows [n, k]."""
-    shared = [len(set(own) & set(best)) for own, best in zip(found.tolist(), exact.tolist(), strict=True)]
+    shared = [len(set(own) & set(best)) for own, best in zip(rows.tolist(), exact.tolist(), strict=True)]
     return sum(shared) / int(exact.size)
 
 
 def _measure_quality(index: load.Index, mode: str, questions: Sequence[Question]) -> dict[str, dict[str, float | None]]:
     """Metrics by source of the questions, and over all of them."""
-    found: list[list[str]] = []
+    ranked_ids: list[list[str]] = []
     for begin in range(0, len(questions), BATCH):
         texts = [question.text for question in questions[begin : begin + BATCH]]
         for hits in index.searchers[mode].search(texts, max(DEPTHS)):
-            found.append([index.corpus.ids[hit.row] for hit in hits])
+            ranked_ids.append([index.corpus.ids[hit.row] for hit in hits])
     numbers: dict[str, list[int]] = defaultdict(list)
     for number, question in enumerate(questions):
         numbers[ALL].append(number)
         if question.source:
             numbers[question.source].append(number)
     return {
-        source: compute_metrics([questions[number] for number in own], [found[number] for number in own])
+        source: compute_metrics([questions[number] for number in own], [ranked_ids[number] for number in own])
         for source, own in numbers.items()
     }
 
@@ -126,14 +126,14 @@ def _sweep_settings(index: load.Index, questions: Sequence[Question]) -> list[di
         for nprobe in [cells for cells in NPROBE if cells <= vectors.cells] or [1]:
             for refine in REFINE if vectors.stores_vectors else (1,):
                 effort = Effort(ef_search, nprobe, refine)
-                found = vectors.search(queries, max(DEPTHS), effort=effort)[1]
+                nearest = vectors.search(queries, max(DEPTHS), effort=effort)[1]
                 search = partial(vectors.search, topk=TIMED_TOPK, effort=effort)
                 points.append(
                     {
                         "ef_search": ef_search if vectors.has_graph else None,
                         "nprobe": nprobe if vectors.cells else None,
                         "refine": refine if vectors.stores_vectors else None,
-                        "top10": round(compute_overlap(found, exact), 4),
+                        "top10": round(compute_overlap(nearest, exact), 4),
                         "qps": measure_throughput(search, queries, BATCH, SECONDS)["qps"],
                     }
                 )

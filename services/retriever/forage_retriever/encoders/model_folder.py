@@ -44,9 +44,9 @@ def digest_model(folder: Path) -> str:
         raise DataError(f"{folder / _SHARDS} cannot be read ({error}): copy the model's folder again") from None
 
 
-def limit_max_tokens(folder: Path, wanted: int) -> int:
-    """`wanted`, or the limit of the model or its tokenizer where that is smaller."""
-    limits = [wanted]
+def limit_max_tokens(folder: Path, max_tokens: int) -> int:
+    """`max_tokens`, or the limit of the model or its tokenizer where that is smaller."""
+    limits = [max_tokens]
     for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
         try:
             limit = json.loads((folder / name).read_text()).get(key)

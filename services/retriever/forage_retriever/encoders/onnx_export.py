@@ -83,10 +83,10 @@ def quantize_exported(exported: Path, out: Path) -> None:
     """Write an exported graph with weights in int8."""
     exact = exported / MODEL_FILE
     onnx.save(onnx_graph.quantize_weights(onnx.load(exact)), out / MODEL_FILE)
-    wanted, given = _run_graph(exact), _run_graph(out / MODEL_FILE)
-    if wanted.ndim == 2:
-        lengths = np.linalg.norm(wanted, axis=1) * np.linalg.norm(given, axis=1)
-        nearest = float(((wanted * given).sum(1) / lengths).min())
+    expected, quantized = _run_graph(exact), _run_graph(out / MODEL_FILE)
+    if expected.ndim == 2:
+        lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(quantized, axis=1)
+        nearest = float(((expected * quantized).sum(1) / lengths).min())
         if nearest < MIN_COSINE:
             raise ValueError(f"int8 turns its vectors to a cosine of {nearest:.2f}: set precision to fp32")
     shutil.copyfile(exported / TOKENIZER_FILE, out / TOKENIZER_FILE)
@@ -114,8 +114,8 @@ def _export_graph(model: Any, inputs: tuple[str, ...], output: str, source: Path
     )
     onnx.save(onnx_graph.split_layer_norms(onnx.load(file)), file)
     with torch.no_grad():
-        wanted = model(*(torch.from_numpy(_make_input(name)) for name in inputs)).numpy()
-    worst = float(abs(_run_graph(file) - wanted).max() / max(abs(wanted).max(), 1.0))
+        expected = model(*(torch.from_numpy(_make_input(name)) for name in inputs)).numpy()
+    worst = float(abs(_run_graph(file) - expected).max() / max(abs(expected).max(), 1.0))
     if not worst <= MAX_DIFFERENCE:
         raise ValueError(f"the exported graph differs from the model by {worst:.2g}, more than {MAX_DIFFERENCE}")
     shutil.copyfile(source / TOKENIZER_FILE, out / TOKENIZER_FILE)
