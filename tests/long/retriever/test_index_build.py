@@ -20,13 +20,13 @@ from forage_retriever.corpus import store
 from forage_common.files import durable
 from forage_retriever.command.main import main
 from forage_retriever.index import stages, workspace
-from forage_retriever.search import bm25, faiss_build
+from forage_retriever.search import bm25, faiss_build, vectors
 
 stages.PART = 16
 owner, name, count = {
     "reading": (store.CorpusWriter, "add_passage", 30),
     "indexing words": (bm25, "split_contents", 30),
-    "second part": (stages.VectorsWriter, "append", 2),
+    "second part": (vectors.VectorsWriter, "append", 2),
     "checkpoint": (durable, "write_atomically", 1),
     "trained": (faiss_build, "add_vectors", 1),
     "writing": (faiss_build, "write_index", 1),

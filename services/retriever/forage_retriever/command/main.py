@@ -228,9 +228,8 @@ def _load_settings(
         assignments.append(f"retriever.faiss_factory={factory}")
     settings = load_settings(config, assignments)
     if fields:
-        settings = settings.model_copy(
-            update={"retriever": settings.retriever.model_copy(update={"filter_fields": tuple(fields)})}
-        )
+        retriever = settings.retriever.model_copy(update={"filter_fields": tuple(fields)})
+        settings = settings.model_copy(update={"retriever": retriever})
     return settings
 
 

@@ -20,28 +20,10 @@ from forage_retriever.corpus import read
 from forage_retriever.corpus.store import Corpus, CorpusWriter, DuplicateIdError
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.index import manifest
-from forage_retriever.index.manifest import (
-    BM25_FOLDER,
-    CORPUS_FOLDER,
-    DENSE_FOLDER,
-    Bm25Entry,
-    DenseEntry,
-    EncoderEntry,
-    Manifest,
-    ShardEntry,
-    Vectors,
-)
 from forage_retriever.index.progress import Report
 from forage_retriever.index.recipe import CORPUS_RECIPE, Recipe
 from forage_retriever.index.workspace import Workspace
-from forage_retriever.search.vectors import (
-    VECTORS_FILE,
-    VectorsWriter,
-    iterate_blocks,
-    map_vectors,
-    sample_vectors,
-    save_vectors,
-)
+from forage_retriever.search import vectors as vectors_file
 
 PART = 4096
 """Passages that are encoded between two checkpoints."""
@@ -63,13 +45,13 @@ def store_corpus(
         _write_corpus(folder, corpus_file, filter_fields, report)
 
     key = compute_digest(CORPUS_RECIPE, source, *filter_fields)
-    return Corpus(workspace.stage(whole or CORPUS_FOLDER, key, write, temporary=bool(whole)))
+    return Corpus(workspace.stage(whole or manifest.CORPUS_FOLDER, key, write, temporary=bool(whole)))
 
 
-def build_bm25(workspace: Workspace, recipe: Recipe, corpus: Corpus, report: Report) -> Bm25Entry | None:
+def build_bm25(workspace: Workspace, recipe: Recipe, corpus: Corpus, report: Report) -> manifest.Bm25Entry | None:
     """Build the BM25 index; None where the recipe asks for dense search alone."""
     if recipe.mode is RetrievalMode.DENSE:
-        workspace.drop(BM25_FOLDER)  # of a killed build of another mode
+        workspace.drop(manifest.BM25_FOLDER)  # of a killed build of another mode
         return None
     from forage_retriever.search import bm25
 
@@ -78,8 +60,8 @@ def build_bm25(workspace: Workspace, recipe: Recipe, corpus: Corpus, report: Rep
     def write(folder: Path) -> None:
         bm25.build_bm25_index(folder, corpus, lambda done: report("indexing words", done, len(corpus)))
 
-    workspace.stage(BM25_FOLDER, digest, write)
-    return Bm25Entry(digest=digest, recipe=bm25.RECIPE)
+    workspace.stage(manifest.BM25_FOLDER, digest, write)
+    return manifest.Bm25Entry(digest=digest, recipe=bm25.RECIPE)
 
 
 def encode_passages(workspace: Workspace, key: str, corpus: Corpus, encoder: Encoder, report: Report) -> NDArray[Any]:
@@ -87,7 +69,7 @@ def encode_passages(workspace: Workspace, key: str, corpus: Corpus, encoder: Enc
 
     def write(folder: Path) -> None:
         stage = "encoding passages"
-        with contextlib.closing(VectorsWriter(folder, key, len(corpus), encoder.dimension)) as writer:
+        with contextlib.closing(vectors_file.VectorsWriter(folder, key, len(corpus), encoder.dimension)) as writer:
             while (begin := writer.done) < len(corpus):
                 report(stage, begin, len(corpus))
                 writer.append(
@@ -98,7 +80,9 @@ def encode_passages(workspace: Workspace, key: str, corpus: Corpus, encoder: Enc
                 )
             report(stage, len(corpus), len(corpus))
 
-    return map_vectors(workspace.stage(_VECTORS, key, write, temporary=True, resumable=True) / VECTORS_FILE)
+    return vectors_file.map_vectors(
+        workspace.stage(_VECTORS, key, write, temporary=True, resumable=True) / vectors_file.VECTORS_FILE
+    )
 
 
 def build_dense(
@@ -108,11 +92,11 @@ def build_dense(
     dimension: int,
     load_vectors: Callable[[], NDArray[Any]],
     report: Report,
-) -> DenseEntry:
+) -> manifest.DenseEntry:
     """Build the FAISS index over the vectors that `key` names; `load_vectors` is called only if it is not there yet."""
     from forage_retriever.search import faiss_build
 
-    precision: Vectors | None = recipe.vectors
+    precision: manifest.Vectors | None = recipe.vectors
     if precision is None:
         precision = "float16" if faiss_build.needs_stored_vectors(recipe.factory, dimension) else ""
     digest = compute_digest(faiss_build.RECIPE, key, recipe.factory, precision)
@@ -122,24 +106,24 @@ def build_dense(
         index = _fill_index(workspace, recipe, digest, vectors, report)
         faiss_build.write_index(index, folder / faiss_build.INDEX_FILE)
         if precision:
-            save_vectors(vectors, folder / VECTORS_FILE, precision)
+            vectors_file.save_vectors(vectors, folder / vectors_file.VECTORS_FILE, precision)
 
-    workspace.stage(DENSE_FOLDER, digest, write)
+    workspace.stage(manifest.DENSE_FOLDER, digest, write)
     for name in (_VECTORS, _TRAINED):
         workspace.drop(name)
-    return DenseEntry(digest=digest, recipe=faiss_build.RECIPE, factory=recipe.factory, vectors=precision)
+    return manifest.DenseEntry(digest=digest, recipe=faiss_build.RECIPE, factory=recipe.factory, vectors=precision)
 
 
 def describe_index(
     name: str,
     corpus: Corpus,
-    bm25: Bm25Entry | None,
+    bm25: manifest.Bm25Entry | None,
     encoder: Encoder | None,
-    dense: DenseEntry | None,
-    shard: ShardEntry | None = None,
-) -> Manifest:
+    dense: manifest.DenseEntry | None,
+    shard: manifest.ShardEntry | None = None,
+) -> manifest.Manifest:
     """The manifest of an index, without its files."""
-    return Manifest(
+    return manifest.Manifest(
         format=manifest.FORMAT,
         recipe=name,
         passages=len(corpus),
@@ -147,7 +131,7 @@ def describe_index(
         corpus_bytes=corpus.bytes,
         filter_fields=corpus.columns.fields,
         bm25=bm25,
-        encoder=EncoderEntry.from_encoder(encoder) if encoder is not None else None,
+        encoder=manifest.EncoderEntry.from_encoder(encoder) if encoder is not None else None,
         dense=dense,
         shard=shard,
         made_with=manifest.list_versions(),
@@ -155,7 +139,7 @@ def describe_index(
     )
 
 
-def write_manifest(workspace: Workspace, description: Manifest, report: Report) -> None:
+def write_manifest(workspace: Workspace, description: manifest.Manifest, report: Report) -> None:
     """Hash every file of the index and write the manifest."""
     done = 0
 
@@ -199,15 +183,15 @@ def _fill_index(workspace: Workspace, recipe: Recipe, key: str, vectors: NDArray
 
         def train(folder: Path) -> None:
             report("training", 0, None)
-            faiss_build.train_index(index, recipe.factory, sample_vectors(vectors, rows))
+            faiss_build.train_index(index, recipe.factory, vectors_file.sample_vectors(vectors, rows))
             faiss_build.write_index(index, folder / faiss_build.INDEX_FILE)
 
         trained = workspace.stage(_TRAINED, key, train, temporary=True)
         index = faiss.read_index(str(trained / faiss_build.INDEX_FILE))
     done = 0
-    for block in iterate_blocks(vectors):
+    for block in vectors_file.iterate_blocks(vectors):
         faiss_build.add_vectors(index, recipe.factory, block)
         done += len(block)
         report("indexing vectors", done, count)
-    faiss_build.check_searchable(index, recipe.factory, sample_vectors(vectors, 1))
+    faiss_build.check_searchable(index, recipe.factory, vectors_file.sample_vectors(vectors, 1))
     return index

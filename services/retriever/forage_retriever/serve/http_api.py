@@ -24,18 +24,8 @@ from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
 from forage_retriever.hits import Provenance
-from forage_retriever.serve.adapters import (
-    AccessReply,
-    AccessRequest,
-    Body,
-    QueriesReply,
-    QueriesRequest,
-    QueryReply,
-    QueryRequest,
-    RetrieveReply,
-    RetrieveRequest,
-    Search,
-)
+from forage_retriever.serve import adapters
+from forage_retriever.serve.adapters import Body
 from forage_retriever.serve.batcher import OverloadedError
 from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Retrieval
 from forage_retriever.serve.source import InvalidRequestError
@@ -87,10 +77,10 @@ def make_app(retrieval: Retrieval, health: Health, swap: IndexSwap | None = None
         return await _search(retrieval, _parse_search(body))
 
     async def queries(body: bytes) -> Response:
-        return await _search(retrieval, _parse_body(QueriesRequest, body))
+        return await _search(retrieval, _parse_body(adapters.QueriesRequest, body))
 
     async def access(body: bytes) -> Response:
-        return JSONResponse({"result": await retrieval.find_pages(_parse_body(AccessRequest, body).urls)})
+        return JSONResponse({"result": await retrieval.find_pages(_parse_body(adapters.AccessRequest, body).urls)})
 
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -118,9 +108,10 @@ def make_app(retrieval: Retrieval, health: Health, swap: IndexSwap | None = None
             openapi_extra={"requestBody": _describe_bodies(bodies)} if bodies else None,
         )
 
-    post("/retrieve", retrieve, (RetrieveRequest, QueryRequest), (RetrieveReply, QueryReply))
-    post("/queries", queries, (QueriesRequest,), (QueriesReply,))
-    post("/access", access, (AccessRequest,), (AccessReply,))
+    bodies = adapters.RetrieveRequest, adapters.QueryRequest
+    post("/retrieve", retrieve, bodies, (adapters.RetrieveReply, adapters.QueryReply))
+    post("/queries", queries, (adapters.QueriesRequest,), (adapters.QueriesReply,))
+    post("/access", access, (adapters.AccessRequest,), (adapters.AccessReply,))
     post("/reload", reload, (), (ReloadReply,))
     states: dict[int | str, dict[str, Any]] = {200: {"model": Readiness}, 503: {"model": Readiness}}
     app.add_api_route("/readyz", readyz, methods=["GET"], responses=states)
@@ -149,7 +140,7 @@ def _make_endpoint(retrieval: Retrieval, health: Health, answer: Answer, path: s
     return endpoint
 
 
-async def _search(retrieval: Retrieval, search: Search) -> Response:
+async def _search(retrieval: Retrieval, search: adapters.Search) -> Response:
     with SECONDS.time():
         results = await retrieval.retrieve(search.texts, search.limit, search.conditions, search.mode or "")
     response = Response(search.build_reply(results), media_type="application/json")
@@ -169,18 +160,18 @@ def _provenance_headers(source: Provenance) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def _parse_search(body: bytes) -> Search:
+def _parse_search(body: bytes) -> adapters.Search:
     try:
-        return RetrieveRequest.model_validate_json(body)
+        return adapters.RetrieveRequest.model_validate_json(body)
     except ValidationError as error:
         if not _lacks_field(error, "queries"):
-            raise _make_refusal(error, RetrieveRequest) from None
+            raise _make_refusal(error, adapters.RetrieveRequest) from None
     try:
-        return QueryRequest.model_validate_json(body)
+        return adapters.QueryRequest.model_validate_json(body)
     except ValidationError as error:
         if _lacks_field(error, "query"):
-            raise _RefusedError(422, f"queries: Field required; send {RetrieveRequest.example}") from None
-        raise _make_refusal(error, QueryRequest) from None
+            raise _RefusedError(422, f"queries: Field required; send {adapters.RetrieveRequest.example}") from None
+        raise _make_refusal(error, adapters.QueryRequest) from None
 
 
 def _lacks_field(error: ValidationError, field: str) -> bool:

@@ -84,13 +84,8 @@ async def _serve(settings: Settings) -> None:
             starting.result()
             ready.mark_started()
             await grpc_server.mark_serving()
-            log.info(
-                "serving",
-                http=settings.retriever.http_address,
-                grpc=settings.retriever.grpc_address,
-                mode=settings.retriever.mode,
-                index=retrieval.provenance.index if retrieval.provenance else None,
-            )
+            own, index = settings.retriever, retrieval.provenance.index if retrieval.provenance else None
+            log.info("serving", http=own.http_address, grpc=own.grpc_address, mode=own.mode, index=index)
             await asyncio.wait([stopping, http], return_when=asyncio.FIRST_COMPLETED)
         log.info("draining", grace_s=DRAIN_S)
     finally:

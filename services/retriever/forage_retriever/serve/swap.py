@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 
 from prometheus_client import Counter, Info
 from pydantic import BaseModel
@@ -82,13 +83,7 @@ class IndexSwap:
             self._serve(loaded)
             SWAPS.inc()
             log.info("swapped", index=source.index, passages=len(loaded.corpus))
-        return ReloadReply(
-            swapped=source != before,
-            index=source.index,
-            corpus=source.corpus,
-            encoder=source.encoder,
-            mode=source.mode,
-        )
+        return ReloadReply(swapped=source != before, **asdict(source))
 
     def schedule_reload(self) -> None:
         """Start a reload in the background; `reload` logs and counts its failures."""
@@ -138,4 +133,4 @@ class IndexSwap:
 
 def report_provenance(source: Provenance) -> None:
     """Set the info metric of the index that is searched."""
-    SERVED.info({"index": source.index, "corpus": source.corpus, "encoder": source.encoder, "mode": source.mode})
+    SERVED.info(asdict(source))

@@ -1,0 +1,5 @@
+"""Fixtures that start services as processes."""
+
+from service_process import start_service, wait_until_ready
+
+__all__ = ["start_service", "wait_until_ready"]
