@@ -58,13 +58,13 @@ ERRORS = [
     (["build", "out", "--corpus", "corpus.jsonl", "-f", "Flatt"], "faiss_factory 'Flatt' is not an index"),
     (["build", "out", "--corpus", "corpus.jsonl", "--vectors", "int4"], "--vectors is 'int4': give auto, none"),
     (["build", "out", "retriever.mod=bm25"], "unknown setting 'retriever.mod'"),
-    (["build", "taken", "--corpus", "corpus.jsonl", "--mode", "bm25"], "taken is no index"),
+    (["build", "taken", "--corpus", "corpus.jsonl", "--mode", "bm25"], "taken is not an index"),
     (["convert", "new", "-f", "SQ8"], "convert takes OLD NEW"),
     (["convert", "old", "taken", "-f", "SQ8"], "taken is there already"),
-    (["convert", "old", "new", "-f", "SQ8"], "old is no index"),
+    (["convert", "old", "new", "-f", "SQ8"], "old is not an index"),
     (["convert", "new", "--faiss", "corpus.jsonl", "--corpus", "corpus.jsonl"], "corpus.jsonl cannot be read"),
-    (["inspect", "absent"], "absent is no index"),
-    (["verify", "taken"], "taken is no index"),
+    (["inspect", "absent"], "absent is not an index"),
+    (["verify", "taken"], "taken is not an index"),
 ]
 RUN_ALL = """
 import contextlib, io, json, sys

@@ -141,7 +141,7 @@ def test_a_symbolic_link_is_resolved_once(
     ("changed", "sentence"),
     [
         ({"filter_fields": ("kind", "year")}, "retriever.filter_fields has 'year', .* was built with kind"),
-        ({"index": Path("absent")}, "absent is no index"),
+        ({"index": Path("absent")}, "absent is not an index"),
     ],
 )
 def test_settings_that_disagree_with_an_index_are_refused(

@@ -105,7 +105,7 @@ def test_a_manifest_of_other_code_is_refused(folder: Path, format: int | None, s
 
 
 def test_a_folder_without_a_manifest_is_refused_with_a_remedy(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"{tmp_path} is no index .*forage index build"):
+    with pytest.raises(UserError, match=f"{tmp_path} is not an index .*forage index build"):
         manifest.read_manifest(tmp_path)
     for number in (0, 1, 10):
         shutil.copytree(folder, tmp_path / f"shard-{number}")

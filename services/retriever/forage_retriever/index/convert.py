@@ -78,7 +78,7 @@ def _map_flat_index(folder: Path, factory: str) -> NDArray[Any]:
     vectors: NDArray[Any] = np.memmap(file, "<f4", "r", file.stat().st_size - 4 * shape[0] * shape[1], shape)
     ends = [0, shape[0] - 1]
     if not np.array_equal(vectors[ends], [index.reconstruct(row) for row in ends]):
-        raise UserError(f"{file} is laid out as FAISS did not use to: build this index anew from its corpus")
+        raise UserError(f"{file} has a layout that FAISS did not have before: build this index again from its corpus")
     return vectors
 
 

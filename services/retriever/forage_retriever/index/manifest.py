@@ -146,7 +146,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise UserError(f"index {folder} is of format {format}, not {FORMAT}: build it again")
         content = _DigestedManifest.model_validate_json(text)
     except OSError as error:
-        reason = f"{folder} is no index ({MANIFEST_FILE}: {error.strerror})"
+        reason = f"{folder} is not an index ({MANIFEST_FILE}: {error.strerror})"
         shards = len(list_shards(folder))
         remedy = (
             f"it holds {shards} shards, name one: {folder}/shard-0" if shards else "make one with `forage index build`"

@@ -97,7 +97,7 @@ class RetrieverServicer(retriever_pb2_grpc.RetrieverServicer):
 
     async def _answer(self, request: retriever_pb2.RetrieveRequest | None) -> retriever_pb2.RetrieveResponse:
         if request is None:
-            raise self._refuse(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are no message of this call")
+            raise self._refuse(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are not a message of this call")
         try:
             filters = tuple(sorted((one.field, tuple(sorted(set(one.values)))) for one in request.filters))
             with SECONDS.time():
