@@ -11,36 +11,36 @@ _BACKLOG = 1024
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """ "host:port" → (host, port)."""
+    """Split "host:port" into host and port."""
     host, _, port = address.rpartition(":")
     return host, int(port)
 
 
 def port_in_use_error(address: str, error: OSError) -> UserError:
-    """The error for an address that cannot be listened on."""
+    """Return the error for an address on which a service cannot listen."""
     reason = error.strerror or str(error)
     return UserError(f"cannot listen on {address} ({reason}): stop what uses it, or give this service another address")
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens.
+    """Open a socket that listens on an address.
 
     Raises:
         UserError: the port is in use.
     """
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind(split_address(address))
-        listening.listen(_BACKLOG)
+        listener.bind(split_address(address))
+        listener.listen(_BACKLOG)
     except OSError as error:
-        listening.close()
+        listener.close()
         raise port_in_use_error(address, error) from None
-    return listening
+    return listener
 
 
 def bind(server: Any, address: str) -> None:
-    """Let a gRPC server, not started yet, listen.
+    """Let a gRPC server that is not started yet listen on an address.
 
     Raises:
         UserError: the port is in use.

@@ -1,4 +1,4 @@
-"""The errors an operator may meet. Each carries one sentence that names the thing and the remedy."""
+"""Errors that an operator may see. Each message is one sentence that names the cause and the remedy."""
 
 
 class ForageError(Exception):
@@ -6,7 +6,7 @@ class ForageError(Exception):
 
 
 class UserError(ForageError):
-    """The input or the machine is at fault: processes end with exit code 2 and this one sentence."""
+    """Wrong input or a problem of the machine: the process prints this sentence and exits with code 2."""
 
     exit_code = 2
 
@@ -16,11 +16,11 @@ class SettingsError(UserError):
 
 
 class DataError(UserError):
-    """A corpus, Parquet file or model folder is missing or not what it should be."""
+    """A corpus, Parquet file or model folder is missing, damaged or of the wrong format."""
 
 
 class FencedError(ForageError):
-    """A newer trainer has taken over; this one must stop."""
+    """A trainer with a higher epoch has taken over; this one must stop."""
 
 
 class UnavailableError(ForageError):
@@ -28,4 +28,4 @@ class UnavailableError(ForageError):
 
 
 class InterruptedWorkError(ForageError):
-    """Work ended early because its process was asked to stop. Nothing has failed."""
+    """Work ended early because its process was asked to stop; this is not a failure."""

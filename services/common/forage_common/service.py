@@ -1,4 +1,4 @@
-"""How every service process begins and ends: settings from the command line, logs, signals, exit codes."""
+"""Start and end of every service process: settings from the command line, logs, tracing, exit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forage_common.telemetry.logs import configure_logs, get_logger
 
 
 def run_service(name: str, main: Callable[[Settings], None]) -> None:
-    """Run a service's `main` and exit: 0 when it returns, 2 with one sentence on a user's error, 1 on a defect."""
+    """Run a service's `main` and exit: 0 when it returns, 2 with one sentence on a UserError, 1 on any other error."""
     configure_logs(name)
     log = get_logger()
     try:

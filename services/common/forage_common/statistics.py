@@ -24,10 +24,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two means over the same questions, B less A.
+    """The difference of two means over the same questions, B minus A.
 
     Attributes:
-        p: two-sided; the smallest that so many resamples can tell is 2 / (RESAMPLES + 1).
+        p: two-sided p-value; its smallest value is 2 / (RESAMPLES + 1).
     """
 
     mean: float
@@ -37,7 +37,7 @@ class Difference:
 
 
 def estimate_mean(values: Sequence[float]) -> Estimate | None:
-    """The mean of one value a question, with the percentile bootstrap's interval (Efron 1979); None without values."""
+    """The mean of one value per question with its percentile bootstrap interval (Efron 1979); None without values."""
     if not values:
         return None
     low, high = _interval(_resampled_means(values))
@@ -45,12 +45,12 @@ def estimate_mean(values: Sequence[float]) -> Estimate | None:
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
-    """Whether B is better than A, by resampling the differences question by question.
+    """Test whether B is better than A, by resampling the differences per question.
 
-    p is twice the smaller share of resampled means on either side of 0, each share with one more counted in.
+    p is twice the smaller share of resampled means on one side of 0, where each count is increased by one.
 
     Raises:
-        ValueError: there are no questions, or not as many values of A as of B.
+        ValueError: there are no questions, or A and B have different numbers of values.
     """
     differences = [after - before for before, after in zip(a, b, strict=True)]
     if not differences:
@@ -63,7 +63,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
 
 
 def _resampled_means(values: Sequence[float]) -> np.ndarray:
-    """(RESAMPLES,) means. Resampling questions is drawing how often each distinct value comes up."""
+    """Resample means, (RESAMPLES,): draw how often each distinct value occurs, which equals resampling questions."""
     distinct, counts = np.unique(np.asarray(values, dtype=np.float64), return_counts=True)
     generator = np.random.default_rng(_SEED)
     rows = max(1, _CELLS // len(distinct))

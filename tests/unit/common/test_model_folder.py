@@ -43,8 +43,8 @@ BREAK: dict[str, Callable[[Path], object]] = {
     "no chat template": lambda f: (f / "tokenizer_config.json").write_text("{}"),
     "model.safetensors: No such file": lambda f: (f / "model.safetensors").unlink(),
     "no safetensors header": lambda f: (f / "model.safetensors").write_bytes(b"x" * 100),
-    "broken safetensors header": lambda f: (f / "model.safetensors").write_bytes((3).to_bytes(8, "little") + b"{{{"),
-    "where the header promises": lambda f: (f / "model.safetensors").write_bytes(
+    "damaged safetensors header": lambda f: (f / "model.safetensors").write_bytes((3).to_bytes(8, "little") + b"{{{"),
+    "but the header describes": lambda f: (f / "model.safetensors").write_bytes(
         (f / "model.safetensors").read_bytes()[:-1]
     ),
 }

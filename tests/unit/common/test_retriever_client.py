@@ -140,7 +140,7 @@ async def test_a_refusal_is_final_and_says_why(server: FailingServer) -> None:
     server.orders = [reply({"detail": "topk is -1"}, 422)]
     async with client(server) as retriever:
         for _ in range(FAILURES + 1):
-            with pytest.raises(RefusedError, match=r"refused a search \(422\).*topk is -1"):
+            with pytest.raises(RefusedError, match=r"rejected a search \(422\).*topk is -1"):
                 await retriever.search(["a"])
     assert len(server.requests) == FAILURES + 1
 
@@ -190,7 +190,7 @@ async def test_a_deadline_within_the_pause_gives_up_without_a_call(server: Faili
     async with client(server, timeout_s=OPEN_S / 2) as hasty:
         await asyncio.gather(*(hasty.search(["a"]) for _ in range(FAILURES)), return_exceptions=True)
         tried = len(server.requests)
-        with pytest.raises(UnavailableError, match="left alone"):
+        with pytest.raises(UnavailableError, match="no calls for"):
             await hasty.search(["a"])
     assert len(server.requests) == tried
 

@@ -98,13 +98,13 @@ def test_a_file_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     for file, sentence in (
         (tmp_path / "missing", "cannot be read as Parquet"),
         (text, "cannot be read as Parquet"),
-        (other, "are no whole trajectories"),
+        (other, "are not complete trajectories"),
         (newer, "of version '2', not '1'"),
         (damaged, "row 1 holds no trajectory"),
     ):
         with pytest.raises(DataError, match=sentence) as error:
             list(read_trajectories(file))
         assert str(file) in str(error.value)
-    with pytest.raises(DataError, match="are no whole trajectories"):
+    with pytest.raises(DataError, match="are not complete trajectories"):
         TrajectoryWriter(other, "", keep=True)
     assert pq.read_table(other).num_rows == 1  # it is as it was

@@ -347,7 +347,7 @@ async def test_a_policy_that_is_torn_or_older_is_refused_and_nothing_changes(par
     with pytest.raises(PolicyError, match="has digest"):
         await parts.engine.load_policy(torn)
     torn.digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
-    with pytest.raises(PolicyError, match="where the header promises"):
+    with pytest.raises(PolicyError, match="but the header describes"):
         await parts.engine.load_policy(torn)
     assert parts.engine.serving == served
     after = await run(agent, [prompt(0)])

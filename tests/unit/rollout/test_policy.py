@@ -71,7 +71,7 @@ def test_a_torn_file_is_refused_whatever_was_announced(folder: Path) -> None:
         loadable(whole, expected)
     with pytest.raises(PolicyError, match=r"has \d+ bytes, announced were \d+"):
         loadable(listed, expected)
-    with pytest.raises(PolicyError, match="where the header promises"):
+    with pytest.raises(PolicyError, match="but the header describes"):
         loadable(policy_of(folder), expected)
 
 

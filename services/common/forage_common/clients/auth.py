@@ -1,4 +1,4 @@
-"""The bearer token that callers of a service present, read from a file that may change while the service runs."""
+"""The bearer token that clients send, read from a file that may change while the service runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _Stamp = tuple[int, int, int]
 
 
 class TokenFile:
-    """A token that is rotated by writing the file anew. While the file is missing or empty the last token counts.
+    """A token that is rotated by rewriting its file. While the file is missing or empty the last token stays valid.
 
     Args:
-        setting: that names the file, for errors.
+        setting: name of the setting with the file, for errors.
 
     Raises:
         SettingsError: the file cannot be read, or holds no token, when the service starts.
@@ -31,7 +31,7 @@ class TokenFile:
 
     @property
     def token(self) -> str:
-        """What the file holds now."""
+        """The current token."""
         try:
             if _stamp(self._file) != self._stamp:
                 self._stamp, self._token = self._read()
@@ -41,10 +41,10 @@ class TokenFile:
         return self._token
 
     def accepts(self, authorization: str) -> bool:
-        """Whether the value of an `authorization` header carries the token. Takes as long for any wrong one."""
+        """Whether the value of an `authorization` header carries the token; compares in constant time."""
         scheme, _, token = authorization.partition(" ")
-        same = hmac.compare_digest(token.strip().encode(), self.token.encode())
-        return same and scheme.lower() == _SCHEME
+        is_equal = hmac.compare_digest(token.strip().encode(), self.token.encode())
+        return is_equal and scheme.lower() == _SCHEME
 
     def _read(self) -> tuple[_Stamp, str]:
         token = read_token(self._file, self._setting)
@@ -57,13 +57,13 @@ def _stamp(file: Path) -> _Stamp:
 
 
 def read_token(file: Path, setting: str = SETTING) -> str:
-    """The token in a file, without the white space around it.
+    """Read the token from a file, without surrounding white space.
 
     Args:
-        setting: that names the file, for errors.
+        setting: name of the setting with the file, for errors.
 
     Raises:
-        SettingsError: the file cannot be read, or is no single word of ASCII.
+        SettingsError: the file cannot be read, or is not a single ASCII word.
     """
     try:
         token = file.read_text(encoding="ascii").strip()
@@ -77,7 +77,7 @@ def read_token(file: Path, setting: str = SETTING) -> str:
 
 
 def authorization_metadata(file: Path | None) -> tuple[tuple[str, str], ...]:
-    """The metadata, or headers, with which a caller presents the token; empty where none is asked for.
+    """gRPC metadata, or HTTP headers, that carry the token; empty if there is no file.
 
     Raises:
         SettingsError: the file cannot be read, or holds no token.

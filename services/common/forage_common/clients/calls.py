@@ -1,5 +1,4 @@
-"""Calls to other services: a deadline over all attempts, back-off with jitter, a circuit breaker, and a count of what
-failed."""
+"""Calls to other services: one deadline for all attempts, back-off with jitter, a circuit breaker, and metrics."""
 
 from __future__ import annotations
 
@@ -29,10 +28,10 @@ RETRIED = Counter("forage_common_call_retries_total", "Attempts that failed and 
 GIVEN_UP = Counter("forage_common_calls_given_up_total", "Calls that failed for good", ["service"])
 
 GRPC_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
-"""Options of a channel: by default it waits up to two minutes between its own attempts, and fails calls meanwhile."""
+"""Channel options: by default a channel waits up to two minutes before it reconnects, and fails calls meanwhile."""
 
 GRPC_ROUND_ROBIN = (("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),)
-"""Options of a channel: by default all calls go to the first address of a name, here to each in turn."""
+"""Channel options: send calls to all addresses of a name in turn, not only to the first."""
 
 _GRPC_TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,
@@ -45,15 +44,15 @@ _jitter = wait_random_exponential(multiplier=0.1, max=2.0)
 
 
 class RefusedError(ForageError):
-    """A service answered that it will not serve this request, whenever it comes."""
+    """A service rejected the request; repeating it does not help."""
 
 
 class MalformedReplyError(ForageError):
-    """A service answered, but not what its contract says."""
+    """A service's reply does not follow its contract."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may go through later."""
+    """Whether the same call may succeed later."""
     if isinstance(error, grpc.RpcError):
         return error.code() in _GRPC_TRANSIENT
     if isinstance(error, httpx.HTTPStatusError):
@@ -62,21 +61,21 @@ def is_transient(error: BaseException) -> bool:
 
 
 async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """Await `attempt()` until it succeeds, fails for good, or `timeout_s` has passed over all attempts.
+    """Await `attempt()` until it succeeds, fails permanently, or `timeout_s` has passed for all attempts together.
 
-    While the circuit is open the call waits for its end without an attempt, or gives up at once where the deadline
-    comes first.
+    While the circuit is open the call makes no attempt: it waits for the circuit to close, or fails at once if the
+    deadline comes first.
 
     Raises:
         UnavailableError: transient failures until the deadline.
-        Exception: whatever `attempt` raised that is not transient.
+        Exception: a permanent failure of `attempt`.
     """
     retried, given_up = _counters(circuit.service)
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
         async for trial in AsyncRetrying(
             stop=stop_before_delay(timeout_s),
-            wait=_pause,
+            wait=_next_delay,
             retry=retry_if_exception(is_transient),
             before_sleep=lambda state: _record_retry(retried, state),
         ):
@@ -105,13 +104,13 @@ def _record_retry(retried: Counter, state: RetryCallState) -> None:
     tracing.current_span().add_event("retry", {"forage.attempt": state.attempt_number, "forage.error": repr(error)})
 
 
-def _pause(state: RetryCallState) -> float:
-    """Seconds before the next attempt: what the service or the circuit asks for, and jitter."""
+def _next_delay(state: RetryCallState) -> float:
+    """Seconds before the next attempt: the delay that the service or the circuit asks for, plus jitter."""
     error = state.outcome.exception() if state.outcome else None
-    return _asked_for(error) + _jitter(state)
+    return _requested_delay(error) + _jitter(state)
 
 
-def _asked_for(error: BaseException | None) -> float:
+def _requested_delay(error: BaseException | None) -> float:
     if isinstance(error, CircuitOpenError):
         return error.retry_after_s
     if isinstance(error, httpx.HTTPStatusError):

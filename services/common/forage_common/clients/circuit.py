@@ -1,4 +1,4 @@
-"""A circuit breaker: an address that keeps failing is left alone until a single probe has gone through."""
+"""A circuit breaker: an address that keeps failing gets no more calls until a single trial call succeeds."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from prometheus_client import Counter, Gauge
 from forage_common.errors import ForageError
 
 FAILURES = 5
-"""Attempts in a row that must fail before the circuit opens."""
+"""Consecutive failures that open the circuit."""
 
 OPEN_S = 1.0
-"""Pause before a probe: a service that was restarted is back in seconds."""
+"""Time until a trial call: a restarted service is back within seconds."""
 
 OPENED = Counter("forage_common_circuits_opened_total", "Circuits opened by failures in a row", ["service"])
 OPEN = Gauge("forage_common_circuits_open", "Circuits that are open", ["service"])
 
-_GRPC_AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
-_HTTP_AWAY = {502, 503, 504}
+_GRPC_UNAVAILABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+_HTTP_UNAVAILABLE = {502, 503, 504}
 
 
 class CircuitOpenError(ForageError):
     """The attempt was not made; `retry_after_s` says when one may be."""
 
     def __init__(self, service: str, address: str, retry_after_s: float) -> None:
-        super().__init__(f"the {service} at {address} kept failing and is left alone for {retry_after_s:.1f} s")
+        super().__init__(f"the {service} at {address} keeps failing: no calls for {retry_after_s:.1f} s")
         self.retry_after_s = retry_after_s
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Whether an error says that nobody answers. A refusal is an answer, and so is a request to come back later."""
+    """Whether an error means that nobody answers. A rejection is an answer, and so is a request to come back later."""
     if isinstance(error, grpc.RpcError):
-        return error.code() in _GRPC_AWAY
+        return error.code() in _GRPC_UNAVAILABLE
     if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code in _HTTP_AWAY and "retry-after" not in error.response.headers
+        return error.response.status_code in _HTTP_UNAVAILABLE and "retry-after" not in error.response.headers
     return isinstance(error, httpx.TransportError | TimeoutError)
 
 
 class Circuit:
-    """Guards the attempts to call one address. For use on one event loop.
+    """Guards the attempts to call one address; for use on one event loop.
 
-    Closed until `failures` attempts in a row have failed. Then open: attempts are refused for `open_s`, after which one
-    at a time is let through. If that one succeeds the circuit closes, if it fails the pause begins anew.
+    Closed until `failures` consecutive attempts have failed. Then open: attempts are refused for `open_s`, after which
+    one trial at a time is allowed. If it succeeds the circuit closes; if it fails the pause starts again.
     """
 
     def __init__(
@@ -59,60 +59,60 @@ class Circuit:
     ) -> None:
         self.service = service
         self.address = address
-        self._most = failures
+        self._max_failures = failures
         self._open_s = open_s
         self._clock = clock
         self._failures = 0
-        self._probe_at: float | None = None
-        self._probing = False
+        self._trial_at: float | None = None
+        self._is_trial_running = False
         for metric in (OPEN, OPENED):
-            metric.labels(service)  # shown from the start, as 0
+            metric.labels(service)  # exported as 0 from the start
 
     @property
     def is_open(self) -> bool:
-        """Whether attempts are refused, but for a probe."""
-        return self._probe_at is not None
+        """Whether attempts are refused, except for a trial."""
+        return self._trial_at is not None
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Make an attempt inside; how it ends is remembered.
+        """Make an attempt inside the block; its result is recorded.
 
         Raises:
-            CircuitOpenError: the address is being left alone.
+            CircuitOpenError: the circuit is open.
         """
-        probe = self._enter()
+        is_trial = self._enter()
         try:
             yield
         except Exception as error:
             if is_unavailable(error):
-                self._failed(probe)
+                self._record_failure(is_trial)
             else:
                 self._close()
             raise
         else:
             self._close()
-        finally:  # also of a probe that was cancelled, from which nothing was learnt
-            self._probing = self._probing and not probe
+        finally:  # a cancelled trial says nothing about the address
+            self._is_trial_running = self._is_trial_running and not is_trial
 
     def _enter(self) -> bool:
-        if self._probe_at is None:
+        if self._trial_at is None:
             return False
-        wait_s = self._probe_at - self._clock()
-        if self._probing or wait_s > 0:
+        wait_s = self._trial_at - self._clock()
+        if self._is_trial_running or wait_s > 0:
             raise CircuitOpenError(self.service, self.address, max(0.0, wait_s))
-        self._probing = True
+        self._is_trial_running = True
         return True
 
-    def _failed(self, probe: bool) -> None:
+    def _record_failure(self, is_trial: bool) -> None:
         self._failures += 1
-        if probe or (self._probe_at is None and self._failures >= self._most):
-            if self._probe_at is None:
+        if is_trial or (self._trial_at is None and self._failures >= self._max_failures):
+            if self._trial_at is None:
                 OPEN.labels(self.service).inc()
-            self._probe_at = self._clock() + self._open_s
+            self._trial_at = self._clock() + self._open_s
             OPENED.labels(self.service).inc()
 
     def _close(self) -> None:
         self._failures = 0
-        if self._probe_at is not None:
+        if self._trial_at is not None:
             OPEN.labels(self.service).dec()
-        self._probe_at = None
+        self._trial_at = None

@@ -1,4 +1,4 @@
-"""The client of the rollout service's `/v1/completions`: continuations of token ids."""
+"""The client of the rollout service's `/v1/completions`: sampled continuations of token ids."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from forage_common.settings import Settings
 
 @dataclass(frozen=True)
 class Continuations:
-    """What the policy said, once a sample.
+    """Continuations of one context, one per sample.
 
     Attributes:
-        generated_tokens: of all samples.
-        cached_tokens: of the prompt, found by a sample in the prefix cache, where the engine says so.
+        generated_tokens: sum over all samples.
+        cached_tokens: prompt tokens that one sample found in the prefix cache; 0 if the engine does not report it.
     """
 
     texts: list[str]
@@ -31,14 +31,14 @@ class Continuations:
 
 
 class CompletionsClient:
-    """Samples from the policy that the settings' rollout service serves. Every call raises
+    """Samples from the policy that the rollout service serves. Every call raises
 
     - UnavailableError: no answer within `rollout.trajectory_timeout_s`;
-    - SettingsError: the token of `rollout.auth_token_file` is refused;
-    - RefusedError: the service will not serve the request; says why.
+    - SettingsError: the token of `rollout.auth_token_file` is rejected;
+    - RefusedError: the service rejects the request; the message has the reason.
 
     Attributes:
-        max_model_len: tokens of a context and its continuation, where the service says so.
+        max_model_len: most tokens of a context and its continuation; None if the service does not report it.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -59,7 +59,7 @@ class CompletionsClient:
         self.max_model_len: int | None = None
 
     async def open(self) -> None:
-        """Learn which model is served."""
+        """Ask which model is served."""
         reply = await self._call("GET", "/models")
         try:
             card = reply["data"][0]
@@ -68,24 +68,24 @@ class CompletionsClient:
             raise MalformedReplyError(f"the rollout service lists no model ({error!r})") from error
 
     async def encode(self, text: str) -> list[int]:
-        """Token ids of the text alone, by the tokenizer of the policy.
+        """Encode a text with the tokenizer of the policy, without special tokens.
 
         Raises:
-            MalformedReplyError: the endpoint does not tell token ids; vLLM's does.
+            MalformedReplyError: the endpoint does not return token ids; vLLM's does.
         """
-        asked = {"prompt": text, "max_tokens": 1, "add_special_tokens": False, "return_token_ids": True}
-        reply = await self._call("POST", "/completions", {"model": self._model, **asked})
+        body = {"prompt": text, "max_tokens": 1, "add_special_tokens": False, "return_token_ids": True}
+        reply = await self._call("POST", "/completions", {"model": self._model, **body})
         try:
             return [int(token) for token in reply["choices"][0]["prompt_token_ids"]]
         except (LookupError, TypeError, ValueError) as error:
             raise MalformedReplyError(
-                f"the rollout service does not tell a prompt's token ids ({error!r}): a probe needs vLLM's endpoint"
+                f"the rollout service does not return a prompt's token ids ({error!r}): a probe needs vLLM's endpoint"
             ) from error
 
     async def sample(
         self, token_ids: Sequence[int], samples: int, seed: int, max_tokens: int, stop: str
     ) -> Continuations:
-        """Continuations at temperature 1, each to the end of its first `stop`; sample i is seeded with seed + i."""
+        """Sample continuations at temperature 1, each up to and with its first `stop`; sample i has seed + i."""
         reply = await self._call(
             "POST",
             "/completions",
@@ -97,7 +97,7 @@ class CompletionsClient:
                 "temperature": 1.0,
                 "top_p": 1.0,
                 "top_k": -1,
-                # Else the defaults of the model's generation_config.json hold.
+                # Without these, the defaults of the model's generation_config.json apply.
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
                 "max_tokens": max_tokens,
@@ -111,9 +111,9 @@ class CompletionsClient:
             generated = int(usage["completion_tokens"])
             cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise MalformedReplyError(f"a completion is not as OpenAI has it ({error!r})") from error
+            raise MalformedReplyError(f"a completion does not follow the OpenAI API ({error!r})") from error
         if len(texts) != samples:
-            raise MalformedReplyError(f"a completion has {len(texts)} choices, asked were {samples}")
+            raise MalformedReplyError(f"a completion has {len(texts)} choices instead of {samples}")
         return Continuations(texts, generated, cached)
 
     async def close(self) -> None:
@@ -132,23 +132,23 @@ class CompletionsClient:
         async def attempt() -> dict[str, Any]:
             reply = await self._client.request(method, path, json=body)
             reply.raise_for_status()
-            found: dict[str, Any] = reply.json()
-            return found
+            content: dict[str, Any] = reply.json()
+            return content
 
         try:
             return await call(self._circuit, attempt, self._timeout_s)
         except httpx.HTTPStatusError as error:
-            said = _message(error.response)
+            message = _read_message(error.response)
             if error.response.status_code in (401, 403):
                 raise SettingsError(
-                    f"{said}: set rollout.auth_token_file to the file that the service reads"
+                    f"{message}: set rollout.auth_token_file to the file that the service reads"
                 ) from error
-            raise RefusedError(said) from error
+            raise RefusedError(message) from error
         except ValueError as error:
-            raise MalformedReplyError(f"the rollout service's reply to {path} is no JSON") from error
+            raise MalformedReplyError(f"the rollout service's reply to {path} is not JSON") from error
 
 
-def _message(response: httpx.Response) -> str:
+def _read_message(response: httpx.Response) -> str:
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):

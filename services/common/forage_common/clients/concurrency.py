@@ -1,4 +1,4 @@
-"""Many calls, a bounded number at a time."""
+"""Many asynchronous calls with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ R = TypeVar("R")
 async def map_concurrently(
     items: Iterable[T], work: Callable[[T], Awaitable[R]], limit: int
 ) -> AsyncGenerator[tuple[T, R], None]:
-    """(item, result) in the order in which they are done, at most `limit` at a time; items are read as they are needed.
+    """Yield (item, result) in order of completion, with at most `limit` calls at a time; items are read lazily.
 
-    The first failure, and closing it early, ends the work that goes on.
+    The first failure, and closing the generator early, cancels the calls in progress.
     """
     source = iter(items)
     running: dict[asyncio.Future[R], T] = {}

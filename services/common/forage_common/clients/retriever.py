@@ -20,12 +20,12 @@ MAX_CONNECTIONS = 64
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The answer to a search.
+    """The result of a search.
 
     Attributes:
-        documents: of each query, best first.
-        provenance: what answered; empty where a server does not say.
-        partial: a shard of the index was missing, and its passages could not be found.
+        documents: one list per query, best first.
+        provenance: digests of the index that answered; empty if the server does not send them.
+        partial: whether a shard of the index was missing.
     """
 
     documents: list[list[Document]]
@@ -34,11 +34,11 @@ class SearchResult:
 
 
 class RetrieverClient:
-    """Searches at one address. Close it, or use it as a context manager, to let go of its connections.
+    """Searches at one address. Close it, or use it as a context manager, to close its connections.
 
     Example:
         async with RetrieverClient("127.0.0.1:18610") as retriever:
-            found = await retriever.search(["capital of Mongolia"], topk=3)
+            result = await retriever.search(["capital of Mongolia"], topk=3)
     """
 
     def __init__(self, address: str, timeout_s: float = 30.0) -> None:
@@ -46,7 +46,7 @@ class RetrieverClient:
 
         Args:
             address: host:port.
-            timeout_s: limit of a search with all its attempts.
+            timeout_s: limit of one search with all its attempts.
         """
         self._timeout_s = timeout_s
         self._circuit = Circuit("retriever", address)
@@ -64,28 +64,28 @@ class RetrieverClient:
         filters: Mapping[str, str | Sequence[str]] | None = None,
         mode: str = "",
     ) -> SearchResult:
-        """Documents for each query.
+        """Search for documents.
 
         Args:
             queries: texts.
-            topk: documents a query; 0 = the server's default.
+            topk: documents per query; 0: the server's default.
             filters: field → the value, or values, of which a passage must have one.
-            mode: bm25, dense or hybrid; empty = the server's default.
+            mode: bm25, dense or hybrid; empty: the server's default.
 
         Raises:
             UnavailableError: no answer within the deadline.
-            RefusedError: the retriever will not serve this search; says why.
-            MalformedReplyError: the answer is not of the wire format.
+            RefusedError: the retriever rejects the search; the message has the reason.
+            MalformedReplyError: the reply does not follow the wire format.
         """
         body: dict[str, Any] = {"queries": list(queries), "return_scores": True}
         body |= {name: value for name, value in (("topk", topk), ("filters", filters), ("mode", mode)) if value}
 
-        facts: tracing.Attributes = {"server.address": self._circuit.address, "forage.queries": len(queries)}
-        with tracing.span("retriever.search", facts, kind=tracing.SpanKind.CLIENT):
+        attributes: tracing.Attributes = {"server.address": self._circuit.address, "forage.queries": len(queries)}
+        with tracing.span("retriever.search", attributes, kind=tracing.SpanKind.CLIENT):
             return await self._search(body, len(queries))
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def __aenter__(self) -> RetrieverClient:
@@ -107,12 +107,12 @@ class RetrieverClient:
         except httpx.HTTPStatusError as error:
             status, text = error.response.status_code, error.response.text[:500]
             raise RefusedError(
-                f"the retriever at {self._circuit.address} refused a search ({status}): {text}"
+                f"the retriever at {self._circuit.address} rejected a search ({status}): {text}"
             ) from None
         except httpx.DecodingError as error:
             raise self._malformed(error) from None
         try:
-            return _found(response, queries)
+            return _parse_result(response, queries)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._malformed(error) from None
 
@@ -123,13 +123,13 @@ class RetrieverClient:
         )
 
 
-def _found(response: httpx.Response, queries: int) -> SearchResult:
+def _parse_result(response: httpx.Response, queries: int) -> SearchResult:
     lists = response.json()["result"]
     if len(lists) != queries:
         raise ValueError(f"{len(lists)} results for {queries} queries")
     headers = response.headers
     return SearchResult(
-        documents=[[_document(pair) for pair in pairs] for pairs in lists],
+        documents=[[_parse_document(pair) for pair in pairs] for pairs in lists],
         provenance=Provenance(
             corpus_digest=headers.get("x-forage-corpus-digest", ""),
             encoder_digest=headers.get("x-forage-encoder-digest", ""),
@@ -140,8 +140,8 @@ def _found(response: httpx.Response, queries: int) -> SearchResult:
     )
 
 
-def _document(pair: Mapping[str, Any]) -> Document:
+def _parse_document(pair: Mapping[str, Any]) -> Document:
     row = pair["document"]
-    if not isinstance(row["contents"], str):  # which protobuf would leave out in silence where it is null
-        raise TypeError("contents is not a text")
+    if not isinstance(row["contents"], str):  # protobuf would silently drop a null
+        raise TypeError("contents is not a string")
     return Document(id=str(row["id"]), contents=row["contents"], score=float(pair["score"]))

@@ -1,4 +1,4 @@
-"""The asynchronous client of the reward service, and what it is sent of a trajectory."""
+"""The asynchronous client of the reward service, and the message it sends for a trajectory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MESSAGE_BYTES = 256 * 2**20
 
 
 class RewardClient:
-    """`forage.v1.Reward.Score`, of every replica that the address resolves to in turn."""
+    """Calls `forage.v1.Reward.Score`, at all replicas that the address resolves to in turn."""
 
     def __init__(self, settings: Settings) -> None:
         address = settings.reward.grpc_address
@@ -29,16 +29,16 @@ class RewardClient:
         self._stub = RewardStub(grpc.aio.insecure_channel(address, options=options))
 
     async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
-        """Scores in the order of the items.
+        """Score items; the results are in the order of the items.
 
         Raises:
             UnavailableError: no answer within the deadline.
-            grpc.RpcError: the reward refused the request.
-            MalformedReplyError: the answer does not match the items.
+            grpc.RpcError: the service rejected the request.
+            MalformedReplyError: the reply does not match the items.
         """
         request = ScoreRequest(items=items)
-        facts: tracing.Attributes = {"server.address": self._circuit.address, "forage.items": len(items)}
-        with tracing.span("reward.score", facts, kind=tracing.SpanKind.CLIENT):
+        attributes: tracing.Attributes = {"server.address": self._circuit.address, "forage.items": len(items)}
+        with tracing.span("reward.score", attributes, kind=tracing.SpanKind.CLIENT):
             metadata = tracing.trace_metadata()
 
             async def attempt() -> ScoreResponse:
@@ -47,12 +47,12 @@ class RewardClient:
 
             reply = await call(self._circuit, attempt, self._timeout_s)
             if [item.trajectory_id for item in reply.items] != [item.trajectory_id for item in items]:
-                raise MalformedReplyError("the reward's answer does not match the trajectories it was asked to score")
+                raise MalformedReplyError("the reply of the reward service does not match the request")
         return list(reply.items)
 
 
 def build_score_item(trajectory: Trajectory, end_of_turn: str) -> ScoreItem:
-    """What a reward sees of a trajectory; the passages are in the spans already.
+    """Build the part of a trajectory that rewards read; the passages are in its spans.
 
     Args:
         end_of_turn: text with which the policy's tokenizer ends a turn.

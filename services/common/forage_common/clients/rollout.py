@@ -1,4 +1,4 @@
-"""The asynchronous client of the rollout service: prompts off the streams."""
+"""The asynchronous client of the rollout service, for prompts that do not use the streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STATUS_S = 30.0
 
 
 class RolloutClient:
-    """Runs prompts at the settings' address, with the token of the settings' file.
+    """Runs prompts at `rollout.grpc_address`, with the token of `rollout.auth_token_file`.
 
     Example:
         async with RolloutClient(settings) as rollout:
@@ -51,12 +51,12 @@ class RolloutClient:
         self._stub = RolloutStub(self._channel)
 
     async def run(self, prompt: Prompt) -> TrajectoryGroup:
-        """Every sample of the prompt; repeated while an engine starts again.
+        """Run all samples of a prompt; the call is repeated while an engine restarts.
 
         Raises:
             UnavailableError: no answer within the deadline.
-            SettingsError: the token is refused.
-            RefusedError: the service refuses the prompt; says which field.
+            SettingsError: the token is rejected.
+            RefusedError: the service rejects the prompt; the message names the field.
         """
 
         async def attempt() -> RunResponse:
@@ -68,10 +68,10 @@ class RolloutClient:
         try:
             return (await call(self._circuit, attempt, self._timeout_s)).group
         except grpc.RpcError as error:
-            raise self._failure(error) from error
+            raise self._to_typed_error(error) from error
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
-        """What happens, as it happens; the whole group comes last. An attempt that fails is not repeated.
+        """Stream events of a prompt as they happen; the whole group comes last. A failed attempt is not repeated.
 
         Raises:
             As `run`.
@@ -81,12 +81,12 @@ class RolloutClient:
             async for event in reply:
                 yield event
         except grpc.RpcError as error:
-            raise self._failure(error) from error
+            raise self._to_typed_error(error) from error
         finally:
             reply.cancel()
 
     async def status(self) -> GetStatusResponse:
-        """What is served, and how much is in flight.
+        """Ask for the policy that is served and the work in progress.
 
         Raises:
             As `run`.
@@ -101,7 +101,7 @@ class RolloutClient:
         try:
             return await call(self._circuit, attempt, _STATUS_S)
         except grpc.RpcError as error:
-            raise self._failure(error) from error
+            raise self._to_typed_error(error) from error
 
     async def close(self) -> None:
         await self._channel.close()
@@ -114,7 +114,7 @@ class RolloutClient:
     ) -> None:
         await self.close()
 
-    def _failure(self, error: grpc.RpcError) -> Exception:
+    def _to_typed_error(self, error: grpc.RpcError) -> Exception:
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
             return SettingsError(f"{error.details()}: set rollout.auth_token_file to the file that the service reads")
         if error.code() == grpc.StatusCode.INVALID_ARGUMENT:

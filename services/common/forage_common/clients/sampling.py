@@ -1,4 +1,4 @@
-"""Answers to a file of questions, through a rollout service."""
+"""Trajectories for a file of questions, sampled by a rollout service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Trajector
 def build_prompts(
     questions: Sequence[Question], settings: Settings, samples: int, greedy: bool, seed: int
 ) -> list[Prompt]:
-    """A prompt for each question; no two samples share a seed."""
+    """Build one prompt per question; no two samples share a seed."""
     rollout = settings.rollout
     return [
         Prompt(
@@ -40,16 +40,16 @@ def build_prompts(
 
 
 def trajectory_ids(prompt: Prompt) -> set[str]:
-    """Ids that the trajectories of a prompt will have."""
+    """The ids that the trajectories of a prompt will have."""
     return {f"{prompt.run_id}/{prompt.group_uid}/{sample}" for sample in range(prompt.samples)}
 
 
 async def sample_groups(work: Iterable[Prompt], settings: Settings) -> AsyncGenerator[list[Trajectory], None]:
-    """The trajectories of each prompt as they are done, as many prompts at a time as the service works on.
+    """Yield the trajectories of each prompt in order of completion, `rollout.max_groups_in_flight` prompts at a time.
 
     Raises:
-        DataError: the service refuses a prompt.
-        UnavailableError: it gives no answer.
+        DataError: the service rejects a prompt.
+        UnavailableError: the service does not answer.
     """
     async with RolloutClient(settings) as rollout:
 
@@ -57,7 +57,7 @@ async def sample_groups(work: Iterable[Prompt], settings: Settings) -> AsyncGene
             try:
                 return list((await rollout.run(prompt)).trajectories)
             except RefusedError as error:
-                raise DataError(f"the rollout service refuses question {prompt.group_uid}: {error}") from error
+                raise DataError(f"the rollout service rejects question {prompt.group_uid}: {error}") from error
 
         async with aclosing(map_concurrently(work, run, settings.rollout.max_groups_in_flight)) as answered:
             async for _, trajectories in answered:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and stay after a power cut."""
+"""Durable files: never partially visible under their name, and still there after a power cut."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import shutil
 from pathlib import Path
 
 PARTIAL_PREFIX = ".partial-"
-"""Prefix of what is being written; a leftover belongs to a process that died and may be removed."""
+"""Prefix of the name of a file or folder that is being written; a leftover of a dead process may be removed."""
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Write a small file in one step."""
-    aside = file.with_name(f"{PARTIAL_PREFIX}{file.name}")
-    with aside.open("w", encoding="utf-8") as stream:
+    """Write a small text file that is either old or new, never partial."""
+    temporary = file.with_name(f"{PARTIAL_PREFIX}{file.name}")
+    with temporary.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-    aside.replace(file)
+    temporary.replace(file)
     sync(file.parent)
 
 
 def sync(path: Path) -> None:
-    """Have the disk keep a file's content, or a folder's names."""
+    """Flush a file's content, or a folder's names, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -31,14 +31,14 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """`sync` everything in a folder."""
+    """Flush a folder and everything in it to the disk."""
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file that is never written again a second name; copies it where file systems differ."""
+    """Give a file that is never written again a second name; copy it across file systems."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""A Hugging Face model folder, judged without any ML library: configuration, tokenizer, chat template, weights."""
+"""Checks of a Hugging Face model folder without any ML library: configuration, tokenizer, chat template, weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _REMEDY = "set model.path to a complete Hugging Face folder"
 
 
 def read_safetensors_header(file: Path) -> dict[str, tuple[int, ...]]:
-    """Tensor name → shape, from the header of a safetensors file, whose length is checked against it.
+    """Read tensor name → shape from the header of a safetensors file, and check the file's size against it.
 
     Raises:
-        ValueError: the file is missing, cut short, or not safetensors.
+        ValueError: the file is missing, truncated, or not safetensors.
     """
     try:
         size = file.stat().st_size
@@ -31,26 +31,26 @@ def read_safetensors_header(file: Path) -> dict[str, tuple[int, ...]]:
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from None
     except (KeyError, TypeError, AttributeError, IndexError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"broken safetensors header ({error!r})") from None
+        raise ValueError(f"damaged safetensors header ({error!r})") from None
     if size != 8 + length + end:
-        raise ValueError(f"{size} bytes where the header promises {8 + length + end}")
+        raise ValueError(f"{size} bytes, but the header describes {8 + length + end}")
     return shapes
 
 
 def read_end_of_turn(folder: Path) -> str:
-    """The tokenizer's end-of-sequence text; empty where the folder names none."""
+    """Read the tokenizer's end-of-sequence text; empty if the folder has none."""
     try:
-        named = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+        token = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
     except (OSError, ValueError) as error:
         raise DataError(f"{folder}/tokenizer_config.json cannot be read ({error}): {_REMEDY}") from None
-    return str(named.get("content", "") if isinstance(named, dict) else named or "")
+    return str(token.get("content", "") if isinstance(token, dict) else token or "")
 
 
 def list_weight_files(folder: Path) -> list[str]:
-    """Names of the files that hold a model folder's weights: one, or the shards of its index.
+    """List the names of a model folder's weight files: one, or the shards of its index.
 
     Raises:
-        ValueError: the index is broken.
+        ValueError: the index is damaged.
     """
     index = folder / f"{WEIGHTS}.index.json"
     if (folder / WEIGHTS).exists() or not index.exists():
@@ -62,10 +62,10 @@ def list_weight_files(folder: Path) -> list[str]:
 
 
 def read_model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Tensor name → shape over all weight files of a model folder.
+    """Read tensor name → shape from all weight files of a model folder.
 
     Raises:
-        ValueError: weights are missing or broken; the message names the file.
+        ValueError: weights are missing or damaged; the message names the file.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in list_weight_files(folder):
@@ -77,10 +77,10 @@ def read_model_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_model_folder(folder: Path, weights: bool = True) -> None:
-    """Refuse what neither the engine nor the trainer can load, before anything is started.
+    """Reject a folder that the engine or the trainer cannot load, before anything is started.
 
     Args:
-        weights: they are needed, too.
+        weights: whether weights are required.
 
     Raises:
         DataError: one sentence that names the file.
@@ -107,7 +107,7 @@ def check_model_folder(folder: Path, weights: bool = True) -> None:
 
 
 def read_special_tokens(folder: Path) -> tuple[str, ...]:
-    """The tokenizer's control tokens, which text from elsewhere must not hold.
+    """Read the tokenizer's control tokens, which text of other origin must not contain.
 
     Raises:
         DataError: the tokenizer cannot be read.

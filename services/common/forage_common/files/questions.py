@@ -20,39 +20,39 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class PromptTokenizer(Protocol):
-    """What the filter needs of a tokenizer."""
+    """The part of a tokenizer that the length filter uses."""
 
     def count_prompt_tokens(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[int]:
-        """Tokens of each conversation under the chat template, generation prompt included."""
+        """Count the tokens of each conversation under the chat template, with the generation prompt."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One row: `split` and `index` are unique within `data_source` only."""
+    """One row of a file; `split` and `index` together are unique within a `data_source`."""
 
     data_source: str
     split: str
     index: int
     messages: tuple[ChatMessage, ...]
     ground_truth: GroundTruth
-    text: str  # for people: the question without its instructions, where the file has it
-    file: int = 0  # place of its file among those that were read
+    text: str  # for reports: the question without instructions, if the file has it
+    file: int = 0  # position of its file among those that were read
 
     def uid(self, epoch: int | str) -> str:
-        """The group's name when the question is met for the `epoch`-th time (from 0), or on another occasion."""
+        """The group's id in the `epoch`-th pass over the data (from 0), or for another purpose (text)."""
         return f"{self.data_source}/{self.split}/{self.index}/{epoch}"
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What was read. digest: SHA-256 over the files; filtered: prompts that were too long, by data source."""
+    """Questions of some files. digest: SHA-256 of the files; filtered: prompts that were too long, by data source."""
 
     rows: tuple[Question, ...]
     digest: str
     filtered: Mapping[str, int] = field(default_factory=dict)
 
     def filter_by_length(self, tokenizer: PromptTokenizer, max_tokens: int, limit: int = -1) -> Questions:
-        """Those whose prompt has at most `max_tokens` tokens, the first `limit` of them; -1 keeps all.
+        """Keep questions whose prompt has at most `max_tokens` tokens, and of these the first `limit`; -1: all.
 
         Raises:
             DataError: no prompt is short enough.
@@ -72,24 +72,24 @@ class Questions:
 
 
 def read_questions(files: Iterable[Path]) -> Questions:
-    """Questions of all files in order.
+    """Read the questions of all files, in order.
 
     Raises:
-        DataError: names the file, the column, the row and what was expected.
+        DataError: the message names file, row, column and the expected value.
     """
     rows: list[Question] = []
     digest = hashlib.sha256()
-    seen: dict[str, str] = {}
+    first_places: dict[str, str] = {}
     for place, file in enumerate(files):
         for number, question in enumerate(_read_file(file)):
             here = f"{file} row {number}"
             uid = question.uid(0)
-            if uid in seen:
+            if uid in first_places:
                 raise DataError(
-                    f"{here}: data_source, extra_info.split and extra_info.index repeat those of {seen[uid]}: "
-                    "together they must name a question"
+                    f"{here}: data_source, extra_info.split and extra_info.index repeat those of {first_places[uid]}: "
+                    "together they must identify a question"
                 )
-            seen[uid] = here
+            first_places[uid] = here
             rows.append(replace(question, file=place))
         digest.update(file.read_bytes())
     return Questions(tuple(rows), digest.hexdigest())
@@ -126,8 +126,8 @@ def _question(row: dict[str, Any], where: str) -> Question:
             raise DataError(f"{where}: column 'prompt' must hold {{role, content}} messages, not {message!r}")
         role = _field(message, "role", str, where, "prompt.role")
         chat.append(ChatMessage(role=role, content=_field(message, "content", str, where, "prompt.content")))
-    judged = _field(row, "reward_model", dict, where, "reward_model")
-    truth = _ground_truth(_field(judged, "ground_truth", dict, where, "reward_model.ground_truth"), where)
+    reward_model = _field(row, "reward_model", dict, where, "reward_model")
+    truth = _ground_truth(_field(reward_model, "ground_truth", dict, where, "reward_model.ground_truth"), where)
     text = info.get("question")
     return Question(source, split, index, tuple(chat), truth, text if isinstance(text, str) else chat[-1].content)
 

@@ -1,7 +1,7 @@
-"""The trajectories of one optimizer step as a file: each beside what the trainer made of it.
+"""The trajectories of one optimizer step as a file, each with the trainer's values for it.
 
-`<run>/trajectories/step-<n>.parquet`: the columns of `trajectory_file`, and those below. All lists run over the
-response's tokens; what the step did not ask for, or a trajectory that took no part in it, is null.
+`<run>/trajectories/step-<n>.parquet` has the columns of `trajectory_file` and those below. All lists have one value per
+response token. Values that the step did not compute, and those of trajectories that were not trained on, are null.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class StepRow:
     """One trajectory of a step.
 
     Attributes:
-        version: of the policy that the step trained.
-        trained: whether it took part in the step, in baseline and loss.
+        version: version of the policy that the step trained.
+        trained: whether the trajectory is part of baseline and loss.
         loss_mask: 1 on tokens that were trained on.
         returns_sum: sum of the returns over these tokens.
-        token_rewards: what the estimator was given; less the KL where that is in the reward.
-        log_probs: the trainer's, before its first update; engine_log_probs: as sampled.
-        reference_log_probs: the reference's; values: the critic's.
-        overconfidence: of a probe, whose penalty the advantages bear.
+        token_rewards: input of the estimator; after subtraction of the KL if it is in the reward.
+        log_probs: by the trainer before its first update; engine_log_probs: by the engine that sampled.
+        reference_log_probs: by the reference policy; values: by the critic.
+        overconfidence: result of a probe, whose penalty is in the advantages.
     """
 
     trajectory: Trajectory
@@ -68,28 +68,28 @@ class StepRow:
 
 
 def step_file_path(run: Path, step: int) -> Path:
-    """Where a run keeps the trajectories of a step."""
+    """The path of the file of a step."""
     return run / FOLDER / f"step-{step:06d}.parquet"
 
 
 def list_saved_steps(run: Path) -> list[int]:
-    """Steps whose trajectories a run has kept."""
-    found = (_NAME.fullmatch(file.name) for file in (run / FOLDER).glob("step-*.parquet"))
-    return sorted(int(match[1]) for match in found if match)
+    """List the steps of a run that have a file."""
+    names = (_NAME.fullmatch(file.name) for file in (run / FOLDER).glob("step-*.parquet"))
+    return sorted(int(match[1]) for match in names if match)
 
 
 def write_step(file: Path, end_of_turn: str, rows: Iterable[StepRow]) -> None:
-    """Write a step's rows; the file appears whole."""
-    with TrajectoryWriter(file, end_of_turn, more=list(_COLUMNS.items())) as writer:
+    """Write a step's rows; the file is never partially visible."""
+    with TrajectoryWriter(file, end_of_turn, extra_columns=list(_COLUMNS.items())) as writer:
         for row in rows:
             writer.write(row.trajectory, {name: getattr(row, name) for name in _COLUMNS})
 
 
 def read_step(file: Path) -> Iterator[StepRow]:
-    """Every row, in the order of the file.
+    """Read every row, in the order of the file.
 
     Raises:
-        DataError: it is missing, damaged, or no file of a step.
+        DataError: the file is missing, damaged, or not of a step.
     """
     for trajectory, more in read_with_columns(file, list(_COLUMNS)):
         yield StepRow(trajectory, **more)

@@ -1,7 +1,7 @@
-"""Whole trajectories in a Parquet file: columns for people and queries, and the message itself: nothing is lost.
+"""Trajectories in a Parquet file: columns for queries, and the complete message.
 
-The column `trajectory` holds `forage.v1.Trajectory`, serialised; the columns for people are made from it and never read
-back. A writer may add columns of its own, which are.
+The column `trajectory` holds the serialised `forage.v1.Trajectory`; the other columns are derived from it and never
+read back. A writer may add extra columns, which are read back.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class FileHeader:
-    """What a file says of itself.
+    """The metadata of a file.
 
     Attributes:
-        rows: trajectories.
+        rows: number of trajectories.
         end_of_turn: text with which the policy's tokenizer ends a turn; rewards strip it.
     """
 
@@ -64,10 +64,10 @@ class FileHeader:
 
 
 class TrajectoryWriter:
-    """Writes a file that appears, whole, when the writer is closed; what is in it already can be kept.
+    """Writes a file that appears under its name when the writer is closed; its present rows can be kept.
 
     Attributes:
-        statuses: how many rows of each there are by now.
+        statuses: number of rows by status so far.
 
     Example:
         with TrajectoryWriter(Path("out.parquet"), "<|im_end|>") as writer:
@@ -75,27 +75,27 @@ class TrajectoryWriter:
     """
 
     def __init__(
-        self, file: Path, end_of_turn: str, keep: bool = False, more: Sequence[tuple[str, pa.DataType]] = ()
+        self, file: Path, end_of_turn: str, keep: bool = False, extra_columns: Sequence[tuple[str, pa.DataType]] = ()
     ) -> None:
-        """Open the file aside.
+        """Open a temporary file beside the target.
 
         Args:
-            keep: begin with the rows that the file holds, where it exists; else it is replaced. Not with `more`.
-            more: columns beside those that follow from a trajectory.
+            keep: begin with the rows of the existing file; else it is replaced. Not together with `extra_columns`.
+            extra_columns: columns besides those derived from a trajectory.
 
         Raises:
-            DataError: the file to keep is none of these, or its folder cannot be written to.
+            DataError: the file to keep is not a file of trajectories, or the folder is not writable.
         """
         self._file = file
-        self._aside = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
+        self._temporary = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
         self._rows: list[dict[str, Any]] = []
         self.statuses: Counter[str] = Counter()
-        self._schema = pa.schema([*_SCHEMA, *more])
+        self._schema = pa.schema([*_SCHEMA, *extra_columns])
         metadata = {_VERSION_KEY: VERSION.encode(), _END_OF_TURN_KEY: end_of_turn.encode()}
         kept = read_trajectories(file) if keep and file.exists() else iter(())
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._aside, self._schema.with_metadata(metadata), compression="zstd")
+            self._writer = pq.ParquetWriter(self._temporary, self._schema.with_metadata(metadata), compression="zstd")
         except OSError as error:
             raise DataError(f"{file} cannot be written ({error.strerror or error}): choose another place") from None
         try:
@@ -103,23 +103,23 @@ class TrajectoryWriter:
                 self.write(trajectory)
         except BaseException:
             self._writer.close()
-            self._aside.unlink(missing_ok=True)
+            self._temporary.unlink(missing_ok=True)
             raise
 
-    def write(self, trajectory: Trajectory, more: Mapping[str, Any] | None = None) -> None:
-        """Add one row, with the values of further columns; those that are not given are null."""
-        row = _row(trajectory) | dict(more or {})
+    def write(self, trajectory: Trajectory, extra_values: Mapping[str, Any] | None = None) -> None:
+        """Add one row with values of the extra columns; missing ones are null."""
+        row = _row(trajectory) | dict(extra_values or {})
         self._rows.append(row)
         self.statuses[row["status"]] += 1
         if len(self._rows) >= _BATCH:
             self._flush()
 
     def close(self) -> None:
-        """Bring the file to its place."""
+        """Finish the file and move it to its name."""
         self._flush()
         self._writer.close()
-        durable.sync(self._aside)
-        self._aside.replace(self._file)
+        durable.sync(self._temporary)
+        self._temporary.replace(self._file)
         durable.sync(self._file.parent)
 
     def __enter__(self) -> TrajectoryWriter:
@@ -128,7 +128,7 @@ class TrajectoryWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it, also where the work was interrupted: what was done stays."""
+        """Close the file, also after an error: the rows written so far are kept."""
         self.close()
 
     def _flush(self) -> None:
@@ -141,7 +141,7 @@ def read_header(file: Path) -> FileHeader:
     """What the file says of itself.
 
     Raises:
-        DataError: it is missing, no Parquet, or not of this form and version.
+        DataError: the file is missing, not Parquet, or not of this format and version.
     """
     with _open(file) as parquet:
         metadata = parquet.schema_arrow.metadata
@@ -149,10 +149,10 @@ def read_header(file: Path) -> FileHeader:
 
 
 def read_ids(file: Path) -> set[str]:
-    """Ids of the trajectories in the file; of a file that does not exist, none.
+    """Read the ids of the trajectories in a file; none if the file does not exist.
 
     Raises:
-        DataError: it exists and is not of this form and version.
+        DataError: the file is not of this format and version.
     """
     if not file.exists():
         return set()
@@ -161,20 +161,20 @@ def read_ids(file: Path) -> set[str]:
 
 
 def read_trajectories(file: Path) -> Iterator[Trajectory]:
-    """Every trajectory, in the order of the file, a batch of rows in memory at a time.
+    """Read every trajectory, in the order of the file, with one batch of rows in memory at a time.
 
     Raises:
-        DataError: it is missing, no Parquet, not of this form and version, or damaged; names the row.
+        DataError: the file is missing, not Parquet, not of this format and version, or damaged; names the row.
     """
     for trajectory, _ in read_with_columns(file, ()):
         yield trajectory
 
 
 def read_with_columns(file: Path, columns: Sequence[str]) -> Iterator[tuple[Trajectory, dict[str, Any]]]:
-    """Every trajectory with its values of the columns that its writer has added.
+    """Read every trajectory with the values of extra columns.
 
     Raises:
-        DataError: as `read`, or it lacks one of the columns.
+        DataError: as `read_trajectories`, or the file lacks one of the columns.
     """
     with _open(file) as parquet:
         missing = [name for name in columns if name not in parquet.schema_arrow.names]
@@ -187,9 +187,9 @@ def read_with_columns(file: Path, columns: Sequence[str]) -> Iterator[tuple[Traj
                     number += 1
                     yield Trajectory.FromString(row.pop("trajectory")), row
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{file} is damaged after row {number} ({_words(error)}): write it again") from None
+            raise DataError(f"{file} is damaged after row {number} ({_describe(error)}): write it again") from None
         except (DecodeError, TypeError) as error:
-            raise DataError(f"{file} row {number} holds no trajectory ({_words(error)}): write it again") from None
+            raise DataError(f"{file} row {number} holds no trajectory ({_describe(error)}): write it again") from None
 
 
 def _open(file: Path) -> pq.ParquetFile:
@@ -197,16 +197,18 @@ def _open(file: Path) -> pq.ParquetFile:
     try:
         parquet = pq.ParquetFile(file)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file} cannot be read as Parquet ({_words(error)}): {remedy}") from None
-    found = (parquet.schema_arrow.metadata or {}).get(_VERSION_KEY, b"").decode()
-    if found != VERSION or "trajectory" not in parquet.schema_arrow.names:
+        raise DataError(f"{file} cannot be read as Parquet ({_describe(error)}): {remedy}") from None
+    version = (parquet.schema_arrow.metadata or {}).get(_VERSION_KEY, b"").decode()
+    if version != VERSION or "trajectory" not in parquet.schema_arrow.names:
         parquet.close()
-        is_what = f"are trajectories of version {found!r}, not {VERSION!r}" if found else "are no whole trajectories"
-        raise DataError(f"the rows of {file} {is_what}: {remedy}")
+        problem = (
+            f"are trajectories of version {version!r}, not {VERSION!r}" if version else "are not complete trajectories"
+        )
+        raise DataError(f"the rows of {file} {problem}: {remedy}")
     return parquet
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 

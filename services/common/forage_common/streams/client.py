@@ -1,15 +1,15 @@
-"""The work between services, exactly once: prompts out, trajectory groups back, on Redis streams.
+"""Prompts from trainer to rollout and trajectory groups back, each exactly once, on Redis streams.
 
-Rules (each kept by one Lua script, which Redis runs atomically and writes to its log as one transaction):
+Rules (one Lua script each, which Redis runs atomically and logs as one transaction):
 
 - *issue*: a (batch, position, attempt) enters the prompts stream once, however often it is issued.
-- *finish*: a prompt is acknowledged and its group written together, or not at all; of two workers that hold one
-  entry the first wins.
-- *acknowledge*: the groups of a step leave the stream and enter the ledger together.
-- *publish*: a policy replaces the current one unless a trainer with a higher epoch has spoken.
+- *finish*: a prompt is acknowledged and its group written together, or neither; if two workers claim one entry, the
+  first to finish wins.
+- *acknowledge*: the groups of a step leave the stream, and the step enters the ledger, together.
+- *publish*: a policy replaces the current one unless a trainer with a higher epoch has published.
 
-Every script may be repeated after a lost reply, so the client retries through a restart of the server. A worker's
-entries go to another (`reclaim`) when it has not called `keep_alive` for a while.
+Every script is idempotent, so the client can retry after a lost reply and through a restart of the server. The entries
+of a worker that stops calling `keep_alive` are reclaimed by another worker.
 """
 
 from __future__ import annotations
@@ -34,17 +34,20 @@ _FIELD = b"m"
 _RECLAIM_SCAN = 64
 M = TypeVar("M", bound=Message)
 
+# HSETNX is the test whether the prompt was issued before: the stream itself forgets acknowledged entries.
 _ISSUE = """
 if redis.call('HSETNX', KEYS[2], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('XADD', KEYS[1], '*', 'm', ARGV[3])
 return 1
 """
+# XACK counts 0 when another worker has finished the entry: its group must not be written twice.
 _FINISH = """
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('XDEL', KEYS[1], ARGV[2])
 redis.call('XADD', KEYS[2], '*', 'm', ARGV[3])
 return 1
 """
+# The ledger keeps the first record of a step, so a repeated call changes nothing.
 _ACKNOWLEDGE = """
 redis.call('HSETNX', KEYS[2], ARGV[2], ARGV[3])
 for i = 4, #ARGV do
@@ -53,6 +56,7 @@ for i = 4, #ARGV do
 end
 return 1
 """
+# The epoch fences off a trainer that was replaced and does not know it yet.
 _PUBLISH = """
 local epoch = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 if tonumber(ARGV[1]) < epoch then return epoch end
@@ -63,7 +67,7 @@ return -1
 
 @dataclass(frozen=True)
 class Entry(Generic[M]):
-    """A message taken from a stream and not yet acknowledged."""
+    """A message claimed from a stream and not yet acknowledged."""
 
     id: bytes
     message: M
@@ -72,10 +76,10 @@ class Entry(Generic[M]):
 class StreamClient:
     """One run's streams and keys. Thread-safe; every call is bounded in time.
 
-    Raises `UnavailableError` from any call when the server stays away for about `patience_s`.
+    Every call raises `UnavailableError` if the server is unavailable for about `patience_s`.
 
     Raises:
-        SettingsError: the file with the password cannot be read, or holds none.
+        SettingsError: the file with the password cannot be read, or is empty.
     """
 
     def __init__(self, settings: RedisSettings, run_id: str, patience_s: float = 60.0) -> None:
@@ -99,14 +103,14 @@ class StreamClient:
         self._publish = self._redis.register_script(_PUBLISH)
 
     def key(self, name: str) -> str:
-        """The full name of one of the run's keys."""
+        """The full name of a key of the run."""
         return self._prefix + name
 
     def ping(self) -> bool:
         return bool(self._call(self._redis.ping))
 
     def create_groups(self, *streams: str) -> None:
-        """Make the consumer group of each stream, from its beginning; what exists is left alone."""
+        """Create the consumer group of each stream, from its beginning, unless it exists."""
         for stream in streams or (self.prompts, self.trajectories):
             try:
                 self._call(self._redis.xgroup_create, stream, GROUP, id="0", mkstream=True)
@@ -114,46 +118,46 @@ class StreamClient:
                 if "BUSYGROUP" not in str(error):
                     raise
 
-    # Prompts: the trainer issues, the rollout service takes and finishes.
+    # Prompts: the trainer issues them, the rollout service claims and finishes them.
 
     def issue(self, prompt: Prompt) -> bool:
-        """Put a prompt on the stream unless this (purpose, batch, position, attempt) was issued before."""
+        """Put a prompt on the stream; False if its (purpose, batch, position, attempt) was issued before."""
         name = f"{prompt.purpose}/{prompt.batch}/{prompt.position}/{prompt.attempt}"
         keys = [self.prompts, self.key("issued")]
         return bool(self._call(self._issue, keys=keys, args=[name, prompt.group_uid, prompt.SerializeToString()]))
 
     def read_issued(self) -> dict[str, str]:
-        """Everything ever issued: "purpose/batch/position/attempt" → group uid."""
+        """Read all prompts ever issued: "purpose/batch/position/attempt" → group uid."""
         found = cast(dict[bytes, bytes], self._call(self._redis.hgetall, self.key("issued")))
         return {k.decode(): v.decode() for k, v in found.items()}
 
     def claim_prompts(self, consumer: str, count: int, block_s: float) -> list[Entry[Prompt]]:
-        """New prompts, waiting up to `block_s` for the first."""
-        return self._take(self.prompts, Prompt, consumer, count, block_s)
+        """Claim new prompts; wait up to `block_s` for the first."""
+        return self._claim(self.prompts, Prompt, consumer, count, block_s)
 
     def reclaim_prompts(self, consumer: str, count: int) -> list[Entry[Prompt]]:
-        """Prompts whose worker has been silent for `redis.reclaim_idle_s`."""
+        """Claim prompts of workers that sent no keep-alive for `redis.reclaim_idle_s`."""
         return self._reclaim(self.prompts, Prompt, consumer, count, self._settings.reclaim_idle_s)
 
     def keep_alive(self, consumer: str, ids: Iterable[bytes]) -> None:
-        """Tell the server that these prompts are being worked on."""
-        held = list(ids)
-        if held:
-            self._call(self._redis.xclaim, self.prompts, GROUP, consumer, 0, held, justid=True)
+        """Reset the idle time of prompts in progress, so that no other worker reclaims them."""
+        claimed = list(ids)
+        if claimed:
+            self._call(self._redis.xclaim, self.prompts, GROUP, consumer, 0, claimed, justid=True)
 
     def finish(self, entry: Entry[Prompt], group: TrajectoryGroup) -> bool:
-        """Acknowledge a prompt and write its group, atomically. False: another worker had finished it."""
+        """Acknowledge a prompt and write its group, atomically; False if another worker has finished it."""
         keys = [self.prompts, entry.message.reply_stream or self.trajectories]
         return bool(self._call(self._finish, keys=keys, args=[GROUP, entry.id, group.SerializeToString()]))
 
-    # Groups: the rollout service writes, the trainer takes and acknowledges.
+    # Groups: the rollout service writes them, the trainer claims and acknowledges them.
 
     def claim_groups(self, stream: str, consumer: str, count: int, block_s: float) -> list[Entry[TrajectoryGroup]]:
-        """New groups, waiting up to `block_s` for the first."""
-        return self._take(stream, TrajectoryGroup, consumer, count, block_s)
+        """Claim new groups; wait up to `block_s` for the first."""
+        return self._claim(stream, TrajectoryGroup, consumer, count, block_s)
 
     def reclaim_groups(self, stream: str, consumer: str, count: int) -> list[Entry[TrajectoryGroup]]:
-        """Groups that an earlier life of the consumer took and did not acknowledge."""
+        """Claim again the groups that an earlier process of this consumer claimed and did not acknowledge."""
         return self._reclaim(stream, TrajectoryGroup, consumer, count, 0.0)
 
     def acknowledge(self, ledger: LedgerEntry, ids: Sequence[bytes]) -> None:
@@ -162,18 +166,18 @@ class StreamClient:
         self._call(self._acknowledge, keys=[self.trajectories, self.key("ledger")], args=args)
 
     def discard(self, stream: str, ids: Sequence[bytes]) -> None:
-        """Remove groups that nobody will train on (stale, or of a validation that is over)."""
+        """Remove groups that are never trained on: stale ones, and those of a finished validation."""
         if ids:
             self._call(self._redis.xack, stream, GROUP, *ids)
             self._call(self._redis.xdel, stream, *ids)
 
     def read_ledger(self) -> dict[int, LedgerEntry]:
-        """Step → what it ate."""
+        """Read the ledger: step → the groups it consumed."""
         found = cast(dict[bytes, bytes], self._call(self._redis.hgetall, self.key("ledger")))
         return {int(k): LedgerEntry.FromString(v) for k, v in sorted(found.items(), key=lambda kv: int(kv[0]))}
 
     def count_backlog(self, stream: str) -> int:
-        """Entries on a stream that are not acknowledged yet, delivered or not."""
+        """Count the entries of a stream that are not acknowledged yet, claimed or not."""
         return int(cast(int, self._call(self._redis.xlen, stream)))
 
     def delete(self, *names: str) -> None:
@@ -181,14 +185,14 @@ class StreamClient:
         if names:
             self._call(self._redis.delete, *names)
 
-    # The policy: the trainer publishes, replicas follow.
+    # The policy: the trainer publishes it, replicas follow.
 
     def acquire_epoch(self) -> int:
-        """A fencing token higher than any before."""
+        """Acquire an epoch (fencing token) that is higher than any before."""
         return int(cast(int, self._call(self._redis.incr, self.key("epoch"))))
 
     def publish(self, policy: Policy) -> None:
-        """Announce the policy that replicas must serve.
+        """Publish the policy that replicas must serve.
 
         Raises:
             FencedError: a trainer with a higher epoch has published.
@@ -203,21 +207,21 @@ class StreamClient:
             raise FencedError(f"epoch {policy.epoch} is over: a trainer with epoch {found} has taken over this run")
 
     def read_policy(self) -> Policy | None:
-        """The policy last announced."""
+        """Read the policy that was published last."""
         found = self._call(self._redis.hget, self.key("policy"), "m")
         return None if found is None else Policy.FromString(cast(bytes, found))
 
     def acknowledge_policy(self, replica: str, policy: Policy) -> None:
-        """Record which policy a replica serves."""
+        """Record the policy that a replica serves."""
         self._call(self._redis.hset, self.key("replicas"), replica, policy.SerializeToString())
 
     def read_replicas(self) -> dict[str, Policy]:
-        """Replica → the policy it serves."""
+        """Read replica → the policy that it serves."""
         found = cast(dict[bytes, bytes], self._call(self._redis.hgetall, self.key("replicas")))
         return {k.decode(): Policy.FromString(v) for k, v in found.items()}
 
-    def _take(self, stream: str, kind: type[M], consumer: str, count: int, block_s: float) -> list[Entry[M]]:
-        # The block stays below the socket's time limit, else an idle wait looks like a dead server.
+    def _claim(self, stream: str, kind: type[M], consumer: str, count: int, block_s: float) -> list[Entry[M]]:
+        # Blocking stays below the socket's timeout: else an idle wait looks like a dead server.
         block_ms = max(1, int(min(block_s, self._settings.timeout_s / 2) * 1000))
         found = self._call(self._redis.xreadgroup, GROUP, consumer, {stream: ">"}, count=count, block=block_ms)
         return [entry for _, rows in cast(list[Any], found or []) for entry in self._decode(stream, kind, rows)]
@@ -226,7 +230,7 @@ class StreamClient:
         entries: list[Entry[M]] = []
         cursor = b"0-0"
         while len(entries) < count:
-            want = min(_RECLAIM_SCAN, count - len(entries))
+            wanted = min(_RECLAIM_SCAN, count - len(entries))
             reply = self._call(
                 self._redis.xautoclaim,
                 stream,
@@ -234,7 +238,7 @@ class StreamClient:
                 consumer,
                 int(idle_s * 1000),
                 start_id=cursor,
-                count=want,
+                count=wanted,
             )
             cursor, rows = cast(tuple[bytes, list[Any]], reply)[:2]
             entries += self._decode(stream, kind, rows)
@@ -248,7 +252,7 @@ class StreamClient:
             try:
                 entries.append(Entry(id, kind.FromString(fields[_FIELD])))
             except (DecodeError, KeyError, TypeError):
-                # Not ours: nobody could ever finish it. Kept aside for a person to look at.
+                # No worker could ever finish it. A copy is kept for diagnosis.
                 self._call(
                     self._redis.xadd,
                     self.key("rejected"),
@@ -269,7 +273,7 @@ class StreamClient:
                     f"no answer from Redis at {where.get('host')}:{where.get('port')} ({error}): is it running?"
                 ) from error
             except redis.ResponseError as error:
-                # A server that lost its data (no append-only file) forgets the groups; make them again.
+                # A server that lost its data (no append-only file) has lost the consumer groups too: create them.
                 if "NOGROUP" not in str(error) or time.monotonic() > deadline:
                     raise
                 self.create_groups()

@@ -1,4 +1,4 @@
-"""What a group and its trajectories carry of the prompt that they answer."""
+"""Fields that a group and its trajectories copy from their prompt."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from forage_common.v1.trajectory_pb2 import Prompt, Trajectory, TrajectoryGroup
 
 
 def with_prompt_identity(trajectory: Trajectory, prompt: Prompt, sample: int) -> Trajectory:
-    """The trajectory as sample `sample` of a prompt; fields that it sets itself stay."""
-    whole = Trajectory(
+    """Return the trajectory with the identity of sample `sample` of a prompt; fields that it already has are kept."""
+    complete = Trajectory(
         id=f"{prompt.run_id}/{prompt.group_uid}/{sample}",
         run_id=prompt.run_id,
         group_uid=prompt.group_uid,
@@ -19,12 +19,12 @@ def with_prompt_identity(trajectory: Trajectory, prompt: Prompt, sample: int) ->
         ground_truth=prompt.ground_truth,
         sampling=prompt.sampling,
     )
-    whole.MergeFrom(trajectory)
-    return whole
+    complete.MergeFrom(trajectory)
+    return complete
 
 
 def build_group(prompt: Prompt, trajectories: Iterable[Trajectory]) -> TrajectoryGroup:
-    """The reply to a prompt."""
+    """Build the group that answers a prompt."""
     return TrajectoryGroup(
         run_id=prompt.run_id,
         group_uid=prompt.group_uid,
