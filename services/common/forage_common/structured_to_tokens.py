@@ -1,7 +1,7 @@
-"""A structured score as a reward on every token: what turns earned on their own tokens, the rest on all of them.
+"""Token rewards from a structured score: rewards of turns go to their own tokens, the rest to all tokens.
 
-Pure functions over plain lists, one trajectory at a time. The two strategies give different sums on purpose (the
-sum of turns against their mean), so both are returned.
+Pure functions over plain lists, one trajectory at a time. The two strategies differ in their sums by design (the sum
+of turns, or their mean), so both are returned.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _TURN = re.compile(r"(?:.*\.)?turn_(\d+)")
 
 
 class Strategy(StrEnum):
-    """Where the reward lands."""
+    """Tokens that get the reward."""
 
     TURN_PROPORTIONAL = "turn_proportional"
     FINAL_TOKEN_ONLY = "final_token_only"
 
 
 class Component(Protocol):
-    """One part of a score: what it is called, and what it adds to the total."""
+    """One part of a score: its name, and its contribution to the total."""
 
     @property
     def name(self) -> str: ...
@@ -34,7 +34,7 @@ class Component(Protocol):
 
 @dataclass(frozen=True)
 class StructuredReward:
-    """What turns earned, by number from 1, and what the whole trajectory earned (names with "_" left out)."""
+    """Rewards of turns, by number from 1, and of the whole trajectory; components named "_…" are left out."""
 
     turns: Mapping[int, float]
     whole: float
@@ -49,9 +49,9 @@ class TokenRewards:
     """Rewards over the response's tokens.
 
     Attributes:
-        rewards: one a token; 0 wherever the mask is 0.
-        turn_sum: sum over turns that have tokens, plus the whole's: what `turn_proportional` hands out.
-        mean_sum: mean over all turns, plus the whole's: what `final_token_only` hands out.
+        rewards: one per token, shape (response,); 0 where the mask is 0.
+        turn_sum: sum over turns that have tokens, plus the whole: the total of `turn_proportional`.
+        mean_sum: mean over all turns, plus the whole: the total of `final_token_only`.
         flagged: no token could carry the reward.
     """
 
@@ -62,19 +62,19 @@ class TokenRewards:
 
 
 def structured_reward(components: Sequence[Component]) -> StructuredReward:
-    """The parts of a score's components, alone or within a composition.
+    """Split a score's components, alone or within a composition, into turns and whole.
 
-    `turn_<n>` and `<label>.turn_<n>` are turns: n times what each added to the total, for n turns of its label.
-    All else whose name does not start with "_" belongs to the whole.
+    `turn_<n>` and `<label>.turn_<n>` are turns. Their reward is their contribution times the number of turns of the
+    label, since the total has their mean. All other names that do not start with "_" belong to the whole.
     """
     turns: dict[str, dict[int, float]] = {}
     whole = 0.0
     for component in components:
         if component.name.startswith("_"):
             continue
-        found = _TURN.fullmatch(component.name)
-        if found:
-            turns.setdefault(component.name.rpartition(".")[0], {})[int(found[1])] = component.weighted
+        match = _TURN.fullmatch(component.name)
+        if match:
+            turns.setdefault(component.name.rpartition(".")[0], {})[int(match[1])] = component.weighted
         else:
             whole += component.weighted
     summed: dict[int, float] = {}
@@ -90,7 +90,7 @@ def structured_to_tokens(
     """Spread a reward over the tokens of a response.
 
     Args:
-        loss_mask: 1 on tokens that the model wrote, 0 elsewhere; shape (response,).
+        loss_mask: 1 on tokens that the model generated, 0 elsewhere; shape (response,).
         turn_ids: the turn of each token from 1, -1 outside; shape (response,).
 
     Raises:
@@ -113,7 +113,7 @@ def structured_to_tokens(
     else:
         for index in valid:
             rewards[index] = reward.whole / len(valid)
-        for turn, places in tokens.items():
-            for index in places:
-                rewards[index] += reward.turns[turn] / len(places)
+        for turn, indices in tokens.items():
+            for index in indices:
+                rewards[index] += reward.turns[turn] / len(indices)
     return TokenRewards(rewards, turn_sum, mean_sum, flagged=False)

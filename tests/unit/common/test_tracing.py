@@ -240,7 +240,7 @@ def test_a_collector_that_is_away_costs_one_warning_no_time_and_spans_that_are_c
             assert receiver.named("found")
             tracing.stop()
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
-    assert [line["event"] for line in lines] == ["collector_away", "collector_back"]
+    assert [line["event"] for line in lines] == ["collector_unavailable", "collector_available"]
     assert lines[0]["level"] == "warning"
     assert dropped()["export"] >= before["export"] + 3
 

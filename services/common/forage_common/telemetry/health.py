@@ -1,7 +1,7 @@
 """The health endpoint of every service.
 
-It answers `/healthz` (the process lives), `/readyz` (503 and the reasons until the service is ready) and `/metrics`
-(Prometheus).
+It answers `/healthz` (the process is alive), `/readyz` (503 with the reasons until the service is ready) and
+`/metrics` (Prometheus).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WAITING = Gauge("forage_common_waiting", "1 while this keeps the service from be
 
 
 class Health:
-    """Whether a service is ready and, if not, what it waits for. Thread-safe."""
+    """The readiness of a service: ready unless it waits for something. Thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, str] = {}
@@ -30,17 +30,19 @@ class Health:
         self.wait_for("start", "starting")
 
     def wait_for(self, what: str, detail: str) -> None:
+        """Mark the service as not ready until `mark_ready(what)`."""
         with self._lock:
             self._waiting[what] = detail
             WAITING.labels(what).set(1)
 
     def mark_ready(self, what: str) -> None:
+        """End the wait for `what`; other waits stay."""
         with self._lock:
             self._waiting.pop(what, None)
             WAITING.labels(what).set(0)
 
     def mark_started(self) -> None:
-        """The start is over; other waits, if any, stay."""
+        """End the wait for the start of the service; other waits stay."""
         self.mark_ready("start")
 
     @property
@@ -56,7 +58,7 @@ class _Server(ThreadingHTTPServer):
     metrics: Callable[[], bytes]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A prober that hung up is nobody's error."""
+        """Log errors, except of clients that closed the connection."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             get_logger().exception("health_request_failed")
 
@@ -83,14 +85,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Probes are not worth a line each."""
+        """Do not log every probe."""
 
 
 def serve_health(address: str, health: Health, metrics: Callable[[], bytes] = generate_latest) -> ThreadingHTTPServer:
     """Serve health and metrics on a daemon thread; `shutdown()` on the result ends it.
 
     Args:
-        metrics: makes the page, where it is not only this process's.
+        metrics: renders the metrics page; by default the metrics of this process.
 
     Raises:
         UserError: the port is in use.

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on stderr."""
+"""Structured logs: one JSON object per line on stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forage_common.telemetry import tracing
 
 
 def configure_logs(service: str, level: str = "INFO") -> None:
-    """Send this process's logs to stderr, one JSON object a line."""
+    """Write this process's logs to stderr, one JSON object per line."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
     structlog.configure(
         processors=[

@@ -1,7 +1,7 @@
-"""Spans by OpenTelemetry's SDK, sent over OTLP from a thread: no work waits for the collector, or is lost with it.
+"""Spans of OpenTelemetry's SDK, exported over OTLP by a thread: work never waits for the collector.
 
 Nothing here is global: libraries that trace by themselves (vLLM, Ray) neither see these spans nor add to them. The SDK
-reads its standard variables, such as OTEL_EXPORTER_OTLP_HEADERS and OTEL_BSP_MAX_QUEUE_SIZE; settings win.
+reads its standard variables, such as OTEL_EXPORTER_OTLP_HEADERS and OTEL_BSP_MAX_QUEUE_SIZE; settings take precedence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forage_common.settings import TracingProtocol, TracingSettings
 from forage_common.telemetry.trace_context import DROPPED, HEADER, Attributes
 
 STOP_S = 2.0
-"""For what is left at the end of a process."""
+"""Time to send the remaining spans at the end of a process."""
 
 _DELAY_MS = 1000
 _QUEUE = 16384
@@ -38,13 +38,13 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class Tracer:
-    """Makes the spans of this process and sends those that are sampled."""
+    """Opens the spans of this process and exports the sampled ones."""
 
     def __init__(self, settings: TracingSettings, service: str, run: str) -> None:
-        self._exporter = _Watched(_exporter(settings), settings.endpoint)
-        self._processor = _Bounded(self._exporter)
-        # The exit of the process is `close`'s business: the SDK's own would wait for half a minute.
-        sampler = ParentBased(_WithItsLinks(settings.sample_ratio))
+        self._exporter = _MonitoredExporter(_exporter(settings), settings.endpoint)
+        self._processor = _CountingProcessor(self._exporter)
+        # `close` handles the exit of the process: the SDK's own handler would wait for half a minute.
+        sampler = ParentBased(_LinkSampler(settings.sample_ratio))
         provider = TracerProvider(sampler, _resource(service, run), shutdown_on_exit=False)
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("forage", __version__)
@@ -64,7 +64,7 @@ class Tracer:
         context = None if parent is None else _remote(parent)
         above = trace.get_current_span(context)
         if (known := above.get_span_context()).is_valid and not known.trace_flags.sampled:
-            # Decided where the trace began: nothing is recorded, and who is called next is told so.
+            # Not sampled, as decided where the trace began: nothing is recorded, and calls pass the decision on.
             with _active(above) if context is not None and active else nullcontext():
                 yield above
             return
@@ -92,7 +92,7 @@ class Tracer:
             span.end()
 
     def close(self) -> None:
-        """Send what is left; what does not leave in time is dropped and counted."""
+        """Send the remaining spans; those that cannot be sent in time are dropped and counted."""
         ending = threading.Thread(target=self._processor.shutdown, name="tracing-end", daemon=True)
         ending.start()
         ending.join(STOP_S)
@@ -100,75 +100,78 @@ class Tracer:
             self._exporter.shutdown()
 
 
-class _Bounded(BatchSpanProcessor):
-    """Counts what finds no room in the queue, where the SDK's would log a line."""
+class _CountingProcessor(BatchSpanProcessor):
+    """Counts spans dropped because the queue is full, where the SDK would log each of them."""
 
-    def __init__(self, exporter: _Watched) -> None:
+    def __init__(self, exporter: _MonitoredExporter) -> None:
         size = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE))
         delay_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY", _DELAY_MS))
         super().__init__(exporter, max_queue_size=size, schedule_delay_millis=delay_ms)
         self._size = size
-        self._waiting = exporter.waiting
+        self._queue_length = exporter.queue_length
 
     def on_end(self, span: ReadableSpan) -> None:
         if not span.context.trace_flags.sampled:
             return
-        if self._waiting.take(self._size):
+        if self._queue_length.try_add(self._size):
             super().on_end(span)
         else:
             DROPPED.labels("queue").inc()
 
 
-class _Waiting:
-    """How many spans are in the queue. Thread-safe."""
+class _QueueLength:
+    """The number of spans in the queue. Thread-safe."""
 
     def __init__(self) -> None:
         self._count = 0
         self._lock = threading.Lock()
 
-    def take(self, most: int) -> bool:
-        """Whether there was room for one more."""
+    def try_add(self, limit: int) -> bool:
+        """Count one more span; False if the queue is full."""
         with self._lock:
-            room = self._count < most
-            self._count += room
-            return room
+            has_room = self._count < limit
+            self._count += has_room
+            return has_room
 
-    def leave(self, count: int) -> None:
+    def remove(self, count: int) -> None:
         with self._lock:
             self._count -= count
 
 
-class _Watched(SpanExporter):
-    """Counts spans that did not arrive; says once that the collector is away, and once that it is back."""
+class _MonitoredExporter(SpanExporter):
+    """Counts spans that did not arrive; logs once when the collector becomes unavailable, and once when it is back."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
-        self.waiting = _Waiting()
+        self.queue_length = _QueueLength()
         self._exporter = exporter
         self._endpoint = endpoint or "that of OTEL_EXPORTER_OTLP_ENDPOINT"
-        self._away = False
+        self._is_unavailable = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.waiting.leave(len(spans))
+        self.queue_length.remove(len(spans))
         try:
             result = self._exporter.export(spans)
-        except Exception:  # noqa: BLE001 - protects the work that is traced; counted below
+        except Exception:  # noqa: BLE001 - export must not fail the traced work; counted below
             result = SpanExportResult.FAILURE
-        away = result is not SpanExportResult.SUCCESS
-        if away:
+        is_unavailable = result is not SpanExportResult.SUCCESS
+        if is_unavailable:
             DROPPED.labels("export").inc(len(spans))
-        if away != self._away:
-            self._away = away
-            tell = structlog.get_logger().warning if away else structlog.get_logger().info
-            tell("collector_away" if away else "collector_back", endpoint=self._endpoint, spans=len(spans))
+        if is_unavailable != self._is_unavailable:
+            self._is_unavailable = is_unavailable
+            log = structlog.get_logger()
+            if is_unavailable:
+                log.warning("collector_unavailable", endpoint=self._endpoint, spans=len(spans))
+            else:
+                log.info("collector_available", endpoint=self._endpoint, spans=len(spans))
         return result
 
     def shutdown(self) -> None:
-        """End an attempt that is under way, and make none any more."""
+        """Abort the export in progress, and make no more."""
         self._exporter.shutdown()
 
 
-class _WithItsLinks(Sampler):
-    """A new trace is sampled where one that it links to is, and else by the ratio."""
+class _LinkSampler(Sampler):
+    """Samples a new trace if a trace that it links to is sampled, and else by the ratio."""
 
     def __init__(self, ratio: float) -> None:
         self._ratio, self._all = TraceIdRatioBased(ratio), TraceIdRatioBased(1.0)
@@ -188,7 +191,7 @@ class _WithItsLinks(Sampler):
         return sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
     def get_description(self) -> str:
-        return f"WithItsLinks{{{self._ratio.get_description()}}}"
+        return f"LinkSampler{{{self._ratio.get_description()}}}"
 
 
 def _resource(service: str, run: str) -> Resource:
@@ -203,7 +206,7 @@ def _resource(service: str, run: str) -> Resource:
 
 
 def _exporter(settings: TracingSettings) -> SpanExporter:
-    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # a line an attempt; `_Watched` tells
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # it logs every attempt
     endpoint = settings.endpoint.rstrip("/")
     if settings.protocol is TracingProtocol.HTTP:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter

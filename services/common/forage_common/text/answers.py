@@ -1,7 +1,7 @@
-"""Answers and evidence: how texts are normalised and compared with the truth.
+"""Normalisation of answers, and comparison of answers and evidence with the ground truth.
 
-Normalisation is that of SQuAD's evaluation, kept as it is so that figures compare with published ones: it
-knows no Unicode folding, and "12.0" equals "120".
+Normalisation is exactly that of SQuAD's evaluation, so that metrics are comparable with published ones: there is no
+Unicode folding, and "12.0" equals "120".
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 MAX_ANSWER = 20_000
-"""Characters. A longer answer is wrong, whatever it says: comparing stays cheap."""
+"""Characters. A longer answer is wrong, which bounds the cost of a comparison."""
 
 MAX_EVIDENCE = 500_000
-"""Characters of observations that are searched for an accepted answer; what comes after is not read."""
+"""Characters of observations that are searched for an accepted answer; the rest is ignored."""
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = frozenset({"a", "an", "the"})
@@ -23,40 +23,40 @@ _ARTICLE = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize_answer(value: object) -> str:
-    """Lower case, no ASCII punctuation, no articles, single spaces; None is "", others are their `str`."""
+    """Lower the case, remove ASCII punctuation and articles, collapse white space; None is "", others their `str`."""
     text = ("" if value is None else str(value)).lower().translate(_PUNCTUATION)
     words = text.split()
-    if "".join(words).isalnum():  # nothing but blanks bounds a word: half the time of the pattern
+    if "".join(words).isalnum():  # words are bounded by blanks only: twice as fast as the pattern
         return " ".join([word for word in words if word not in _ARTICLES])
     return " ".join(_ARTICLE.sub(" ", text).split())
 
 
 def em_check(prediction: object, golds: str | Iterable[object]) -> bool:
     """Whether the prediction equals any gold, both normalised. A `str` is one gold, not its characters."""
-    if _too_long(prediction):
+    if _is_too_long(prediction):
         return False
     normal = normalize_answer(prediction)
-    return any(normalize_answer(gold) == normal for gold in _each(golds))
+    return any(normalize_answer(gold) == normal for gold in _as_list(golds))
 
 
 def subem_check(prediction: object, golds: str | Iterable[object]) -> bool:
-    """Whether any gold stands in the prediction, both normalised. A gold that normalises to "" only equals ""."""
-    if _too_long(prediction):
+    """Whether the prediction contains any gold, both normalised. A gold that normalises to "" only equals ""."""
+    if _is_too_long(prediction):
         return False
     normal = normalize_answer(prediction)
-    needles = map(normalize_answer, _each(golds))
+    needles = map(normalize_answer, _as_list(golds))
     return any(needle in normal if needle else not normal for needle in needles)
 
 
 def f1(prediction: object, golds: str | Iterable[object]) -> float:
-    """Harmonic mean of precision and recall over normalised words, the best over all golds; 0 without golds.
+    """Harmonic mean of precision and recall over normalised words, the highest over all golds; 0 without golds.
 
-    Where one side has no words, 1 if the other has none either, else 0. Source: SQuAD's evaluation.
+    If one side has no words: 1 if the other has none either, else 0. Source: SQuAD's evaluation.
     """
-    if _too_long(prediction):
+    if _is_too_long(prediction):
         return 0.0
     words = Counter(normalize_answer(prediction).split())
-    return max((_f1(words, Counter(normalize_answer(gold).split())) for gold in _each(golds)), default=0.0)
+    return max((_f1(words, Counter(normalize_answer(gold).split())) for gold in _as_list(golds)), default=0.0)
 
 
 def _f1(words: Counter[str], gold: Counter[str]) -> float:
@@ -65,25 +65,25 @@ def _f1(words: Counter[str], gold: Counter[str]) -> float:
     return 2 * (words & gold).total() / (words.total() + gold.total())
 
 
-def is_retrieval_correct(found: Sequence[str], golds: str | Iterable[object]) -> bool:
-    """Whether a gold stands in an observation, both normalised. Golds that normalise to "" never do."""
-    needles = [needle for gold in _each(golds) if (needle := normalize_answer(gold))]
+def is_retrieval_correct(observations: Sequence[str], golds: str | Iterable[object]) -> bool:
+    """Whether an observation contains a gold, both normalised. Golds that normalise to "" never count."""
+    needles = [needle for gold in _as_list(golds) if (needle := normalize_answer(gold))]
     if not needles:
         return False
-    left = MAX_EVIDENCE
-    for text in found:
-        evidence = normalize_answer(text[:left])
+    remaining = MAX_EVIDENCE
+    for text in observations:
+        evidence = normalize_answer(text[:remaining])
         if any(needle in evidence for needle in needles):
             return True
-        left -= len(text)
-        if left <= 0:
+        remaining -= len(text)
+        if remaining <= 0:
             break
     return False
 
 
-def _too_long(prediction: object) -> bool:
+def _is_too_long(prediction: object) -> bool:
     return isinstance(prediction, str) and len(prediction) > MAX_ANSWER
 
 
-def _each(golds: str | Iterable[object]) -> Iterable[object]:
+def _as_list(golds: str | Iterable[object]) -> Iterable[object]:
     return [golds] if isinstance(golds, str) else golds

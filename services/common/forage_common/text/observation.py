@@ -1,4 +1,4 @@
-"""What the environment says, as text that cannot pretend to be anybody's tags."""
+"""Observations as text: formatted passages, and escaped tags that cannot be taken for the policy's."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NAME = re.compile(r"</?([A-Za-z][\w-]*)>")
 
 
 def format_passages(documents: Sequence[Document]) -> str:
-    """ "Doc 1(Title: first line) other lines\\n" for every document.
+    """Format each document as "Doc 1(Title: first line) other lines\\n".
 
-    A document without a newline is all title.
+    A document without a newline has only a title.
     """
     lines = []
     for number, document in enumerate(documents, start=1):
@@ -25,14 +25,14 @@ def format_passages(documents: Sequence[Document]) -> str:
 
 
 def escape_tags(text: str, special_tokens: Iterable[str] = (), tags: Iterable[str] = ()) -> str:
-    """The text without reserved tags and without the tokenizer's control tokens, readable as before.
+    """Escape reserved tags and the tokenizer's control tokens; the text stays readable.
 
-    Nothing is removed, so taking one tag apart cannot put another together; a second pass changes nothing.
+    Nothing is removed, so no new tag can form from the pieces of another; a second pass changes nothing.
 
     Args:
         text: what a retriever or another environment returned.
         special_tokens: strings that the tokenizer would turn into control tokens, such as "<|im_end|>".
-        tags: names that are reserved besides `RESERVED_TAGS`.
+        tags: reserved names besides `RESERVED_TAGS`.
     """
     text = _pattern(frozenset(tags)).sub(r"&lt;\1&gt;", text)
     for token in sorted(special_tokens, key=len, reverse=True):
@@ -42,7 +42,7 @@ def escape_tags(text: str, special_tokens: Iterable[str] = (), tags: Iterable[st
 
 
 def find_tag_names(text: str) -> list[str]:
-    """The names of the tags in a text."""
+    """Find the names of the tags in a text."""
     return _NAME.findall(text)
 
 

@@ -13,9 +13,9 @@ PROMPT_PREFIX = (
     "you can directly provide the answer inside <answer> and </answer>, without detailed illustrations. "
     "For example, <answer> Beijing </answer>. Question: "
 )
-"""The instruction of the reference data format, word for word; the question and a newline follow."""
+"""The instruction of Search-R1's data format, verbatim; the question and a newline follow."""
 
 
 def format_search_prompt(question: str, prefix: str = PROMPT_PREFIX) -> str:
-    """The user message for a question."""
+    """Format the user message for a question."""
     return f"{prefix}{question}\n"

@@ -1,4 +1,4 @@
-"""The four tags of the search protocol, and the blocks between them. Linear in any text."""
+"""The four tags of the search protocol, and the blocks between them; linear time for any text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Tag(StrEnum):
-    """What a pair of tags encloses."""
+    """Kinds of blocks."""
 
     THINK = "think"
     SEARCH = "search"
@@ -19,22 +19,22 @@ CLOSE = {tag: f"</{tag}>" for tag in Tag}
 
 
 def find_blocks(text: str, tag: Tag) -> list[str]:
-    """Contents of each `<tag>…</tag>`, left to right; openers pair with the next closer, without overlap."""
-    # As the pattern <tag>(.*?)</tag> would, but that one is quadratic on openers without closers.
-    found = []
+    """Find the contents of `<tag>…</tag>`, left to right, without overlap; an opener pairs with the next closer."""
+    # The pattern <tag>(.*?)</tag> finds the same, but in quadratic time for openers without closers.
+    contents = []
     position = 0
     while (begin := text.find(OPEN[tag], position)) >= 0:
         begin += len(OPEN[tag])
         end = text.find(CLOSE[tag], begin)
         if end < 0:
             break
-        found.append(text[begin:end])
+        contents.append(text[begin:end])
         position = end + len(CLOSE[tag])
-    return found
+    return contents
 
 
 def find_last_block(text: str, tag: Tag) -> str | None:
-    """The last of `blocks(text, tag)`, found from the end; None where there is none."""
+    """Find the last of `find_blocks(text, tag)`, searching from the end; None if there is none."""
     opener = text.rfind(OPEN[tag], 0, max(text.rfind(CLOSE[tag]), 0))
     if opener < 0:
         return None

@@ -1,4 +1,4 @@
-"""Texts of single tokens, from a model folder's tokenizer.json alone, for people to read."""
+"""Readable texts of single tokens, from a model folder's tokenizer.json alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class TokenTexts:
-    """What each token says. Where a folder has no vocabulary that this can read, tokens read `<id>`."""
+    """Decodes token ids one by one. Without a readable vocabulary a token is shown as `<id>`."""
 
     def __init__(self, folder: Path) -> None:
         self._tokens: dict[int, str] = {}
@@ -21,13 +21,13 @@ class TokenTexts:
             vocabulary = content["model"]["vocab"].items()
             added = {entry["id"]: entry["content"] for entry in content.get("added_tokens") or ()}
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return  # reading trajectories must not need the model
+            return  # showing trajectories must work without the model
         self._tokens = {number: text for text, number in vocabulary}
         self._added = added
         self._byte_level = "ByteLevel" in json.dumps(content.get("decoder"))
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
-        """One text a token; a character that is spread over several stands at the last of them."""
+        """Return one text per token; a character that spans several tokens is in the last of them."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         texts = []
         for number in ids:
