@@ -1,7 +1,7 @@
-"""The rollout's engine behind its own HTTP side, without the rest of the service, and what it has computed.
+"""The engine of the rollout behind its HTTP API, without the rest of the service, with counts of its tokens.
 
-`python engine.py key=value …` serves `rollout.http_address` until stdin closes. It says `{"ready": true}`, and answers
-every line on stdin with one line: the tokens that the engine has computed, cached and generated so far.
+`python engine.py key=value …` serves `rollout.http_address` until stdin closes. It prints `{"ready": true}`, and
+answers every line on stdin with one line: the tokens that the engine has computed, cached and generated so far.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class Counts:
 class CompletionsOnly:
     """The part of `forage_rollout.serve.backend.Backend` that completions need."""
 
-    def __init__(self, served: OpenAiRoutes) -> None:
-        self._served = served
+    def __init__(self, routes: OpenAiRoutes) -> None:
+        self._routes = routes
 
     async def forward_openai(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
     ) -> AsyncGenerator[ResponseHead | bytes, None]:
-        async for part in self._served.forward_openai(method, path, headers, body):
+        async for part in self._routes.forward_openai(method, path, headers, body):
             yield part
 
 
-def counted(llm: Any) -> Counts:
-    """What vLLM's scheduler tells of every sequence, each sample of a request being one."""
+def count_tokens(llm: Any) -> Counts:
+    """Count the tokens that vLLM's scheduler reports for every sequence; each sample of a request is one."""
     counts = Counts()
     process = llm.output_processor.process_outputs
 
-    def counting(outputs: Sequence[Any], *arguments: Any, **named: Any) -> Any:
+    def process_and_count(outputs: Sequence[Any], *arguments: Any, **named: Any) -> Any:
         for output in outputs:
             counts.generated += len(output.new_token_ids)
             if output.prefill_stats is not None:
@@ -60,14 +60,14 @@ def counted(llm: Any) -> Counts:
                 counts.cached += output.prefill_stats.num_cached_tokens
         return process(outputs, *arguments, **named)
 
-    llm.output_processor.process_outputs = counting
+    llm.output_processor.process_outputs = process_and_count
     return counts
 
 
 async def serve(settings: Settings) -> None:
     """Serve until stdin closes."""
     engine = VllmEngine(settings)
-    counts = counted(engine.llm)
+    counts = count_tokens(engine.llm)
     backend: Any = CompletionsOnly(OpenAiRoutes(engine.llm, settings))
     app = make_app(backend, ServiceState(Health(), running=True), settings)
     host, port = split_address(settings.rollout.http_address)
@@ -76,16 +76,16 @@ async def serve(settings: Settings) -> None:
     serving = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
-    say({"ready": True})
+    print_json({"ready": True})
     while await asyncio.to_thread(sys.stdin.readline):
-        say(asdict(counts))
+        print_json(asdict(counts))
     server.should_exit = True
     await serving
     engine.shutdown()
 
 
-def say(what: dict[str, Any]) -> None:
-    print(json.dumps(what), flush=True)
+def print_json(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""`make bench-probe`: a probe as it is against the naive one, on the rollout's engine and the real reward service.
+"""`make bench-probe`: the probe against a naive one, on the engine of the rollout and the real reward service.
 
-Both probe the same trajectories (`thoughts.py`) at the same points with the same seeds. The naive one sends a request a
-sample, all of a point at once, each with a salt of its own, so that the engine's prefix cache serves none of them:
-the same engine with the same settings computes every context whole.
+Both probe the same trajectories (`thoughts.py`) at the same points with the same seeds. The naive one sends one request
+per sample, all of a point at the same time, each with its own cache salt, so that the engine computes every context
+completely.
 
-- token_saving: tokens computed by the naive one over those by the probe, contexts and generated tokens, as the
-  engine's scheduler counts them.
-- seconds_ratio: seconds of the naive one over those of the probe, verdicts included; the median of the rounds.
+- token_saving: tokens computed for the naive probe over those for the probe (contexts and generated tokens), as counted
+  by the engine's scheduler.
+- seconds_ratio: seconds of the naive probe over those of the probe, including scoring; the median of the rounds.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ PLAN = ProbePlan(points=10, samples=50, seed=1)
 Counts = dict[str, int]
 
 
-class OneByOne(CompletionsClient):
-    """A request a sample; nothing is shared."""
+class NaiveClient(CompletionsClient):
+    """Sends one request per sample and bypasses the prefix cache."""
 
     async def sample(
         self, token_ids: Sequence[int], samples: int, seed: int, max_tokens: int, stop: str
     ) -> Continuations:
-        async def one(number: int) -> Continuations:
-            return await super(OneByOne, self).sample(token_ids, 1, seed + number, max_tokens, stop)
+        async def sample_once(number: int) -> Continuations:
+            return await super(NaiveClient, self).sample(token_ids, 1, seed + number, max_tokens, stop)
 
-        found = await asyncio.gather(*map(one, range(samples)))
-        texts = [text for one in found for text in one.texts]
-        return Continuations(texts, sum(one.generated_tokens for one in found), 0)
+        continuations = await asyncio.gather(*map(sample_once, range(samples)))
+        texts = [text for one in continuations for text in one.texts]
+        return Continuations(texts, sum(one.generated_tokens for one in continuations), 0)
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         salted = body and {**body, "cache_salt": uuid.uuid4().hex}
@@ -63,29 +63,29 @@ class OneByOne(CompletionsClient):
 
 
 class Engine:
-    """`engine.py`, asked through its pipes."""
+    """The process of `engine.py` and its pipes."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def line(self) -> Counts:
+    def read_line(self) -> Counts:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             sys.exit("the engine ended: see runs/bench-probe/engine.log")
-        found: Counts = json.loads(line)
-        return found
+        counts: Counts = json.loads(line)
+        return counts
 
-    def counts(self) -> Counts:
-        """Tokens since it started."""
+    def read_counts(self) -> Counts:
+        """Read the tokens since the start."""
         assert self._process.stdin is not None
         print(file=self._process.stdin, flush=True)
-        return self.line()
+        return self.read_line()
 
 
 @contextmanager
-def engine(overrides: list[str], log: Path) -> Iterator[Engine]:
-    """It, until the block ends."""
+def run_engine(overrides: list[str], log: Path) -> Iterator[Engine]:
+    """Run the engine until the block ends."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FORAGE__")}
     environment = kept | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [str(find_interpreter(Program.ROLLOUT)), str(HERE / "engine.py"), *overrides]
@@ -94,34 +94,34 @@ def engine(overrides: list[str], log: Path) -> Iterator[Engine]:
         log.open("w") as file,
         subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, env=environment, text=True) as process,
     ):
-        started = Engine(process)
-        started.line()
-        yield started  # it ends when its stdin closes
+        process_engine = Engine(process)
+        process_engine.read_line()
+        yield process_engine  # the process ends when its stdin closes
 
 
-async def probed(settings: Settings, naive: bool, chosen: Sequence[Trajectory]) -> tuple[list[Probed], float]:
-    """Probes of the trajectories, one after the other, and the seconds that they took."""
+async def probe_all(settings: Settings, naive: bool, trajectories: Sequence[Trajectory]) -> tuple[list[Probed], float]:
+    """Probe the trajectories one after the other; returns the probes and their total seconds."""
     prober = Prober(settings, PLAN)
     if naive:
         await prober._completions.close()
-        prober._completions = OneByOne(settings)
+        prober._completions = NaiveClient(settings)
     async with prober:
         began = time.perf_counter()
-        found = [await prober.probe(trajectory) for trajectory in chosen]
+        probes = [await prober.probe(trajectory) for trajectory in trajectories]
         seconds = time.perf_counter() - began
-    failed = [one.status_detail for one in found if one.status != Status.STATUS_OK]
+    failed = [one.status_detail for one in probes if one.status != Status.STATUS_OK]
     if failed:
         sys.exit(f"a probe failed: {failed[0]}")
-    return found, seconds
+    return probes, seconds
 
 
-async def made(settings: Settings, count: int, seed: int, documents: int) -> list[Trajectory]:
+async def make_trajectories(settings: Settings, count: int, seed: int, documents: int) -> list[Trajectory]:
     async with CompletionsClient(settings) as completions:
-        return await thoughts.trajectories(count, seed, documents, completions)
+        return await thoughts.make_trajectories(count, seed, documents, completions)
 
 
-def same_answers(ours: Sequence[Probed], others: Sequence[Probed]) -> float:
-    """Share of the points at which both ways have counted the same answers."""
+def compute_agreement(ours: Sequence[Probed], others: Sequence[Probed]) -> float:
+    """Compute the share of the points at which both probes have counted the same answers."""
     pairs = [
         (list(one.answers), list(other.answers))
         for a, b in zip(ours, others, strict=True)
@@ -131,45 +131,47 @@ def same_answers(ours: Sequence[Probed], others: Sequence[Probed]) -> float:
 
 
 @dataclass
-class Way:
-    """What one way has taken: tokens by kind, and the seconds of each round."""
+class ProbeCost:
+    """The cost of one kind of probe: tokens by kind, and the seconds of each round."""
 
     label: str
     tokens: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
 
     @property
-    def computed(self) -> int:
-        """Tokens."""
+    def computed_tokens(self) -> int:
         return self.tokens["context"] + self.tokens["generated"]
 
 
 def measure(
-    settings: Settings, started: Engine, rounds: int, trajectories: int, documents: int
-) -> tuple[Way, Way, float]:
-    """Both ways, and the share of the points at which they agree; rounds are interleaved."""
-    ways = Way("forage probe"), Way("one request a sample")
-    same = []
-    asyncio.run(probed(settings, False, asyncio.run(made(settings, 1, 0, documents))))  # the first requests take longer
+    settings: Settings, engine: Engine, rounds: int, trajectories: int, documents: int
+) -> tuple[ProbeCost, ProbeCost, float]:
+    """Measure both probes in interleaved rounds; returns their costs and the share of points at which they agree."""
+    costs = ProbeCost("forage probe"), ProbeCost("one request per sample")
+    agreements = []
+    first = asyncio.run(make_trajectories(settings, 1, 0, documents))
+    asyncio.run(probe_all(settings, False, first))  # the first requests take longer
     for number in range(1, rounds + 1):
-        chosen = asyncio.run(made(settings, trajectories, number, documents))
-        found = []
-        for naive, way in enumerate(ways):
-            before = Counter(started.counts())
-            probes, seconds = asyncio.run(probed(settings, bool(naive), chosen))
-            way.tokens += Counter(started.counts()) - before
-            way.seconds.append(seconds)
-            found.append(probes)
-        same.append(same_answers(*found))
-    return *ways, statistics.mean(same)
+        chosen = asyncio.run(make_trajectories(settings, trajectories, number, documents))
+        results = []
+        for naive, cost in enumerate(costs):
+            before = Counter(engine.read_counts())
+            probes, seconds = asyncio.run(probe_all(settings, bool(naive), chosen))
+            cost.tokens += Counter(engine.read_counts()) - before
+            cost.seconds.append(seconds)
+            results.append(probes)
+        agreements.append(compute_agreement(*results))
+    return *costs, statistics.mean(agreements)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--trajectories", type=int, default=3, help="a round")
-    parser.add_argument("--passages", type=int, default=3, help="before the thought; 0: it follows the question")
-    given = parser.parse_args()
+    parser.add_argument("--trajectories", type=int, default=3, help="per round")
+    parser.add_argument(
+        "--passages", type=int, default=3, help="passages before the thought; 0 = the thought follows the question"
+    )
+    arguments = parser.parse_args()
     console = Console(highlight=False)
     runs = Path("runs").absolute()
     folder = runs / "bench-probe"
@@ -185,21 +187,21 @@ def main() -> None:
     ]
     with (
         ensure_services(load_settings(None, overrides), Console(quiet=True), (Program.REWARD,)) as settings,
-        console.status("probing, both ways …"),
-        engine(overrides, folder / "engine.log") as started,
+        console.status("measuring both probes …"),
+        run_engine(overrides, folder / "engine.log") as engine,
     ):
-        ours, naive, same = measure(settings, started, given.rounds, given.trajectories, given.passages)
-    probes = given.rounds * given.trajectories
-    table = Table(title=f"{probes} probes of {PLAN.points + 1} points × {PLAN.samples} samples; figures are for each")
-    for column in ("", "context computed", "from the cache", "generated", "computed in all", "seconds"):
+        ours, naive, agreement = measure(settings, engine, arguments.rounds, arguments.trajectories, arguments.passages)
+    probes = arguments.rounds * arguments.trajectories
+    table = Table(title=f"{probes} probes of {PLAN.points + 1} points × {PLAN.samples} samples; values per probe")
+    for column in ("", "context computed", "from the cache", "generated", "computed in total", "seconds"):
         table.add_column(column, justify="right" if column else "left")
-    for way in (ours, naive):
-        figures = (way.tokens["context"], way.tokens["cached"], way.tokens["generated"], way.computed)
-        table.add_row(way.label, *(f"{count / probes:,.0f}" for count in figures), f"{sum(way.seconds) / probes:.2f}")
+    for cost in (ours, naive):
+        counts = (cost.tokens["context"], cost.tokens["cached"], cost.tokens["generated"], cost.computed_tokens)
+        table.add_row(cost.label, *(f"{count / probes:,.0f}" for count in counts), f"{sum(cost.seconds) / probes:.2f}")
     console.print(table)
-    console.print(f"both ways counted the same answers at {same:.1%} of the points")
+    console.print(f"both probes counted the same answers at {agreement:.1%} of the points")
     ratios = [slow / fast for fast, slow in zip(ours.seconds, naive.seconds, strict=True)]
-    result = {"token_saving": naive.computed / ours.computed, "seconds_ratio": statistics.median(ratios)}
+    result = {"token_saving": naive.computed_tokens / ours.computed_tokens, "seconds_ratio": statistics.median(ratios)}
     print(json.dumps({name: round(value, 2) for name, value in result.items()}))
 
 

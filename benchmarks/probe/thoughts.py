@@ -1,7 +1,7 @@
 """Trajectories to probe: a world question, a search with its passages, and a thought of 200 to 400 tokens of sums.
 
-The tiny policy's own thoughts have a few tokens. It is asked in the words that it knows, so that its answers are as
-short as those of a policy that has learnt to answer.
+The tiny policy's own thoughts have only a few tokens. Questions use the words of its training, so that its answers are
+as short as those of a trained policy.
 """
 
 from __future__ import annotations
@@ -23,30 +23,33 @@ from forage_common.v1.trajectory_pb2 import (
 )
 
 DATA_SOURCE = "world_facts"
-LEAST, MOST = 200, 400
+MIN_TOKENS, MAX_TOKENS = 200, 400
 FACTS = 8
-"""Sentences of a passage, about 14 tokens each: with them it is about as long as Search-R1's passages of 100 words."""
+"""Sentences of a passage, about 14 tokens each, which make it about as long as Search-R1's passages of 100 words."""
 
 
-async def trajectories(count: int, seed: int, documents: int, completions: CompletionsClient) -> list[Trajectory]:
-    """So many, no two of which are about the same places.
+async def make_trajectories(count: int, seed: int, documents: int, completions: CompletionsClient) -> list[Trajectory]:
+    """Make trajectories, each about different places.
 
     Args:
-        documents: passages of the search; without any there is no search, and the thought follows the question.
+        documents: passages of the search; with 0 there is no search, and the thought follows the question.
     """
-    chance = random.Random(seed)
-    return [await _trajectory(f"{seed}/{number}", chance, documents, completions) for number in range(count)]
+    rng = random.Random(seed)
+    return [await _make_trajectory(f"{seed}/{number}", rng, documents, completions) for number in range(count)]
 
 
-async def _trajectory(name: str, chance: random.Random, documents: int, completions: CompletionsClient) -> Trajectory:
-    land, city = _name(chance), _name(chance)
+async def _make_trajectory(name: str, rng: random.Random, documents: int, completions: CompletionsClient) -> Trajectory:
+    land, city = _make_name(rng), _make_name(rng)
     question = format_search_prompt(f"What is the capital of {land}?")
     parts = [(Role.ROLE_PROMPT, f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")]
     if documents:
-        found = [_document(chance, land, city), *(_document(chance, _name(chance)) for _ in range(1, documents))]
+        passages = [
+            _make_document(rng, land, city),
+            *(_make_document(rng, _make_name(rng)) for _ in range(1, documents)),
+        ]
         parts += [
             (Role.ROLE_MODEL, f"<think> look it up </think> <search> {land} </search>"),
-            (Role.ROLE_ENV, f"\n\n<information>{format_passages(found)}</information>\n\n"),
+            (Role.ROLE_ENV, f"\n\n<information>{format_passages(passages)}</information>\n\n"),
         ]
     trajectory = Trajectory(
         id=f"bench/{name}",
@@ -55,18 +58,18 @@ async def _trajectory(name: str, chance: random.Random, documents: int, completi
         status=Status.STATUS_OK,
     )
     for role, text in parts:
-        _add(trajectory, role, text, await completions.encode(text))
-    sums = [f" {chance.randint(2, 99)} {chance.choice('+-*')} {chance.randint(2, 99)} is not it," for _ in range(36)]
+        _append_span(trajectory, role, text, await completions.encode(text))
+    sums = [f" {rng.randint(2, 99)} {rng.choice('+-*')} {rng.randint(2, 99)} is not it," for _ in range(36)]
     opening, thought, closing = [
         await completions.encode(text) for text in ("<think>", "".join(sums), f" </think> <answer> {city} </answer>")
     ]
-    length = chance.randint(LEAST, MOST)
-    _add(trajectory, Role.ROLE_MODEL, "<think>", [*opening, *thought[:length], *closing])
+    length = rng.randint(MIN_TOKENS, MAX_TOKENS)
+    _append_span(trajectory, Role.ROLE_MODEL, "<think>", [*opening, *thought[:length], *closing])
     trajectory.turns[-1].action = ActionKind.ACTION_KIND_ANSWER
     return trajectory
 
 
-def _add(trajectory: Trajectory, role: Role.ValueType, text: str, ids: list[int]) -> None:
+def _append_span(trajectory: Trajectory, role: Role.ValueType, text: str, ids: list[int]) -> None:
     begin = len(trajectory.token_ids)
     trajectory.token_ids.extend(ids)
     trajectory.spans.append(Span(role=role, begin=begin, end=begin + len(ids), text=text))
@@ -74,11 +77,11 @@ def _add(trajectory: Trajectory, role: Role.ValueType, text: str, ids: list[int]
         trajectory.turns.append(Turn(index=len(trajectory.turns) + 1, action=ActionKind.ACTION_KIND_SEARCH))
 
 
-def _document(chance: random.Random, land: str, city: str = "") -> Document:
-    facts = [f"The capital of {land} is {city or _name(chance)}."]
-    facts += [f"The currency of {_name(chance)} is {_name(chance)}." for _ in range(FACTS - 1)]
+def _make_document(rng: random.Random, land: str, city: str = "") -> Document:
+    facts = [f"The capital of {land} is {city or _make_name(rng)}."]
+    facts += [f"The currency of {_make_name(rng)} is {_make_name(rng)}." for _ in range(FACTS - 1)]
     return Document(contents=f'"{land}"\n{" ".join(facts)}')
 
 
-def _name(chance: random.Random) -> str:
-    return "".join(chance.choice("bdgklmnrstv") + chance.choice("aeiou") for _ in range(3)).capitalize()
+def _make_name(rng: random.Random) -> str:
+    return "".join(rng.choice("bdgklmnrstv") + rng.choice("aeiou") for _ in range(3)).capitalize()

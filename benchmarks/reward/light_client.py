@@ -1,7 +1,7 @@
-"""Many clients of one unary gRPC method at little cost: gRPC's own client takes half the time that the service does.
+"""Lightweight clients of one unary gRPC method: gRPC's own client takes half of the CPU time of the service.
 
-Speaks just enough HTTP/2 (RFC 9113) for requests that fit one frame: each client has a connection and one call under
-way, and sends the next as soon as the reply is there.
+Implements the part of HTTP/2 (RFC 9113) that requests of one frame need. Each client has one connection and one call in
+flight, and sends the next when the reply has arrived.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ ACK = END_STREAM = 0x1
 END_HEADERS = 0x4
 MAX_FRAME = 16_384
 PREFIX = 5
-"""Bytes before a gRPC message: whether it is compressed, and its length."""
+"""Bytes before a gRPC message: the compression flag and the length."""
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+def build_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
-def header_block(authority: str, path: str) -> bytes:
-    """HPACK (RFC 7541): indexed fields, and literals that no table keeps."""
+def build_header_block(authority: str, path: str) -> bytes:
+    """Encode the headers with HPACK (RFC 7541): indexed fields, and literals without indexing."""
 
-    def text(value: str) -> bytes:
+    def encode_text(value: str) -> bytes:
         return bytes([len(value)]) + value.encode()
 
     post, http, path_name, authority_name, content_type_name = b"\x83", b"\x86", b"\x04", b"\x01", b"\x0f\x10"
-    trailers = b"\x00" + text("te") + text("trailers")
+    trailers = b"\x00" + encode_text("te") + encode_text("trailers")
     return (
-        post + http + path_name + text(path) + authority_name + text(authority)
-        + content_type_name + text("application/grpc") + trailers
+        post + http + path_name + encode_text(path) + authority_name + encode_text(authority)
+        + content_type_name + encode_text("application/grpc") + trailers
     )  # fmt: skip
 
 
 class Client(asyncio.Protocol):
-    """One connection. `times` gets the seconds of each call; `check` is given the last reply."""
+    """One connection. `times` holds the seconds of each call; `check` is called with the last reply."""
 
     def __init__(self, block: bytes, requests: Sequence[bytes], until: float, check: Callable[[bytes], None]) -> None:
         self.times: list[float] = []
@@ -52,7 +52,7 @@ class Client(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.write(
-            PREFACE + frame(SETTINGS, 0, 0) + frame(WINDOW_UPDATE, 0, 0, (2**31 - 2**16).to_bytes(4, "big"))
+            PREFACE + build_frame(SETTINGS, 0, 0) + build_frame(WINDOW_UPDATE, 0, 0, (2**31 - 2**16).to_bytes(4, "big"))
         )
         self._call()
 
@@ -74,7 +74,7 @@ class Client(asyncio.Protocol):
             elif kind == HEADERS and flags & END_STREAM:
                 self._finish()
             elif kind in (SETTINGS, PING) and not flags & ACK:
-                self._transport.write(frame(kind, ACK, 0, payload if kind == PING else b""))
+                self._transport.write(build_frame(kind, ACK, 0, payload if kind == PING else b""))
             elif kind in (RST_STREAM, GOAWAY):
                 self._transport.abort()
 
@@ -86,7 +86,8 @@ class Client(asyncio.Protocol):
         assert len(body) <= MAX_FRAME, "a request must fit one frame"
         self._began = time.perf_counter()
         self._transport.write(
-            frame(HEADERS, END_HEADERS, self._stream, self._block) + frame(DATA, END_STREAM, self._stream, body)
+            build_frame(HEADERS, END_HEADERS, self._stream, self._block)
+            + build_frame(DATA, END_STREAM, self._stream, body)
         )
 
     def _finish(self) -> None:
@@ -102,17 +103,17 @@ class Client(asyncio.Protocol):
         self._transport.close()
 
 
-async def load(
+async def run_clients(
     address: str, path: str, requests: Sequence[bytes], clients: int, until: float, check: Callable[[bytes], None]
 ) -> list[float]:
-    """The seconds of every call of so many clients until a time of `time.perf_counter`."""
+    """Run clients until a time of `time.perf_counter`; returns the seconds of every call."""
     host, _, port = address.rpartition(":")
-    block = header_block(address, path)
-    made = []
+    block = build_header_block(address, path)
+    connections = []
     for number in range(clients):
         own = [*requests[number * 31 % len(requests) :], *requests[: number * 31 % len(requests)]]
         client = Client(block, own, until, check)
         await asyncio.get_running_loop().create_connection(lambda client=client: client, host, int(port))
-        made.append(client)
-    await asyncio.gather(*(client.done for client in made))
-    return [seconds for client in made for seconds in client.times]
+        connections.append(client)
+    await asyncio.gather(*(client.done for client in connections))
+    return [seconds for client in connections for seconds in client.times]

@@ -1,4 +1,4 @@
-"""What training scripts do without a reward service: join the text of a row, pull it apart again with patterns."""
+"""The scoring of training scripts without a reward service: joins the text of a row and parses it with patterns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def normalize(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def valid(text: str) -> bool:
+def is_valid(text: str) -> bool:
     body = text.split("<|im_start|>assistant", 1)[1]
     if any(len(re.findall(f"<{tag}>", body)) != len(re.findall(f"</{tag}>", body)) for tag in TAGS):
         return False
@@ -40,14 +40,14 @@ def valid(text: str) -> bool:
     return state == "end"
 
 
-def reward(example: Example) -> tuple[float, float]:
-    """The training score by layers, and exact match for validation."""
+def compute_score(example: Example) -> tuple[float, float]:
+    """Compute the layered training score, and exact match for validation."""
     text = "".join(part for _, part in example.spans)
     answers = [found.group(1).strip() for found in re.finditer(r"<answer>(.*?)</answer>", text, re.DOTALL)]
     if len(answers) < 2:  # the first is the example in the prompt
         return 0.0, 0.0
     right = any(normalize(target) == normalize(answers[-1]) for target in example.targets)
-    if not valid(text):
+    if not is_valid(text):
         return (0.8, 1.0) if right else (0.1, 0.0)
     if right:
         return 1.0, 1.0

@@ -1,9 +1,9 @@
 """`make bench-reward`: the service against (a) its own functions in-process and (b) a plain loop per row.
 
-Rounds are interleaved and figures are medians over rounds. Every round measures each variant for some seconds with the
-same trajectories. (a) builds the rewards' view from plain texts and calls the training and the validation reward; the
-service adds to that protobuf on both ends, gRPC, metrics and canaries. The clients run in this process and share the
-machine with the service; of single trajectories they are light ones, whose own cost is an eighth of the service's.
+Rounds are interleaved and results are medians over rounds. Every round measures each variant for some seconds with the
+same trajectories. (a) builds the view from plain texts and calls the training and the validation reward; the service
+adds protobuf on both ends, gRPC, metrics and canaries. The clients run in this process and share the machine with the
+service; single trajectories are sent by lightweight clients, which cost an eighth of the service's CPU time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from light_client import load
-from plain_loop import reward as plain_reward
+from light_client import run_clients
+from plain_loop import compute_score as compute_plain_score
 from rich.console import Console
 from rich.table import Table
-from service import Running, reward_service
-from trajectories import Example, build_item, examples
+from service import RunningService, run_reward_service
+from trajectories import Example, build_item, make_examples
 
 from forage_common.v1 import reward_pb2, reward_pb2_grpc, trajectory_pb2
 from forage_reward import registry
@@ -36,7 +36,7 @@ WORKERS = (1, 2)
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """One variant in one round; latencies are per call."""
 
     per_s: float
@@ -45,8 +45,8 @@ class Measured:
     per_cpu_s: float
 
 
-def in_process(rows: list[Example], seconds: float) -> Measured:
-    """(a) one thread."""
+def measure_in_process(rows: list[Example], seconds: float) -> Measurement:
+    """Measure (a), with one thread."""
     train, validate = registry.bind_reward("search_r1_format", {}, "bench"), registry.bind_reward("em", {}, "bench")
 
     def score(row: Example) -> None:
@@ -55,10 +55,10 @@ def in_process(rows: list[Example], seconds: float) -> Measured:
         train(view, truth)
         validate(view, truth)
 
-    return looped(score, rows, seconds)
+    return measure_loop(score, rows, seconds)
 
 
-def looped(score: Callable[[Example], object], rows: list[Example], seconds: float) -> Measured:
+def measure_loop(score: Callable[[Example], object], rows: list[Example], seconds: float) -> Measurement:
     count, times = 0, []
     cpu, began = time.process_time(), time.perf_counter()
     while time.perf_counter() - began < seconds:
@@ -68,26 +68,28 @@ def looped(score: Callable[[Example], object], rows: list[Example], seconds: flo
         rows = rows[256:] + rows[:256]
         times.append(1000 * (time.perf_counter() - start))
         count += 256
-    return measured(count, times, time.perf_counter() - began, time.process_time() - cpu)
+    return summarize(count, times, time.perf_counter() - began, time.process_time() - cpu)
 
 
-async def served_one_by_one(service: Running, requests: list[bytes], clients: int, s: float) -> Measured:
-    """Each client has a connection of its own and one call of one trajectory under way."""
+async def measure_single(service: RunningService, requests: list[bytes], clients: int, s: float) -> Measurement:
+    """Measure clients that have one connection and one call of one trajectory in flight."""
 
     def check(reply: bytes) -> None:
         (scored,) = reward_pb2.ScoreResponse.FromString(reply).items
         assert scored.score.status == trajectory_pb2.STATUS_OK
 
     path = "/forage.v1.Reward/Score"
-    await load(service.address, path, requests, clients, time.perf_counter() + min(0.3, s / 4), check)
-    cpu, began = service.cpu_s(), time.perf_counter()
-    times = await load(service.address, path, requests, clients, began + s, check)
+    await run_clients(service.address, path, requests, clients, time.perf_counter() + min(0.3, s / 4), check)
+    cpu, began = service.measure_cpu_s(), time.perf_counter()
+    times = await run_clients(service.address, path, requests, clients, began + s, check)
     took = time.perf_counter() - began
-    return measured(len(times), [1000 * seconds for seconds in times], took, service.cpu_s() - cpu)
+    return summarize(len(times), [1000 * seconds for seconds in times], took, service.measure_cpu_s() - cpu)
 
 
-async def served(service: Running, items: list[reward_pb2.ScoreItem], batch: int, clients: int, s: float) -> Measured:
-    """The same with batches."""
+async def measure_batches(
+    service: RunningService, items: list[reward_pb2.ScoreItem], batch: int, clients: int, s: float
+) -> Measurement:
+    """Measure clients that have one connection and one call of a batch in flight."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 2**28)]
     channels = [grpc.aio.insecure_channel(service.address, options=options) for _ in range(clients)]
     times: list[float] = []
@@ -106,36 +108,36 @@ async def served(service: Running, items: list[reward_pb2.ScoreItem], batch: int
 
     until = time.perf_counter() + min(0.3, s / 4)
     await asyncio.gather(*(client(number, until, []) for number in range(clients)))  # connect, warm up
-    cpu, began = service.cpu_s(), time.perf_counter()
+    cpu, began = service.measure_cpu_s(), time.perf_counter()
     await asyncio.gather(*(client(number, began + s, times) for number in range(clients)))
     took = time.perf_counter() - began
-    found = measured(len(times) * batch, times, took, service.cpu_s() - cpu)
+    measurement = summarize(len(times) * batch, times, took, service.measure_cpu_s() - cpu)
     for channel in channels:
         await channel.close()
-    return found
+    return measurement
 
 
-def measured(count: int, times: list[float], took_s: float, cpu_s: float) -> Measured:
+def summarize(count: int, times: list[float], took_s: float, cpu_s: float) -> Measurement:
     times = sorted(times)
     p99 = times[min(len(times) - 1, int(0.99 * len(times)))]
-    return Measured(count / took_s, statistics.median(times), p99, count / max(cpu_s, 1e-9))
+    return Measurement(count / took_s, statistics.median(times), p99, count / max(cpu_s, 1e-9))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of every variant in every round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per variant and round")
     arguments = parser.parse_args()
     runs = Path(__file__).resolve().parents[2] / "runs"
     runs.mkdir(exist_ok=True)
-    rows = examples(CORPUS)
+    rows = make_examples(CORPUS)
     items = [build_item(number, row) for number, row in enumerate(rows)]
     requests = [reward_pb2.ScoreRequest(items=[item]).SerializeToString() for item in items]
-    results: dict[str, list[Measured]] = {}
+    results: dict[str, list[Measurement]] = {}
     with contextlib.ExitStack() as stack:
         services = {
             workers: stack.enter_context(
-                reward_service(
+                run_reward_service(
                     runs / f"bench-reward-{workers}.log",
                     "reward.routes.nq={name: search_r1_format}",
                     f"reward.workers={workers}",
@@ -144,52 +146,52 @@ def main() -> None:
             for workers in WORKERS
         }
         for _ in range(arguments.rounds):
-            results.setdefault("in-process", []).append(in_process(rows, arguments.seconds))
-            results.setdefault("plain loop", []).append(looped(plain_reward, rows, arguments.seconds))
+            results.setdefault("in-process", []).append(measure_in_process(rows, arguments.seconds))
+            results.setdefault("plain loop", []).append(measure_loop(compute_plain_score, rows, arguments.seconds))
             for workers, service in services.items():
                 for batch, clients in SHAPES:
                     if batch == 1:
-                        found = asyncio.run(served_one_by_one(service, requests, clients, arguments.seconds))
+                        measurement = asyncio.run(measure_single(service, requests, clients, arguments.seconds))
                     else:
-                        found = asyncio.run(served(service, items, batch, clients, arguments.seconds))
-                    results.setdefault(variant(batch, clients, workers), []).append(found)
-    report(results, rows)
+                        measurement = asyncio.run(measure_batches(service, items, batch, clients, arguments.seconds))
+                    results.setdefault(name_variant(batch, clients, workers), []).append(measurement)
+    print_report(results, rows)
 
 
-def variant(batch: int, clients: int, workers: int) -> str:
+def name_variant(batch: int, clients: int, workers: int) -> str:
     return f"{batch} x {clients}, {workers} worker{'s' if workers > 1 else ''}"
 
 
-def report(results: dict[str, list[Measured]], rows: list[Example]) -> None:
+def print_report(results: dict[str, list[Measurement]], rows: list[Example]) -> None:
     kilobytes = statistics.mean(sum(len(text) for _, text in row.spans) for row in rows) / 1000
     table = Table(title=f"reward: trajectories of {kilobytes:.1f} kB (batch x clients; ratio to in-process)")
     for column in ("variant", "scores/s", "ratio", "p50 ms", "p99 ms", "per CPU s"):
         table.add_column(column, justify="left" if column == "variant" else "right", no_wrap=True)
 
-    def median(name: str, figure: str) -> float:
-        return statistics.median(getattr(found, figure) for found in results[name])
+    def compute_median(name: str, metric: str) -> float:
+        return statistics.median(getattr(measurement, metric) for measurement in results[name])
 
-    def ratio(name: str, other: str) -> float:
-        """Median of the ratios of each round, in which both met the same neighbours on the machine."""
+    def compute_ratio(name: str, other: str) -> float:
+        """Compute the median of the ratios of each round, in which both had the same load on the machine."""
         pairs = zip(results[name], results[other], strict=True)
         return statistics.median(one.per_s / two.per_s for one, two in pairs)
 
     for name in results:
-        figures = [median(name, figure) for figure in ("per_s", "p50_ms", "p99_ms", "per_cpu_s")]
-        share = ratio(name, "in-process")
-        cells = [f"{figures[0]:.0f}", f"{share:.2f}", *(f"{value:.1f}" for value in figures[1:3]), f"{figures[3]:.0f}"]
+        medians = [compute_median(name, metric) for metric in ("per_s", "p50_ms", "p99_ms", "per_cpu_s")]
+        share = compute_ratio(name, "in-process")
+        cells = [f"{medians[0]:.0f}", f"{share:.2f}", *(f"{value:.1f}" for value in medians[1:3]), f"{medians[3]:.0f}"]
         table.add_row(name, *cells)
     Console().print(table)
     summary: dict[str, float] = {
         # One call at a time: workers share its batch.
-        "service_over_inprocess_256": ratio(variant(256, 1, 2), "in-process"),
-        "service_over_inprocess_256x32": ratio(variant(256, 32, 2), "in-process"),
-        "service_over_inprocess_256_1_worker": ratio(variant(256, 1, 1), "in-process"),
-        "service_over_plain_loop_256": ratio(variant(256, 1, 2), "plain loop"),
+        "service_over_inprocess_256": compute_ratio(name_variant(256, 1, 2), "in-process"),
+        "service_over_inprocess_256x32": compute_ratio(name_variant(256, 32, 2), "in-process"),
+        "service_over_inprocess_256_1_worker": compute_ratio(name_variant(256, 1, 1), "in-process"),
+        "service_over_plain_loop_256": compute_ratio(name_variant(256, 1, 2), "plain loop"),
         # One core for the service and one for its clients.
-        "p99_ms_1x32": median(variant(1, 32, 1), "p99_ms"),
-        "p99_ms_1x32_2_workers": median(variant(1, 32, 2), "p99_ms"),
-        "scores_per_cpu_s": median(variant(256, 32, 2), "per_cpu_s"),
+        "p99_ms_1x32": compute_median(name_variant(1, 32, 1), "p99_ms"),
+        "p99_ms_1x32_2_workers": compute_median(name_variant(1, 32, 2), "p99_ms"),
+        "scores_per_cpu_s": compute_median(name_variant(256, 32, 2), "per_cpu_s"),
         "rounds": len(results["in-process"]),
     }
     print(json.dumps({key: round(value, 3) for key, value in summary.items()}))

@@ -1,4 +1,4 @@
-"""The reward service as a process of its own, for benchmarks: starts it, waits for it, says what it costs."""
+"""The reward service as a process, for benchmarks: starts it, waits until it is ready, measures its CPU time."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ import psutil
 
 
 @dataclass(frozen=True)
-class Running:
-    """A service that answers."""
+class RunningService:
+    """A service that is ready."""
 
     address: str
     process: psutil.Process
 
-    def family(self) -> list[psutil.Process]:
-        """It and all processes that it started."""
+    def list_processes(self) -> list[psutil.Process]:
+        """List the service and all processes that it started."""
         return [self.process, *self.process.children(recursive=True)]
 
-    def cpu_s(self) -> float:
-        """Processor time of the whole family so far."""
+    def measure_cpu_s(self) -> float:
+        """Sum the CPU time of all its processes so far."""
         total = 0.0
-        for process in self.family():
+        for process in self.list_processes():
             times = process.cpu_times()
             total += times.user + times.system
         return total
 
 
-def free_address() -> str:
+def find_free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 @contextmanager
-def reward_service(log: Path, *overrides: str) -> Iterator[Running]:
-    """Serve with the given settings until the block ends."""
-    address, health = free_address(), free_address()
+def run_reward_service(log: Path, *overrides: str) -> Iterator[RunningService]:
+    """Run the service with the given settings until the block ends."""
+    address, health = find_free_address(), find_free_address()
     arguments = [f"reward.grpc_address={address}", f"reward.health_address={health}", *overrides]
-    with log.open("w") as file, _started(arguments, file) as process:
+    with log.open("w") as file, _start_process(arguments, file) as process:
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -59,11 +59,11 @@ def reward_service(log: Path, *overrides: str) -> Iterator[Running]:
                 if process.poll() is not None or time.monotonic() > deadline:
                     sys.exit(f"the service did not start: see {log}")
                 time.sleep(0.05)
-        yield Running(address, psutil.Process(process.pid))
+        yield RunningService(address, psutil.Process(process.pid))
 
 
 @contextmanager
-def _started(arguments: list[str], log: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _start_process(arguments: list[str], log: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FORAGE__")}
     process = subprocess.Popen([sys.executable, "-m", "forage_reward", *arguments], env=environment, stderr=log)
     try:

@@ -1,4 +1,4 @@
-"""Trajectories of 2 to 4 kB, the same for every run: one to three searches, passages, right and wrong answers."""
+"""Deterministic trajectories of 2 to 4 kB: one to three searches, passages, right and wrong answers."""
 
 from __future__ import annotations
 
@@ -22,47 +22,50 @@ BYTES = (2000, 4000)
 
 @dataclass(frozen=True)
 class Example:
-    """A trajectory as a training script holds it: texts by author, and accepted answers."""
+    """A trajectory in the form of a training script: texts by author, and accepted answers."""
 
     spans: tuple[tuple[str, str], ...]
     targets: tuple[str, ...]
 
 
-def examples(count: int, seed: int = 0) -> list[Example]:
-    """Deterministic; each between 2 and 4 kB."""
+def make_examples(count: int, seed: int = 0) -> list[Example]:
+    """Make examples that depend on the seed alone, each between 2 and 4 kB."""
     rng = random.Random(seed)
     words = ["".join(rng.choices("etaoinshrdlucmfwypvbgk", k=rng.randint(2, 9))) for _ in range(3000)]
 
-    def text(characters: int) -> str:
-        found = ""
-        while len(found) < characters:
-            found += rng.choice(words) + rng.choice((" ", " ", " ", ", ", ". The "))
-        return found[:characters].strip()
+    def make_text(characters: int) -> str:
+        result = ""
+        while len(result) < characters:
+            result += rng.choice(words) + rng.choice((" ", " ", " ", ", ", ". The "))
+        return result[:characters].strip()
 
-    def example() -> Example:
-        target = text(rng.randint(5, 25))
-        answer = target if rng.random() < 0.4 else text(rng.randint(5, 25))
-        spans = [("prompt", PROMPT.format(question=text(70)))]
+    def make_example() -> Example:
+        target = make_text(rng.randint(5, 25))
+        answer = target if rng.random() < 0.4 else make_text(rng.randint(5, 25))
+        spans = [("prompt", PROMPT.format(question=make_text(70)))]
         searches = rng.randint(1, 3)
         for turn in range(searches):
-            spans.append(("model", f"<think>{text(rng.randint(60, 200))}</think>\n<search>{text(30)}</search>"))
-            evidence = target if turn == 0 and rng.random() < 0.5 else text(15)
-            passages = f"Doc 1(Title: {text(20)}) {text(1000 // searches)} {evidence}. Doc 2(Title: {text(20)}) "
-            spans.append(("env", f"\n\n<information>{passages}{text(700 // searches)}</information>\n\n"))
+            spans.append(
+                ("model", f"<think>{make_text(rng.randint(60, 200))}</think>\n<search>{make_text(30)}</search>")
+            )
+            evidence = target if turn == 0 and rng.random() < 0.5 else make_text(15)
+            passages = f"Doc 1(Title: {make_text(20)}) {make_text(1000 // searches)} {evidence}. "
+            passages += f"Doc 2(Title: {make_text(20)}) "
+            spans.append(("env", f"\n\n<information>{passages}{make_text(700 // searches)}</information>\n\n"))
         close = "</answer>" if rng.random() < 0.9 else ""
-        spans.append(("model", f"<think>{text(rng.randint(60, 200))}</think>\n<answer>{answer}{close}<|im_end|>"))
-        return Example(tuple(spans), (target, text(12)))
+        spans.append(("model", f"<think>{make_text(rng.randint(60, 200))}</think>\n<answer>{answer}{close}<|im_end|>"))
+        return Example(tuple(spans), (target, make_text(12)))
 
-    found: list[Example] = []
-    while len(found) < count:
-        made = example()
-        if BYTES[0] <= sum(len(part) for _, part in made.spans) <= BYTES[1]:
-            found.append(made)
-    return found
+    examples: list[Example] = []
+    while len(examples) < count:
+        example = make_example()
+        if BYTES[0] <= sum(len(part) for _, part in example.spans) <= BYTES[1]:
+            examples.append(example)
+    return examples
 
 
 def build_item(number: int, example: Example) -> reward_pb2.ScoreItem:
-    """As the rollout service sends it."""
+    """Build the item that the rollout service would send."""
     return reward_pb2.ScoreItem(
         trajectory_id=f"bench/nq/train/{number}/0",
         data_source="nq",

@@ -38,14 +38,14 @@ def view(*spans: tuple[Role, str]) -> TrajectoryView:
 
 
 @pytest.mark.parametrize("row", rows("normalize_answer"))
-def test_answers_are_normalised_as_in_published_figures(row: dict[str, Any]) -> None:
+def test_answers_are_normalised_as_in_published_results(row: dict[str, Any]) -> None:
     value = row["value"]
     if isinstance(value, dict):
         value = value["text"] * value["times"]
     assert normalize_answer(value) == row["want"]
 
 
-def test_no_value_normalises_to_nothing() -> None:
+def test_a_missing_value_normalises_to_an_empty_text() -> None:
     assert normalize_answer(None) == ""
 
 
@@ -78,7 +78,7 @@ def test_evidence_is_a_gold_inside_an_observation(row: dict[str, Any]) -> None:
         ([(Role.MODEL, "<answer>a <answer>b</answer>")], "a <answer>b"),
     ],
 )
-def test_only_what_the_model_wrote_in_one_piece_is_an_answer(spans: list[tuple[Role, str]], want: str | None) -> None:
+def test_only_uninterrupted_model_text_is_an_answer(spans: list[tuple[Role, str]], want: str | None) -> None:
     assert extract_solution(view(*spans)) == want
 
 
@@ -102,7 +102,7 @@ def test_a_normal_form_has_single_spaces_and_no_articles(text: str) -> None:
 
 
 @given(st.text() | st.text(alphabet="AaNnTtHhEe .'\u0130\u03a3\u0307\u3000"))
-def test_a_normal_form_is_its_own_normal_form(text: str) -> None:
+def test_normalisation_is_idempotent(text: str) -> None:
     assert normalize_answer(normalize_answer(text)) == normalize_answer(text)
 
 
@@ -112,14 +112,14 @@ def test_the_prediction_itself_as_a_gold_always_matches(prediction: str, others:
 
 
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", "x", "\n", "<answ", "er>"]), max_size=12))
-def test_blocks_are_those_of_the_lazy_pattern(parts: list[str]) -> None:
+def test_blocks_equal_the_matches_of_the_lazy_regular_expression(parts: list[str]) -> None:
     import re
 
     text = "".join(parts)
     assert find_blocks(text, Tag.ANSWER) == re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
 
 
-def test_a_million_openers_without_closer_are_read_in_one_pass() -> None:
+def test_a_million_opening_tags_without_a_closing_tag_are_read_in_linear_time() -> None:
     # The lazy pattern would need 10^12 steps here, so the suite's time limit is what fails.
     assert find_blocks("<answer>" * 1_000_000, Tag.ANSWER) == []
 
@@ -160,9 +160,7 @@ def test_a_gold_may_stand_inside_a_longer_answer(prediction: str, golds: str | l
         ("ab", "ab", 1.0),
     ],
 )
-def test_words_in_common_are_counted_against_the_nearest_gold(
-    prediction: str, golds: str | list[str], want: float
-) -> None:
+def test_f1_compares_with_the_closest_gold(prediction: str, golds: str | list[str], want: float) -> None:
     assert f1(prediction, golds) == pytest.approx(want)
 
 
@@ -170,7 +168,7 @@ words = st.lists(st.sampled_from(["Oslo", "oslo", "the", "!", "new", "York", "-5
 
 
 @given(words, st.lists(words, max_size=3))
-def test_the_three_comparisons_agree(prediction: str, golds: list[str]) -> None:
+def test_exact_match_implies_substring_match_and_full_f1(prediction: str, golds: list[str]) -> None:
     share = f1(prediction, golds)
     assert 0.0 <= share <= 1.0
     if em_check(prediction, golds):
@@ -197,6 +195,6 @@ def test_the_last_block_is_the_last_of_all_blocks(text: str) -> None:
 
 
 @given(st.text(st.sampled_from("aAnthe .,-_9é–’\x00ß\u0663²٣\u00a0\n"), max_size=30))
-def test_the_quick_way_to_normalize_is_the_pattern(text: str) -> None:
+def test_fast_normalisation_equals_the_regular_expression(text: str) -> None:
     bare = text.lower().translate(str.maketrans("", "", string.punctuation))
     assert normalize_answer(text) == " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())

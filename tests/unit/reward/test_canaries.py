@@ -14,16 +14,16 @@ SEARCH = "<think>t</think><search>q</search>"
 PASSAGE = "<information>Doc 1(Title: Oslo) Oslo is the capital.</information>"
 
 
-def fired(*texts: str, prompt: str = PROMPT, targets: tuple[str, ...] = ("Oslo",)) -> set[Canary]:
-    """Model and environment take turns."""
+def find_fired(*texts: str, prompt: str = PROMPT, targets: tuple[str, ...] = ("Oslo",)) -> set[Canary]:
+    """Return the canaries of texts written by model and environment in turn."""
     roles = (Role.MODEL, Role.ENV)
     spans = (Span(Role.PROMPT, prompt), *(Span(roles[index % 2], text) for index, text in enumerate(texts)))
     return set(find_canaries(TrajectoryView(spans), GroundTruth(targets)))
 
 
 def test_an_honest_trajectory_fires_nothing() -> None:
-    assert fired(SEARCH, PASSAGE, "<think>t</think><answer>Oslo</answer>") == set()
-    assert fired("<think>t</think><answer>Rome</answer>") == set()
+    assert find_fired(SEARCH, PASSAGE, "<think>t</think><answer>Oslo</answer>") == set()
+    assert find_fired("<think>t</think><answer>Rome</answer>") == set()
 
 
 @pytest.mark.parametrize(
@@ -43,21 +43,21 @@ def test_an_honest_trajectory_fires_nothing() -> None:
     ],
 )
 def test_each_canary_fires_alone_on_its_pattern(texts: tuple[str, ...], canary: Canary) -> None:
-    assert fired(*texts) == {canary}
+    assert find_fired(*texts) == {canary}
 
 
-def test_the_answer_of_the_example_is_no_offence_where_it_is_right() -> None:
-    assert fired(SEARCH, PASSAGE, "<answer>Beijing</answer>", targets=("Beijing",)) == set()
+def test_the_answer_of_the_example_fires_nothing_where_it_is_right() -> None:
+    assert find_fired(SEARCH, PASSAGE, "<answer>Beijing</answer>", targets=("Beijing",)) == set()
 
 
 def test_the_length_is_measured_against_the_longest_accepted_answer() -> None:
     long = "word " * (MAX_WORDS_BEYOND + 2)
-    assert fired(f"<answer>{long}</answer>", targets=("a", "two words or more")) == set()
+    assert find_fired(f"<answer>{long}</answer>", targets=("a", "two words or more")) == set()
 
 
-def test_feedback_that_names_the_tags_is_no_passage() -> None:
+def test_feedback_that_names_the_tags_is_not_a_passage() -> None:
     feedback = "\nMy action is invalid. Put the query between <search> and </search>, the answer in <answer>.\n"
-    assert fired("x", feedback, "<answer>Oslo</answer>") == set()
+    assert find_fired("x", feedback, "<answer>Oslo</answer>") == set()
 
 
 TEXTS = st.lists(st.sampled_from(["<answer>", "</answer>", "<search>", "<information>", "</information>", "a", "&lt;"]))
@@ -65,4 +65,4 @@ TEXTS = st.lists(st.sampled_from(["<answer>", "</answer>", "<search>", "<informa
 
 @given(st.lists(TEXTS.map("".join), max_size=6), st.lists(st.text(), max_size=2))
 def test_no_text_raises(texts: list[str], targets: list[str]) -> None:
-    assert fired(*texts, targets=tuple(targets)) <= set(Canary)
+    assert find_fired(*texts, targets=tuple(targets)) <= set(Canary)

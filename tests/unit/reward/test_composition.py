@@ -1,4 +1,4 @@
-"""Rewards that add up, and what becomes of the sum when one of them has no number."""
+"""Weighted sums of rewards, and sums with a part that has no value."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from forage_reward.trajectory import GroundTruth, TrajectoryView
 EMPTY, TRUTH = TrajectoryView(()), GroundTruth(("Oslo",))
 
 
-def constant(score: Score) -> Part:
+def build_part(score: Score) -> Part:
     return Part(score.reward, 2.0, lambda view, truth: score)
 
 
 def ok(name: str, *components: Component) -> Part:
-    return constant(sum_components(name, components, "fine"))
+    return build_part(sum_components(name, components, "fine"))
 
 
 def abstains(name: str) -> Part:
-    return constant(withhold_score(Status.ABSTAIN, name, "nothing to say"))
+    return build_part(withhold_score(Status.ABSTAIN, name, "nothing to say"))
 
 
 def test_components_keep_their_raw_value_and_are_weighted() -> None:
@@ -52,23 +52,23 @@ def test_components_keep_their_raw_value_and_are_weighted() -> None:
     assert (score.status, score.total, score.reward) == (Status.OK, 1.0, "a+b")
 
 
-def test_who_abstains_adds_nothing_and_is_listed() -> None:
+def test_a_part_that_abstains_adds_nothing_and_is_listed() -> None:
     score = compose_scorers("whole", [ok("a", Component("x", 1.0, 1.0)), abstains("b")])(EMPTY, TRUTH)
     assert (score.status, score.total) == (Status.OK, 2.0)
     assert score.components[-1] == Component("_b.abstained", 1.0, 0.0)
     assert "b: nothing to say" in score.detail
 
 
-def test_when_all_abstain_the_whole_abstains() -> None:
+def test_the_sum_abstains_when_all_parts_abstain() -> None:
     score = compose_scorers("whole", [abstains("a"), abstains("b")])(EMPTY, TRUTH)
     assert (score.status, score.total) == (Status.ABSTAIN, 0.0)
 
 
 @pytest.mark.parametrize("status", [Status.INVALID_INPUT, Status.TIMEOUT, Status.INTERNAL])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_one_part_without_a_number_leaves_the_whole_without_one(status: Status, place: int) -> None:
+def test_one_part_without_a_value_leaves_the_sum_without_one(status: Status, place: int) -> None:
     parts = [ok("a", Component("x", 1.0, 1.0)), abstains("b")]
-    parts.insert(place, constant(withhold_score(status, "c", "broken")))
+    parts.insert(place, build_part(withhold_score(status, "c", "broken")))
     score = compose_scorers("whole", parts)(EMPTY, TRUTH)
     assert (score.status, score.total, score.components) == (status, 0.0, ())
     assert score.detail == "c: broken"
@@ -91,7 +91,7 @@ def test_the_total_is_the_weighted_sum_of_the_parts(parts: list[tuple[float, lis
     assert score.total == pytest.approx(sum(kept), abs=1e-6)
 
 
-def item(text: str, truth: trajectory_pb2.GroundTruth | None = None) -> reward_pb2.ScoreItem:
+def build_item(text: str, truth: trajectory_pb2.GroundTruth | None = None) -> reward_pb2.ScoreItem:
     return reward_pb2.ScoreItem(
         data_source="nq",
         spans=[trajectory_pb2.Span(role=trajectory_pb2.ROLE_MODEL, text=text)],
@@ -99,14 +99,14 @@ def item(text: str, truth: trajectory_pb2.GroundTruth | None = None) -> reward_p
     )
 
 
-def judge(*components: RewardComponent) -> RewardRouter:
+def build_router(*components: RewardComponent) -> RewardRouter:
     return RewardRouter({"nq": RewardRoute(components=components)})
 
 
 def test_a_route_of_components_scores_each_and_validates_by_em_alone() -> None:
     components = RewardComponent(name="em", weight=0.5), RewardComponent(name="f1", weight=2.0)
-    both = judge(*components)
-    found = both.score(item("<answer>Oslo city</answer>"))
+    both = build_router(*components)
+    found = both.score(build_item("<answer>Oslo city</answer>"))
     assert found.score.reward == "em+f1"
     assert found.score.total == pytest.approx(2 * 2 / 3)
     assert {part.name: (part.raw, part.weighted) for part in found.score.components} == {
@@ -122,16 +122,16 @@ def test_a_route_of_components_scores_each_and_validates_by_em_alone() -> None:
 
 
 def test_the_same_reward_may_come_twice_under_two_labels() -> None:
-    found = judge(
+    found = build_router(
         RewardComponent(name="em"), RewardComponent(name="em", label="strict", params={"format_score": -1.0})
-    ).score(item("<answer>Rome</answer>"))
+    ).score(build_item("<answer>Rome</answer>"))
     assert found.score.total == -1.0
     assert found.score.reward == "em+strict"
 
 
 def test_a_structured_part_can_be_spread_over_tokens_after_composition() -> None:
-    found = judge(RewardComponent(name="structured", weight=2.0), RewardComponent(name="em")).score(
-        item("<think>t</think><answer>Oslo</answer>")
+    found = build_router(RewardComponent(name="structured", weight=2.0), RewardComponent(name="em")).score(
+        build_item("<think>t</think><answer>Oslo</answer>")
     )
     components = [Component(part.name, part.raw, part.weighted) for part in found.score.components]
     reward = structured_reward(components)
@@ -141,7 +141,7 @@ def test_a_structured_part_can_be_spread_over_tokens_after_composition() -> None
 
 def test_a_sum_that_is_not_finite_is_internal_and_never_a_reward() -> None:
     big = RewardComponent(name="em", weight=1e308, params={"score": 1e308})
-    found = judge(big).score(item("<answer>Oslo</answer>"))
+    found = build_router(big).score(build_item("<answer>Oslo</answer>"))
     assert found.score.status == trajectory_pb2.STATUS_INTERNAL
     assert (found.score.total, found.validation_score.total) == (0.0, 1.0)
 
@@ -157,7 +157,9 @@ def test_a_part_that_raises_is_internal_and_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         registry, "REWARDS", {**registry.REWARDS, "faulty": Reward("faulty", "fails", NoParams, raising)}
     )
-    found = judge(RewardComponent(name="em"), RewardComponent(name="faulty")).score(item("<answer>Oslo</answer>"))
+    found = build_router(RewardComponent(name="em"), RewardComponent(name="faulty")).score(
+        build_item("<answer>Oslo</answer>")
+    )
     assert found.score.status == trajectory_pb2.STATUS_INTERNAL
     assert found.score.detail == "faulty: RecursionError: too deep"
 
@@ -179,14 +181,14 @@ def test_a_part_that_raises_is_internal_and_named(monkeypatch: pytest.MonkeyPatc
         ("{components: [{name: em, params: {skore: 1}}]}", "routes.nq.components.0.params.skore does not exist"),
     ],
 )
-def test_a_wrong_composition_ends_the_start_with_a_sentence(tmp_path: Path, route: str, sentence: str) -> None:
+def test_an_invalid_composition_is_a_settings_error(tmp_path: Path, route: str, sentence: str) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(f"reward: {{routes: {{nq: {route}}}}}")
     with pytest.raises(SettingsError, match=sentence):
         RewardRouter(load_settings(file, environ={}).reward.routes)
 
 
-def test_the_present_form_of_a_route_stays_valid_and_both_survive_a_round_trip(tmp_path: Path) -> None:
+def test_routes_of_one_reward_and_of_components_survive_a_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("reward: {routes: {nq: {name: em}, hotpotqa: {components: [{name: em, weight: 0.5}]}}}")
     settings = load_settings(file, environ={})
@@ -200,10 +202,10 @@ def test_the_present_form_of_a_route_stays_valid_and_both_survive_a_round_trip(t
 )
 def test_a_countdown_problem_is_validated_by_its_own_score(answer: str, want: float) -> None:
     problem = trajectory_pb2.GroundTruth(countdown_target=7, countdown_numbers=[3, 4])
-    validation = judge(RewardComponent(name="countdown")).score(item(answer, problem)).validation_score
+    validation = build_router(RewardComponent(name="countdown")).score(build_item(answer, problem)).validation_score
     assert (validation.reward, validation.status, validation.total) == ("countdown", trajectory_pb2.STATUS_OK, want)
 
 
-def test_infinite_weights_are_refused_in_code_too() -> None:
+def test_infinite_weights_are_refused_in_code() -> None:
     with pytest.raises(ValueError, match="finite"):
         RewardComponent(name="em", weight=math.inf)

@@ -22,29 +22,29 @@ from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/reward/countdown.jsonl").open()]
 
 
-def expanded(text: str | list[Any]) -> str:
-    """A text, or pieces of one: strings and [string, times]."""
+def expand(text: str | list[Any]) -> str:
+    """Expand a text, or the pieces of one: strings and [string, times]."""
     if isinstance(text, str):
         return text
     return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in text)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: expanded(row["text"])[-30:])
-def test_an_equation_earns_what_the_rules_say(row: dict[str, Any]) -> None:
-    view = TrajectoryView((Span(Role.MODEL, expanded(row["text"])),))
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: expand(row["text"])[-30:])
+def test_an_equation_earns_its_expected_reward(row: dict[str, Any]) -> None:
+    view = TrajectoryView((Span(Role.MODEL, expand(row["text"])),))
     truth = GroundTruth((), row["target"], tuple(row["numbers"]))
     score = bind_reward("countdown", row["params"], "here")(view, truth)
     assert (score.status, score.total) == (Status.OK, pytest.approx(row["want"]))
     assert len(score.detail) < 1000
 
 
-def test_without_a_target_there_is_no_verdict() -> None:
+def test_without_a_target_the_status_is_invalid_input() -> None:
     view = TrajectoryView((Span(Role.MODEL, "<answer>3</answer>"),))
     score = bind_reward("countdown", {}, "here")(view, GroundTruth((), None, (3,)))
     assert (score.status, score.components) == (Status.INVALID_INPUT, ())
 
 
-def test_only_what_the_model_wrote_is_scored_and_its_end_of_turn_is_no_part_of_the_line() -> None:
+def test_only_model_text_without_its_end_of_turn_is_scored() -> None:
     spans = (Span(Role.PROMPT, "e.g. <answer>3</answer>\nAssistant:"), Span(Role.MODEL, "hm\n<answer>3</answer></s>\n"))
     truth = GroundTruth((), 3, (3,))
     assert bind_reward("countdown", {}, "here")(TrajectoryView(spans, "</s>"), truth).total == 1.0
@@ -55,15 +55,15 @@ def test_only_what_the_model_wrote_is_scored_and_its_end_of_turn_is_no_part_of_t
 _APPLY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-def by_python(node: ast.expr) -> Fraction:
-    """The value that Python's own grammar gives an expression."""
+def evaluate_with_python(node: ast.expr) -> Fraction:
+    """Evaluate an expression by Python's own grammar."""
     match node:
         case ast.Constant(value=int(value)):
             return Fraction(value)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -by_python(operand)
+            return -evaluate_with_python(operand)
         case ast.BinOp(left=left, op=op, right=right):
-            value: Fraction = _APPLY[type(op)](by_python(left), by_python(right))
+            value: Fraction = _APPLY[type(op)](evaluate_with_python(left), evaluate_with_python(right))
             return value
     raise AssertionError(ast.dump(node))
 
@@ -84,9 +84,9 @@ expressions = st.recursive(
 
 
 @given(expressions)
-def test_its_values_are_those_of_pythons_grammar(text: str) -> None:
+def test_values_equal_those_of_pythons_grammar(text: str) -> None:
     try:
-        want = by_python(ast.parse(text, mode="eval").body)
+        want = evaluate_with_python(ast.parse(text, mode="eval").body)
     except ZeroDivisionError:
         want = None
     if want is None:
@@ -97,7 +97,7 @@ def test_its_values_are_those_of_pythons_grammar(text: str) -> None:
 
 
 @given(st.text(max_size=60) | st.text(alphabet="0123456789+-*/() \t.e_xjL%,=\n\u00a0\uff11", max_size=60))
-def test_any_text_is_a_value_or_a_reason(text: str) -> None:
+def test_any_text_has_a_value_or_an_error(text: str) -> None:
     try:
         value = evaluate(text)
     except ArithmeticFormError as error:
@@ -126,7 +126,7 @@ def test_any_text_is_a_value_or_a_reason(text: str) -> None:
         ("01", "leading zeros"),
     ],
 )
-def test_what_is_no_expression_says_why(text: str, reason: str) -> None:
+def test_an_invalid_expression_raises_an_error_with_its_reason(text: str, reason: str) -> None:
     with pytest.raises(ArithmeticFormError, match=reason):
         evaluate(text)
 

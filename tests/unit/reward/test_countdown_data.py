@@ -1,5 +1,4 @@
-"""`forage data countdown` against the reward that judges it: every problem can be solved, and its own solution earns
-all there is."""
+"""`forage data countdown` and its reward: every problem is solvable, and its solution earns the full score."""
 
 from __future__ import annotations
 
@@ -16,25 +15,25 @@ from forage_reward.rewards.countdown import REWARD, Params
 from forage_reward.trajectory import GroundTruth, Role, Span, TrajectoryView
 
 
-def earned(answer: str, truth: GroundTruth, prompt: str = "") -> float:
+def compute_score(answer: str, truth: GroundTruth, prompt: str = "") -> float:
     spans = (Span(Role.PROMPT, prompt), Span(Role.MODEL, f"<think>t</think>\n<answer> {answer} </answer><|im_end|>"))
     return REWARD.compute_score(TrajectoryView(spans), truth, Params()).total
 
 
 @given(st.integers(), st.sampled_from(SIZES))
-def test_the_generators_own_solution_earns_the_whole_reward(seed: int, size: int) -> None:
+def test_the_solution_of_the_generator_earns_the_full_score(seed: int, size: int) -> None:
     problem = draw_problem(size, random.Random(seed))
     truth = GroundTruth(countdown_target=problem.target, countdown_numbers=problem.numbers)
     prompt = PROMPT.format(numbers=", ".join(map(str, problem.numbers)), target=problem.target)
     assert len(problem.numbers) == size
     assert all(1 <= number <= MAX_NUMBER for number in problem.numbers)
-    assert earned(problem.solution, truth, prompt) == 1.0
-    assert earned(f"({problem.solution}) + 1 - 1", truth, prompt) == 0.1
+    assert compute_score(problem.solution, truth, prompt) == 1.0
+    assert compute_score(f"({problem.solution}) + 1 - 1", truth, prompt) == 0.1
     other = GroundTruth(countdown_target=problem.target + 1, countdown_numbers=problem.numbers)
-    assert earned(problem.solution, other, prompt) == 0.1
+    assert compute_score(problem.solution, other, prompt) == 0.1
 
 
-def test_every_problem_of_a_data_set_is_new_within_its_limits_and_can_be_solved() -> None:
+def test_every_problem_of_a_data_set_is_unique_within_its_limits_and_solvable() -> None:
     found = list(islice(generate_problems((3, 4), 50, seed=7), 3_000))
     assert len({(p.target, *sorted(p.numbers)) for p in found}) == len(found)
     for problem in found:

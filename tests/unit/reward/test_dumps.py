@@ -32,7 +32,7 @@ SPANS = [{"role": "prompt", "text": "q"}, {"role": "model", "text": "<answer>Osl
         ({"reward_model": {"style": "rule", "ground_truth": {"target": ["Oslo"]}}}, GroundTruth(("Oslo",))),
     ],
 )
-def test_the_truth_comes_in_several_forms(row: dict[str, Any], truth: GroundTruth) -> None:
+def test_ground_truth_is_read_in_every_supported_form(row: dict[str, Any], truth: GroundTruth) -> None:
     assert read_row({"text": "x", **row}).truth == truth
 
 
@@ -64,7 +64,7 @@ def test_a_raw_text_is_split_at_its_role_marker_if_it_has_one(text: str, want: l
     assert [(span.role, span.text) for span in split_raw_text(text)] == want
 
 
-def test_a_prompt_beside_a_response_is_prompt() -> None:
+def test_the_prompt_of_a_response_is_a_prompt_span() -> None:
     row = read_row({"prompt": "<answer>no</answer>", "response": "yes", "targets": "yes"})
     assert row.view.spans == (Span(Role.PROMPT, "<answer>no</answer>"), Span(Role.MODEL, "yes"))
 
@@ -92,7 +92,7 @@ def test_a_prompt_beside_a_response_is_prompt() -> None:
         ('{"text": "a", "targets": "a", "data_source": 1}', "data_source is no text"),
     ],
 )
-def test_a_malformed_row_says_what_is_wrong(line: str, sentence: str) -> None:
+def test_a_malformed_row_raises_an_error_with_its_reason(line: str, sentence: str) -> None:
     with pytest.raises(RowError, match=sentence):
         parse_row(line)
 
@@ -107,7 +107,7 @@ JUDGE = RewardRouter({ANY: RewardRoute(name="em"), "nq": RewardRoute(name="f1")}
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES), json_values, max_size=5) | json_values, max_size=5))
-def test_every_line_in_is_a_line_out(rows: list[Any]) -> None:
+def test_every_input_line_has_an_output_line(rows: list[Any]) -> None:
     out, done = io.StringIO(), []
     lines = [json.dumps(row) + "\n" for row in rows]
     summary = score_lines(lines, JUDGE, lambda named: ANY, out, done.append)
@@ -118,7 +118,7 @@ def test_every_line_in_is_a_line_out(rows: list[Any]) -> None:
     assert all(record["status"] in ("ok", "invalid_input", "malformed") for record in records)
 
 
-def test_a_summary_counts_by_data_source_and_means_only_what_has_a_number() -> None:
+def test_a_summary_counts_by_data_source_and_averages_only_values() -> None:
     rows = [
         {"text": "<answer>Oslo city</answer>", "targets": "Oslo", "data_source": "nq"},
         {"text": "<answer>Oslo</answer>", "targets": "Oslo", "data_source": "nq"},

@@ -1,4 +1,4 @@
-"""Texts written to stall, crash or bloat a worker. What bounds the work is asserted, not the clock."""
+"""Texts written to stall a worker, crash it or exhaust its memory. Tests assert bounds of work, not of time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIECES += ["\ud800", "9", "<kg-query>", "<search><answer>", "<information>", "\n
 @pytest.mark.parametrize("form", ["{}", "<think></think><answer>{}</answer>"], ids=["text", "answer"])
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("name", PURE)
-def test_ten_megabytes_get_a_score_in_memory_of_their_own_order(name: str, piece: str, form: str) -> None:
+def test_ten_megabytes_are_scored_in_proportional_memory(name: str, piece: str, form: str) -> None:
     view = TrajectoryView((Span(Role.MODEL, form.format(piece * (TEN_MB // len(piece)))),))
     size = len(view.spans[0].text.encode("utf-8", "surrogatepass"))
     tracemalloc.start()
@@ -47,7 +47,7 @@ def test_a_hostile_answer_is_a_wrong_answer(name: str, answer: str) -> None:
     assert score.total <= 0.1
 
 
-def test_a_sequence_beyond_the_limit_is_invalid_whatever_it_holds() -> None:
+def test_a_sequence_beyond_the_limit_is_invalid() -> None:
     turn = "<think>t</think><search>q</search><information>d</information>"
     end = "<think>t</think><answer>a</answer>"
     assert is_valid_sequence(turn * 100 + end).valid

@@ -33,12 +33,12 @@ def searched(passage: str, ending: str, end_of_turn: str = "") -> TrajectoryView
     return TrajectoryView(spans, end_of_turn)
 
 
-def judged(view: TrajectoryView, name: str = "search_r1_format", **params: float) -> Score:
+def compute_score(view: TrajectoryView, name: str = "search_r1_format", **params: float) -> Score:
     return bind_reward(name, params, "here")(view, TRUTH)
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_trajectory_earns_what_the_rules_say(row: dict[str, Any]) -> None:
+def test_a_trajectory_earns_its_expected_reward(row: dict[str, Any]) -> None:
     view = TrajectoryView(
         split_spans(row["dump"]) if "dump" in row else tuple(Span(Role(role), text) for role, text in row["spans"])
     )
@@ -64,7 +64,7 @@ def test_every_layer_has_its_own_weight_and_component(
     view: TrajectoryView, total: float, raw: dict[str, float]
 ) -> None:
     weights = {"score": 8.0, "structure_format_score": 4.0, "final_format_score": 2.0, "retrieval_score": 1.0}
-    score = judged(view, **weights)
+    score = compute_score(view, **weights)
     assert score.total == total
     assert {component.name: component.raw for component in score.components} == raw
 
@@ -72,7 +72,7 @@ def test_every_layer_has_its_own_weight_and_component(
 @pytest.mark.parametrize(("view", "_", "raw"), LAYERS)
 @pytest.mark.parametrize("name", PURE)
 def test_the_weighted_components_add_up_to_the_total(name: str, view: TrajectoryView, _: float, raw: object) -> None:
-    score = judged(view, name)
+    score = compute_score(view, name)
     assert score.total == pytest.approx(sum(component.weighted for component in score.components))
 
 
@@ -89,27 +89,27 @@ def test_the_weighted_components_add_up_to_the_total(name: str, view: Trajectory
     ],
 )
 def test_one_end_of_turn_marker_is_stripped_from_the_end(ending: str, end_of_turn: str, total: float) -> None:
-    assert judged(searched("d", ending, end_of_turn)).total == pytest.approx(total)
+    assert compute_score(searched("d", ending, end_of_turn)).total == pytest.approx(total)
 
 
-def test_an_end_of_turn_in_a_span_of_its_own_is_stripped_too() -> None:
+def test_an_end_of_turn_in_a_separate_span_is_stripped() -> None:
     view = searched("d", RIGHT)
-    assert judged(TrajectoryView((*view.spans, Span(Role.MODEL, "</s>")), "</s>")).total == 1.0
+    assert compute_score(TrajectoryView((*view.spans, Span(Role.MODEL, "</s>")), "</s>")).total == 1.0
 
 
 def test_a_blank_answer_is_an_answer() -> None:
-    assert judged(searched("d", "<think>t</think><answer> </answer>")).detail.startswith("wrong answer")
+    assert compute_score(searched("d", "<think>t</think><answer> </answer>")).detail.startswith("wrong answer")
 
 
 @pytest.mark.parametrize("name", OF_TARGETS)
-def test_without_accepted_answers_there_is_no_verdict(name: str) -> None:
+def test_without_accepted_answers_the_status_is_invalid_input(name: str) -> None:
     score = bind_reward(name, {}, "here")(searched("d", RIGHT), GroundTruth(countdown_target=3))
     assert score.status is Status.INVALID_INPUT
     assert "targets" in score.detail
 
 
-def test_the_detail_quotes_what_broke_the_format() -> None:
-    assert "'but'" in judged(searched("d", "but " + RIGHT)).detail
+def test_the_detail_quotes_the_violation_of_the_format() -> None:
+    assert "'but'" in compute_score(searched("d", "but " + RIGHT)).detail
 
 
 TAGS = [form.format(tag) for tag in ("think", "search", "information", "answer") for form in ("<{}>", "</{}>")]
@@ -121,7 +121,7 @@ any_spans = st.lists(st.builds(Span, st.sampled_from(Role), texts), max_size=8).
 
 
 @given(any_spans, st.lists(st.text(max_size=5), max_size=3).map(tuple), st.text(max_size=4))
-def test_whatever_a_model_writes_gets_a_bounded_score(
+def test_any_model_text_gets_a_bounded_score(
     spans: tuple[Span, ...], targets: tuple[str, ...], end_of_turn: str
 ) -> None:
     for name in PURE:
@@ -132,21 +132,21 @@ def test_whatever_a_model_writes_gets_a_bounded_score(
 
 
 @given(texts)
-def test_the_spans_of_a_dump_join_to_the_dump(text: str) -> None:
+def test_the_spans_of_a_dump_concatenate_to_the_dump(text: str) -> None:
     assert "".join(span.text for span in split_spans(text)) == text
 
 
 @given(any_spans, texts)
-def test_what_the_environment_writes_never_makes_an_answer(spans: tuple[Span, ...], injected: str) -> None:
+def test_environment_text_never_contains_an_answer(spans: tuple[Span, ...], injected: str) -> None:
     def match(view: TrajectoryView) -> float:
-        return judged(view, "em").total
+        return compute_score(view, "em").total
 
     before = match(TrajectoryView((*spans, Span(Role.ENV, ""))))
     assert match(TrajectoryView((*spans, Span(Role.ENV, injected)))) == before
 
 
 @pytest.mark.parametrize("piece", ["<answer>", "</answer>", "<information>", "<answer></answer>", "a ", "\x00", "((("])
-def test_megabytes_from_a_model_do_not_stall_a_worker(piece: str) -> None:
+def test_megabytes_of_model_text_are_scored_in_linear_time(piece: str) -> None:
     huge = piece * (4_000_000 // len(piece))
     view = TrajectoryView((Span(Role.MODEL, huge), Span(Role.ENV, f"<information>{huge}</information>")))
     for name in PURE:

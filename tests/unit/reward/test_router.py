@@ -1,4 +1,4 @@
-"""Routing, and what becomes of items and rewards that are at fault."""
+"""Routing, invalid items and failing rewards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forage_reward.trajectory import GroundTruth, TrajectoryView
 MODEL, ENV = trajectory_pb2.ROLE_MODEL, trajectory_pb2.ROLE_ENV
 
 
-def item(
+def build_item(
     text: str, source: str = "world_facts", role: trajectory_pb2.Role = MODEL, targets: tuple[str, ...] = ("Oslo",)
 ) -> reward_pb2.ScoreItem:
     return reward_pb2.ScoreItem(
@@ -30,24 +30,24 @@ def item(
     )
 
 
-def judge(name: str = "search_r1_format", **params: float | int | str | bool) -> RewardRouter:
+def build_router(name: str = "search_r1_format", **params: float | int | str | bool) -> RewardRouter:
     return RewardRouter({"world_facts": RewardRoute(name=name, params=params)})
 
 
 def test_training_and_validation_have_their_own_score() -> None:
-    scored_item = judge().score(item("<answer>Oslo</answer>"))
+    scored_item = build_router().score(build_item("<answer>Oslo</answer>"))
     assert scored_item.trajectory_id == "t"
     assert (scored_item.score.total, scored_item.score.reward) == (pytest.approx(0.8), "search_r1_format")
     assert (scored_item.validation_score.total, scored_item.validation_score.reward) == (1.0, "em")
 
 
 def test_validation_ignores_the_weights_of_training() -> None:
-    scored_item = judge("em", format_score=0.5).score(item("<answer>Rome</answer>"))
+    scored_item = build_router("em", format_score=0.5).score(build_item("<answer>Rome</answer>"))
     assert (scored_item.score.total, scored_item.validation_score.total) == (0.5, 0.0)
 
 
 def test_parameters_of_a_route_reach_the_reward() -> None:
-    score = judge(score=10, structure_format_score=3).score(item("<answer>Oslo</answer>")).score
+    score = build_router(score=10, structure_format_score=3).score(build_item("<answer>Oslo</answer>")).score
     assert score.total == 7.0
     assert [(part.name, part.raw, part.weighted) for part in score.components] == [
         ("exact_match", 1.0, 10.0),
@@ -58,19 +58,19 @@ def test_parameters_of_a_route_reach_the_reward() -> None:
 @pytest.mark.parametrize(
     ("bad", "sentence"),
     [
-        (item("x", source="nq"), "'nq' has no route"),
-        (item("x", source="World_Facts"), "'World_Facts' has no route"),
-        (item("x", role=trajectory_pb2.ROLE_UNSPECIFIED), "span 0 has no known role"),
-        (item("x", role=ENV), "nothing to score"),
+        (build_item("x", source="nq"), "'nq' has no route"),
+        (build_item("x", source="World_Facts"), "'World_Facts' has no route"),
+        (build_item("x", role=trajectory_pb2.ROLE_UNSPECIFIED), "span 0 has no known role"),
+        (build_item("x", role=ENV), "nothing to score"),
         (
-            reward_pb2.ScoreItem(data_source="world_facts", spans=item("x").spans, turns=[{}]),
+            reward_pb2.ScoreItem(data_source="world_facts", spans=build_item("x").spans, turns=[{}]),
             "turn 0 has no known action",
         ),
-        (item("x", targets=()), "targets is empty"),
+        (build_item("x", targets=()), "targets is empty"),
     ],
 )
-def test_an_item_at_fault_gets_a_sentence_and_no_reward(bad: reward_pb2.ScoreItem, sentence: str) -> None:
-    scored_item = judge().score(bad)
+def test_an_invalid_item_gets_a_detail_and_no_score(bad: reward_pb2.ScoreItem, sentence: str) -> None:
+    scored_item = build_router().score(bad)
     for score in (scored_item.score, scored_item.validation_score):
         assert score.status == trajectory_pb2.STATUS_INVALID_INPUT
         assert sentence in score.detail
@@ -87,7 +87,7 @@ def test_an_item_at_fault_gets_a_sentence_and_no_reward(bad: reward_pb2.ScoreIte
         (RewardRoute(name="em", params={"score": math.inf}), r"reward.routes.nq.params.score is inf"),
     ],
 )
-def test_a_wrong_route_ends_the_start_with_a_sentence(route: RewardRoute, sentence: str) -> None:
+def test_an_invalid_route_is_a_settings_error(route: RewardRoute, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
         RewardRouter({"nq": route})
 
@@ -113,12 +113,12 @@ def nowhere(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score
 
 
 @pytest.mark.parametrize(("function", "detail"), [(raising, "RecursionError: too deep"), (nowhere, "total is nan")])
-def test_a_reward_that_fails_is_internal_and_leaves_validation_alone(
+def test_a_reward_that_fails_is_internal_and_validation_is_unaffected(
     monkeypatch: pytest.MonkeyPatch, function: object, detail: str
 ) -> None:
     faulty = Reward("faulty", "fails", NoParams, function)  # type: ignore[arg-type]
     monkeypatch.setattr(registry, "REWARDS", {**registry.REWARDS, "faulty": faulty})
-    scored_item = judge("faulty").score(item("<answer>Oslo</answer>"))
+    scored_item = build_router("faulty").score(build_item("<answer>Oslo</answer>"))
     assert scored_item.score.status == trajectory_pb2.STATUS_INTERNAL
     assert detail in scored_item.score.detail
     assert scored_item.validation_score.total == 1.0
@@ -133,10 +133,10 @@ def test_a_reward_that_fails_is_internal_and_leaves_validation_alone(
         (False, trajectory_pb2.STATUS_UNSPECIFIED, 0.0),
     ],
 )
-def test_a_turn_of_the_wire_counts_as_answered_when_its_retrieval_succeeded(
+def test_a_turn_of_a_message_is_answered_when_its_retrieval_succeeded(
     executed: bool, status: trajectory_pb2.Status, want: float
 ) -> None:
-    searching = item("<think>t</think><search>q</search>")
+    searching = build_item("<think>t</think><search>q</search>")
     searching.turns.add(
         index=1,
         action=trajectory_pb2.ACTION_KIND_SEARCH,
@@ -144,5 +144,5 @@ def test_a_turn_of_the_wire_counts_as_answered_when_its_retrieval_succeeded(
         executed=executed,
         retrieval_status=status,
     )
-    score = judge("structured").score(searching).score
+    score = build_router("structured").score(searching).score
     assert {part.name: part.raw for part in score.components}["_query_validity"] == want

@@ -1,4 +1,4 @@
-"""Scoring on one event loop: turns, deadlines, admission; and what Prometheus is told of a batch."""
+"""The scoring queue: fairness, deadlines, admission, and the metrics of a batch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SOURCE = "scoring-test"
 
 @pytest.fixture
 def scoring() -> Iterator[ScoringQueue]:
-    made = ScoringQueue(RewardRouter({SOURCE: RewardRoute(name="em")}), ShadowScorer(Settings()), RewardSettings())
-    yield made
-    made.close()
+    queue = ScoringQueue(RewardRouter({SOURCE: RewardRoute(name="em")}), ShadowScorer(Settings()), RewardSettings())
+    yield queue
+    queue.close()
 
 
-def items(count: int) -> list[reward_pb2.ScoreItem]:
+def build_items(count: int) -> list[reward_pb2.ScoreItem]:
     return [
         reward_pb2.ScoreItem(
             trajectory_id=f"t{number}",
@@ -38,7 +38,7 @@ def items(count: int) -> list[reward_pb2.ScoreItem]:
     ]
 
 
-def value(name: str, **labels: str) -> float:
+def read_metric(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
@@ -46,33 +46,33 @@ async def test_a_single_trajectory_does_not_wait_for_a_long_batch(scoring: Scori
     ended: list[str] = []
 
     async def score(name: str, count: int) -> None:
-        assert len(await scoring.score_batch(items(count), float("inf"))) == count
+        assert len(await scoring.score_batch(build_items(count), float("inf"))) == count
         ended.append(name)
 
     await asyncio.gather(score("first long", 3000), score("second long", 3000), score("single", 1))
     assert ended == ["single", "first long", "second long"]
 
 
-async def test_a_caller_that_goes_ends_its_batch_and_frees_the_turn(scoring: ScoringQueue) -> None:
-    long = asyncio.create_task(scoring.score_batch(items(100_000), float("inf")))
+async def test_a_cancelled_call_ends_its_batch_and_releases_the_queue(scoring: ScoringQueue) -> None:
+    long = asyncio.create_task(scoring.score_batch(build_items(100_000), float("inf")))
     while not scoring.is_busy:
         await asyncio.sleep(0)
     long.cancel()
     with pytest.raises(asyncio.CancelledError):
         await long
     assert not scoring.is_busy
-    assert len(await scoring.score_batch(items(2 * ITEMS_PER_SLICE), float("inf"))) == 2 * ITEMS_PER_SLICE
+    assert len(await scoring.score_batch(build_items(2 * ITEMS_PER_SLICE), float("inf"))) == 2 * ITEMS_PER_SLICE
 
 
-async def test_what_a_batch_does_not_reach_in_its_turn_is_timeout(scoring: ScoringQueue) -> None:
-    first = asyncio.create_task(scoring.score_batch(items(20_000), float("inf")))
+async def test_items_of_a_long_batch_not_scored_by_the_deadline_are_timeouts(scoring: ScoringQueue) -> None:
+    first = asyncio.create_task(scoring.score_batch(build_items(20_000), float("inf")))
     await asyncio.sleep(0)
-    late = await scoring.score_batch(items(2 * ITEMS_PER_SLICE), time.monotonic() + 0.01)
+    late = await scoring.score_batch(build_items(2 * ITEMS_PER_SLICE), time.monotonic() + 0.01)
     assert {scored.score.status for scored in late} == {trajectory_pb2.STATUS_TIMEOUT}
     first.cancel()
 
 
-async def test_room_is_waited_for_or_refused() -> None:
+async def test_admission_waits_for_room_or_refuses() -> None:
     admission = Admission(2)
     with admission.hold(2):
         with pytest.raises(QueueFullError, match="2 trajectories are queued, the limit is 2"), admission.hold(1):
@@ -88,25 +88,27 @@ async def test_room_is_waited_for_or_refused() -> None:
 
 async def test_metrics_count_every_item_of_a_batch(scoring: ScoringQueue) -> None:
     labels = {"reward": "em", "data_source": SOURCE}
-    before = value("forage_reward_items_total", status="ok", **labels)
+    before = read_metric("forage_reward_items_total", status="ok", **labels)
     buckets = {
-        le: value("forage_reward_score_bucket", component="total", le=le, **labels) for le in ("0.0", "0.9", "1.0")
+        le: read_metric("forage_reward_score_bucket", component="total", le=le, **labels)
+        for le in ("0.0", "0.9", "1.0")
     }
-    await scoring.score_batch(items(101), float("inf"))
-    assert value("forage_reward_items_total", status="ok", **labels) - before == 101
+    await scoring.score_batch(build_items(101), float("inf"))
+    assert read_metric("forage_reward_items_total", status="ok", **labels) - before == 101
     # 51 wrong answers and 50 right ones, cumulative.
-    grown = {
-        le: value("forage_reward_score_bucket", component="total", le=le, **labels) - was for le, was in buckets.items()
+    growth = {
+        le: read_metric("forage_reward_score_bucket", component="total", le=le, **labels) - was
+        for le, was in buckets.items()
     }
-    assert grown == {"0.0": 51, "0.9": 51, "1.0": 101}
+    assert growth == {"0.0": 51, "0.9": 51, "1.0": 101}
 
 
-def test_a_tally_tells_once_and_keeps_its_messages_apart() -> None:
+def test_a_tally_counts_each_message_once() -> None:
     tally = ScoreTally()
     for total in (0.0, 1.0, 1.0):
         tally.add_score(SOURCE, trajectory_pb2.Score(status=trajectory_pb2.STATUS_OK, total=total, reward="tally"))
     tally.flush()
     tally.flush()
     labels = {"reward": "tally", "data_source": SOURCE, "component": "total"}
-    assert value("forage_reward_score_count", **labels) == 3
-    assert value("forage_reward_score_sum", **labels) == 2.0
+    assert read_metric("forage_reward_score_count", **labels) == 3
+    assert read_metric("forage_reward_score_sum", **labels) == 2.0

@@ -31,8 +31,8 @@ CELLS: dict[State, tuple[str, set[str], bool]] = {
 }
 
 
-def balanced(text: str) -> str:
-    """The text with what it lacks to have as many openers as closers, at its end."""
+def balance_tags(text: str) -> str:
+    """Append the missing tags, so that there are as many opening as closing ones."""
     for tag in Tag:
         missing = text.count(OPEN[tag]) - text.count(CLOSE[tag])
         text += CLOSE[tag] * missing + OPEN[tag] * -missing
@@ -40,7 +40,7 @@ def balanced(text: str) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_format_is_judged_with_its_state_and_offence(row: dict[str, Any]) -> None:
+def test_a_format_has_its_validity_last_state_and_violation(row: dict[str, Any]) -> None:
     result = is_valid_sequence(row["text"])
     assert (result.valid, result.state) == (row["valid"], row["state"])
     assert result.offending.startswith(row["offending"])
@@ -55,23 +55,23 @@ def test_the_table_of_cells_names_every_state() -> None:
 @pytest.mark.parametrize("state", State)
 def test_only_the_tags_of_a_state_may_follow_it(state: State, tag: str) -> None:
     prefix, allowed, _ = CELLS[state]
-    result = is_valid_sequence(balanced(prefix + tag))
+    result = is_valid_sequence(balance_tags(prefix + tag))
     assert ((result.state, result.offending) == (state, tag)) == (tag not in allowed)
 
 
 @pytest.mark.parametrize("state", State)
-def test_text_may_stand_only_inside_tags(state: State) -> None:
+def test_text_is_allowed_only_inside_tags(state: State) -> None:
     prefix, _, text_allowed = CELLS[state]
-    result = is_valid_sequence(balanced(prefix + " words "))
+    result = is_valid_sequence(balance_tags(prefix + " words "))
     assert ((result.state, result.offending) == (state, "words")) == (not text_allowed)
 
 
 @pytest.mark.parametrize("blank", [" ", "\n\t", "\u00a0", "\u3000"])
 @pytest.mark.parametrize("state", State)
-def test_blank_text_changes_nothing(state: State, blank: str) -> None:
+def test_white_space_changes_nothing(state: State, blank: str) -> None:
     prefix, _, _ = CELLS[state]
-    plain = is_valid_sequence(balanced(prefix))
-    assert is_valid_sequence(balanced(prefix + blank)) == plain
+    plain = is_valid_sequence(balance_tags(prefix))
+    assert is_valid_sequence(balance_tags(prefix + blank)) == plain
 
 
 def test_a_zero_width_space_is_text() -> None:
@@ -91,7 +91,7 @@ def test_exactly_one_answer_is_needed(count: int) -> None:
 
 
 @given(st.lists(st.sampled_from([*TAGS, "x", " ", "<", "</think", "think>"]), max_size=30))
-def test_any_mixture_of_tags_gets_a_verdict_with_a_reason(parts: list[str]) -> None:
+def test_any_mixture_of_tags_gets_a_result_with_a_reason(parts: list[str]) -> None:
     result = is_valid_sequence("".join(parts))
     assert result.reason
     assert not result.valid or result.state is State.END
@@ -102,11 +102,11 @@ def test_plain_text_is_never_valid(text: str) -> None:
     assert not is_valid_sequence(text).valid
 
 
-def test_a_long_offence_is_quoted_in_part() -> None:
+def test_a_long_violation_is_quoted_in_part() -> None:
     result = is_valid_sequence("x" * 1_000_000)
     assert len(result.offending) < 200
     assert len(result.reason) < 300
 
 
-def test_megabytes_of_tags_are_judged_in_one_pass() -> None:
+def test_megabytes_of_tags_are_read_in_linear_time() -> None:
     assert is_valid_sequence("<think>" * 300_000 + "</think>" * 300_000).offending == "<think>"

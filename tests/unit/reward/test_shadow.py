@@ -1,4 +1,4 @@
-"""What a shadow's score is compared into, and which events are logged."""
+"""The comparison of shadow and live scores, and the sampling of log lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forage_reward.serve.shadow import record_comparison
 OK, ABSTAIN, INTERNAL = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_ABSTAIN, trajectory_pb2.STATUS_INTERNAL
 
 
-def metric(name: str, **labels: str) -> float:
+def read_metric(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(f"forage_reward_shadow_{name}", labels) or 0.0
 
 
@@ -38,12 +38,12 @@ def test_a_difference_is_observed_only_between_values(
     record_comparison(source, "t", scores[0], scores[1], LogSampler(per_minute=1))
     for bound in (-0.5, -0.1, 1e-9, 1.0):
         within = difference is not None and difference <= bound
-        assert metric("difference_bucket", data_source=source, le=str(bound)) == float(within)
+        assert read_metric("difference_bucket", data_source=source, le=str(bound)) == float(within)
     for each in ("total", "status"):
-        assert metric("disagreements_total", data_source=source, kind=each) == float(kind == each)
+        assert read_metric("disagreements_total", data_source=source, kind=each) == float(kind == each)
 
 
-def test_a_sampler_takes_the_first_of_every_minute_and_of_each_kind() -> None:
+def test_a_sampler_admits_the_first_events_of_each_kind_per_minute() -> None:
     now = 0.0
     sampler = LogSampler(per_minute=2, clock=lambda: now)
     assert [sampler.admit("a") for _ in range(4)] == [True, True, False, False]

@@ -1,4 +1,4 @@
-"""The structured reward and its way onto tokens."""
+"""The structured reward and its distribution over tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DATA / name).open()]
 
 
-def judged(view: TrajectoryView, targets: tuple[str, ...] = ("Oslo",), **params: object) -> Score:
+def compute_score(view: TrajectoryView, targets: tuple[str, ...] = ("Oslo",), **params: object) -> Score:
     return bind_reward("structured", params, "here")(view, GroundTruth(targets))
 
 
@@ -39,13 +39,15 @@ def parts(score: Score) -> dict[str, Component]:
 
 
 @pytest.mark.parametrize("row", rows("structured.jsonl"))
-@pytest.mark.parametrize("told", [True, False], ids=["turns-told", "turns-read-from-spans"])
-def test_turns_and_the_whole_earn_what_the_rules_say(row: dict[str, Any], told: bool) -> None:
+@pytest.mark.parametrize("has_turns", [True, False], ids=["turns-given", "turns-parsed-from-spans"])
+def test_turns_and_trajectories_earn_their_rewards(row: dict[str, Any], has_turns: bool) -> None:
     spans = []
     for text, seen in zip(row["texts"], row["seen"], strict=True):
         spans += [Span(Role.MODEL, text), *([Span(Role.ENV, seen)] if seen else [])]
     turns = tuple(Turn(Action(action), content, answered) for action, content, answered in row["turns"])
-    score = judged(TrajectoryView(tuple(spans), turns=turns if told else ()), tuple(row["targets"]), **row["params"])
+    score = compute_score(
+        TrajectoryView(tuple(spans), turns=turns if has_turns else ()), tuple(row["targets"]), **row["params"]
+    )
     found, want = parts(score), row["want"]
     assert [found[f"turn_{index}"].raw for index in range(1, len(turns) + 1)] == pytest.approx(want["turns"])
     assert f"turn_{len(turns) + 1}" not in found
@@ -56,11 +58,11 @@ def test_turns_and_the_whole_earn_what_the_rules_say(row: dict[str, Any], told: 
 
 
 @pytest.mark.parametrize("row", rows("turn_format.jsonl"))
-def test_a_generation_has_a_format_or_none(row: dict[str, Any]) -> None:
+def test_only_well_formed_generations_have_an_action(row: dict[str, Any]) -> None:
     assert parse_strict_action(row["text"]) == row["want"]
 
 
-def test_a_generation_beyond_the_limit_has_no_format() -> None:
+def test_a_generation_beyond_the_limit_is_not_well_formed() -> None:
     text = "<think>{}</think><answer>a</answer>"
     room = MAX_GENERATION - len(text.format(""))
     assert parse_strict_action(text.format("t" * room)) is Action.ANSWER
@@ -89,7 +91,7 @@ CELLS = [  # the turn, its text, what it earns of query 1, answer 2, format 4
 def test_every_kind_of_turn_earns_its_own_parts(turn: Turn, text: str, want: float, ending: str) -> None:
     view = TrajectoryView((Span(Role.MODEL, text + ending),), "</s>", (turn,))
     weights = {"kg_query_validity": 1.0, "is_answer_score": 2.0, "format_score": 4.0}
-    assert parts(judged(view, **weights))["turn_1"].raw == want
+    assert parts(compute_score(view, **weights))["turn_1"].raw == want
 
 
 @pytest.mark.parametrize(
@@ -106,17 +108,17 @@ def test_a_query_is_valid_once(turns: list[tuple[str, bool]], want: list[bool]) 
     assert flag_valid_queries([Turn(Action.SEARCH, content, answered) for content, answered in turns]) == want
 
 
-def test_an_answer_never_makes_a_query_a_repeat() -> None:
+def test_an_answer_does_not_make_a_query_a_repetition() -> None:
     assert flag_valid_queries([Turn(Action.ANSWER, "a"), Turn(Action.SEARCH, "a", True)]) == [False, True]
 
 
 def test_without_turns_the_mean_is_zero() -> None:
-    score = judged(TrajectoryView((Span(Role.ENV, "<information>Oslo</information>"),)))
+    score = compute_score(TrajectoryView((Span(Role.ENV, "<information>Oslo</information>"),)))
     assert (score.status, score.total) == (Status.OK, pytest.approx(0.4))
 
 
-def test_turns_that_do_not_match_the_text_are_refused_with_a_sentence() -> None:
-    score = judged(TrajectoryView((Span(Role.MODEL, ANSWER),), turns=(SEARCH, SEARCH)))
+def test_turns_that_do_not_match_the_text_are_invalid_input() -> None:
+    score = compute_score(TrajectoryView((Span(Role.MODEL, ANSWER),), turns=(SEARCH, SEARCH)))
     assert score.status is Status.INVALID_INPUT
     assert "2 turns but 1" in score.detail
 
@@ -153,14 +155,14 @@ def test_the_first_complete_action_block_counts(text: str, action: Action, conte
     assert parse_action(text) == (action, content)
 
 
-def test_otc_pays_less_for_the_same_answer_after_more_searches() -> None:
+def test_otc_decreases_the_reward_with_every_search() -> None:
     factors = [compute_otc_factor(searches, 4.0) for searches in range(50)]
     assert factors[0] == 1.0
     assert all(later < earlier for earlier, later in pairwise(factors))
     assert factors[-1] > 0
     search = (Span(Role.MODEL, QUERY), Span(Role.ENV, "<information>Oslo</information>"))
     view = TrajectoryView((*search, Span(Role.MODEL, ANSWER)))
-    plain, scaled = parts(judged(view)), parts(judged(view, otc=True))
+    plain, scaled = parts(compute_score(view)), parts(compute_score(view, otc=True))
     for name in ("exact_match", "retrieval_quality"):
         assert scaled[name].weighted == pytest.approx(plain[name].weighted * compute_otc_factor(1, 4.0))
     assert scaled["turn_1"] == plain["turn_1"]
@@ -168,7 +170,7 @@ def test_otc_pays_less_for_the_same_answer_after_more_searches() -> None:
 
 
 @pytest.mark.parametrize("row", rows("structured_to_tokens.jsonl"))
-def test_tokens_get_what_the_rules_say(row: dict[str, Any]) -> None:
+def test_tokens_get_the_expected_rewards(row: dict[str, Any]) -> None:
     whole = sum(value for name, value in row["whole"].items() if not name.startswith("_"))
     reward = StructuredReward({int(turn): value for turn, value in row["turns"]}, whole)
     found = structured_to_tokens(reward, row["mask"], row["turn_ids"], Strategy(row["strategy"]))
@@ -206,9 +208,9 @@ def test_the_conversion_conserves_its_sum(
     assert all(reward == 0.0 for reward, valid in zip(found.rewards, mask, strict=True) if not valid)
 
 
-def test_the_parts_of_a_score_are_read_back_from_its_components() -> None:
+def test_turn_and_trajectory_rewards_are_read_from_the_components() -> None:
     spans = (Span(Role.MODEL, QUERY), Span(Role.ENV, "<information>Oslo</information>"), Span(Role.MODEL, ANSWER))
-    score = judged(TrajectoryView(spans))
+    score = compute_score(TrajectoryView(spans))
     reward = structured_reward(score.components)
     assert reward.turns == pytest.approx({1: 0.25, 2: 0.25})
     assert reward.whole == pytest.approx(0.7)

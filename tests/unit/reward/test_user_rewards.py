@@ -1,4 +1,4 @@
-"""User rewards: what their function may return, and what becomes of one that hangs, crashes or swells."""
+"""User rewards: valid results of their function, and functions that hang, crash or exhaust memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OK, INTERNAL, TIMEOUT = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_INTERNAL
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[RewardRouter]:
+def router() -> Iterator[RewardRouter]:
     user = UserRewards({"mine": UserReward(path=CODE, timeout_s=2.0, memory_mib=256)}, REWARDS)
     parts = (RewardComponent(name="em"), RewardComponent(name="mine", weight=2.0))
     routes = {"a": RewardRoute(name="mine", params={"extra": 0.25}), "both": RewardRoute(components=parts)}
@@ -33,18 +33,18 @@ def judge() -> Iterator[RewardRouter]:
     user.close()
 
 
-def ordered(judge: RewardRouter, order: str, source: str = "a") -> trajectory_pb2.Score:
+def score_order(router: RewardRouter, order: str, source: str = "a") -> trajectory_pb2.Score:
     item = reward_pb2.ScoreItem(
         trajectory_id="t",
         data_source=source,
         spans=[trajectory_pb2.Span(role=trajectory_pb2.ROLE_MODEL, text=f"<answer>{order}</answer>")],
         ground_truth=trajectory_pb2.GroundTruth(targets=[order]),
     )
-    return judge.score(item).score
+    return router.score(item).score
 
 
-def test_a_dict_gives_components_and_their_sum_without_those_for_logs(judge: RewardRouter) -> None:
-    score = ordered(judge, "value")
+def test_a_dict_becomes_components_and_their_sum_without_those_for_logs(router: RewardRouter) -> None:
+    score = score_order(router, "value")
     assert (score.status, score.total, score.reward) == (OK, 1.75, "mine")
     assert [(part.name, part.raw, part.weighted) for part in score.components] == [
         ("right", 1.0, 1.0),
@@ -54,9 +54,9 @@ def test_a_dict_gives_components_and_their_sum_without_those_for_logs(judge: Rew
     ]
 
 
-def test_a_user_reward_may_be_part_of_a_composition(judge: RewardRouter) -> None:
-    assert ordered(judge, "number", "both").total == 1.0 + 2.0 * 3.0
-    assert ordered(judge, "none", "both").status == INTERNAL
+def test_a_user_reward_may_be_part_of_a_composition(router: RewardRouter) -> None:
+    assert score_order(router, "number", "both").total == 1.0 + 2.0 * 3.0
+    assert score_order(router, "none", "both").status == INTERNAL
 
 
 @pytest.mark.parametrize(
@@ -77,36 +77,36 @@ def test_a_user_reward_may_be_part_of_a_composition(judge: RewardRouter) -> None
         ("spin", TIMEOUT, "its process is killed and started again"),
     ],
 )
-def test_what_goes_wrong_is_a_status_and_the_next_call_is_answered(
-    judge: RewardRouter, order: str, status: int, sentence: str
+def test_a_failure_is_a_status_and_the_next_call_is_answered(
+    router: RewardRouter, order: str, status: int, sentence: str
 ) -> None:
-    score = ordered(judge, order)
+    score = score_order(router, order)
     assert (score.status, score.total, len(score.components)) == (status, 0.0, 0)
     assert sentence in score.detail
-    after = ordered(judge, "number")
+    after = score_order(router, "number")
     assert (after.status, after.total) == (OK, 3.0)
 
 
-def test_what_the_function_prints_does_not_disturb_the_protocol(judge: RewardRouter) -> None:
-    assert ordered(judge, "print").total == 1.0
+def test_output_of_the_function_does_not_disturb_the_protocol(router: RewardRouter) -> None:
+    assert score_order(router, "print").total == 1.0
 
 
 def test_the_function_runs_in_another_process_which_ends_with_the_pool() -> None:
     user = UserRewards({"mine": UserReward(path=CODE)}, REWARDS)
-    pid = int(ordered(RewardRouter({"a": RewardRoute(name="mine")}, user.rewards), "pid").total)
+    pid = int(score_order(RewardRouter({"a": RewardRoute(name="mine")}, user.rewards), "pid").total)
     assert pid != os.getpid()
     user.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-def test_a_call_waits_no_longer_than_the_deadline_of_its_request(judge: RewardRouter) -> None:
+def test_a_call_waits_no_longer_than_the_deadline_of_its_request(router: RewardRouter) -> None:
     token = DEADLINE.set(time.monotonic() - 1.0)
     try:
-        assert ordered(judge, "number").status == TIMEOUT
+        assert score_order(router, "number").status == TIMEOUT
     finally:
         DEADLINE.reset(token)
-    assert ordered(judge, "number").status == OK
+    assert score_order(router, "number").status == OK
 
 
 @pytest.mark.parametrize(
@@ -119,35 +119,35 @@ def test_a_call_waits_no_longer_than_the_deadline_of_its_request(judge: RewardRo
         (UserReward(entry_point="os:name"), "which is not a function"),
     ],
 )
-def test_a_function_that_cannot_be_loaded_ends_the_start_with_a_sentence(settings: UserReward, sentence: str) -> None:
+def test_a_function_that_cannot_be_loaded_is_a_settings_error(settings: UserReward, sentence: str) -> None:
     with pytest.raises(SettingsError, match=r"reward.user.mine: ") as caught:
         UserPool("mine", settings)
     assert sentence in str(caught.value)
 
 
-def test_the_name_of_a_built_in_reward_is_taken() -> None:
+def test_the_name_of_a_built_in_reward_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"reward.user.em has the name of a built-in"):
         UserRewards({"em": UserReward(path=CODE)}, REWARDS)
 
 
 def test_the_example_of_the_documentation_scores() -> None:
     user = UserRewards({"short": UserReward(path=REPOSITORY / "examples/rewards/short_answer.py")}, REWARDS)
-    judge = RewardRouter({"a": RewardRoute(name="short", params={"penalty": 0.5})}, user.rewards)
-    scores = {answer: ordered(judge, answer).total for answer in ("Oslo", "The Hague")}
+    router = RewardRouter({"a": RewardRoute(name="short", params={"penalty": 0.5})}, user.rewards)
+    scores = {answer: score_order(router, answer).total for answer in ("Oslo", "The Hague")}
     assert scores == {"Oslo": 1.0, "The Hague": 1.0}
     item = reward_pb2.ScoreItem(
         data_source="a",
         spans=[trajectory_pb2.Span(role=trajectory_pb2.ROLE_MODEL, text="<answer>in Oslo I think</answer>")],
         ground_truth=trajectory_pb2.GroundTruth(targets=["Oslo"]),
     )
-    assert judge.score(item).score.total == -1.5
+    assert router.score(item).score.total == -1.5
     user.close()
 
 
 @pytest.mark.parametrize(
     "truth", [GroundTruth(("a", "b")), GroundTruth((), 24, (1, 2, 3)), GroundTruth((), 0, ()), GroundTruth()]
 )
-def test_a_view_survives_the_way_to_another_process(truth: GroundTruth) -> None:
+def test_a_view_survives_the_conversion_to_a_message_and_back(truth: GroundTruth) -> None:
     spans = (Span(Role.PROMPT, "p"), Span(Role.MODEL, "m\0"), Span(Role.ENV, ""), Span(Role.MODEL, "é\U0001f642"))
     turns = (Turn(Action.SEARCH, "q", True), Turn(Action.SEARCH, "q", False), Turn(Action.ANSWER, "a"))
     view = TrajectoryView(spans, "</s>", turns)

@@ -39,7 +39,7 @@ def render_explanation(row: DumpRow, score: Score) -> Iterator[RenderableType]:
 
 
 def _render_path(text: str) -> Table:
-    table = Table("state", "reads", "goes to", title="format, token by token", title_justify="left")
+    table = Table("state", "reads", "next state", title="format, token by token", title_justify="left")
     steps = walk(text)
     for step in islice(steps, MAX_SHOWN):
         token = " ".join(step.token.split())

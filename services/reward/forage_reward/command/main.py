@@ -128,12 +128,9 @@ def main() -> None:
     configure_logs("reward", "WARNING")
     try:
         app(prog_name="forage reward")
-    except UserError as error:
-        Console(stderr=True, soft_wrap=True).print(f"forage: {error}", style="red", markup=False, highlight=False)
-        sys.exit(error.exit_code)
     except ForageError as error:
         Console(stderr=True, soft_wrap=True).print(f"forage: {error}", style="red", markup=False, highlight=False)
-        sys.exit(1)
+        sys.exit(error.exit_code if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -71,7 +71,7 @@ class Child:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> Child:
         """Wait for the first frame: empty when the child is ready, otherwise the reason why it cannot work.
 
         Raises:
@@ -84,6 +84,7 @@ class Child:
         except (ChildError, UserError):
             self.kill()
             raise
+        return self
 
     def call(self, request: bytes, timeout_s: float) -> bytes:
         """Send a frame and wait for the answer.

@@ -144,18 +144,17 @@ class UserRewards:
     def __init__(self, settings: Mapping[str, UserReward], built_in: Mapping[str, AnyReward]) -> None:
         self._pools: list[UserPool] = []
         self.rewards: dict[str, AnyReward] = {}
-        for name, user in settings.items():
-            if name in built_in:
-                self.close()
-                raise SettingsError(f"reward.user.{name} has the name of a built-in reward: give it another")
-            try:
+        try:
+            for name, user in settings.items():
+                if name in built_in:
+                    raise SettingsError(f"reward.user.{name} has the name of a built-in reward: give it another")
                 pool = UserPool(name, user)
-            except SettingsError:
-                self.close()
-                raise
-            self._pools.append(pool)
-            summary = f"user code: {user.path or user.entry_point}"
-            self.rewards[name] = Reward(name, summary, UserParams, pool.compute_score, blocking=True)
+                self._pools.append(pool)
+                summary = f"user code: {user.path or user.entry_point}"
+                self.rewards[name] = Reward(name, summary, UserParams, pool.compute_score, blocking=True)
+        except SettingsError:
+            self.close()
+            raise
 
     def close(self) -> None:
         for pool in self._pools:

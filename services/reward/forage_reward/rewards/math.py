@@ -61,7 +61,7 @@ class _Pool:
             return withhold_score(Status.TIMEOUT, NAME, f"no process was free within {timeout_s:g} s")
         child = None
         try:
-            child = self._take_idle() or _start_child()
+            child = self._take_idle() or Child("forage_reward.isolation.math_process").wait_until_ready()
             reply = child.call(item.SerializeToString(), limit_to_deadline(timeout_s) or 0.001)
             self._idle.append(child)
             child = None
@@ -84,12 +84,6 @@ class _Pool:
             if child.is_alive:
                 return child
             child.kill()
-
-
-def _start_child() -> Child:
-    child = Child("forage_reward.isolation.math_process")
-    child.wait_until_ready()
-    return child
 
 
 def _replace_surrogates(text: str) -> str:

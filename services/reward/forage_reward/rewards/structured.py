@@ -112,4 +112,4 @@ def _compute_rate(flags: Sequence[bool]) -> float:
     return sum(flags) / len(flags) if flags else 0.0
 
 
-REWARD = Reward(NAME, "what each turn did, plus exact match and retrieved evidence", Params, compute_score)
+REWARD = Reward(NAME, "action and format of each turn, plus exact match and retrieved evidence", Params, compute_score)

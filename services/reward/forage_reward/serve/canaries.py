@@ -24,6 +24,7 @@ MAX_WORDS_BEYOND = 16
 
 _ANSWER = OPEN[Tag.ANSWER]
 _ESCAPED = re.compile(r"&(?:lt|#0*60|#x0*3c);\s*/?\s*(?:think|search|information|answer)\s*&(?:gt|#0*62|#x0*3e);", re.I)
+_normalize_example = lru_cache(maxsize=1024)(normalize_answer)
 _RAW = re.compile(r"</?(?:think|search|information|answer)>")
 
 
@@ -60,16 +61,11 @@ def _copies_example(view: TrajectoryView, truth: GroundTruth, answer: str) -> bo
     for text in view.texts(Role.PROMPT):
         for example in find_blocks(text, Tag.ANSWER):
             # Every character of a normalised text occurs in its lower case: a cheap test before the expensive one.
-            normal = _normal_example(example)
+            normal = _normalize_example(example)
             if normal and normal[-1] in answer.lower() and normalize_answer(answer) == normal:
                 # Where the example's answer is accepted, repeating it is legitimate.
                 return all(normalize_answer(target) != normal for target in truth.targets)
     return False
-
-
-@lru_cache(maxsize=1024)
-def _normal_example(example: str) -> str:
-    return normalize_answer(example)
 
 
 def _has_unusual_length(answer: str, truth: GroundTruth) -> bool:

@@ -57,10 +57,9 @@ class ShadowScorer:
         """Queue an item, if its data source has a shadow and the queue has room. Never blocks."""
         if item.data_source not in self._sources:
             return
-        if self._waiting.full():
-            DROPPED.labels(item.data_source).inc()
-            return
         try:
+            if self._waiting.full():  # a full queue must not cost the time to serialise the item
+                raise queue.Full
             self._waiting.put_nowait((item.SerializeToString(), item.trajectory_id, live))
         except queue.Full:
             DROPPED.labels(item.data_source).inc()
@@ -72,9 +71,8 @@ class ShadowScorer:
             self._child.kill()
 
     def _start(self) -> Child:
-        child = Child("forage_reward.serve.shadow_process", first_frame=self._settings.to_yaml().encode())
-        child.wait_until_ready()
-        return child
+        first_frame = self._settings.to_yaml().encode()
+        return Child("forage_reward.serve.shadow_process", first_frame=first_frame).wait_until_ready()
 
     def _run(self) -> None:
         while not self._stopped.is_set():
