@@ -26,16 +26,22 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_an_index_is_inspected_verified_and_converted(index: IndexCommand, corpus: Path, tmp_path: Path) -> None:
-    assert index("build", "one", "--corpus", corpus, "--filter-field", "topic").returncode == 0
-    shown = index("inspect", "one").stdout
+    built, inspected, as_json, verified, converted, verified_again = index.run_all(
+        ["build", "one", "--corpus", corpus, "--filter-field", "topic"],
+        ["inspect", "one"],
+        ["inspect", "one", "--json"],
+        ["verify", "one"],
+        ["convert", "one", "two", "-f", "SQ8"],
+        ["verify", "two"],
+    )
+    assert built.returncode == 0, built.stderr
     for part in ("60", "bm25, dense, hybrid", "topic", "minilm", "384", "Flat", "mapped from disk"):
-        assert part in shown
-    kept = json.loads(index("inspect", "one", "--json").stdout)
-    assert kept["passages"] == PASSAGES
-    assert index("verify", "one").stdout == "one: all " + f"{len(kept['files'])} files are as they were built\n"
-    converted = index("convert", "one", "two", "-f", "SQ8")
+        assert part in inspected.stdout
+    description = json.loads(as_json.stdout)
+    assert description["passages"] == PASSAGES
+    assert verified.stdout == f"one: all {len(description['files'])} files are as they were built\n"
     assert "SQ8" in converted.stdout, converted.stderr
-    assert index("verify", "two").returncode == 0
+    assert verified_again.returncode == 0
     file = tmp_path / "two/dense/index.faiss"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -47,10 +53,11 @@ def test_an_index_is_inspected_verified_and_converted(index: IndexCommand, corpu
 
 
 def test_shards_are_built_and_shown_one_by_one(index: IndexCommand, corpus: Path) -> None:
-    cut = index("build", "cut", "--corpus", corpus, "--mode", "bm25", "--shards", "3")
-    assert cut.returncode == 0, cut.stderr
-    assert [f"shard-{n}" in cut.stdout for n in range(4)] == [True, True, True, False]
-    assert index("verify", "cut").stdout.count("files are as they were built") == 3
+    options = ["--corpus", corpus, "--mode", "bm25", "--shards", "3"]
+    built, verified = index.run_all(["build", "cut", *options], ["verify", "cut"])
+    assert built.returncode == 0, built.stderr
+    assert [f"shard-{n}" in built.stdout for n in range(4)] == [True, True, True, False]
+    assert verified.stdout.count("files are as they were built") == 3
 
 
 ERRORS = [
@@ -66,42 +73,22 @@ ERRORS = [
     (["inspect", "absent"], "absent is not an index"),
     (["verify", "taken"], "taken is not an index"),
 ]
-RUN_ALL = """
-import contextlib, io, json, sys
-from forage_retriever.command.main import main
-
-outcomes = []
-for arguments in json.loads(sys.argv[1]):
-    sys.argv, errors, code = ["forage index", *arguments], io.StringIO(), 0
-    with contextlib.redirect_stderr(errors):
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code
-    outcomes.append((code, errors.getvalue()))
-print(json.dumps(outcomes))
-"""
-"""Runs commands one after the other in one process, whose start takes longer than they do."""
 
 
 def test_a_user_error_is_one_sentence_and_exit_code_2(index: IndexCommand, corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/file").write_text("")
-    done = index(json.dumps([arguments for arguments, _ in ERRORS]), script=RUN_ALL)
-    assert done.returncode == 0, done.stderr
-    for (arguments, sentence), (code, errors) in zip(ERRORS, json.loads(done.stdout), strict=True):
-        assert code == 2, arguments
-        assert sentence in errors, arguments
-        assert "Traceback" not in errors, arguments
+    for (_, sentence), done in zip(ERRORS, index.run_all(*(command for command, _ in ERRORS)), strict=True):
+        assert done.returncode == 2, done
+        assert sentence in done.stderr, done
+        assert "Traceback" not in done.stderr, done
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "taken"]
     alone = index(*ERRORS[0][0])
     assert (alone.returncode, "Traceback" in alone.stderr) == (2, False)
 
 
 def test_another_index_is_not_overwritten_and_the_same_is_not_rebuilt(index: IndexCommand, corpus: Path) -> None:
-    options = ["--corpus", corpus, "--mode", "bm25"]
-    assert index("build", "one", *options).returncode == 0
-    assert index("build", "one", *options).returncode == 0
-    other = index("build", "one", *options, "--filter-field", "topic")
-    assert other.returncode == 2
+    command = ["build", "one", "--corpus", corpus, "--mode", "bm25"]
+    first, again, other = index.run_all(command, command, [*command, "--filter-field", "topic"])
+    assert (first.returncode, again.returncode, other.returncode) == (0, 0, 2)
     assert "one is there already and is another index" in other.stderr

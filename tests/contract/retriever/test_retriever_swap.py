@@ -18,6 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
+from forage_common.settings import RetrievalMode, RetrieverSettings
+from forage_retriever.index.cache import build_cached
+
 CLIENTS = 4
 
 
@@ -48,18 +51,13 @@ def write_corpus(file: Path, word: str, passages: int = 20) -> None:
 
 
 @pytest.fixture
-def built(start_service: Callable[..., Any], tmp_path: Path) -> Callable[[str], Path]:
+def built(tmp_path: Path) -> Callable[[str], Path]:
     """Builds an index over passages about one word; returns its folder."""
 
     def build(word: str) -> Path:
         corpus, cache = tmp_path / f"{word}.jsonl", tmp_path / f"cache-{word}"
         write_corpus(corpus, word)
-        settings = [f"data.corpus={corpus}", "retriever.mode=bm25", f"retriever.cache_dir={cache}"]
-        process = start_service("retriever.prepare", *settings)
-        _, log = process.communicate(timeout=60)
-        assert process.returncode == 0, log
-        (folder,) = cache.glob("bm25-*")
-        return folder
+        return build_cached(corpus, RetrieverSettings(mode=RetrievalMode.BM25, cache_dir=cache), None, lambda *_: None)
 
     return build
 
