@@ -43,7 +43,7 @@ def is_valid(text: str) -> bool:
 def compute_score(example: Example) -> tuple[float, float]:
     """Compute the layered training score, and exact match for validation."""
     text = "".join(part for _, part in example.spans)
-    answers = [found.group(1).strip() for found in re.finditer(r"<answer>(.*?)</answer>", text, re.DOTALL)]
+    answers = [match.group(1).strip() for match in re.finditer(r"<answer>(.*?)</answer>", text, re.DOTALL)]
     if len(answers) < 2:  # the first is the example in the prompt
         return 0.0, 0.0
     right = any(normalize(target) == normalize(answers[-1]) for target in example.targets)

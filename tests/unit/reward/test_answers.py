@@ -190,8 +190,8 @@ def test_evidence_beyond_the_limit_is_not_read() -> None:
 
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", "a", "<answer", "\n", "<"]), max_size=14).map("".join))
 def test_the_last_block_is_the_last_of_all_blocks(text: str) -> None:
-    found = find_blocks(text, Tag.ANSWER)
-    assert find_last_block(text, Tag.ANSWER) == (found[-1] if found else None)
+    all_blocks = find_blocks(text, Tag.ANSWER)
+    assert find_last_block(text, Tag.ANSWER) == (all_blocks[-1] if all_blocks else None)
 
 
 @given(st.text(st.sampled_from("aAnthe .,-_9é–’\x00ß\u0663²٣\u00a0\n"), max_size=30))

@@ -82,9 +82,9 @@ values = st.lists(st.tuples(weights, weights), max_size=4)
 def test_the_total_is_the_weighted_sum_of_the_parts(parts: list[tuple[float, list[tuple[float, float]]]]) -> None:
     built, want = [], 0.0
     for index, (weight, components) in enumerate(parts):
-        found = sum_components("r", tuple(Component("c", raw, weighted) for raw, weighted in components), "")
-        built.append(Part(f"p{index}", weight, lambda view, truth, found=found: found))  # type: ignore[misc]
-        want += weight * found.total
+        result = sum_components("r", tuple(Component("c", raw, weighted) for raw, weighted in components), "")
+        built.append(Part(f"p{index}", weight, lambda view, truth, result=result: result))  # type: ignore[misc]
+        want += weight * result.total
     score = compose_scorers("whole", built)(EMPTY, TRUTH)
     assert score.total == pytest.approx(want, abs=1e-6)
     kept = [component.weighted for component in score.components if not component.name.startswith("_")]
@@ -106,44 +106,44 @@ def build_router(*components: RewardComponent) -> RewardRouter:
 def test_a_route_of_components_scores_each_and_validates_by_em_alone() -> None:
     components = RewardComponent(name="em", weight=0.5), RewardComponent(name="f1", weight=2.0)
     both = build_router(*components)
-    found = both.score(build_item("<answer>Oslo city</answer>"))
-    assert found.score.reward == "em+f1"
-    assert found.score.total == pytest.approx(2 * 2 / 3)
-    assert {part.name: (part.raw, part.weighted) for part in found.score.components} == {
+    scored_item = both.score(build_item("<answer>Oslo city</answer>"))
+    assert scored_item.score.reward == "em+f1"
+    assert scored_item.score.total == pytest.approx(2 * 2 / 3)
+    assert {part.name: (part.raw, part.weighted) for part in scored_item.score.components} == {
         "em.exact_match": (0.0, 0.0),
         "_em": (0.0, 0.0),
         "f1.f1": (pytest.approx(2 / 3), pytest.approx(4 / 3)),
         "_f1": (pytest.approx(2 / 3), 0.0),
     }
-    assert (found.validation_score.reward, found.validation_score.total) == ("em", 0.0)
+    assert (scored_item.validation_score.reward, scored_item.validation_score.total) == ("em", 0.0)
     description = describe_rewards(both.rewards, RewardSettings(routes={"nq": RewardRoute(components=components)}))
     uses = {reward.name: [use.data_source for use in reward.uses] for reward in description.rewards}
     assert [uses["em"], uses["f1"], uses["subem"]] == [["nq"], ["nq"], []]
 
 
 def test_the_same_reward_may_come_twice_under_two_labels() -> None:
-    found = build_router(
+    scored_item = build_router(
         RewardComponent(name="em"), RewardComponent(name="em", label="strict", params={"format_score": -1.0})
     ).score(build_item("<answer>Rome</answer>"))
-    assert found.score.total == -1.0
-    assert found.score.reward == "em+strict"
+    assert scored_item.score.total == -1.0
+    assert scored_item.score.reward == "em+strict"
 
 
 def test_a_structured_part_can_be_spread_over_tokens_after_composition() -> None:
-    found = build_router(RewardComponent(name="structured", weight=2.0), RewardComponent(name="em")).score(
+    scored_item = build_router(RewardComponent(name="structured", weight=2.0), RewardComponent(name="em")).score(
         build_item("<think>t</think><answer>Oslo</answer>")
     )
-    components = [Component(part.name, part.raw, part.weighted) for part in found.score.components]
+    components = [Component(part.name, part.raw, part.weighted) for part in scored_item.score.components]
     reward = structured_reward(components)
     assert reward.turns == pytest.approx({1: 0.5})
-    assert reward.mean_of_turns + reward.whole == pytest.approx(found.score.total)
+    assert reward.mean_of_turns + reward.whole == pytest.approx(scored_item.score.total)
 
 
 def test_a_sum_that_is_not_finite_is_internal_and_never_a_reward() -> None:
     big = RewardComponent(name="em", weight=1e308, params={"score": 1e308})
-    found = build_router(big).score(build_item("<answer>Oslo</answer>"))
-    assert found.score.status == trajectory_pb2.STATUS_INTERNAL
-    assert (found.score.total, found.validation_score.total) == (0.0, 1.0)
+    scored_item = build_router(big).score(build_item("<answer>Oslo</answer>"))
+    assert scored_item.score.status == trajectory_pb2.STATUS_INTERNAL
+    assert (scored_item.score.total, scored_item.validation_score.total) == (0.0, 1.0)
 
 
 class NoParams(RewardParams):
@@ -157,11 +157,11 @@ def test_a_part_that_raises_is_internal_and_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         registry, "REWARDS", {**registry.REWARDS, "faulty": Reward("faulty", "fails", NoParams, raising)}
     )
-    found = build_router(RewardComponent(name="em"), RewardComponent(name="faulty")).score(
+    scored_item = build_router(RewardComponent(name="em"), RewardComponent(name="faulty")).score(
         build_item("<answer>Oslo</answer>")
     )
-    assert found.score.status == trajectory_pb2.STATUS_INTERNAL
-    assert found.score.detail == "faulty: RecursionError: too deep"
+    assert scored_item.score.status == trajectory_pb2.STATUS_INTERNAL
+    assert scored_item.score.detail == "faulty: RecursionError: too deep"
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ def test_the_solution_of_the_generator_earns_the_full_score(seed: int, size: int
 
 
 def test_every_problem_of_a_data_set_is_unique_within_its_limits_and_solvable() -> None:
-    found = list(islice(generate_problems((3, 4), 50, seed=7), 3_000))
-    assert len({(p.target, *sorted(p.numbers)) for p in found}) == len(found)
-    for problem in found:
+    sample = list(islice(generate_problems((3, 4), 50, seed=7), 3_000))
+    assert len({(p.target, *sorted(p.numbers)) for p in sample}) == len(sample)
+    for problem in sample:
         assert len(problem.numbers) in (3, 4)
         assert 1 <= problem.target <= 50
         assert evaluate(problem.solution) == problem.target
         assert sorted(map(int, re.findall(r"\d+", problem.solution))) == sorted(problem.numbers)
-    used = "".join(problem.solution for problem in found)
+    used = "".join(problem.solution for problem in sample)
     assert all(used.count(operator) > 100 for operator in "+-*/")
-    assert {len(problem.numbers) for problem in found} == {3, 4}
+    assert {len(problem.numbers) for problem in sample} == {3, 4}

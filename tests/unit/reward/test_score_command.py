@@ -35,7 +35,7 @@ class Ended:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Run the command in this process, in the test's folder: an interpreter of its own takes seconds to start."""
+    """Run the command in this process, in the test's folder: starting an interpreter takes seconds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv(PARQUET_READER, raising=False)
@@ -92,9 +92,9 @@ def test_explain_shows_every_step_of_a_valid_row(command: Command) -> None:
 def test_score_by_the_routes_of_the_settings(command: Command, dump: Path) -> None:
     ended = command("score", str(dump), "--data-source", "world_facts")
     assert ended.returncode == 0, ended.stderr
-    found = records(dump.with_suffix(".scores.jsonl"))
-    assert [record["total"] for record in found] == pytest.approx([1.0, 0.8, 0.2])
-    assert [record["validation"]["total"] for record in found] == [1.0, 1.0, 0.0]  # type: ignore[index]
+    written = records(dump.with_suffix(".scores.jsonl"))
+    assert [record["total"] for record in written] == pytest.approx([1.0, 0.8, 0.2])
+    assert [record["validation"]["total"] for record in written] == [1.0, 1.0, 0.0]  # type: ignore[index]
     assert "3 rows in, 3 out" in ended.stdout
     assert not list(dump.parent.glob("*.part"))
 

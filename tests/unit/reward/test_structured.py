@@ -48,13 +48,13 @@ def test_turns_and_trajectories_earn_their_rewards(row: dict[str, Any], has_turn
     score = compute_score(
         TrajectoryView(tuple(spans), turns=turns if has_turns else ()), tuple(row["targets"]), **row["params"]
     )
-    found, want = parts(score), row["want"]
-    assert [found[f"turn_{index}"].raw for index in range(1, len(turns) + 1)] == pytest.approx(want["turns"])
-    assert f"turn_{len(turns) + 1}" not in found
-    assert found["exact_match"].weighted == pytest.approx(want["exact_match"])
-    assert found["retrieval_quality"].weighted == pytest.approx(want["retrieval_quality"])
+    components, want = parts(score), row["want"]
+    assert [components[f"turn_{index}"].raw for index in range(1, len(turns) + 1)] == pytest.approx(want["turns"])
+    assert f"turn_{len(turns) + 1}" not in components
+    assert components["exact_match"].weighted == pytest.approx(want["exact_match"])
+    assert components["retrieval_quality"].weighted == pytest.approx(want["retrieval_quality"])
     assert score.total == pytest.approx(want["total"])
-    assert found["_otc_factor"].raw == 1.0
+    assert components["_otc_factor"].raw == 1.0
 
 
 @pytest.mark.parametrize("row", rows("turn_format.jsonl"))
@@ -173,9 +173,9 @@ def test_otc_decreases_the_reward_with_every_search() -> None:
 def test_tokens_get_the_expected_rewards(row: dict[str, Any]) -> None:
     whole = sum(value for name, value in row["whole"].items() if not name.startswith("_"))
     reward = StructuredReward({int(turn): value for turn, value in row["turns"]}, whole)
-    found = structured_to_tokens(reward, row["mask"], row["turn_ids"], Strategy(row["strategy"]))
-    assert found.rewards == pytest.approx(row["want"])
-    assert found.flagged == (not any(row["mask"]))
+    result = structured_to_tokens(reward, row["mask"], row["turn_ids"], Strategy(row["strategy"]))
+    assert result.rewards == pytest.approx(row["want"])
+    assert result.flagged == (not any(row["mask"]))
 
 
 def test_a_mask_and_turn_ids_of_different_lengths_are_an_error() -> None:
@@ -192,20 +192,20 @@ def test_the_conversion_conserves_its_sum(
     turns: dict[int, float], whole: float, response: list[tuple[int, int]], strategy: Strategy
 ) -> None:
     mask, turn_ids = [mask for mask, _ in response], [turn for _, turn in response]
-    found = structured_to_tokens(StructuredReward(turns, whole), mask, turn_ids, strategy)
+    result = structured_to_tokens(StructuredReward(turns, whole), mask, turn_ids, strategy)
     with_tokens = {turn for valid, turn in response if valid}
     if not any(mask):
-        assert found.flagged
-        assert found.rewards == [0.0] * len(mask)
+        assert result.flagged
+        assert result.rewards == [0.0] * len(mask)
         return
     sums = {
         Strategy.TURN_PROPORTIONAL: sum(value for turn, value in turns.items() if turn in with_tokens) + whole,
         Strategy.FINAL_TOKEN_ONLY: (sum(turns.values()) / len(turns) if turns else 0.0) + whole,
     }
-    assert sum(found.rewards) == pytest.approx(sums[strategy], abs=1e-9)
-    assert found.turn_sum == pytest.approx(sums[Strategy.TURN_PROPORTIONAL], abs=1e-9)
-    assert found.mean_sum == pytest.approx(sums[Strategy.FINAL_TOKEN_ONLY], abs=1e-9)
-    assert all(reward == 0.0 for reward, valid in zip(found.rewards, mask, strict=True) if not valid)
+    assert sum(result.rewards) == pytest.approx(sums[strategy], abs=1e-9)
+    assert result.turn_sum == pytest.approx(sums[Strategy.TURN_PROPORTIONAL], abs=1e-9)
+    assert result.mean_sum == pytest.approx(sums[Strategy.FINAL_TOKEN_ONLY], abs=1e-9)
+    assert all(reward == 0.0 for reward, valid in zip(result.rewards, mask, strict=True) if not valid)
 
 
 def test_turn_and_trajectory_rewards_are_read_from_the_components() -> None:
