@@ -48,8 +48,8 @@ def repository() -> Path:
     root = Path(__file__).resolve().parents[4]
     if not (root / "services").is_dir():
         raise UserError(
-            "this command needs a checkout of Forage and is installed from a wheel: clone the repository, "
-            "run 'make setup' there and use .venvs/cli/bin/forage"
+            "this command needs a checkout of Forage and is installed from a wheel: run it in a checkout after "
+            "'make setup', or give --config if the services run elsewhere"
         )
     return root
 
