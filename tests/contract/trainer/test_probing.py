@@ -302,7 +302,7 @@ def test_a_killed_probe_is_repeated(
         from forage_common.settings import load_settings
         from forage_common.v1.trajectory_pb2 import Policy
         from forage_trainer.reporting.progress import StateFile
-        from forage_trainer.validation.validation_probe import ValidationProbe
+        from forage_trainer.validation.probe import ValidationProbe
         settings = load_settings(Path(sys.argv[1]), (), {})
         rows = read_questions(settings.data.val_files).rows
         ValidationProbe(settings, rows, StateFile(settings.run.folder)).run(Policy(version=4, epoch=2), lambda: None)

@@ -13,12 +13,12 @@ STEPS = 5
 JOBS = {"retriever", "reward", "rollout", "trainer", "redis"}
 _LEDGER = """
 import json
-from forage_cli.runs.ledger import settle
+from forage_cli.runs.ledger import count_groups
 from forage_common.settings import load_settings
 from forage_common.streams.client import StreamClient
 settings = load_settings()
 client = StreamClient(settings.redis, settings.run.id)
-print(json.dumps(settle(client).as_dict() | {
+print(json.dumps(count_groups(client).as_dict() | {
     "version": client.read_policy().version,
     "steps": len((settings.run.folder / "metrics.jsonl").read_text().splitlines()),
     "checkpoints": sorted(path.name for path in (settings.run.folder / "checkpoints").glob("step_*")),
