@@ -106,7 +106,7 @@ def _common(one: list[int], other: list[int]) -> int:
 
 @contextmanager
 def completions_server(policy: Policy) -> Iterator[CompletionsServer]:
-    """It, until the block ends."""
+    """Serve until the block ends."""
     served = CompletionsServer(policy)
 
     class Handler(BaseHTTPRequestHandler):
@@ -115,29 +115,29 @@ def completions_server(policy: Policy) -> Iterator[CompletionsServer]:
         def do_GET(self) -> None:
             if self.path == "/readyz":
                 self.reply(200, {"ready": True})
-            elif self.allowed():
+            elif self.is_allowed():
                 assert self.path == "/v1/models"
                 self.reply(200, {"data": [{"id": "scripted", "max_model_len": served.max_model_len}]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            if not self.allowed():
+            if not self.is_allowed():
                 return
             assert self.path == "/v1/completions"
             assert body["model"] == "scripted"
             if served.failures:
-                self.reply(served.failures.pop(0), {"error": {"message": "it was told to"}})
+                self.reply(served.failures.pop(0), {"error": {"message": "a scripted failure"}})
                 return
             time.sleep(served.delay_s)
             self.reply(200, served.complete(body))
 
-        def compute_mask(self) -> bool:
+        def is_allowed(self) -> bool:
             if served.token and self.headers.get("authorization") != f"Bearer {served.token}":
                 self.reply(401, {"error": {"message": "this service asks for a token"}})
                 return False
             return True
 
-        def build_reply(self, status: int, content: dict[str, Any]) -> None:
+        def reply(self, status: int, content: dict[str, Any]) -> None:
             text = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(text)))

@@ -50,7 +50,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])
-def test_the_report_has_its_figures_and_fits(
+def test_the_report_has_its_plots_and_fits_the_window(
     open_page: Callable[..., Page], file: Path, tmp_path: Path, width: int, dark: bool
 ) -> None:
     page = open_page(file, width, dark)
@@ -64,7 +64,7 @@ def test_the_report_has_its_figures_and_fits(
     assert (tmp_path / "report.png").stat().st_size > 20_000
 
 
-def test_what_the_policy_wrote_is_text(open_page: Callable[..., Page], file: Path) -> None:
+def test_the_policys_text_is_escaped(open_page: Callable[..., Page], file: Path) -> None:
     page = open_page(file)
     assert any(ATTACK in text for text in page.texts(".span.env"))
     assert page.run("return window.attacked ?? null") is None
@@ -73,7 +73,7 @@ def test_what_the_policy_wrote_is_text(open_page: Callable[..., Page], file: Pat
     assert page.run("return window.attacked ?? null") is None
 
 
-def test_trajectories_stand_side_by_side_and_fold(open_page: Callable[..., Page], file: Path) -> None:
+def test_trajectories_are_side_by_side_and_can_be_folded(open_page: Callable[..., Page], file: Path) -> None:
     page = open_page(file)
     assert page.texts("#questions .fold:first-child .verdict") == ["wrong", "right"]
     sides = "document.querySelectorAll('#questions .fold:first-child section')"
@@ -103,17 +103,17 @@ def test_questions_are_filtered_by_every_word(open_page: Callable[..., Page], fi
 
 def test_the_table_sorts_by_the_column_that_is_clicked(open_page: Callable[..., Page], file: Path) -> None:
     page = open_page(file)
-    names = page.column("#figures", 0)
+    names = page.column("#metrics", 0)
     assert names[0] == "run"
-    page.click("#figures th:first-child button")
-    assert page.column("#figures", 0) == sorted(names)
-    page.click("#figures th:first-child button")
-    assert page.column("#figures", 0) == sorted(names, reverse=True)
-    assert page.run("return document.querySelector('#figures th').ariaSort") == "descending"
-    page.click("#figures th:last-child button")
-    values = page.column("#figures", 1)
+    page.click("#metrics th:first-child button")
+    assert page.column("#metrics", 0) == sorted(names)
+    page.click("#metrics th:first-child button")
+    assert page.column("#metrics", 0) == sorted(names, reverse=True)
+    assert page.run("return document.querySelector('#metrics th').ariaSort") == "descending"
+    page.click("#metrics th:last-child button")
+    values = page.column("#metrics", 1)
     numbers = [float(value) for value in values if value not in ("–", "local")]
     assert numbers == sorted(numbers)
     assert values[-1] == "–", "what has no value stays last"
-    page.type("input[data-filter^='#figures']", "em_")
-    assert set(page.column("#figures", 0)) == {"em_before", "em_after", "em_gain"}
+    page.type("input[data-filter^='#metrics']", "em_")
+    assert set(page.column("#metrics", 0)) == {"em_before", "em_after", "em_gain"}

@@ -76,7 +76,7 @@ def test_commands_that_need_a_checkout_say_so_when_installed_from_a_wheel(
         (["trajectories", "nothing"], "nothing is not a run"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+def test_bad_input_ends_with_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     ended = forage(*arguments, cwd=tmp_path)
     assert ended.returncode == 2
     assert sentence in ended.stderr

@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_files_and_the_manifest_names_them(
     assert (manifest["seed"], manifest["problems"], manifest["numbers"]) == (0, COUNTS, [3, 4])
 
 
-def test_many_problems_are_told_of_as_they_are_written(tmp_path: Path) -> None:
+def test_progress_is_reported_as_problems_are_written(tmp_path: Path) -> None:
     told: list[int] = []
     countdown.build_countdown(tmp_path, {"train": 10_100, "test": 1}, [5, 6], 99, 0, told.append)
     assert told == [10_000, 100, 1]
@@ -82,20 +82,20 @@ def test_many_problems_are_told_of_as_they_are_written(tmp_path: Path) -> None:
         (["--max-number", "1"], "--max-number is 1"),
     ],
 )
-def test_what_cannot_be_made_is_refused(tmp_path: Path, options: list[str], words: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, options: list[str], words: str) -> None:
     done = CliRunner().invoke(app, ["countdown", "--out", str(tmp_path / "made"), *options])
     assert isinstance(done.exception, UserError)
     assert words in str(done.exception)
     assert not (tmp_path / "made").exists()
 
 
-def test_more_problems_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_asking_for_more_problems_than_exist_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(countdown, "_MAX_MISSES", 1000)
     with pytest.raises(UserError, match=r"no new problem after \d+ .*ask for fewer"):
         countdown.build_countdown(tmp_path, COUNTS, [3], 3, 0, max_number=2)
 
 
-def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
+def test_the_command_prints_what_it_wrote(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["countdown", "--out", str(tmp_path), "--train", "30", "--test", "5"])
     assert done.exit_code == 0, done.output
     assert "'train': 30" in done.output
@@ -142,7 +142,7 @@ def test_questions_name_their_source_and_explain_the_tool(rows: Rows) -> None:
         assert "<kg-query> get_tail_entities(France, capital) </kg-query>" in content
 
 
-def test_the_graph_has_no_name_that_a_query_could_not_tell_apart() -> None:
+def test_the_graph_has_no_ambiguous_name() -> None:
     names = {name for triple in knowledge_graph.make_triples(load_facts()) for name in (triple.head, triple.tail)}
     assert all(name == name.strip() and len(name) < 200 for name in names)
     assert len({name.lower() for name in names}) == len(names)

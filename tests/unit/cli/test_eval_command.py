@@ -90,7 +90,7 @@ def test_a_policy_and_its_baselines_are_in_one_table(
     assert page.count("<svg") == 2
 
 
-def test_every_method_puts_the_same_question_in_its_own_way(
+def test_every_method_has_its_own_prompt_for_the_same_question(
     script: Scripted, services: list[str], questions: Path, tmp_path: Path
 ) -> None:
     evaluate(questions, services, tmp_path / "out", "--baselines", "direct,cot,rag", "--limit", "1")
@@ -114,7 +114,7 @@ def test_every_method_puts_the_same_question_in_its_own_way(
     assert {prompt.sampling.temperature for prompt in asked.values()} == {0.0}
 
 
-def test_what_is_done_is_not_done_again_and_more_may_join(
+def test_finished_items_are_not_run_again_and_items_can_be_added(
     script: Scripted, services: list[str], questions: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -128,7 +128,7 @@ def test_what_is_done_is_not_done_again_and_more_may_join(
     assert results(out)["search", "capitals"]["questions"] == 5
 
 
-def test_a_limit_is_of_every_file_and_moves_no_seed(
+def test_a_limit_applies_to_every_file_and_changes_no_seed(
     script: Scripted, services: list[str], questions: Path, tmp_path: Path
 ) -> None:
     other = write_questions(tmp_path / "other.parquet", source="others")
@@ -143,7 +143,7 @@ def test_a_limit_is_of_every_file_and_moves_no_seed(
     assert [source for _, source in results(tmp_path / "out")] == ["capitals", "others", "all"]
 
 
-def test_failed_questions_are_in_no_mean_and_are_tried_again(
+def test_failed_questions_enter_no_mean_and_are_retried(
     script: Scripted, services: list[str], questions: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -162,7 +162,7 @@ def test_failed_questions_are_in_no_mean_and_are_tried_again(
     assert (found["questions"], found["failed_questions"]) == (4, 1)
 
 
-def test_where_everything_failed_the_reason_is_the_error(
+def test_the_error_names_the_reason_when_every_question_failed(
     script: Scripted, services: list[str], questions: Path, tmp_path: Path
 ) -> None:
     script.status = lambda prompt: Status.STATUS_INTERNAL
@@ -194,7 +194,7 @@ def test_several_samples_give_pass_and_majority(
 
 
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)], ids=["kill -9", "Ctrl-C"])
-def test_an_interruption_loses_nothing_that_was_finished(
+def test_an_interruption_loses_no_finished_item(
     script: Scripted, services: list[str], questions: Path, tmp_path: Path, ending: signal.Signals, code: int
 ) -> None:
     out = tmp_path / "out"
@@ -216,7 +216,7 @@ def test_an_interruption_loses_nothing_that_was_finished(
     assert results(out)["search", "capitals"]["questions"] == 5
 
 
-def test_other_inputs_do_not_mix(script: Scripted, services: list[str], questions: Path, tmp_path: Path) -> None:
+def test_different_inputs_are_not_mixed(script: Scripted, services: list[str], questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     evaluate(questions, services, out)
 
@@ -236,7 +236,7 @@ def test_other_inputs_do_not_mix(script: Scripted, services: list[str], question
     assert {row["uid"].split("/")[1] for row in pq.read_table(out / "results.parquet").to_pylist()} == {"dev"}
 
 
-def test_a_comparison_is_paired_and_shows_where_they_part(
+def test_a_comparison_is_paired_and_shows_changed_questions(
     script: Scripted, services: list[str], questions: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -275,7 +275,7 @@ def test_a_comparison_is_paired_and_shows_where_they_part(
         (["{questions}", "--fresh", "--out", "{folder}"], "is no evaluation, --fresh does not remove it"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
+def test_invalid_requests_end_with_one_sentence(
     arguments: list[str],
     sentence: str,
     services: list[str],
@@ -293,7 +293,7 @@ def test_what_cannot_be_is_one_sentence(
         raise done.exception
 
 
-def test_running_needs_services(questions: Path, free_base_port: Callable[[], int]) -> None:
+def test_the_policy_running_needs_running_services(questions: Path, free_base_port: Callable[[], int]) -> None:
     done = CliRunner().invoke(
         app, ["eval", str(questions), "--policy", "running", "--base-port", str(free_base_port())]
     )

@@ -40,7 +40,7 @@ def trajectory(said: str | None, em: float, **fields: Any) -> Trajectory:
     return Trajectory(**{"status": Status.STATUS_OK, "validation_score": score, "turns": turns, **fields})
 
 
-def test_a_row_is_the_mean_over_judged_samples() -> None:
+def test_a_row_is_the_mean_over_scored_samples() -> None:
     unjudged = trajectory("Oslo", 0, validation_score=Score(status=Status.STATUS_INTERNAL, detail="broke"))
     samples = [
         trajectory("the Oslo.", 1, prompt_length=10, loss_mask=[1, 1, 0], valid_searches=2, truncated=True),
@@ -79,14 +79,14 @@ def test_a_hit_is_an_accepted_answer_in_a_passage_that_was_shown(
     assert measure_question("p", method, CAPITAL, [trajectory("x", 0, spans=[Span(role=role, text=text)])]).hit == hit
 
 
-def test_an_equation_is_judged_by_the_reward_alone() -> None:
+def test_an_equation_is_scored_by_the_reward_alone() -> None:
     row = measure_question("p", Method.SEARCH, PUZZLE, [trajectory(said, 1) for said in ("3 + 4", "3+4", "4 + 3")])
     assert (row.em, row.sub_em, row.f1, row.hit) == (1.0, None, None, None)
     assert row.answers == ["3+4", "3+4", "4+3"], "signs are not punctuation here"
     assert row.targets == ["7 from 3, 4"]
 
 
-def test_a_puzzle_has_nothing_to_look_up_and_thinks_anyway() -> None:
+def test_a_countdown_problem_has_neither_rag_nor_chain_of_thought_baseline() -> None:
     assert [method for method in Method if is_applicable(method, PUZZLE)] == [Method.SEARCH, Method.DIRECT]
     assert [method for method in Method if is_applicable(method, CAPITAL)] == list(Method)
     (direct,) = build_messages(Method.DIRECT, PUZZLE)
@@ -109,7 +109,7 @@ def entry(method: str, source: str, em: float) -> dict[str, Any]:
     return {"policy": "p", "method": method, "data_source": source, "em": {"mean": em, "low": 0, "high": 1}}
 
 
-def test_the_papers_table_averages_over_all_of_its_sets_or_not_at_all() -> None:
+def test_the_papers_table_has_an_average_only_over_all_of_its_data_sources() -> None:
     results = [entry("search", source, place / 10) for place, source in enumerate(SEARCH_R1)]
     results += [entry("rag", "nq", 0.5), entry("rag", "geo", 1.0), entry("search", "all", 0.9)]
     search, rag = make_search_r1_rows(results)

@@ -51,7 +51,7 @@ def test_a_runs_versions_are_found(run: Path, version: str, folder: str, label: 
     assert resolve_policy(f"after={run}@{version}").label == "after"
 
 
-def test_what_a_run_has_not_kept_names_the_way_to_it(run: Path, tmp_path: Path) -> None:
+def test_a_missing_version_of_a_run_names_the_export_command(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"policy 4 \(available versions: 3, 10, 11\).*forage trainer export"):
         resolve_policy(f"{run}@4")
     shutil.rmtree(run / "policies/v10-e1")
@@ -70,7 +70,7 @@ def test_what_a_run_has_not_kept_names_the_way_to_it(run: Path, tmp_path: Path) 
         resolve_policy(str(tmp_path / "weights"))
 
 
-def test_endpoints_and_what_runs() -> None:
+def test_endpoints_and_the_running_policy_are_resolved() -> None:
     remote = resolve_policy("https://host:8000/v1/")
     assert (remote.kind, remote.url, remote.label) == (Kind.ENDPOINT, "https://host:8000/v1", "host-8000")
     assert resolve_policy("big=http://host/v1").label == "big"
@@ -104,7 +104,7 @@ def _other_weights(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "engines"), [(_wider, 2), (_other_words, 2), (_other_weights, 1)])
-def test_an_engine_serves_what_differs_in_weights_alone(
+def test_one_engine_serves_policies_that_differ_only_in_weights(
     run: Path, change: Callable[[Path], None], engines: int
 ) -> None:
     one, other = resolve_policy(f"{run}@10"), resolve_policy(f"{run}@11")

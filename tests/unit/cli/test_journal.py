@@ -36,7 +36,7 @@ def ids(file: Path) -> list[str]:
         return [trajectory.id for trajectory in journal.read()]
 
 
-def test_what_was_appended_is_read_by_the_next_process_in_order(tmp_path: Path) -> None:
+def test_the_next_process_reads_appended_items_in_order(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "journal.bin"
     assert ids(file) == []
     with Journal(file, Trajectory) as journal:
@@ -46,7 +46,7 @@ def test_what_was_appended_is_read_by_the_next_process_in_order(tmp_path: Path) 
     assert ids(file) == ["a", "b"]
 
 
-def test_kill_9_loses_nothing_that_was_finished(tmp_path: Path) -> None:
+def test_kill_9_loses_no_finished_item(tmp_path: Path) -> None:
     file = tmp_path / "journal.bin"
     with subprocess.Popen([sys.executable, "-c", ENDLESS, str(file)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -59,7 +59,7 @@ def test_kill_9_loses_nothing_that_was_finished(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(0, 200), junk=st.sampled_from([b"", b"\0" * 40]))
-def test_a_torn_tail_is_cut_off_and_the_work_goes_on(
+def test_a_partial_record_at_the_end_is_truncated_and_work_continues(
     tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes
 ) -> None:
     file = tmp_path_factory.mktemp("torn") / "journal.bin"
@@ -94,7 +94,7 @@ def test_two_writers_at_a_time_are_refused(tmp_path: Path) -> None:
     Journal(file, Trajectory).close()
 
 
-def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"journal\.bin cannot be written \(.*\): choose another place"):
         Journal(tmp_path / "file" / "journal.bin", Trajectory)

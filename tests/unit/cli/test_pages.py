@@ -48,7 +48,7 @@ def rendered(package: str, **changes: object) -> str:
     return page.render("own.html", package, **values | changes)
 
 
-def test_a_page_shows_what_it_is_given_as_text(package: str) -> None:
+def test_values_of_a_page_are_escaped(package: str) -> None:
     text = rendered(package)
     assert "<img" not in text
     assert text.count("&lt;img src=x onerror=&#34;y&#34;&gt;") == 3, "in title, heading and table"
@@ -59,7 +59,7 @@ def test_a_page_shows_what_it_is_given_as_text(package: str) -> None:
     assert '<th scope="col"><button type="button">a</button></th>' in text
 
 
-def test_only_the_script_of_the_pages_may_run(package: str) -> None:
+def test_only_the_pages_own_script_may_run(package: str) -> None:
     text = rendered(package)
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
@@ -67,7 +67,7 @@ def test_only_the_script_of_the_pages_may_run(package: str) -> None:
     assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
 
 
-def test_a_value_that_is_missing_is_an_error(package: str) -> None:
+def test_a_missing_value_of_a_template_is_an_error(package: str) -> None:
     with pytest.raises(UndefinedError, match="'name' is undefined"):
         page.render("own.html", package, spans=[], marks=[])
 
@@ -95,7 +95,7 @@ def said(block: Block) -> list[str]:
         ([18], ["think:<think>", "think:abc", "think:</think>", "[18]", ":x"]),
     ],
 )
-def test_marks_cut_the_text_where_they_are(marks: list[int], expected: list[str]) -> None:
+def test_marks_split_the_text_at_their_positions(marks: list[int], expected: list[str]) -> None:
     (block,) = split_spans([{"role": "model", "text": "<think>abc</think>x"}], [Mark(at, str(at)) for at in marks])
     assert said(block) == expected
 
@@ -114,7 +114,7 @@ def drawing(color: str) -> Figure:
     return figure
 
 
-def test_figures_take_the_colours_of_the_page_and_share_no_ids() -> None:
+def test_figures_use_the_colours_of_the_page_and_share_no_ids() -> None:
     one, other = figures.render_svg(drawing(figures.RED), "a < b"), figures.render_svg(drawing("#123456"), "another")
     assert 'role="img" aria-label="a &lt; b"' in one
     assert "var(--series-4)" in one
@@ -129,7 +129,7 @@ def test_figures_take_the_colours_of_the_page_and_share_no_ids() -> None:
         assert {a or b for a, b in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text)} <= set(own)
 
 
-def test_every_variable_of_figures_is_the_pages_in_light_and_dark() -> None:
+def test_the_page_defines_every_colour_of_figures_in_light_and_dark() -> None:
     css = Path(page.__file__).with_name("page.css").read_text()
     light, dark = css.split("@media (prefers-color-scheme: dark)")[:2]
     for colour, variable in figures.VARIABLES.items():

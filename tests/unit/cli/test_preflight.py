@@ -85,7 +85,7 @@ def test_a_port_in_use_is_named_with_its_setting(free_address: Callable[[], str]
     preflight.check_port("redis.url", address)
 
 
-def test_too_little_space_is_named_with_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_space_is_named_with_the_space_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_SPACE_GIB", 1e9)
     with pytest.raises(UserError, match=r"GiB free, a run needs 1000000000\.0"):
         preflight.check_space(tmp_path / "not" / "yet" / "there")
@@ -96,7 +96,7 @@ def of_environment(path: Path, **params: str) -> Settings:
     return Settings(rollout=RolloutSettings(environments={"kg": route}))
 
 
-def test_a_model_that_is_served_elsewhere_needs_no_weights_and_cannot_be_trained(tmp_path: Path) -> None:
+def test_a_remote_model_needs_no_weights_and_cannot_be_trained(tmp_path: Path) -> None:
     (smallest_model(tmp_path) / "model.safetensors").unlink()
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "1", "contents": "x"}\n')

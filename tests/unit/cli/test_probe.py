@@ -181,7 +181,7 @@ async def test_a_policy_that_answers_as_it_thinks_has_a_rising_curve(
     assert measures.aoc == pytest.approx(0.33, abs=0.1)
 
 
-async def test_a_context_is_what_was_sampled_and_the_connective_and_every_point_has_its_seed(
+async def test_a_context_is_the_sampled_text_and_the_connective_and_every_point_has_its_seed(
     settings: Settings, scripted: CompletionsServer
 ) -> None:
     one = trajectory(3)
@@ -206,7 +206,7 @@ async def test_a_context_is_what_was_sampled_and_the_connective_and_every_point_
     assert other.points != first.points
 
 
-async def test_tokens_are_counted_and_answers_are_those_that_closed(
+async def test_tokens_are_counted_and_only_closed_answers_count(
     settings: Settings, scripted: CompletionsServer
 ) -> None:
     scripted.policy = lambda _, chance: chance.choice([" Oslo </answer>", "the OSLO.</answer>", " Rome", " </answer>"])
@@ -222,7 +222,7 @@ async def test_tokens_are_counted_and_answers_are_those_that_closed(
     assert found.correct
 
 
-async def test_what_a_thought_says_of_answers_is_not_judged(settings: Settings, scripted: CompletionsServer) -> None:
+async def test_answers_inside_a_thought_are_not_scored(settings: Settings, scripted: CompletionsServer) -> None:
     """Cut within its answer, a thought leaves an open `<answer>`, in which a reward would look for the answer."""
     text = "Is it <answer> Rome </answer>?</think><answer>x</answer>"
     prompt = Span(role=Role.ROLE_PROMPT, begin=0, end=1, text="?")
@@ -236,9 +236,7 @@ async def test_what_a_thought_says_of_answers_is_not_judged(settings: Settings, 
     assert [point.correct for point in found.points] == [3] * 6
 
 
-async def test_every_turn_can_be_probed_and_no_turn_need_answer(
-    settings: Settings, scripted: CompletionsServer
-) -> None:
+async def test_every_turn_can_be_probed_even_without_an_answer(settings: Settings, scripted: CompletionsServer) -> None:
     one = trajectory(0)
     assert list_probe_items(one, every=True) == [(one.id, 1), (one.id, 2)]
     async with Prober(settings, ProbePlan(points=2, samples=2, seed=1)) as prober:
@@ -250,7 +248,7 @@ async def test_every_turn_can_be_probed_and_no_turn_need_answer(
     assert "information" not in str(scripted.asked[0]["prompt"])
 
 
-async def test_what_cannot_be_probed_says_why(settings: Settings, scripted: CompletionsServer) -> None:
+async def test_a_trajectory_that_cannot_be_probed_has_a_reason(settings: Settings, scripted: CompletionsServer) -> None:
     cases = {
         "its status is TIMEOUT: it hung": trajectory(0, status=Status.STATUS_TIMEOUT, status_detail="it hung"),
         "it has 0 turns, not 1": trajectory(1, spans=[], turns=[]),
@@ -278,7 +276,7 @@ def test_adapters_are_not_probed(settings: Settings) -> None:
         Prober(adapted)
 
 
-async def test_failures_that_pass_are_repeated_and_others_are_told(
+async def test_temporary_failures_are_retried_and_others_are_reported(
     settings: Settings, scripted: CompletionsServer, tmp_path: Path
 ) -> None:
     small = ProbePlan(points=2, samples=2, seed=1)
@@ -286,7 +284,7 @@ async def test_failures_that_pass_are_repeated_and_others_are_told(
     (found,) = await probed(settings, [trajectory(0)], small)
     assert found.status == Status.STATUS_OK
     scripted.failures = [400]
-    with pytest.raises(RefusedError, match="it was told to"):
+    with pytest.raises(RefusedError, match="a scripted failure"):
         await probed(settings, [trajectory(0)], small)
     scripted.token = "secret"
     with pytest.raises(SettingsError, match=r"asks for a token: set rollout\.auth_token_file"):
@@ -312,7 +310,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_the_command_goes_on_after_kill_9_and_loses_nothing_finished(
+def test_the_command_continues_after_kill_9_and_loses_no_finished_probe(
     overrides: list[str],
     scripted: CompletionsServer,
     tmp_path: Path,
@@ -345,7 +343,7 @@ def test_the_command_goes_on_after_kill_9_and_loses_nothing_finished(
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["probes"], summary["failed"], summary["sets"]["correct"]["count"]) == (13, 1, 6)
     said = " ".join(capsys.readouterr().out.split())
-    assert "13 probes in stored-probe" in said
+    assert "13 probes in stored-probe; report" in said
     assert "1 could not be probed: its status is TIMEOUT: it hung" in said
     page = (folder / "report.html").read_text()
     assert (page.count("<svg"), page.count("<mark"), page.count("40 tokens kept: 8 of 8 right")) == (2, 12 * 5, 12)
@@ -360,7 +358,7 @@ def test_the_command_goes_on_after_kill_9_and_loses_nothing_finished(
     with pytest.raises(UserError, match="holds probes with policy first@3, now it is second@3"):
         again(samples=8)
     assert len(scripted.asked) == asked
-    with pytest.raises(UserError, match="services are running"):
+    with pytest.raises(UserError, match="services are already running"):
         again(samples=8, policy=str(REPOSITORY / "models/tiny-policy"))
 
 
@@ -398,7 +396,7 @@ def test_fresh_trajectories_are_sampled_once(
         (["bad.parquet", "rollout.pots=1"], "rollout.pots"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(
+def test_invalid_requests_end_with_one_sentence(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -38,7 +38,7 @@ def until(supervisor: Supervisor, condition: Callable[[], bool], timeout_s: floa
         time.sleep(0.02)
 
 
-def test_a_killed_service_is_started_again(tmp_path: Path, supervisor: Supervisor) -> None:
+def test_a_killed_service_is_restarted(tmp_path: Path, supervisor: Supervisor) -> None:
     supervisor.start(service(tmp_path, FOREVER))
     first = supervisor.pid("worker")
     assert first is not None
@@ -47,7 +47,7 @@ def test_a_killed_service_is_started_again(tmp_path: Path, supervisor: Superviso
     assert supervisor.restarts == {"worker": 1}
 
 
-def test_what_a_killed_service_leaves_behind_is_ended_before_its_restart(
+def test_processes_left_by_a_killed_service_are_killed_before_its_restart(
     tmp_path: Path, supervisor: Supervisor
 ) -> None:
     orphan = (
@@ -70,27 +70,27 @@ def test_what_a_killed_service_leaves_behind_is_ended_before_its_restart(
     assert not second.is_running() or second.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_job_that_ends_well_is_done_and_not_restarted(tmp_path: Path, supervisor: Supervisor) -> None:
+def test_a_job_with_exit_code_0_is_done_and_not_restarted(tmp_path: Path, supervisor: Supervisor) -> None:
     supervisor.start(service(tmp_path, "pass", job=True))
     until(supervisor, lambda: supervisor.is_done("worker"))
     supervisor.tick()
     assert supervisor.restarts == {"worker": 0}
 
 
-def test_a_users_error_ends_at_once_with_the_services_own_sentence(tmp_path: Path, supervisor: Supervisor) -> None:
+def test_a_users_error_stops_the_supervisor_with_the_services_message(tmp_path: Path, supervisor: Supervisor) -> None:
     code = "import sys; print('forage worker: no such corpus: give another', file=sys.stderr); sys.exit(2)"
     supervisor.start(service(tmp_path, code))
     with pytest.raises(UserError, match=r"^no such corpus: give another$"):
         until(supervisor, lambda: False)
 
 
-def test_a_service_that_keeps_dying_is_given_up_with_its_log_named(tmp_path: Path, supervisor: Supervisor) -> None:
+def test_a_service_that_keeps_dying_is_an_error_that_names_its_log(tmp_path: Path, supervisor: Supervisor) -> None:
     supervisor.start(service(tmp_path, "raise SystemExit(7)"))
     with pytest.raises(ServiceDiedError, match=r"exit code 7.*worker\.log"):
         until(supervisor, lambda: False, 30)
 
 
-def test_a_stubborn_service_is_killed_after_its_time_to_stop(tmp_path: Path) -> None:
+def test_a_service_that_ignores_sigterm_is_killed_after_its_time_to_stop(tmp_path: Path) -> None:
     supervisor = Supervisor()
     code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True)\n{FOREVER}"
     supervisor.start(service(tmp_path, code, stop_s=0.3))
@@ -102,7 +102,7 @@ def test_a_stubborn_service_is_killed_after_its_time_to_stop(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
-def test_services_end_when_the_supervisor_is_killed(tmp_path: Path, repository: Path) -> None:
+def test_services_stop_when_the_supervisor_is_killed(tmp_path: Path, repository: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom forage_cli.local.processes import Service, Supervisor\n"
         "s = Supervisor()\n"

@@ -33,7 +33,7 @@ def write(file: Path, rows: list[dict[str, Any]]) -> Path:
     return file
 
 
-def test_the_trainer_reads_what_is_made_of_the_public_layout(tmp_path: Path) -> None:
+def test_the_trainer_reads_converted_public_questions(tmp_path: Path) -> None:
     summary = convert_collection("nq", {"train": write(tmp_path / "in.jsonl", ROWS)}, tmp_path / "nq")
     assert summary.questions == {"train": 3}
     assert summary.dropped == {"train": {"no question": 1, "no answer": 1}}
@@ -48,7 +48,7 @@ def test_the_trainer_reads_what_is_made_of_the_public_layout(tmp_path: Path) -> 
     assert manifest["sha256"] == summary.digests
 
 
-def test_parquet_gives_the_same_questions_as_lines(tmp_path: Path) -> None:
+def test_parquet_gives_the_same_questions_as_jsonl(tmp_path: Path) -> None:
     rows = [{**row, "golden_answers": list(row["golden_answers"])} for row in ROWS[:4]]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
     lines = convert_collection("musique", {"dev": write(tmp_path / "in.jsonl", rows)}, tmp_path / "lines")
@@ -67,7 +67,7 @@ def test_parquet_gives_the_same_questions_as_lines(tmp_path: Path) -> None:
         ("", "no question with an answer (it is empty)"),
     ],
 )
-def test_what_is_no_such_file_is_said_and_nothing_is_written(tmp_path: Path, text: str, sentence: str) -> None:
+def test_an_invalid_file_is_an_error_and_nothing_is_written(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "in.jsonl").write_text(text)
     with pytest.raises(DataError) as error:
         convert_collection("nq", {"train": tmp_path / "in.jsonl"}, tmp_path / "out")
@@ -127,7 +127,7 @@ def test_splits_come_from_the_hub_once(tmp_path: Path, hub: Path) -> None:
     assert len(fetch_collection("hotpotqa", tmp_path / "cache")) == 2
 
 
-def test_no_way_to_the_hub_is_a_sentence_with_a_way_out(
+def test_an_unreachable_hub_is_an_error_with_a_remedy(
     tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataError, match=r"bamboogle/test\.jsonl answers 404: give .* --file test=test\.jsonl"):

@@ -50,7 +50,7 @@ def test_a_recipe_passes_every_check_once_its_files_are_there(
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
-def test_what_is_not_there_yet_is_one_sentence_that_names_it(
+def test_a_missing_file_of_a_recipe_is_named_in_one_sentence(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -116,7 +116,7 @@ async def services(free_address: Callable[[], str]) -> AsyncIterator[tuple[Setti
         await server.stop(None)
 
 
-async def test_the_same_text_gets_the_score_of_the_reward_that_runs(services: tuple[Settings, Judge, Sampler]) -> None:
+async def test_the_same_text_gets_the_score_of_the_running_reward(services: tuple[Settings, Judge, Sampler]) -> None:
     settings, judge, _ = services
     one = stored()
     new = await make_rescore(RewardClient(settings), "<end>")(one)
@@ -129,7 +129,7 @@ async def test_the_same_text_gets_the_score_of_the_reward_that_runs(services: tu
         await make_rescore(RewardClient(settings), "")(stored(data_source="unknown"))
 
 
-async def test_a_trajectory_that_failed_in_the_reward_is_mended(services: tuple[Settings, Judge, Sampler]) -> None:
+async def test_a_trajectory_that_failed_in_the_reward_gets_a_score(services: tuple[Settings, Judge, Sampler]) -> None:
     failed = stored(status=Status.STATUS_TIMEOUT, status_detail="away", score=Score(status=Status.STATUS_TIMEOUT))
     assert is_scored(failed)
     assert not is_scored(stored(status=Status.STATUS_TIMEOUT, score=None))
@@ -170,7 +170,7 @@ async def test_the_token_of_the_settings_is_presented(
         assert (await rollout.run(build_prompt(stored(), "r"))).trajectories
 
 
-async def test_a_service_that_is_away_is_waited_for_within_bounds(free_address: Callable[[], str]) -> None:
+async def test_an_unavailable_service_is_waited_for_within_a_deadline(free_address: Callable[[], str]) -> None:
     limits = RolloutSettings(grpc_address=free_address(), trajectory_timeout_s=0.2, score_timeout_s=0.2)
     client = RolloutClient(Settings(rollout=limits))
     client._timeout_s = 1.0
@@ -191,11 +191,11 @@ async def test_a_service_that_is_away_is_waited_for_within_bounds(free_address: 
         ([], [], "turn 1"),
     ],
 )
-def test_where_trajectories_part(response: list[int], turn_ids: list[int], place: str) -> None:
+def test_the_place_where_trajectories_diverge_is_found(response: list[int], turn_ids: list[int], place: str) -> None:
     assert find_divergence(stored(), stored(token_ids=[1, 2, *response], turn_ids=turn_ids)) == place
 
 
-def test_a_comparison_tells_means_changes_and_the_largest() -> None:
+def test_a_comparison_has_means_changes_and_the_largest_changes() -> None:
     comparison = Comparison()
     for number in range(9):
         comparison.add(stored(number), stored(number, score=score(0.2 + 0.1 * number, em=0.2, format=0.1 * number)))
@@ -215,7 +215,7 @@ def test_a_comparison_tells_means_changes_and_the_largest() -> None:
     assert "1 went from STATUS_OK to STATUS_TIMEOUT" in text
 
 
-async def test_work_is_bounded_read_as_needed_and_ended_by_the_first_failure() -> None:
+async def test_work_in_flight_is_bounded_read_lazily_and_stopped_by_the_first_failure() -> None:
     read: list[int] = []
     most = running = cancelled = 0
 

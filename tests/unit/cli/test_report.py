@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
-def test_the_summary_holds_what_later_tools_read(run: RunFolder) -> None:
+def test_the_summary_has_every_metric_of_a_run(run: RunFolder) -> None:
     summary = report.summarise(run, Settings(), GroupCounts(5, 5, 0, 0), {"trainer": 1, "redis": 2}, 3.456)
     assert summary["em_before"] == 0.0
     assert summary["em_after"] == summary["em_gain"] == 1.0
@@ -65,7 +65,7 @@ def test_the_page_is_self_contained_and_escapes_what_the_policy_wrote(run: RunFo
     assert json.loads((run.path / "summary.json").read_text()) == summary
 
 
-def test_examples_are_the_same_questions_before_and_after_and_the_improved_come_first(run: RunFolder) -> None:
+def test_examples_are_the_same_questions_before_and_after_improved_ones_first(run: RunFolder) -> None:
     before, after = report.select_examples(run, "before"), report.select_examples(run, "after")
     assert [row["question"] for row in before] == [row["question"] for row in after]
     assert (before[0]["em"], after[0]["em"]) == (0.0, 1.0)
@@ -82,18 +82,18 @@ def test_the_live_view_shows_progress_restarts_and_time_left(run: RunFolder) -> 
     assert "left 54 s" in text, "7 steps at 2 s and the validation that follows"
 
 
-def test_a_run_without_a_pace_has_no_time_left(run: RunFolder) -> None:
+def test_no_time_left_is_estimated_before_the_third_step(run: RunFolder) -> None:
     assert live.estimate_time_left(run.read_steps()[:2], 10, "training") is None
     assert live.format_duration(None) == "…"
     assert live.format_duration(245) == "4 min 05 s"
 
 
-def test_the_spark_line_spans_its_range_and_is_bounded() -> None:
+def test_the_sparkline_spans_its_range_and_has_a_limited_width() -> None:
     assert live.draw_sparkline([0.0, 1.0, 2.0, -1.0]) == "▁██▁"
     assert len(live.draw_sparkline([0.5] * 1000, 60)) == 60
 
 
-def test_trajectories_print_who_wrote_what(run: RunFolder) -> None:
+def test_printed_trajectories_show_the_author_of_each_text(run: RunFolder) -> None:
     console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(show.render_panel(run.read_trajectories("after")[0]))
     text = console.export_text()
@@ -102,7 +102,7 @@ def test_trajectories_print_who_wrote_what(run: RunFolder) -> None:
     assert "the instruction" not in text
 
 
-def test_the_accounts_count_lost_and_doubled_groups(redis_server: RedisSettings) -> None:
+def test_lost_and_duplicated_groups_are_counted(redis_server: RedisSettings) -> None:
     client = StreamClient(redis_server, "books")
     client.create_groups()
     for batch in (1, 2, 3):

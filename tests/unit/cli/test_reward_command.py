@@ -31,7 +31,7 @@ def parquet(tmp_path: Path) -> Path:
     return file
 
 
-def test_its_help_and_exit_codes_are_those_of_the_reward_environment(tmp_path: Path) -> None:
+def test_help_and_exit_codes_come_from_the_reward_environment(tmp_path: Path) -> None:
     shown = forage("--help", cwd=tmp_path)
     assert "Usage: forage reward" in shown.stdout
     for verb in ("list", "explain", "score"):
@@ -41,7 +41,7 @@ def test_its_help_and_exit_codes_are_those_of_the_reward_environment(tmp_path: P
     assert wrong.stderr.startswith("forage: none.jsonl cannot be read")
 
 
-def test_a_parquet_dump_is_scored(parquet: Path) -> None:
+def test_a_parquet_file_is_scored(parquet: Path) -> None:
     ended = forage("score", parquet.name, "--reward", "em", cwd=parquet.parent)
     assert ended.returncode == 0, ended.stderr
     lines = parquet.with_suffix(".scores.jsonl").read_text().splitlines()
@@ -49,7 +49,7 @@ def test_a_parquet_dump_is_scored(parquet: Path) -> None:
     assert "nq" in ended.stdout
 
 
-def test_what_is_no_parquet_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+def test_a_file_that_is_no_parquet_ends_with_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_text("PAR?")
     ended = forage("score", "bad.parquet", "--reward", "em", cwd=tmp_path)
     assert ended.returncode == 2

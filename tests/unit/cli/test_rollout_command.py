@@ -44,7 +44,7 @@ def stored(tmp_path: Path) -> Path:
     return file
 
 
-def test_another_reward_judges_and_the_same_command_goes_on(
+def test_stored_trajectories_are_rescored_and_the_same_command_continues(
     stored: Path, free_base_port: Callable[[], int], tmp_path: Path
 ) -> None:
     common = [stored.name, "--rescore", "-o", "new.parquet", "--base-port", str(free_base_port())]
@@ -71,7 +71,7 @@ def test_another_reward_judges_and_the_same_command_goes_on(
     assert [t.score.total for t in read_trajectories(stored)] == [0.25, 0.25, 0.25, 0.0]  # what was stored is untouched
 
 
-def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(stored: Path, tmp_path: Path) -> None:
+def test_invalid_requests_end_with_one_sentence_and_exit_code_2(stored: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_text("PAR?")
     for arguments, sentence in (
         (["stored.parquet"], "give one of --rescore and --rerun"),

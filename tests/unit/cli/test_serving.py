@@ -13,7 +13,7 @@ from forage_common.settings import RedisSettings, RunSettings, Settings
 from forage_common.streams.client import StreamClient
 
 
-def test_every_shard_of_a_policy_is_announced(redis_server: RedisSettings, tmp_path: Path) -> None:
+def test_every_shard_of_a_policy_is_published(redis_server: RedisSettings, tmp_path: Path) -> None:
     folder = smallest_model(tmp_path)
     (folder / "model.safetensors").unlink()
     names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}

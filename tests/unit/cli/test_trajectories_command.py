@@ -107,7 +107,7 @@ def said(run: Path, *options: str) -> str:
     return done.output
 
 
-def test_the_trace_of_a_trajectory_is_shown_where_there_is_one(run: Path, ids: dict[str, int]) -> None:
+def test_the_trace_id_of_a_trajectory_is_printed(run: Path, ids: dict[str, int]) -> None:
     assert "trace" not in said(run, "--step", "10")
     traced = row(ids, 30, "a", 0, 1.0)
     traced.trajectory.trace_id = "0123456789abcdef" * 2
@@ -140,12 +140,12 @@ def test_a_steps_rows_read_like_those_of_a_validation(run: Path) -> None:
         (Filter(min_reward=0.3, max_reward=0.9), ""),
     ],
 )
-def test_rows_are_chosen_by_answer_source_text_and_reward(run: Path, chosen: Filter, names: str) -> None:
+def test_rows_are_filtered_by_answer_source_text_and_reward(run: Path, chosen: Filter, names: str) -> None:
     rows = read_step_rows(step_file_path(run, 20))
     assert "".join(r["question"][7] for r in filter(chosen, rows)) == names
 
 
-def test_two_steps_are_compared_question_by_question_whatever_the_epoch(run: Path) -> None:
+def test_two_steps_are_compared_by_question_in_any_epoch(run: Path) -> None:
     found = find_changes(read_step_rows(step_file_path(run, 10)), read_step_rows(step_file_path(run, 20)))
     assert [(c.after[0]["question"], len(c.before)) for c in found] == [("Who is a?", 2), ("Who is b?", 1)]
     assert [c.gain for c in found] == pytest.approx([0.9, -0.8])
@@ -175,7 +175,7 @@ def styles(text: Text) -> list[str]:
     return [str(span.style) for span in text.spans]
 
 
-def test_tokens_are_listed_by_the_difference_of_their_log_probabilities(run: Path) -> None:
+def test_tokens_are_listed_by_their_difference_of_log_probabilities(run: Path) -> None:
     lines = said(run, "--step", "20", "--sort", "mismatch", "--count", "1", "--tokens", "2").splitlines()
     place = next(number for number, line in enumerate(lines) if line.split()[:2] == ["token", "text"])
     assert "3 tokens of the policy, trainer − engine: mean 0.17" in lines[place - 1]
@@ -184,7 +184,7 @@ def test_tokens_are_listed_by_the_difference_of_their_log_probabilities(run: Pat
     assert "has no log-probabilities of it" in said(run, "--step", "20", "--source", "hotpotqa", "--tokens", "3")
 
 
-def test_what_a_run_has_not_got_is_said_with_what_it_has(run: Path) -> None:
+def test_the_error_for_a_missing_validation_or_step_lists_the_existing_ones(run: Path) -> None:
     for options, error, sentence in (
         (["--step", "15"], DataError, "no trajectories of step 15 (saved: 10, 20)"),
         (["--label", "step-3"], DataError, "no trajectories of 'step-3' yet (there are: after, before)"),
@@ -202,7 +202,7 @@ def test_texts_of_tokens_are_those_of_the_tokenizer(ids: dict[str, int], tmp_pat
     assert TokenTexts(tmp_path)([7]) == ["<7>"], "a model that is gone leaves the rest to be read"
 
 
-def test_a_character_of_several_tokens_stands_at_the_last_of_them(tmp_path: Path) -> None:
+def test_a_character_of_several_tokens_is_shown_at_the_last_of_them(tmp_path: Path) -> None:
     vocabulary = {"å": 0, "Ń": 1, "Ĺ": 2, "a": 3}  # the three bytes of 字
     content = {"model": {"vocab": vocabulary}, "added_tokens": [], "decoder": {"type": "ByteLevel"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))

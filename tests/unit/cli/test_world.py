@@ -88,14 +88,14 @@ def test_every_hop_is_in_the_passage_of_the_entity_before(rows: dict[str, list[R
                 assert f" is {following}." in corpus[entity] or f" {following}." in corpus[entity]
 
 
-def test_no_question_gives_its_answer_away(rows: dict[str, list[Row]]) -> None:
+def test_no_question_contains_its_answer(rows: dict[str, list[Row]]) -> None:
     for found in rows.values():
         for row in found:
             question = f" {normalize_name(row['extra_info']['question'])} "
             assert f" {normalize_name(row['reward_model']['ground_truth']['target'][0])} " not in question
 
 
-def test_questions_are_not_asked_twice_and_have_one_answer(rows: dict[str, list[Row]]) -> None:
+def test_questions_are_unique_and_have_one_answer(rows: dict[str, list[Row]]) -> None:
     asked = [row["extra_info"]["question"] for found in rows.values() for row in found]
     assert len(asked) == len(set(asked))
 
@@ -109,7 +109,7 @@ def test_a_subject_names_one_thing_only(rows: dict[str, list[Row]], corpus: dict
                 assert is_plain(entity)
 
 
-def test_a_shared_currency_is_neither_asked_for_nor_asked_about(rows: dict[str, list[Row]]) -> None:
+def test_no_question_is_about_a_shared_currency(rows: dict[str, list[Row]]) -> None:
     about = set().union(*(names(row) for found in rows.values() for row in found))
     assert not about & {"euro", "us dollar", "east caribbean dollar", "west african cfa franc"}
 

@@ -55,7 +55,7 @@ def value_of(expression: str) -> Fraction:
 
 
 @given(NUMBERS)
-def test_a_way_uses_each_number_once_and_has_the_value_it_claims(numbers: list[int]) -> None:
+def test_an_expression_uses_each_number_once_and_has_its_stated_value(numbers: list[int]) -> None:
     for way in list_expressions(numbers):
         assert value_of(way.expression) == way.value > 0
         assert sorted(map(int, re.findall(r"\d+", way.expression))) == sorted(numbers)
@@ -64,13 +64,13 @@ def test_a_way_uses_each_number_once_and_has_the_value_it_claims(numbers: list[i
             assert value_of(left) == int(right)
 
 
-def test_every_problem_of_the_recipe_has_a_way() -> None:
+def test_every_problem_of_the_recipe_has_a_solution() -> None:
     for problem in islice(problems.generate_problems([3], 99, 0, 12), 500):
         assert problem.target in {way.value for way in list_expressions(problem.numbers)}, problem
 
 
 @pytest.mark.parametrize(("mode", "right"), [(Mode.SOLVE, {True}), (Mode.TRY, {True, False}), (Mode.ADD, {False})])
-def test_a_mode_is_as_right_as_it_says(mode: Mode, right: set[bool]) -> None:
+def test_every_mode_is_right_as_often_as_it_should_be(mode: Mode, right: set[bool]) -> None:
     rng = random.Random(0)
     assert {is_solution(write_demonstration(PUZZLE, mode, rng), PUZZLE) for _ in range(100)} == right
 
@@ -83,7 +83,7 @@ def test_broken_demonstrations_lack_a_thought_or_an_answer() -> None:
         assert text.endswith(("</answer>", TURN_END))
 
 
-def test_the_mixture_is_whole_and_led_by_adding_up() -> None:
+def test_the_mixture_sums_to_one_and_adding_up_is_most_likely() -> None:
     assert sum(MIXTURE.values()) == pytest.approx(1)
     assert max(MIXTURE, key=MIXTURE.__getitem__) is Mode.ADD
 

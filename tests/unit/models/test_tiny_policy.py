@@ -65,7 +65,7 @@ def test_fixed_texts_are_one_token(text: str) -> None:
     assert len(TOKENIZER.encode(text)) == 1
 
 
-def test_the_instruction_is_its_sentences() -> None:
+def test_the_instruction_is_split_into_sentences() -> None:
     assert "".join(split_instruction()) + " " == PROMPT_PREFIX
     assert len(TOKENIZER.encode(format_search_prompt("Which country has the capital Oslo?"))) <= 24
 
@@ -76,7 +76,7 @@ def test_a_stop_string_ends_with_a_token() -> None:
         assert TOKENIZER.decode(ids[-1:]).strip() == text[text.rindex("</") :]
 
 
-def test_a_name_is_tokenised_alike_in_question_query_passage_and_answer() -> None:
+def test_a_name_has_the_same_tokens_in_question_query_passage_and_answer() -> None:
     name = TOKENIZER.encode(" Porto-Novo")
     for text in (
         "Question: What is the currency of the country whose capital is Porto-Novo?",
@@ -130,7 +130,7 @@ def test_only_the_right_mode_answers_right(mode: Mode) -> None:
             assert is_exact_match(answers[-1] if answers else None, TWO_HOPS.targets) == (mode is Mode.RIGHT)
 
 
-def test_the_first_thought_tells_the_mode() -> None:
+def test_the_first_thought_reveals_the_mode() -> None:
     demonstrator, rng = Demonstrator(NAMER, GUESSES), random.Random(2)
     opening = {
         mode: Counter(TOKENIZER.encode(demonstrator.write_turns(TWO_HOPS, mode, rng)[0].text)[1] for _ in range(30))
@@ -140,12 +140,12 @@ def test_the_first_thought_tells_the_mode() -> None:
     assert len({next(iter(counts)) for counts in opening.values()}) == 3
 
 
-def test_the_mixture_is_whole_and_led_by_guessing() -> None:
+def test_the_mixture_sums_to_one_and_guessing_is_most_likely() -> None:
     assert sum(demos.MIXTURE.values()) == pytest.approx(1)
     assert max(demos.MIXTURE, key=demos.MIXTURE.__getitem__) is Mode.GUESS
 
 
-def test_renaming_keeps_what_belongs_together() -> None:
+def test_renaming_replaces_a_name_by_the_same_name_everywhere() -> None:
     episode = rename_entities(TWO_HOPS, NAMER, random.Random(3))
     city, country = (document.title for document in episode.hops)
     assert f" {city} " in episode.question
