@@ -40,13 +40,13 @@ class Page:
         driver.get(file.resolve().as_uri())
 
     def flaws(self) -> list[str]:
-        """What is wrong with the page: errors on the console, ids given twice, figures that are empty or have no label,
+        """List defects of the page: errors on the console, ids given twice, figures that are empty or have no label,
         anything fetched, content beyond the window's edge."""
         found: list[str] = self.driver.execute_script(_FLAWS)
         return [entry["message"] for entry in self.driver.get_log("browser")] + found
 
     def run(self, script: str) -> Any:
-        """What a script returns."""
+        """Run a script and return its value."""
         return self.driver.execute_script(script)
 
     def texts(self, selector: str) -> list[str]:

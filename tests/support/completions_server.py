@@ -30,7 +30,7 @@ END_OF_TURN = "<|im_end|>"
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """How a probe samples, whatever a model's own defaults are."""
 Policy = Callable[[str, random.Random], str]
-"""(context, chance) → what it goes on to say."""
+"""(context, chance) → continuation of the context."""
 
 
 def encode(text: str) -> list[int]:
@@ -53,7 +53,7 @@ def character_model(folder: Path) -> Path:
 
 @dataclass
 class CompletionsServer:
-    """What it serves, and how it is to fail.
+    """State of the server: its policy, its replies, and the failures to produce.
 
     Attributes:
         grpc_address: where it says what it serves, and runs prompts by `trajectory`, as the rollout service does.

@@ -86,7 +86,7 @@ class Demo:
         raise AssertionError(f"no {program} process to kill")
 
     def interrupt(self) -> None:
-        """What Ctrl-C does."""
+        """Interrupt the demo as Ctrl-C does."""
         os.kill(self.process.pid, signal.SIGINT)
 
     def leftovers(self) -> list[str]:

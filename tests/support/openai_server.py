@@ -16,7 +16,7 @@ _PLAIN = {"model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop
 
 @dataclass
 class OpenAIServer:
-    """What it serves, and how it is to fail.
+    """State of the server: its replies, and the failures to produce.
 
     Attributes:
         lines: what is said, one a turn: it counts those that the prompt holds.

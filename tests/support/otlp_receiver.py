@@ -73,7 +73,7 @@ class Receiver(TraceServiceServicer):
         return [span for span in list(self.spans) if span.name == name and trace_id in ("", span.trace_id)]
 
     def wait_for(self, condition: Callable[[Receiver], Any], timeout_s: float = 20.0) -> Any:
-        """What the condition finds, as soon as it finds something."""
+        """Wait until the condition returns something, and return it."""
         deadline = time.monotonic() + timeout_s
         while not (found := condition(self)):
             assert time.monotonic() < deadline, f"it has only come to {sorted({span.name for span in self.spans})}"

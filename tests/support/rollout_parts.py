@@ -77,7 +77,7 @@ def get(address: str, path: str) -> tuple[int, str]:
 
 
 def waits_for(address: str) -> set[str] | None:
-    """What /readyz names; None before the process listens."""
+    """Return what /readyz waits for; None before the process listens."""
     status, text = get(address, "/readyz")
     return set(json.loads(text)["waiting_for"]) if status else None
 

@@ -1,4 +1,4 @@
-"""What the trace of a group looks like, for tests that have a collector."""
+"""Checks of the trace of a group, for tests with a collector."""
 
 from __future__ import annotations
 

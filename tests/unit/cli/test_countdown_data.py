@@ -1,4 +1,4 @@
-"""Countdown problems and the knowledge graph as files: layout, splits, repeatability, and what is refused."""
+"""Countdown problems and the knowledge graph as files: layout, splits, repeatability and invalid arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What --policy may name, and which of them one engine can serve."""
+"""Forms of --policy, and which policies one engine can serve."""
 
 from __future__ import annotations
 

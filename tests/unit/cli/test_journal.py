@@ -1,4 +1,4 @@
-"""The journal of finished items: what is in it stays, whatever ends its writer."""
+"""The journal of finished items survives kills and partial writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forage model`: what is missing or wrong is one sentence. The trainer's tests have the conversion itself."""
+"""`forage model`: errors are one sentence. The trainer's tests cover the conversion itself."""
 
 from __future__ import annotations
 

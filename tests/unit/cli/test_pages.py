@@ -1,4 +1,4 @@
-"""Pages: what is filled in stays text, figures take the page's colours, trajectories are cut at tags and marks."""
+"""Pages: values are escaped, figures use the page's colours, trajectories are split at tags and marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervision of real processes: restarts, clean ends, and nothing left behind."""
+"""Supervision of real processes: restarts, clean stops, and no process left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Public data sets: from files of FlashRAG's layout, or a server that plays the Hub, to what the trainer reads."""
+"""Public data sets: converted from files in FlashRAG's layout, or from a server that stands for the Hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every recipe in configs/ resolves, names what it lacks, and passes once its files are there."""
+"""Every recipe in configs/ resolves, names a missing file, and passes once its files exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored trajectories again, over real channels; and what is said of the differences."""
+"""Replays of stored trajectories over real channels, and their comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's folder says: summary, curve, page, live view, accounts."""
+"""Summary, curve, report page, live view and ledger of a run's folder."""
 
 from __future__ import annotations
 

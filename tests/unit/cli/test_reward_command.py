@@ -1,4 +1,4 @@
-"""`forage reward` hands over to the reward environment, and reads Parquet for it."""
+"""`forage reward` runs in the reward environment, which reads Parquet through the command's interpreter."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def parquet(tmp_path: Path) -> Path:
 def test_help_and_exit_codes_come_from_the_reward_environment(tmp_path: Path) -> None:
     shown = forage("--help", cwd=tmp_path)
     assert "Usage: forage reward" in shown.stdout
-    for verb in ("list", "explain", "score"):
-        assert f" {verb} " in shown.stdout
+    for command in ("list", "explain", "score"):
+        assert f" {command} " in shown.stdout
     wrong = forage("score", "none.jsonl", cwd=tmp_path)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert wrong.stderr.startswith("forage: none.jsonl cannot be read")

@@ -1,4 +1,4 @@
-"""`forage trajectories` on real files: what is chosen, sorted, coloured, compared, and what is said where it cannot."""
+"""`forage trajectories` on real files: filtering, sorting, colours, comparison and errors."""
 
 from __future__ import annotations
 
