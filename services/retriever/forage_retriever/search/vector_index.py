@@ -262,9 +262,8 @@ def _can_select(index: Any) -> bool:
     """Whether this index type can search among selected rows only."""
     if not index.ntotal:
         return True
-    selector = faiss.IDSelectorBitmap(
-        np.zeros(math.ceil(index.ntotal / 8), np.uint8)
-    )  # selects nothing, so that no codes are read
+    nothing = np.zeros(math.ceil(index.ntotal / 8), np.uint8)  # so that no codes are read
+    selector = faiss.IDSelectorBitmap(nothing)
     probe = np.zeros((1, index.d), np.float32)
     try:
         index.search(probe, 1, params=build_parameters(index, 1, Effort(1, 1, 1), selector))
