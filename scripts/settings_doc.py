@@ -23,7 +23,7 @@ your file, and the description of one setting or section:
 """
 
 
-def page() -> str:
+def render_page() -> str:
     """Render the page: a heading and a table per section."""
     return "\n".join([_INTRODUCTION, *map(_section, describe_sections())])
 
@@ -52,4 +52,4 @@ def _escape(text: str) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(page(), encoding="utf-8")
+    DOCUMENT.write_text(render_page(), encoding="utf-8")

@@ -55,4 +55,4 @@ def test_explaining_an_unknown_setting_names_the_nearest() -> None:
 
 def test_the_reference_page_is_current() -> None:
     page = settings_doc.DOCUMENT.read_text(encoding="utf-8")
-    assert page == settings_doc.page(), "docs/reference/settings.md: run 'make reference' and commit"
+    assert page == settings_doc.render_page(), "docs/reference/settings.md: run 'make reference' and commit"
