@@ -1,7 +1,7 @@
-"""`make bench-learning`: trains every recipe once a seed; a table, a picture of the curves, then one JSON object.
+"""`make bench-learning`: trains every recipe with every seed; prints a table, a picture of the curves, one JSON object.
 
 The baseline of each run is its own policy before training, on the same questions. A run that has ended under the same
-settings is read from its folder, so that an interrupted benchmark goes on where it was.
+settings is read from its folder, so that an interrupted benchmark resumes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Run:
         return self.after - self.before
 
     @property
-    def on_the_way(self) -> float:
-        """Mean over all steps: how early it learnt."""
+    def curve_mean(self) -> float:
+        """Mean of the curve: the higher, the earlier the policy learned."""
         return statistics.mean(self.curve)
 
 
@@ -63,11 +63,11 @@ def main() -> None:
     seeds = arguments.seeds[:1] if arguments.quick else arguments.seeds
     console = Console()
     console.width = max(console.width, 110)
-    found = _run_all([RECIPES[name] for name in arguments.only], seeds, arguments.runs, arguments.base_port, console)
-    console.print(_table(found))
-    picture = curves.draw({RECIPES[name].title: runs for name, runs in found.items()}, arguments.runs / "curves.png")
+    results = _run_all([RECIPES[name] for name in arguments.only], seeds, arguments.runs, arguments.base_port, console)
+    console.print(_table(results))
+    picture = curves.draw({RECIPES[name].title: runs for name, runs in results.items()}, arguments.runs / "curves.png")
     console.print(f"curves {picture}", highlight=False, soft_wrap=True)
-    result = _figures(found)
+    result = _summarize(results)
     print(json.dumps(result))
     missed = [name for name, metrics in result.items() if metrics.get("met") is False]
     if missed:
@@ -87,24 +87,24 @@ def _names(text: str) -> list[str]:
 
 
 def _run_all(recipes: Sequence[Recipe], seeds: Sequence[int], runs: Path, base_port: int, console: Console) -> Runs:
-    found: Runs = {recipe.name: {} for recipe in recipes}
+    result: Runs = {recipe.name: {} for recipe in recipes}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        whole = progress.add_task("runs", total=len(recipes) * len(seeds))
-        for seed in seeds:  # all recipes of a seed first: an interrupted benchmark has something of each
+        overall = progress.add_task("runs", total=len(recipes) * len(seeds))
+        for seed in seeds:  # all recipes of a seed first: an interrupted benchmark has results of each
             for recipe in recipes:
-                if not _ended(recipe, runs, seed, base_port):
+                if not _is_done(recipe, runs, seed, base_port):
                     _train(recipe, runs, seed, base_port, progress)
-                run = found[recipe.name][seed] = _read(runs / recipe.name / f"seed-{seed}")
-                progress.advance(whole)
+                run = result[recipe.name][seed] = _read(runs / recipe.name / f"seed-{seed}")
+                progress.advance(overall)
                 console.print(
                     f"{recipe.name} seed {seed}: {run.before:.3f} → {run.after:.3f} in {run.minutes:.1f} min",
                     highlight=False,
                 )
-    return found
+    return result
 
 
-def _ended(recipe: Recipe, runs: Path, seed: int, base_port: int) -> bool:
+def _is_done(recipe: Recipe, runs: Path, seed: int, base_port: int) -> bool:
     """Whether a run with these settings has left its metrics; ports and the place of the folder may differ."""
     folder = runs / recipe.name / f"seed-{seed}"
     if not (folder / "summary.json").is_file():
@@ -146,11 +146,11 @@ def _read(folder: Path) -> Run:
     return Run(summary["em_before"], summary["em_after"], summary["minutes"], curve)
 
 
-def _table(found: Runs) -> Table:
+def _table(result: Runs) -> Table:
     table = Table(title="greedy exact match on held-out questions")
     for column in ("recipe", "seed", "before", "after", "gain", "margin", "steps", "minutes"):
         table.add_column(column, justify="left" if column == "recipe" else "right")
-    for name, runs in found.items():
+    for name, runs in result.items():
         margin = RECIPES[name].margin
         for seed, run in runs.items():
             row = (name, str(seed), *(f"{value:.3f}" for value in (run.before, run.after, run.gain)))
@@ -159,36 +159,36 @@ def _table(found: Runs) -> Table:
     return table
 
 
-def _figures(found: Runs) -> dict[str, dict[str, Any]]:
+def _summarize(results: Runs) -> dict[str, dict[str, Any]]:
     result: dict[str, dict[str, Any]] = {}
-    for name, runs in found.items():
+    for name, runs in results.items():
         margin = RECIPES[name].margin
         if margin is not None:
-            gains = [_short(run.gain) for run in runs.values()]
+            gains = [_round(run.gain) for run in runs.values()]
             least = min(gains)
             result[name] = {"gain_min": least, "gains": gains, "margin": margin, "met": least >= margin}
-    masked, unmasked = (found.get(name) for name in MASKING)
+    masked, unmasked = (results.get(name) for name in MASKING)
     if masked and unmasked:
         pairs = [(masked[seed], unmasked[seed]) for seed in masked]
         result["masking"] = {
-            "end": _compared([(one.after, other.after) for one, other in pairs]),
-            "on_the_way": _compared([(one.on_the_way, other.on_the_way) for one, other in pairs]),
+            "end": _compare([(one.after, other.after) for one, other in pairs]),
+            "on_the_way": _compare([(one.curve_mean, other.curve_mean) for one, other in pairs]),
         }
     return result
 
 
-def _compared(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """`better`: who is ahead for every seed, "neither" where seeds disagree."""
+def _compare(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """`better`: which is higher for every seed, "neither" where seeds disagree."""
     differences = [masked - unmasked for masked, unmasked in pairs]
     return {
-        "masked": [_short(masked) for masked, _ in pairs],
-        "unmasked": [_short(unmasked) for _, unmasked in pairs],
-        "difference_mean": _short(statistics.mean(differences)),
+        "masked": [_round(masked) for masked, _ in pairs],
+        "unmasked": [_round(unmasked) for _, unmasked in pairs],
+        "difference_mean": _round(statistics.mean(differences)),
         "better": "masked" if min(differences) > 0 else "unmasked" if max(differences) < 0 else "neither",
     }
 
 
-def _short(value: float) -> float:
+def _round(value: float) -> float:
     return round(value, 4)
 
 
@@ -197,4 +197,4 @@ if __name__ == "__main__":
         with interrupt_on_signals():
             main()
     except KeyboardInterrupt:
-        sys.exit("stopped: the same command goes on with the runs that are missing")
+        sys.exit("stopped: the same command resumes with the missing runs")

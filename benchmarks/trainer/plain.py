@@ -26,15 +26,15 @@ class Row:
 
 def split_rows(batch: StepTensors, advantages: torch.Tensor, reference: torch.Tensor) -> list[Row]:
     """The rows of a step, from its (rows, tokens) matrices over the response."""
-    found = []
+    result = []
     for row, (ids, prompt) in enumerate(
         zip(batch.data["input_ids"].unbind(), batch.data["prompts"].offsets().diff().tolist(), strict=True)
     ):
         response = len(ids) - prompt
         matrices = (batch.mask, advantages, reference, batch.engine_log_probs)
         over = torch.stack([matrix[row, :response] for matrix in matrices])
-        found.append(Row(ids, prompt, torch.nn.functional.pad(over, (prompt - 1, 0))))
-    return found
+        result.append(Row(ids, prompt, torch.nn.functional.pad(over, (prompt - 1, 0))))
+    return result
 
 
 class PlainActor:

@@ -64,17 +64,17 @@ def in_trainer(script: str, *arguments: str, log: Path) -> Iterator[dict[str, An
 def measure_updates(rounds: int, folder: Path, spinner: Status, console: Console) -> dict[str, float]:
     spinner.update("updates: the first of each way, which must be the same")
     overrides = [f"run.dir={folder}", f"model.path={repository()}/models/tiny-policy", f"trainer.threads={THREADS}"]
-    found = []
+    result = []
     for line in in_trainer("updates.py", str(GROUPS), str(rounds), *overrides, log=folder / "updates.log"):
-        found.append(line)
-        spinner.update(f"updates: {len(found)} of {rounds} rounds are done")
-    rounds_s = [line["seconds"] for line in found]
+        result.append(line)
+        spinner.update(f"updates: {len(result)} of {rounds} rounds are done")
+    rounds_s = [line["seconds"] for line in result]
 
     def ratio(other: str, clock: int = 0) -> float:
         """Ratio of the other way's time to ours; clock 1 is the processor's."""
         return statistics.median(seconds[other][clock] / seconds["trainer"][clock] for seconds in rounds_s)
 
-    rows, tokens, longest = (found[0][name] for name in ("rows", "tokens", "longest"))
+    rows, tokens, longest = (result[0][name] for name in ("rows", "tokens", "longest"))
     console.print(
         f"{rows} trajectories of {tokens / rows:.0f} tokens on average and {longest} at most: "
         f"padded batches are {tokens / (rows * longest):.0%} full"
@@ -99,19 +99,19 @@ def measure_publishing(rounds: int, folder: Path, spinner: Status, console: Cons
     overrides.append(f"model.path={repository()}/models/tiny-policy")
     stack = Stack(load_settings(overrides=overrides, environ={}), [Program.REDIS])
     stack.start()
-    found = []
+    result = []
     try:
         for line in in_trainer("publishing.py", str(rounds), *overrides, log=folder / "publishing.log"):
-            found.append(line)
-            spinner.update(f"publishing: {len(found)} of {rounds} rounds are done")
+            result.append(line)
+            spinner.update(f"publishing: {len(result)} of {rounds} rounds are done")
     finally:
         stack.stop()
 
     def median(name: str, column: Callable[[float, float], float]) -> float:
-        return statistics.median(column(*line[name]) for line in found)
+        return statistics.median(column(*line[name]) for line in result)
 
     table = table_of("publish", "policy", "publish s", "copy s", "over copy")
-    ratios = {name: median(name, lambda published, copied: published / copied) for name in found[0]}
+    ratios = {name: median(name, lambda published, copied: published / copied) for name in result[0]}
     for name, ratio in ratios.items():
         seconds = median(name, lambda published, _: published), median(name, lambda _, copied: copied)
         table.add_row(name, *(f"{one:.3f}" for one in seconds), f"{ratio:.2f}")
@@ -123,19 +123,19 @@ def measure_publishing(rounds: int, folder: Path, spinner: Status, console: Cons
 
 
 def measure_end_to_end(runs: int, steps: int, folder: Path, spinner: Status, console: Console) -> dict[str, float]:
-    found: dict[int, list[EndToEnd]] = {SYNC: [], ASYNC: []}
+    result: dict[int, list[EndToEnd]] = {SYNC: [], ASYNC: []}
     for number in range(1, runs + 1):
-        for staleness in found:
+        for staleness in result:
             spinner.update(f"end to end: max_staleness {staleness}, {steps} steps, run {number} of {runs}")
             place = folder / f"staleness-{staleness}"
-            found[staleness].append(end_to_end.run(place, free_base_port(), staleness, steps))
+            result[staleness].append(end_to_end.run(place, free_base_port(), staleness, steps))
 
     def median(staleness: int, column: Callable[[EndToEnd], float]) -> float:
-        return statistics.median(map(column, found[staleness]))
+        return statistics.median(map(column, result[staleness]))
 
     table = table_of("end to end", "max_staleness", "samples/s", "waiting for trajectories s", "the rest of a step s")
     metrics = [lambda one: one.samples_per_s, lambda one: one.generation_s, lambda one: one.training_s]
-    for staleness in found:
+    for staleness in result:
         table.add_row(str(staleness), *(f"{median(staleness, column):.1f}" for column in metrics))
     console.print(table)
     generation, training = (median(SYNC, column) for column in metrics[1:])
@@ -144,7 +144,7 @@ def measure_end_to_end(runs: int, steps: int, folder: Path, spinner: Status, con
         f"on separate GPUs of these speeds: {generation:.1f} + {training:.1f} s a step with 0, "
         f"{max(generation, training):.1f} s with 1: {apart:.2f} times as fast"
     )
-    together = zip(found[ASYNC], found[SYNC], strict=True)
+    together = zip(result[ASYNC], result[SYNC], strict=True)
     return {
         "async_over_sync": statistics.median(a.samples_per_s / s.samples_per_s for a, s in together),
         "async_over_sync_separate": apart,

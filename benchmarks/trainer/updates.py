@@ -64,19 +64,19 @@ class Updates:
 
     def warm_up(self) -> None:
         """The first update of each, which must be the same update."""
-        found = {name: update() for name, update in self._ways.items()}
-        for name, measured in found.items():
-            if not all(map(lambda one, two: math.isclose(one, two, rel_tol=1e-3), measured, found["trainer"])):
-                sys.exit(f"{name} takes another update: loss and gradient norm {measured}, trainer {found['trainer']}")
+        result = {name: update() for name, update in self._ways.items()}
+        for name, measured in result.items():
+            if not all(map(lambda one, two: math.isclose(one, two, rel_tol=1e-3), measured, result["trainer"])):
+                sys.exit(f"{name} takes another update: loss and gradient norm {measured}, trainer {result['trainer']}")
 
     def round(self, number: int) -> dict[str, tuple[float, float]]:
         """Every way once, every other time from the last to the first. Its name → seconds, processor seconds."""
-        found = {}
+        result = {}
         for name in sorted(self._ways, reverse=bool(number % 2)):
             began, cpu = time.perf_counter(), time.process_time()
             self._ways[name]()
-            found[name] = time.perf_counter() - began, time.process_time() - cpu
-        return found
+            result[name] = time.perf_counter() - began, time.process_time() - cpu
+        return result
 
 
 def main(groups: int, rounds: int, overrides: Sequence[str]) -> None:

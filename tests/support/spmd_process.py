@@ -40,7 +40,7 @@ def settings(model: Path, *more: str) -> Settings:
     return load_settings(None, [f"model.path={model}", *OPTIONS, *more], {})
 
 
-def rows(found: Settings) -> StepTensors:
+def rows(settings: Settings) -> StepTensors:
     """Two groups, of four rows and of three: of 2 processes, one runs out of rows."""
     groups = [
         TrajectoryGroup(
@@ -51,7 +51,7 @@ def rows(found: Settings) -> StepTensors:
         )
         for uid, count in (("a", 4), ("b", 3))
     ]
-    algorithm = found.trainer.algorithm
+    algorithm = settings.trainer.algorithm
     batch = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)
     assert batch is not None
     return batch
@@ -73,9 +73,9 @@ def noted_gradients(engine: Any, prefix: str) -> dict[str, torch.Tensor]:
     return noted
 
 
-def run(worker: PolicyWorker, found: Settings, state: Path) -> dict[str, torch.Tensor]:
+def run(worker: PolicyWorker, settings: Settings, state: Path) -> dict[str, torch.Tensor]:
     """Everything that a loop asks a worker for."""
-    batch = rows(found)
+    batch = rows(settings)
     old, reference = worker.log_probs(batch), worker.reference_log_probs(batch)
     assert reference is not None
     values = worker.values(batch)
@@ -102,15 +102,15 @@ def run(worker: PolicyWorker, found: Settings, state: Path) -> dict[str, torch.T
 
 
 def main(model: Path, out: Path, *more: str) -> None:
-    found = settings(model, *more)
-    worker = PolicyWorker(found)
+    configured = settings(model, *more)
+    worker = PolicyWorker(configured)
     actor = noted_gradients(worker._actor.engine, "actor")
     critic = noted_gradients(worker._critic._worker.engine, "critic")  # type: ignore[union-attr]
     if worker.processes.rank:
         follow(worker)
         return
     try:
-        results = run(worker, found, out.with_suffix(".state"))
+        results = run(worker, configured, out.with_suffix(".state"))
     finally:
         worker.close()
     everything = results | actor | critic

@@ -94,11 +94,11 @@ class TrainerProcess:
     @property
     def published(self) -> dict[int, set[str]]:
         """Version → digests under which any process published it."""
-        found: dict[int, set[str]] = {}
+        result: dict[int, set[str]] = {}
         for line in self.log.splitlines():
             if line.startswith("{") and (event := json.loads(line)).get("event") == "policy_published":
-                found.setdefault(event["version"], set()).update(event["digests"])
-        return found
+                result.setdefault(event["version"], set()).update(event["digests"])
+        return result
 
     @property
     def consumed(self) -> dict[int, list[str]]:

@@ -220,25 +220,25 @@ def test_held_out_questions_are_answered_greedily_and_probed_and_the_result_is_k
     probe = probe_of(settings())
     assert probe.run(Policy(version=3, epoch=2), nothing) == {}
     assert scripted.asked == []
-    found = probe.run(POLICY, nothing)
-    assert (found["val-probe/count"], found["val-probe/failed"]) == (4, 0)
-    assert [found[f"val-probe/confidence@{k}"] for k in range(11)] == pytest.approx(
+    result = probe.run(POLICY, nothing)
+    assert (result["val-probe/count"], result["val-probe/failed"]) == (4, 0)
+    assert [result[f"val-probe/confidence@{k}"] for k in range(11)] == pytest.approx(
         [k / 10 for k in range(11)], abs=0.1
     )
-    assert found["val-probe/spearman/mean"] > 0.95
-    assert found["val-probe/premature/share"] == 0.0
-    assert found["val-probe/overconfidence/mean"] == pytest.approx(-1.1, abs=0.1)
-    assert found["val-probe/aoc/mean"] == pytest.approx(0.5, abs=0.1)
+    assert result["val-probe/spearman/mean"] > 0.95
+    assert result["val-probe/premature/share"] == 0.0
+    assert result["val-probe/overconfidence/mean"] == pytest.approx(-1.1, abs=0.1)
+    assert result["val-probe/aoc/mean"] == pytest.approx(0.5, abs=0.1)
     assert {(p.sampling.temperature, p.samples) for p in sampler[0].prompts} == {(0.0, 1)}
     assert REGISTRY.get_sample_value("forage_trainer_probe", {"metric": "confidence@10"}) == 1.0
     kept = json.loads((tmp_path / "r/probes/step-4.json").read_text())
-    assert kept["figures"] == found
+    assert kept["figures"] == result
     assert (kept["version"], kept["plan"]["samples"], kept["sets"]["all"]["count"]) == (4, 50, 4)
     assert kept["sets"]["incorrect"]["confidence_at"][-1] == 1.0
     assert not list((tmp_path / "r").glob("validation/*"))
     # A restarted trainer reads it, and a later policy is asked the same questions.
     asked = len(scripted.asked)
-    assert probe_of(settings()).run(POLICY, nothing) == found
+    assert probe_of(settings()).run(POLICY, nothing) == result
     assert len(scripted.asked) == asked
     sampler[0].serving = lambda: Policy(version=6, epoch=2)
     assert probe.run(Policy(version=6, epoch=2), nothing)["val-probe/count"] == 4
@@ -248,8 +248,8 @@ def test_held_out_questions_are_answered_greedily_and_probed_and_the_result_is_k
 
 def test_every_turn_can_be_probed_and_few_questions_are_all_of_them(settings: Callable[..., Settings]) -> None:
     every = ["trainer.probe.turn=any", "trainer.probe.trajectories=100", "trainer.probe.samples=2"]
-    found = probe_of(settings(*every, "trainer.probe.points=1")).run(POLICY, nothing)
-    assert (found["val-probe/count"], found["val-probe/failed"]) == (18, 0)
+    result = probe_of(settings(*every, "trainer.probe.points=1")).run(POLICY, nothing)
+    assert (result["val-probe/count"], result["val-probe/failed"]) == (18, 0)
 
 
 def test_a_probe_waits_until_its_policy_is_served(
@@ -257,8 +257,8 @@ def test_a_probe_waits_until_its_policy_is_served(
 ) -> None:
     served = [Policy(version=9, epoch=1), Policy(version=3, epoch=2), POLICY]
     sampler[0].serving = lambda: served.pop(0) if len(served) > 1 else served[0]
-    found = probe_of(settings("trainer.probe.points=1", "trainer.probe.samples=2")).run(POLICY, nothing)
-    assert found["val-probe/count"] == 4
+    result = probe_of(settings("trainer.probe.points=1", "trainer.probe.samples=2")).run(POLICY, nothing)
+    assert result["val-probe/count"] == 4
     assert served == [POLICY]
 
 
@@ -268,12 +268,12 @@ def test_transient_failures_are_repeated_and_others_are_counted(
     small = ["trainer.probe.points=1", "trainer.probe.samples=2"]
     scripted.failures = [503, 500, 400]
     before = counted("validation", "failed")
-    found = probe_of(settings(*small)).run(POLICY, nothing)
+    result = probe_of(settings(*small)).run(POLICY, nothing)
     # The connective is asked for first, and refused once; the second attempt finds all of it.
-    assert (found["val-probe/count"], found["val-probe/failed"]) == (4, 0)
+    assert (result["val-probe/count"], result["val-probe/failed"]) == (4, 0)
     scripted.failures = [400] * 100
-    found = probe_of(settings(*small, "run.id=refused")).run(POLICY, nothing)
-    assert found == {"val-probe/count": 0, "val-probe/failed": 4, "val-probe/seconds": found["val-probe/seconds"]}
+    result = probe_of(settings(*small, "run.id=refused")).run(POLICY, nothing)
+    assert result == {"val-probe/count": 0, "val-probe/failed": 4, "val-probe/seconds": result["val-probe/seconds"]}
     assert counted("validation", "failed") - before == 4
     assert not (tmp_path / "refused/probes").exists(), "what gave nothing may be done again"
 
@@ -282,9 +282,9 @@ def test_an_unavailable_service_costs_a_bounded_time(settings: Callable[..., Set
     before = counted("validation", "failed")
     unreachable = settings("rollout.http_address=127.0.0.1:9", "trainer.probe.timeout_s=1.5")
     began = time.monotonic()
-    found = probe_of(unreachable).run(POLICY, nothing)
+    result = probe_of(unreachable).run(POLICY, nothing)
     assert time.monotonic() - began < 10
-    assert found["val-probe/failed"] == 4
+    assert result["val-probe/failed"] == 4
     assert counted("validation", "failed") - before == 4
     with pytest.raises(SettingsError, match="auth_token_file"):
         probe_of(settings("rollout.auth_token_file=/missing"))

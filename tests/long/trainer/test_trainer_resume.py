@@ -46,8 +46,8 @@ def test_an_extended_killed_and_stopped_run_consumes_the_same_groups_as_an_unint
     assert again == [f"1/{HALF + 1}/1/1"], "the group that came with version 0 was dropped and issued again"
     assert [row["step"] for row in broken.metrics] == list(range(1, 2 * HALF + 1))
     for label, version in (("before", 0), ("after", 2 * HALF)):
-        found = json.loads((broken.folder / "validation" / f"{label}.json").read_text())
-        assert (found["version"], found["count"], found["failed"]) == (version, 5, 0)
+        result = json.loads((broken.folder / "validation" / f"{label}.json").read_text())
+        assert (result["version"], result["count"], result["failed"]) == (version, 5, 0)
         assert len(read_lines(broken.folder / "validation" / f"{label}.jsonl")) == 5
     assert json.loads((broken.folder / "state.json").read_text())["phase"] == "done"
 
@@ -116,10 +116,10 @@ def test_a_run_killed_at_five_points_is_bit_equal_to_an_uninterrupted_one(
     assert len(set().union(*broken.published.values())) == 6
     last = [run.folder / "checkpoints/step_6" for run in (straight, broken)]
     for kind in ("model", "optim", "extra_state"):
-        found = [torch.load(one / f"state/{kind}_world_size_1_rank_0.pt", weights_only=False) for one in last]
+        result = [torch.load(one / f"state/{kind}_world_size_1_rank_0.pt", weights_only=False) for one in last]
         if kind == "extra_state":
-            found = [{"lr": one["lr_scheduler"], "rng": one["rng"]["cpu"]} for one in found]
-        assert plain(found[0]) == plain(found[1]), kind
+            result = [{"lr": one["lr_scheduler"], "rng": one["rng"]["cpu"]} for one in result]
+        assert plain(result[0]) == plain(result[1]), kind
     assert read_checkpoint(last[0]).parts == read_checkpoint(last[1]).parts
     assert broken.streams.count_backlog(broken.streams.trajectories) == 0
     assert broken.streams.count_backlog(broken.streams.prompts) == 0

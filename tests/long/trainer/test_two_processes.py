@@ -45,13 +45,13 @@ def test_two_processes_take_the_step_that_one_takes(
     ended = subprocess.run(command, env=os.environ | quiet | path, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr[-3000:]
     spmd_process.main(model, one)
-    expected, found = load_file(one), load_file(two)
-    assert found.keys() == expected.keys()
+    expected, result = load_file(one), load_file(two)
+    assert result.keys() == expected.keys()
     # Values start at 0, and the body of the critic has no gradient then.
     assert sum(bool(tensor.any()) for tensor in expected.values()) > 0.9 * len(expected)
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
-    for results in (expected, found):
+        torch.testing.assert_close(result[name], tensor, atol=1e-5, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+    for results in (expected, result):
         assert all(torch.equal(results[n], results[n.replace("again", "second")]) for n in results if "again" in n)
 
 
@@ -62,9 +62,9 @@ def test_shards_of_two_processes_merge_into_whole_tensors(tmp_path: Path) -> Non
     processes = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
     expected = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
-    found = merge_shards(tmp_path / "state", 2)
-    assert set(found) == set(expected)
+    result = merge_shards(tmp_path / "state", 2)
+    assert set(result) == set(expected)
     for name, weight in expected.items():
-        assert torch.equal(found[name], weight), name
+        assert torch.equal(result[name], weight), name
     with pytest.raises(DataError, match=r"model_world_size_3_rank_0\.pt is missing.*3 FSDP processes"):
         merge_shards(tmp_path / "state", 3)

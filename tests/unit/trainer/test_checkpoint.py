@@ -41,9 +41,9 @@ def save(checkpoints: Checkpoints, step: int, then: BaseException | None = None)
 
 def test_a_checkpoint_is_read_as_it_was_saved(tmp_path: Path) -> None:
     save(Checkpoints(tmp_path, 2, 10), 5)
-    found = Checkpoints(tmp_path, 2, 10).find_newest()
-    assert found is not None
-    state, manifest = found
+    result = Checkpoints(tmp_path, 2, 10).find_newest()
+    assert result is not None
+    state, manifest = result
     assert (state / "weights.pt").read_text() == "weights 5"
     assert (manifest.step, manifest.epoch, manifest.data, manifest.figures) == (5, 2, "data", {"step": 5})
     assert manifest.consumed == CONSUMED
@@ -56,9 +56,9 @@ def test_an_interrupted_save_leaves_the_previous_checkpoint(tmp_path: Path, erro
     save(checkpoints, 5)
     with pytest.raises(type(error)):
         save(checkpoints, 6, error)
-    found = Checkpoints(tmp_path, 2, 10).find_newest()
-    assert found is not None
-    assert found[1].step == 5
+    result = Checkpoints(tmp_path, 2, 10).find_newest()
+    assert result is not None
+    assert result[1].step == 5
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_5"]
 
 
@@ -75,9 +75,9 @@ def test_a_process_killed_between_rename_and_latest_still_has_its_checkpoint(tmp
     save(checkpoints, 5)
     save(checkpoints, 6)
     (tmp_path / "latest").write_text("step_5\n")
-    found = checkpoints.find_newest()
-    assert found is not None
-    assert found[1].step == 6
+    result = checkpoints.find_newest()
+    assert result is not None
+    assert result[1].step == 6
 
 
 @pytest.mark.parametrize("damage", ["weights", "manifest"])
@@ -86,9 +86,9 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, damage: str) -> None:
     save(checkpoints, 5)
     path = save(checkpoints, 6)
     (path / "state/weights.pt" if damage == "weights" else path / "manifest.json").write_text("rotten")
-    found = checkpoints.find_newest()
-    assert found is not None
-    assert found[1].step == 5
+    result = checkpoints.find_newest()
+    assert result is not None
+    assert result[1].step == 5
 
 
 class Counter:
@@ -106,22 +106,22 @@ class Counter:
 
 def test_parts_are_restored_and_new_ones_start_anew(tmp_path: Path) -> None:
     Checkpoints(tmp_path, 2, 10).save(5, 2, "data", CONSUMED, {}, writes("w"), {"kl": Counter(7), "gone": Counter(8)})
-    found = Checkpoints(tmp_path, 2, 10).find_newest()
-    assert found is not None
+    result = Checkpoints(tmp_path, 2, 10).find_newest()
+    assert result is not None
     kl, new = Counter(0), Counter(1)
-    found[1].restore_parts({"kl": kl, "new": new})
+    result[1].restore_parts({"kl": kl, "new": new})
     assert (kl.count, new.count) == (7, 1)
 
 
 def test_another_number_of_processes_is_refused_with_a_sentence(tmp_path: Path) -> None:
     Checkpoints(tmp_path, 2, 10, world_size=2).save(5, 2, "data", CONSUMED, {}, writes("w"))
-    found = Checkpoints(tmp_path, 2, 10).find_newest()
-    assert found is not None
-    found[1].require_world_size(2)
+    result = Checkpoints(tmp_path, 2, 10).find_newest()
+    assert result is not None
+    result[1].require_world_size(2)
     with pytest.raises(
         UserError, match=r"step 5 was written by 2 trainer processes, and 1 cannot.*forage trainer export"
     ):
-        found[1].require_world_size(1)
+        result[1].require_world_size(1)
 
 
 def test_a_checkpoint_is_complete_when_the_files_of_every_process_are_visible(tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ def test_the_best_checkpoint_stays_until_another_is_better(tmp_path: Path) -> No
     }
     assert (tmp_path / "best").read_text() == "step_25\n"
     assert (tmp_path / "latest").read_text() == "step_30\n"
-    found = Checkpoints(tmp_path, 1, 10).find_newest()
-    assert found is not None
-    assert found[1].step == 30
+    result = Checkpoints(tmp_path, 1, 10).find_newest()
+    assert result is not None
+    assert result[1].step == 30
 
 
 def test_latest_never_names_an_incomplete_checkpoint(tmp_path: Path) -> None:
@@ -200,9 +200,9 @@ def test_latest_never_names_an_incomplete_checkpoint(tmp_path: Path) -> None:
             save(checkpoints, 6)
         named = (folder / "latest").read_text().strip()
         assert read_checkpoint(folder / named).step in (5, 6)
-        found = Checkpoints(folder, 1, 10).find_newest()
-        assert found is not None
-        seen.add((found[1].step, named))
+        result = Checkpoints(folder, 1, 10).find_newest()
+        assert result is not None
+        seen.add((result[1].step, named))
         again = Checkpoints(folder, 1, 10)
         save(again, 6)
         assert sorted(p.name for p in folder.iterdir()) == ["latest", "step_6"]

@@ -44,9 +44,9 @@ def trajectories() -> list[Trajectory]:
 @pytest.fixture(scope="module")
 def batch(trajectories: list[Trajectory]) -> StepTensors:
     groups = [TrajectoryGroup(group_uid=uid, trajectories=trajectories[i : i + 4]) for i, uid in ((0, "a"), (4, "b"))]
-    found = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
-    assert found is not None
-    return found
+    result = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
+    assert result is not None
+    return result
 
 
 def plain_values(model: torch.nn.Module, row: Trajectory) -> torch.Tensor:

@@ -33,10 +33,10 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def test_a_row_becomes_a_question_with_its_uid(tmp_path: Path) -> None:
-    found = read_questions([write_questions(tmp_path / "a.parquet", 3)])
-    assert [q.uid(2) for q in found.rows] == [f"world_facts/train/{i}/2" for i in range(3)]
-    assert found.rows[1].messages[0].content == "Question: what is number 1?"
-    assert list(found.rows[1].ground_truth.targets) == ["n1"]
+    result = read_questions([write_questions(tmp_path / "a.parquet", 3)])
+    assert [q.uid(2) for q in result.rows] == [f"world_facts/train/{i}/2" for i in range(3)]
+    assert result.rows[1].messages[0].content == "Question: what is number 1?"
+    assert list(result.rows[1].ground_truth.targets) == ["n1"]
 
 
 def test_countdown_problems_keep_target_and_numbers(tmp_path: Path) -> None:
@@ -51,14 +51,14 @@ def test_prompts_that_are_too_long_are_filtered_and_counted(tmp_path: Path) -> N
     rows = [
         question(i) | {"prompt": [{"role": "user", "content": "x" * length}]} for i, length in enumerate((5, 11, 10))
     ]
-    found = read_questions([write(tmp_path / "a.parquet", rows)]).filter_by_length(Characters(), 10)
-    assert [q.index for q in found.rows] == [0, 2]
-    assert found.filtered == {"world_facts": 1}
+    result = read_questions([write(tmp_path / "a.parquet", rows)]).filter_by_length(Characters(), 10)
+    assert [q.index for q in result.rows] == [0, 2]
+    assert result.filtered == {"world_facts": 1}
 
 
 def test_the_limit_counts_questions_that_fit(tmp_path: Path) -> None:
-    found = read_questions([write_questions(tmp_path / "a.parquet", 9)]).filter_by_length(Characters(), 100, limit=4)
-    assert len(found.rows) == 4
+    result = read_questions([write_questions(tmp_path / "a.parquet", 9)]).filter_by_length(Characters(), 100, limit=4)
+    assert len(result.rows) == 4
 
 
 def _change(**columns: Any) -> Callable[[], dict[str, Any]]:
@@ -127,9 +127,9 @@ def test_filtered_questions_are_counted_by_source_and_reported(tmp_path: Path) -
         question(i, source) | {"prompt": [{"role": "user", "content": "x" * length}]}
         for i, (source, length) in enumerate(sources)
     ]
-    found = read_questions([write(tmp_path / "a.parquet", rows)]).filter_by_length(Characters(), 10)
-    assert found.filtered == {"nq": 2, "hotpotqa": 1}
-    report_questions("train", found)
+    result = read_questions([write(tmp_path / "a.parquet", rows)]).filter_by_length(Characters(), 10)
+    assert result.filtered == {"nq": 2, "hotpotqa": 1}
+    report_questions("train", result)
     tags = {
         (sample.labels["data_source"], sample.labels["fate"]): sample.value
         for metric in QUESTIONS.collect()

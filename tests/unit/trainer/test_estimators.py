@@ -63,25 +63,25 @@ def test_gae_follows_the_specification(example: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=r"NaN|mask"):
             estimate_advantages(some(rewards, mask, values), algorithm)
         return
-    found = estimate_advantages(some(rewards, mask, values), algorithm)
+    result = estimate_advantages(some(rewards, mask, values), algorithm)
     inside = mask.bool()
-    torch.testing.assert_close(found.advantages[inside], matrix(example["advantages"])[inside], atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.returns[inside], matrix(example["returns"])[inside], atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.advantages[inside], matrix(example["advantages"])[inside], atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.returns[inside], matrix(example["returns"])[inside], atol=1e-5, rtol=0)
 
 
 @examples("grpo_outcome")
 def test_grpo_follows_the_specification(example: dict[str, Any]) -> None:
-    found = grpo_outcome(matrix(example["token_rewards"]), matrix(example["mask"]), example["uids"])
-    torch.testing.assert_close(found, matrix(example["advantages"]), atol=1e-5, rtol=0)
+    result = grpo_outcome(matrix(example["token_rewards"]), matrix(example["mask"]), example["uids"])
+    torch.testing.assert_close(result, matrix(example["advantages"]), atol=1e-5, rtol=0)
 
 
 @examples("grpo_multiturn")
 def test_multi_turn_grpo_follows_the_specification(example: dict[str, Any]) -> None:
     turns = [{int(turn): value for turn, value in pairs} for pairs in example["turn_rewards"]]
-    found = grpo_multiturn(
+    result = grpo_multiturn(
         turns, whole(example), torch.tensor(example["turn_ids"]), matrix(example["mask"]), example["uids"]
     )
-    torch.testing.assert_close(found, matrix(example["advantages"]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(result, matrix(example["advantages"]), atol=1e-5, rtol=0)
 
 
 @examples("grpo_uniform")
@@ -94,8 +94,8 @@ def test_grpo_over_a_score_with_turns_follows_the_specification(example: dict[st
         score = Score(components=[*turns, *(Component(name=name, weighted=value) for name, value in parts.items())])
         trajectory = Trajectory(loss_mask=mask, turn_ids=turn_ids, score=score)
         rows.append(compute_token_rewards(trajectory, RewardPlacement.TURN_PROPORTIONAL).rewards)
-    found = grpo_outcome(torch.tensor(rows), matrix(example["mask"]), example["uids"])
-    torch.testing.assert_close(found, matrix(example["advantages"]), atol=1e-5, rtol=0)
+    result = grpo_outcome(torch.tensor(rows), matrix(example["mask"]), example["uids"])
+    torch.testing.assert_close(result, matrix(example["advantages"]), atol=1e-5, rtol=0)
 
 
 # Oracles, written from the formulas in NumPy.
@@ -129,10 +129,10 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def members(uids: Sequence[str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = defaultdict(list)
+    result: dict[str, list[int]] = defaultdict(list)
     for row, uid in enumerate(uids):
-        found[uid].append(row)
-    return found
+        result[uid].append(row)
+    return result
 
 
 def z(value: float, pool: Sequence[float], by_std: bool) -> float:
@@ -147,20 +147,20 @@ def whitened(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 def grpo_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
     total, group = case["token_rewards"].sum(1), members(case["uids"])
-    found = [z(total[i], total[group[uid]], case["by_std"]) for i, uid in enumerate(case["uids"])]
-    return (np.array(found)[:, None] * case["mask"],) * 2
+    result = [z(total[i], total[group[uid]], case["by_std"]) for i, uid in enumerate(case["uids"])]
+    return (np.array(result)[:, None] * case["mask"],) * 2
 
 
 def multiturn_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    found, group = np.zeros(case["mask"].shape), members(case["uids"])
+    result, group = np.zeros(case["mask"].shape), members(case["uids"])
     for i, uid in enumerate(case["uids"]):
         pool = [value for row in group[uid] for value in case["turns"][row].values()]
-        for t in range(found.shape[1]):
+        for t in range(result.shape[1]):
             turn = int(case["turn_ids"][i, t])
             if case["mask"][i, t]:
-                found[i, t] = 0.5 * z(case["turns"][i][turn], pool, case["by_std"])
-                found[i, t] += z(case["whole"][i], case["whole"][group[uid]], case["by_std"])
-    return found, found
+                result[i, t] = 0.5 * z(case["turns"][i][turn], pool, case["by_std"])
+                result[i, t] += z(case["whole"][i], case["whole"][group[uid]], case["by_std"])
+    return result, result
 
 
 def gae_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
@@ -176,11 +176,11 @@ def gae_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rloo_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    total, group, found = case["token_rewards"].sum(1), members(case["uids"]), []
+    total, group, result = case["token_rewards"].sum(1), members(case["uids"]), []
     for i, uid in enumerate(case["uids"]):
         others = [total[j] for j in group[uid] if j != i]
-        found.append(total[i] - (np.mean(others) if others else 0.0))
-    return (np.array(found)[:, None] * case["mask"],) * 2
+        result.append(total[i] - (np.mean(others) if others else 0.0))
+    return (np.array(result)[:, None] * case["mask"],) * 2
 
 
 def reinforce_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
@@ -228,10 +228,10 @@ def test_every_estimator_of_the_settings_is_registered() -> None:
 @settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_an_estimator_equals_its_formula(name: AdvantageEstimator, case: Case) -> None:
-    found = estimate_advantages(given_to_estimators(case), options(name, case))
+    result = estimate_advantages(given_to_estimators(case), options(name, case))
     advantages, returns = ORACLES[name](case)
-    np.testing.assert_allclose(found.advantages.numpy(), advantages, atol=2e-4)
-    np.testing.assert_allclose(found.returns.numpy(), returns, atol=2e-4)
+    np.testing.assert_allclose(result.advantages.numpy(), advantages, atol=2e-4)
+    np.testing.assert_allclose(result.returns.numpy(), returns, atol=2e-4)
 
 
 @every_estimator
@@ -245,11 +245,11 @@ def test_values_on_observation_tokens_do_not_matter(name: AdvantageEstimator, ca
         token_rewards=clean.token_rewards.masked_fill(outside, poison),
         values=clean.values.masked_fill(outside, poison),
     )
-    expected, found = (estimate_advantages(rewards, options(name, case)) for rewards in (clean, poisoned))
-    assert torch.equal(found.advantages, expected.advantages)
-    assert torch.equal(found.returns, expected.returns)
-    assert not found.advantages[outside].any()
-    assert not found.returns[outside].any()
+    expected, result = (estimate_advantages(rewards, options(name, case)) for rewards in (clean, poisoned))
+    assert torch.equal(result.advantages, expected.advantages)
+    assert torch.equal(result.returns, expected.returns)
+    assert not result.advantages[outside].any()
+    assert not result.returns[outside].any()
 
 
 @every_estimator
@@ -268,9 +268,9 @@ def test_permuting_rows_permutes_the_result(name: AdvantageEstimator, case: Case
         rewards.whole_rewards[order],
         rewards.values[order],
     )
-    expected, found = (estimate_advantages(given, options(name, case)) for given in (rewards, shuffled))
-    torch.testing.assert_close(found.advantages, expected.advantages[order], atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(found.returns, expected.returns[order], atol=2e-5, rtol=1e-5)
+    expected, result = (estimate_advantages(given, options(name, case)) for given in (rewards, shuffled))
+    torch.testing.assert_close(result.advantages, expected.advantages[order], atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(result.returns, expected.returns[order], atol=2e-5, rtol=1e-5)
 
 
 @every_estimator
@@ -330,9 +330,9 @@ def test_multi_turn_grpo_is_in_verls_registry(case: Case) -> None:
 def test_without_discount_gae_over_state_tokens_is_gae_over_all_columns(case: Case) -> None:
     rewards = given_to_estimators(case)
     assert rewards.values is not None
-    found, _ = gae(rewards.token_rewards, rewards.values, rewards.mask, 1.0, 1.0)
+    result, _ = gae(rewards.token_rewards, rewards.values, rewards.mask, 1.0, 1.0)
     to_the_end = case["token_rewards"][:, ::-1].cumsum(1)[:, ::-1] - case["values"]
-    np.testing.assert_allclose(found.numpy(), whitened(to_the_end, case["mask"]), atol=2e-4)
+    np.testing.assert_allclose(result.numpy(), whitened(to_the_end, case["mask"]), atol=2e-4)
 
 
 @pytest.mark.parametrize("name", [n for n in AdvantageEstimator if n not in ("gae", "reinforce_plus_plus")])
@@ -341,15 +341,15 @@ def test_a_group_whose_rewards_are_all_equal_has_advantage_zero(name: AdvantageE
     whole_rewards = torch.full((8,), reward, dtype=torch.double)
     tokens, mask = torch.full((8, 1), reward), torch.ones(8, 1)
     rewards = Rewards(tokens, mask, ["a"] * 8, mask.long(), [{1: reward}] * 8, whole_rewards)
-    found = estimate_advantages(rewards, AlgorithmSettings(adv_estimator=name))
-    assert found.advantages.abs().max() == pytest.approx(0.0, abs=1e-7 if name == "rloo" else 0.0)
+    result = estimate_advantages(rewards, AlgorithmSettings(adv_estimator=name))
+    assert result.advantages.abs().max() == pytest.approx(0.0, abs=1e-7 if name == "rloo" else 0.0)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), min_size=1, max_size=16), st.sampled_from([1, 2]))
 def test_a_row_takes_part_if_its_group_has_enough_valid_rows(rows: list[tuple[str, bool]], least: int) -> None:
     uids = [uid for uid, _ in rows]
-    found = find_participants(uids, torch.tensor([valid for _, valid in rows]), least)
+    result = find_participants(uids, torch.tensor([valid for _, valid in rows]), least)
     valid = {uid: sum(v for u, v in rows if u == uid) for uid in uids}
-    assert found.used.tolist() == [v and valid[u] >= least for u, v in rows]
-    assert found.dead_groups == sum(count < least for count in valid.values())
+    assert result.used.tolist() == [v and valid[u] >= least for u, v in rows]
+    assert result.dead_groups == sum(count < least for count in valid.values())

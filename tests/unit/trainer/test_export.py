@@ -76,11 +76,11 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
                 parameter.add_(0.1)
     checkpoint = Checkpoints(tmp_path / "checkpoints", 2, 10).save(3, 1, "data", (), {}, partial(worker.save, step=3))
     export_policy(checkpoint, tmp_path / "out", torch.float32, 2**30)
-    found, expected = load_file(tmp_path / "out/model.safetensors"), worker.weights(torch.float32)
-    assert set(found) == set(expected)
-    assert any(not torch.equal(found[name], before[name]) for name in found)
+    result, expected = load_file(tmp_path / "out/model.safetensors"), worker.weights(torch.float32)
+    assert set(result) == set(expected)
+    assert any(not torch.equal(result[name], before[name]) for name in result)
     for name, weight in expected.items():
-        torch.testing.assert_close(found[name], weight, atol=1e-6, rtol=0)
+        torch.testing.assert_close(result[name], weight, atol=1e-6, rtol=0)
     (checkpoint / "state/lora_train_meta.json").unlink()
     with pytest.raises(DataError, match=r"lora_train_meta\.json cannot be read"):
         merge_shards(checkpoint / "state", 1)

@@ -47,9 +47,9 @@ class Bench:
     def reply(self, prompt: Prompt, rewards: Sequence[float]) -> TrajectoryGroup:
         return self.write(group(prompt.group_uid, rewards, prompt.batch, prompt.position, prompt.attempt))
 
-    def write(self, found: TrajectoryGroup) -> TrajectoryGroup:
-        self.streams._redis.xadd(self.streams.trajectories, {"m": found.SerializeToString()})  # as `finish` does
-        return found
+    def write(self, result: TrajectoryGroup) -> TrajectoryGroup:
+        self.streams._redis.xadd(self.streams.trajectories, {"m": result.SerializeToString()})  # as `finish` does
+        return result
 
     def taken(self) -> int:
         """Groups that the trainer has taken, and not let go."""

@@ -71,8 +71,8 @@ def test_a_step_without_an_update_trips_no_guard() -> None:
     ],
 )
 def test_the_gradient_norm_guard_compares_with_the_previous_median(norms: list[float], trips: list[int]) -> None:
-    found = seen(guards(), *({"grad_norm": norm} for norm in norms))
-    assert [number for number, names in enumerate(found) if names] == trips
+    result = seen(guards(), *({"grad_norm": norm} for norm in norms))
+    assert [number for number, names in enumerate(result) if names] == trips
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_the_gradient_norm_guard_compares_with_the_previous_median(norms: list[f
     ],
 )
 def test_the_reward_guard_compares_with_the_highest_mean(rewards: list[float], trips: list[int]) -> None:
-    found = seen(guards(), *({"reward_mean": reward} for reward in rewards))
-    assert [number for number, names in enumerate(found) if names] == trips
+    result = seen(guards(), *({"reward_mean": reward} for reward in rewards))
+    assert [number for number, names in enumerate(result) if names] == trips
 
 
 def test_guards_decide_the_same_after_a_restart() -> None:
@@ -98,10 +98,10 @@ def test_guards_decide_the_same_after_a_restart() -> None:
     assert any(expected)
     for cut in range(len(series)):
         old, new = guards(), guards()
-        found = [old.check({**SOUND, **step}, 10) for step in series[:cut]]
+        result = [old.check({**SOUND, **step}, 10) for step in series[:cut]]
         new.load_state_dict(json.loads(json.dumps(old.state_dict())))
-        found += [new.check({**SOUND, **step}, 10) for step in series[cut:]]
-        assert found == expected
+        result += [new.check({**SOUND, **step}, 10) for step in series[cut:]]
+        assert result == expected
 
 
 def test_actions_are_set_and_the_gravest_comes_first() -> None:

@@ -41,8 +41,8 @@ def test_each_kind_follows_the_specification(example: dict[str, Any]) -> None:
                 load_settings(None, [f"trainer.{key}={example['kind']}"], {})
         return
     zero, mask = torch.zeros_like(log_probs), torch.ones_like(log_probs)
-    found = apply_kl_penalty(zero, log_probs, reference, mask, example["kind"], 1.0)
-    torch.testing.assert_close(-found.token_rewards, torch.tensor(example["kl"]), atol=1e-4, rtol=0)
+    result = apply_kl_penalty(zero, log_probs, reference, mask, example["kind"], 1.0)
+    torch.testing.assert_close(-result.token_rewards, torch.tensor(example["kl"]), atol=1e-4, rtol=0)
 
 
 @examples("apply_kl_penalty")
@@ -50,9 +50,9 @@ def test_the_penalty_follows_the_specification(example: dict[str, Any]) -> None:
     rewards, log_probs, reference, mask = (
         torch.tensor(example[name]).float() for name in ("token_rewards", "log_probs", "reference", "mask")
     )
-    found = apply_kl_penalty(rewards, log_probs, reference, mask, example["kind"], example["beta"])
-    torch.testing.assert_close(found.token_rewards, torch.tensor(example["penalised"]), atol=1e-6, rtol=0)
-    assert found.kl == pytest.approx(example["kl"], abs=1e-6)
+    result = apply_kl_penalty(rewards, log_probs, reference, mask, example["kind"], example["beta"])
+    torch.testing.assert_close(result.token_rewards, torch.tensor(example["penalised"]), atol=1e-6, rtol=0)
+    assert result.kl == pytest.approx(example["kl"], abs=1e-6)
 
 
 log_prob = st.floats(-40, 0)
@@ -73,23 +73,23 @@ def test_only_tokens_of_the_mask_are_penalized(
     mask = torch.tensor([[t[2] for t in row] for row in rows])
     columns = [torch.tensor([[t[i] for t in row] for row in rows], dtype=torch.double) for i in (0, 1, 3)]
     own, reference = (part.masked_fill(~mask, junk) for part in columns[:2])
-    found = apply_kl_penalty(columns[2], own, reference, mask.float(), kind, 0.3)
+    result = apply_kl_penalty(columns[2], own, reference, mask.float(), kind, 0.3)
     means = []
     for i, row in enumerate(rows):
         paid = [formula(kind, a, b) if inside else 0.0 for a, b, inside, _ in row]
         expected = [reward - 0.3 * k for (_, _, _, reward), k in zip(row, paid, strict=True)]
-        assert found.token_rewards[i].tolist() == pytest.approx(expected, abs=1e-6)
+        assert result.token_rewards[i].tolist() == pytest.approx(expected, abs=1e-6)
         means.append(sum(paid) / sum(t[2] for t in row))
-    assert found.kl == pytest.approx(sum(means) / len(means), abs=1e-6)
-    assert found.non_finite == 0
+    assert result.kl == pytest.approx(sum(means) / len(means), abs=1e-6)
+    assert result.non_finite == 0
 
 
 def test_a_token_with_a_non_finite_kl_is_not_penalized_and_is_counted() -> None:
     own, reference = torch.tensor([[-1.0, math.nan, -2.0]]), torch.tensor([[-2.0, -1.0, -1.0]])
-    found = apply_kl_penalty(torch.zeros(1, 3), own, reference, torch.ones(1, 3), "kl", 0.5)
-    assert found.token_rewards.tolist() == [[-0.5, 0.0, 0.5]]
-    assert found.non_finite == 1
-    assert math.isnan(found.kl)
+    result = apply_kl_penalty(torch.zeros(1, 3), own, reference, torch.ones(1, 3), "kl", 0.5)
+    assert result.token_rewards.tolist() == [[-0.5, 0.0, 0.5]]
+    assert result.non_finite == 1
+    assert math.isnan(result.kl)
 
 
 # The controller.
@@ -144,8 +144,8 @@ def test_a_controller_resumes_from_its_state() -> None:
 def test_the_kl_is_never_in_reward_and_loss_both() -> None:
     with pytest.raises(SettingsError, match=r"in the reward or in the loss, never in both"):
         load_settings(None, ["trainer.algorithm.use_kl_in_reward=true"], {})
-    found = load_settings(None, ["trainer.algorithm.use_kl_in_reward=true", "trainer.actor.use_kl_loss=false"], {})
-    assert found.trainer.algorithm.use_kl_in_reward
+    settings = load_settings(None, ["trainer.algorithm.use_kl_in_reward=true", "trainer.actor.use_kl_loss=false"], {})
+    assert settings.trainer.algorithm.use_kl_in_reward
 
 
 def test_an_estimator_that_would_lose_the_kl_is_refused() -> None:

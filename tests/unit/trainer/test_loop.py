@@ -106,21 +106,21 @@ def train(model: Path, tmp_path: Path, redis_server: RedisSettings) -> Iterator[
 
 
 def lines(settings: Settings) -> list[dict[str, object]]:
-    found = read_lines(settings.run.folder / "metrics.jsonl")
-    assert [line["step"] for line in found] == list(range(1, settings.trainer.total_training_steps + 1))
-    return found
+    result = read_lines(settings.run.folder / "metrics.jsonl")
+    assert [line["step"] for line in result] == list(range(1, settings.trainer.total_training_steps + 1))
+    return result
 
 
 def test_ppo_updates_actor_and_critic_and_resumes(train: Callable[..., Settings]) -> None:
     ppo = ["trainer.algorithm.adv_estimator=gae", "trainer.critic.ppo_mini_batch_size=1", "trainer.critic_warmup=1"]
     ppo += ["trainer.critic.optim.lr=0.01"]
     train(*ppo, "trainer.total_training_steps=2")
-    found = lines(train(*ppo, "trainer.total_training_steps=4"))
-    assert ["loss" in line for line in found] == [False, True, True, True], "the critic learns first, alone"
-    assert all(line["critic/grad_norm"] > 0 for line in found)
-    assert all(line["seconds"]["values"] > 0 < line["seconds"]["critic"] for line in found)
+    result = lines(train(*ppo, "trainer.total_training_steps=4"))
+    assert ["loss" in line for line in result] == [False, True, True, True], "the critic learns first, alone"
+    assert all(line["critic/grad_norm"] > 0 for line in result)
+    assert all(line["seconds"]["values"] > 0 < line["seconds"]["critic"] for line in result)
     # A head of zeros gives values of 0; a restarted trainer has the head that the first one trained.
-    assert [line["critic/values/max"] == 0 for line in found] == [True, False, False, False]
+    assert [line["critic/values/max"] == 0 for line in result] == [True, False, False, False]
 
 
 def test_multi_turn_grpo_steps_on_scores_with_turns(train: Callable[..., Settings]) -> None:
@@ -146,12 +146,12 @@ def test_the_kl_coefficient_adapts_and_survives_a_restart(
     kl += ["trainer.algorithm.kl_ctrl.type=adaptive", "trainer.algorithm.kl_ctrl.horizon=60"]
     kl += ["trainer.algorithm.kl_ctrl.kl_coef=0.1", "trainer.algorithm.kl_ctrl.target_kl=1000"]
     train(*kl, "trainer.total_training_steps=2")
-    found = lines(train(*kl, "trainer.total_training_steps=4"))
+    result = lines(train(*kl, "trainer.total_training_steps=4"))
     # Far below its target the KL lowers the coefficient by 0.2 * rows / horizon a step.
     lower = 1 - 0.2 * BATCH * SAMPLES / 60
-    assert [line["kl_reward_coef"] for line in found] == pytest.approx([0.1 * lower**n for n in range(4)])
-    assert found[0]["kl_reward"] == pytest.approx(0, abs=1e-5)
-    assert found[-1]["kl_reward"] != found[0]["kl_reward"]
+    assert [line["kl_reward_coef"] for line in result] == pytest.approx([0.1 * lower**n for n in range(4)])
+    assert result[0]["kl_reward"] == pytest.approx(0, abs=1e-5)
+    assert result[-1]["kl_reward"] != result[0]["kl_reward"]
 
 
 def test_trackers_receive_every_step_and_validation(train: Callable[..., Settings]) -> None:
@@ -186,12 +186,12 @@ def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(train: Callabl
     drop = ["trainer.straggler_timeout_s=2", "trainer.partial_groups=drop", "trainer.max_staleness=0"]
     refill = ["trainer.algorithm.filter_groups=true", "trainer.max_refills=1"]
     settings = train(*drop, *refill, rollout=PartialRollout)
-    found = lines(settings)
-    assert [line["dropped_stragglers"] for line in found] == [0, 1, 0]
-    assert [line["refilled_groups"] for line in found] == [2, 1, 2]
-    assert [line["filtered_groups"] for line in found] == [0, 0, 0]
-    assert [line["trajectories"] for line in found] == [6, 3, 6]
-    assert all(line["grad_norm"] > 0 for line in found)
+    result = lines(settings)
+    assert [line["dropped_stragglers"] for line in result] == [0, 1, 0]
+    assert [line["refilled_groups"] for line in result] == [2, 1, 2]
+    assert [line["filtered_groups"] for line in result] == [0, 0, 0]
+    assert [line["trajectories"] for line in result] == [6, 3, 6]
+    assert all(line["grad_norm"] > 0 for line in result)
     ledger = StreamClient(settings.redis, settings.run.id).read_ledger()
     missing = StreamClient(settings.redis, settings.run.id).read_issued()[f"{Purpose.PURPOSE_TRAIN}/2/0/0"]
     assert [list(ledger[step].dropped_group_uids) for step in (1, 2, 3)] == [[], [missing], []]

@@ -29,9 +29,9 @@ def batch() -> StepTensors:
         TrajectoryGroup(group_uid=uid, trajectories=[trajectory(uid, i, float(i % 2)) for i in range(3)])
         for uid in "ab"
     ]
-    found = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
-    assert found is not None
-    return found
+    result = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
+    assert result is not None
+    return result
 
 
 def build(model: Path, *more: str) -> PolicyWorker:
@@ -79,8 +79,8 @@ def test_a_resumed_adapter_takes_the_same_next_step(model: Path, batch: StepTens
     assert {name.rsplit(".", 3)[1] for name in expected.tensors} == {"q_proj", "v_proj"}
     worker.load(tmp_path / "state")
     learn(worker, batch)
-    found = worker.adapter(torch.float32)
-    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in expected.tensors.items())
+    result = worker.adapter(torch.float32)
+    assert all(torch.equal(result.tensors[name], tensor) for name, tensor in expected.tensors.items())
 
 
 def test_a_policy_without_lora_has_no_adapter(model: Path) -> None:

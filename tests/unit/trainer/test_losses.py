@@ -32,9 +32,11 @@ Matrices = dict[str, np.ndarray]
 def batch(state_masking: bool = True) -> StepTensors:
     rows = [trajectory("a", i, float(i % 2), turns=(2 + i, 3 + i), observation=i + 1) for i in range(4)]
     algorithm = AlgorithmSettings(state_masking=state_masking)
-    found = build_step_tensors(select_trajectories([TrajectoryGroup(trajectories=rows)], algorithm), 0, 1, 0, algorithm)
-    assert found is not None
-    return found
+    result = build_step_tensors(
+        select_trajectories([TrajectoryGroup(trajectories=rows)], algorithm), 0, 1, 0, algorithm
+    )
+    assert result is not None
+    return result
 
 
 def drawn(tensors: StepTensors, seed: int = 0) -> Matrices:
@@ -110,13 +112,13 @@ def aggregated(tokens: np.ndarray, mask: np.ndarray, mode: str) -> float:
 
 def weights(given_: Matrices, state: np.ndarray, mode: str) -> np.ndarray:
     ratio = np.exp(given_["old"].astype(float) - given_["engine"])
-    found = {
+    result = {
         "none": np.ones_like(ratio),
         "tis": np.minimum(ratio, 2.0),
         "decoupled": ratio,
         "icepop": np.where((ratio < 0.5) | (ratio > 5.0), 0.0, ratio),
     }[mode]
-    return np.where(state == 1, found, 1.0)
+    return np.where(state == 1, result, 1.0)
 
 
 def actor_oracle(tensors: StepTensors, given_: Matrices, actor: ActorSettings, mode: str) -> float:
@@ -147,17 +149,17 @@ def settings_of(mode: str, **others: Any) -> ActorSettings:
 def test_the_actor_loss_is_its_formula(agg: str, correction: str, state_masking: bool) -> None:
     tensors, actor = batch(state_masking), settings_of(agg)
     given_ = drawn(tensors)
-    found = actor_loss(tensors, given_, actor, CorrectionSettings(mode=correction))
-    assert float(found) == pytest.approx(actor_oracle(tensors, given_, actor, correction), rel=1e-4, abs=1e-5)
+    result = actor_loss(tensors, given_, actor, CorrectionSettings(mode=correction))
+    assert float(result) == pytest.approx(actor_oracle(tensors, given_, actor, correction), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("others", [{"use_kl_loss": False}, {"entropy_coeff": 0.0}, {"clip_ratio_c": 100.0}])
 def test_each_term_of_the_loss_can_be_left_out(others: dict[str, Any]) -> None:
     tensors = batch()
     given_, actor = drawn(tensors), settings_of("token-mean", **others)
-    found = float(actor_loss(tensors, given_, actor, CorrectionSettings()))
-    assert found == pytest.approx(actor_oracle(tensors, given_, actor, "tis"), rel=1e-4)
-    assert found != pytest.approx(actor_oracle(tensors, given_, settings_of("token-mean"), "tis"), rel=1e-4)
+    result = float(actor_loss(tensors, given_, actor, CorrectionSettings()))
+    assert result == pytest.approx(actor_oracle(tensors, given_, actor, "tis"), rel=1e-4)
+    assert result != pytest.approx(actor_oracle(tensors, given_, settings_of("token-mean"), "tis"), rel=1e-4)
 
 
 @pytest.mark.parametrize("agg", MODES)
@@ -217,8 +219,8 @@ def test_the_weight_of_a_token_follows_from_its_ratio(mode: str, expected: list[
 )
 def test_unsampled_tokens_have_weight_one(mode: str, tokens: list[tuple[float, float]]) -> None:
     trainer, engine = (torch.tensor(column) for column in zip(*tokens, strict=True))
-    found = importance_weights(trainer, engine, torch.zeros(len(tokens)), CorrectionSettings(mode=mode))
-    assert found.eq(1).all()
+    result = importance_weights(trainer, engine, torch.zeros(len(tokens)), CorrectionSettings(mode=mode))
+    assert result.eq(1).all()
 
 
 # The critic.
@@ -244,10 +246,10 @@ def test_verls_value_loss_is_the_clipped_square_on_state_tokens(agg: str) -> Non
     given_ = drawn(tensors)
     close = np.clip(given_["predicted"], given_["values"] - 0.3, given_["values"] + 0.3)
     squares = np.maximum((given_["predicted"] - given_["returns"]) ** 2, (close - given_["returns"]) ** 2)
-    found = critic_loss(tensors, given_, critic)
-    assert float(found) == pytest.approx(0.5 * aggregated(squares, tensors.mask.numpy(), agg), rel=1e-5)
+    result = critic_loss(tensors, given_, critic)
+    assert float(result) == pytest.approx(0.5 * aggregated(squares, tensors.mask.numpy(), agg), rel=1e-5)
     poisoned = {name: np.where(tensors.mask == 1, value, 99.0) for name, value in given_.items()}
-    assert torch.equal(critic_loss(tensors, poisoned, critic), found)
+    assert torch.equal(critic_loss(tensors, poisoned, critic), result)
 
 
 # Settings.

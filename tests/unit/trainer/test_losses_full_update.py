@@ -79,8 +79,8 @@ def test_every_gradient_of_a_step_equals_plain_pytorch(
         f"trainer.algorithm.rollout_correction.mode={correction}",
         f"trainer.algorithm.state_masking={state_masking}",
     ]
-    found = load_settings(None, [f"model.path={folder}", *OPTIONS, *chosen], {})
-    algorithm = found.trainer.algorithm
+    settings = load_settings(None, [f"model.path={folder}", *OPTIONS, *chosen], {})
+    algorithm = settings.trainer.algorithm
     groups = [
         TrajectoryGroup(
             group_uid=uid,
@@ -92,7 +92,7 @@ def test_every_gradient_of_a_step_equals_plain_pytorch(
     ]
     batch = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)
     assert batch is not None
-    worker = PolicyWorker(found)
+    worker = PolicyWorker(settings)
     engine: Any = worker._actor.engine
     seen: list[dict[str, torch.Tensor]] = []
     starts: list[dict[str, torch.Tensor]] = []

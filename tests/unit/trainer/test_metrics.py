@@ -57,17 +57,17 @@ def test_metrics_of_the_estimate_are_over_tokens_of_the_mask() -> None:
     junk = torch.where(mask == 0, float("nan"), 0.0)
     advantages = torch.tensor([[1.0, 0.0, 2.0], [-3.0, -1.0, 0.0]]) + junk
     rewards, values = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.5, 0.0]]) + junk, torch.full((2, 3), 0.5) + junk
-    found = compute_estimate_metrics(rewards, advantages, advantages, values, mask)
-    assert found["advantage_abs_mean"] == 1.75
-    assert found["critic/advantages/mean"] == -0.25
-    assert (found["critic/advantages/max"], found["critic/advantages/min"]) == (2.0, -3.0)
-    assert found["critic/rewards/mean"] == 0.75
-    assert found["critic/values/max"] == 0.5
+    result = compute_estimate_metrics(rewards, advantages, advantages, values, mask)
+    assert result["advantage_abs_mean"] == 1.75
+    assert result["critic/advantages/mean"] == -0.25
+    assert (result["critic/advantages/max"], result["critic/advantages/min"]) == (2.0, -3.0)
+    assert result["critic/rewards/mean"] == 0.75
+    assert result["critic/values/max"] == 0.5
     # A constant explains nothing of the returns' variance.
-    assert found["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-4)
+    assert result["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-4)
 
 
 def test_without_a_critic_there_are_no_metrics_of_it() -> None:
     ones = torch.ones(2, 2)
-    found = compute_estimate_metrics(ones, ones, ones, None, ones)
-    assert not [name for name in found if "value" in name or "vf_" in name]
+    result = compute_estimate_metrics(ones, ones, ones, None, ones)
+    assert not [name for name in result if "value" in name or "vf_" in name]

@@ -44,8 +44,8 @@ def turned(turns: dict[int, float], whole: dict[str, float], mask: list[int], tu
 def test_an_outcome_reward_is_on_the_last_state_token(example: dict[str, Any], placement: RewardPlacement) -> None:
     turn_ids = [1 if own else -1 for own in example["state"]]
     score = Score(total=example["reward"], components=[Component(name="em", weighted=example["reward"])])
-    found = compute_token_rewards(Trajectory(loss_mask=example["state"], turn_ids=turn_ids, score=score), placement)
-    assert [[place, value] for place, value in enumerate(found.rewards) if value] == example["nonzero"]
+    result = compute_token_rewards(Trajectory(loss_mask=example["state"], turn_ids=turn_ids, score=score), placement)
+    assert [[place, value] for place, value in enumerate(result.rewards) if value] == example["nonzero"]
 
 
 @pytest.mark.parametrize("example", filter(with_turns, examples("reward/structured_to_tokens.jsonl")))
@@ -65,8 +65,8 @@ def test_rewards_are_on_state_tokens_and_keep_their_sum(turns: dict[int, float],
     mask = [int(turn > 0) for turn in ids]
     row = turned(turns, {"exact_match": whole, "_raw": 1.0}, mask, ids)
     spread, last = compute_token_rewards(row, SPREAD), compute_token_rewards(row, LAST)
-    for found in (spread, last):
-        assert not any(value for value, own in zip(found.rewards, mask, strict=True) if not own)
+    for result in (spread, last):
+        assert not any(value for value, own in zip(result.rewards, mask, strict=True) if not own)
     assert sum(spread.rewards) == pytest.approx(sum(v for t, v in turns.items() if t in ids) + whole, abs=1e-6)
     assert sum(last.rewards) == pytest.approx(row.score.total, abs=1e-6)
     assert sum(spread.rewards) == pytest.approx(spread.turn_sum)
@@ -102,12 +102,12 @@ def test_tensors_hold_the_placed_rewards_and_the_parts_of_the_score() -> None:
         row.turn_ids[:] = [1] * 6 + [-1] * 7 + [2] * 5
         row.score.CopyFrom(turned({1: gain, 2: 0.1}, {"exact_match": 0.3}, [], []).score)
     settings_ = AlgorithmSettings(reward_placement="turn_proportional")
-    found = build_step_tensors(select_trajectories([both], settings_), 0, 1, 0, settings_)
-    assert found is not None
-    for turns, gain in zip(found.turn_rewards, (0.2, 0.4), strict=True):
+    result = build_step_tensors(select_trajectories([both], settings_), 0, 1, 0, settings_)
+    assert result is not None
+    for turns, gain in zip(result.turn_rewards, (0.2, 0.4), strict=True):
         assert turns == pytest.approx({1: gain, 2: 0.1})
-    assert found.whole_rewards.tolist() == pytest.approx([0.3, 0.3])
+    assert result.whole_rewards.tolist() == pytest.approx([0.3, 0.3])
     first = [0.2 / 6 + 0.3 / 11] * 6 + [0.0] * 7 + [0.1 / 5 + 0.3 / 11] * 5
-    torch.testing.assert_close(found.token_rewards[0], torch.tensor(first))
-    assert found.turn_ids[0].tolist() == list(both.trajectories[0].turn_ids)
+    torch.testing.assert_close(result.token_rewards[0], torch.tensor(first))
+    assert result.turn_ids[0].tolist() == list(both.trajectories[0].turn_ids)
     assert len(first) == len(both.trajectories[0].token_ids) - PROMPT_TOKENS

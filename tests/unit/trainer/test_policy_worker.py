@@ -47,7 +47,7 @@ def rows(samples: int = 4) -> list[TrajectoryGroup]:
         [trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1) for i in range(samples)]
         for uid in "ab"
     ]
-    return [TrajectoryGroup(group_uid=uid, trajectories=found) for uid, found in zip("ab", made, strict=True)]
+    return [TrajectoryGroup(group_uid=uid, trajectories=result) for uid, result in zip("ab", made, strict=True)]
 
 
 def flat(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
@@ -85,7 +85,7 @@ def response_log_probs(model: torch.nn.Module, row: Trajectory) -> torch.Tensor:
 def test_log_probs_equal_those_of_a_plain_forward(worker: PolicyWorker, settings: Settings) -> None:
     groups = rows()
     batch = tensors(groups)
-    found, reference, model = (
+    result, reference, model = (
         worker.log_probs(batch),
         worker.reference_log_probs(batch),
         plain_model(settings.model.path),
@@ -95,9 +95,9 @@ def test_log_probs_equal_those_of_a_plain_forward(worker: PolicyWorker, settings
         length = len(row.loss_mask)
         with torch.no_grad():
             expected = response_log_probs(model, row)
-        torch.testing.assert_close(found[i, :length], expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(result[i, :length], expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(reference[i, :length], expected, atol=1e-5, rtol=0)
-        assert not found[i, length:].any()
+        assert not result[i, length:].any()
 
 
 def test_an_update_equals_plain_pytorch(worker: PolicyWorker, settings: Settings) -> None:
@@ -138,8 +138,8 @@ def test_values_on_observation_tokens_do_not_change_the_update(
     for row in flat(groups):
         row.logprobs[:] = [p if m else -3.0 for p, m in zip(row.logprobs, row.loss_mask, strict=True)]
     worker.load(built[1])
-    _, found = take_step(worker, groups)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    _, result = take_step(worker, groups)
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 
 def test_the_updates_own_forward_pass_equals_a_separate_one_for_old_log_probs(
@@ -147,10 +147,10 @@ def test_the_updates_own_forward_pass_equals_a_separate_one_for_old_log_probs(
 ) -> None:
     own, expected = take_step(worker, rows())
     worker.load(built[1])
-    spent, found = take_step(worker, rows(), spend_a_pass=True)
+    spent, result = take_step(worker, rows(), spend_a_pass=True)
     torch.testing.assert_close(own.log_probs, spent.log_probs, atol=1e-6, rtol=0)
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(result[name], expected[name], atol=1e-5, rtol=1e-4)
 
 
 def test_a_resumed_worker_takes_the_same_next_step(worker: PolicyWorker, tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_a_resumed_worker_takes_the_same_next_step(worker: PolicyWorker, tmp_pat
     worker.save(tmp_path / "state", 1)
     _, expected = take_step(worker, rows())
     worker.load(tmp_path / "state")
-    _, found = take_step(worker, rows())
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    _, result = take_step(worker, rows())
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 
 def test_weights_are_a_model_that_transformers_loads(worker: PolicyWorker, tmp_path: Path) -> None:

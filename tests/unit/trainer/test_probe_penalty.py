@@ -79,10 +79,10 @@ def test_the_gradient_of_the_penalty_is_on_state_tokens_only() -> None:
 
 def test_only_the_first_of_a_group_are_probed_and_failures_are_counted(tmp_path: Path) -> None:
     unreachable = ["rollout.grpc_address=127.0.0.1:9", "trainer.algorithm.probe_penalty.timeout_s=0.3"]
-    found = load_settings(
+    settings = load_settings(
         None, [*unreachable, "model.path=" + str(tmp_path), "trainer.algorithm.probe_penalty.coef=0.5"], {}
     )
-    penalty = ProbePenalty(found)
+    penalty = ProbePenalty(settings)
     rows = [*group("a", [0.0, 1.0]).trajectories, *group("b", [1.0, 0.0]).trajectories, trajectory("a", 2, 1.0)]
     sure = penalty.measure_overconfidence(rows, Policy(version=1, epoch=1), lambda: None)
     assert sure == [None] * 5

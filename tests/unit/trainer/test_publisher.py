@@ -89,10 +89,10 @@ def test_weights_above_the_limit_are_shards_with_an_index_that_transformers_read
     assert set().union(*held) == set(weights)
     assert sum(len(names) for names in held) == len(weights)
     assert all(file.stat().st_size < 25_000 for file in written)
-    found = AutoModelForCausalLM.from_pretrained(folder)
-    assert found.dtype == torch.bfloat16
+    result = AutoModelForCausalLM.from_pretrained(folder)
+    assert result.dtype == torch.bfloat16
     for name, expected in model.state_dict().items():
-        assert torch.equal(found.state_dict()[name], expected)
+        assert torch.equal(result.state_dict()[name], expected)
 
 
 def test_shards_are_split_in_order_and_only_a_single_tensor_may_exceed_the_limit() -> None:
@@ -112,8 +112,8 @@ def test_safetensors_reads_back_what_was_written_and_the_digest_is_that_of_the_f
         "several pieces": torch.nn.Parameter(torch.randn(3, 1_000_001)),
     }
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    found = write_safetensors(tmp_path / "w", weights)
-    assert found == compute_digest(tmp_path / "w")
+    result = write_safetensors(tmp_path / "w", weights)
+    assert result == compute_digest(tmp_path / "w")
     with safe_open(tmp_path / "w", "pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert set(file.keys()) == set(weights)
@@ -135,12 +135,12 @@ def test_a_failed_write_raises_the_disks_error(tmp_path: Path) -> None:
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(OSError, match="File too large") as found:
+        with pytest.raises(OSError, match="File too large") as result:
             write_model_folder(tmp_path / "out", model, {"w": torch.zeros(100_000)}, 2**30)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert found.value.errno == errno.EFBIG
+    assert result.value.errno == errno.EFBIG
 
 
 def test_a_full_disk_is_a_users_error(tmp_path: Path, streams: StreamClient, monkeypatch: pytest.MonkeyPatch) -> None:

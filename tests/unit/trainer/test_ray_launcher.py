@@ -82,11 +82,11 @@ def test_the_rank_that_caused_the_failure_is_named(failed: dict[int, Exception],
 
 def rank(number: int, folder: Path, *overrides: str, gpu: bool = False) -> Rank:
     """One outside of Ray."""
-    found = Rank.__new__(Rank)
-    found._settings = load_settings(None, [*overrides], {})
-    found._folder = folder
-    found._location = RankLocation(number, f"10.0.0.{number + 1}", "host", 1, gpu)
-    return found
+    result = Rank.__new__(Rank)
+    result._settings = load_settings(None, [*overrides], {})
+    result._folder = folder
+    result._location = RankLocation(number, f"10.0.0.{number + 1}", "host", 1, gpu)
+    return result
 
 
 def test_a_run_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:

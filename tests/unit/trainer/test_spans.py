@@ -79,10 +79,10 @@ def test_a_claim_and_a_drop_of_a_group_are_recorded(receiver: Receiver) -> None:
     spans.record_drop(group, "stale")
     spans.record_claim(TrajectoryGroup())
     tracing.stop()
-    found = {span.name: span for span in receiver.spans}
-    assert set(found) == {"trainer.issue", "trainer.claim", "trainer.drop"}
-    assert {span.trace_id for span in found.values()} == {group.traceparent[3:35]}
-    assert found["trainer.drop"].attributes["forage.reason"] == "stale"
+    result = {span.name: span for span in receiver.spans}
+    assert set(result) == {"trainer.issue", "trainer.claim", "trainer.drop"}
+    assert {span.trace_id for span in result.values()} == {group.traceparent[3:35]}
+    assert result["trainer.drop"].attributes["forage.reason"] == "stale"
 
 
 def test_without_tracing_a_prompt_has_no_trace_context() -> None:

@@ -51,12 +51,12 @@ def test_an_announcement_arrives_complete(monkeypatch: pytest.MonkeyPatch, tmp_p
         "dtype": torch.bfloat16,
     }
     sender.announce("update", sent)
-    method, found = receiver.receive()
-    rows = found.pop("batch")
+    method, result = receiver.receive()
+    rows = result.pop("batch")
     assert method == "update"
-    assert torch.equal(found.pop("advantages"), sent["advantages"])
-    assert found.pop("empty").shape == (0, 4)
-    assert found == {"old": None, "last_position": 2, "folder": tmp_path, "dtype": torch.bfloat16}
+    assert torch.equal(result.pop("advantages"), sent["advantages"])
+    assert result.pop("empty").shape == (0, 4)
+    assert result == {"old": None, "last_position": 2, "folder": tmp_path, "dtype": torch.bfloat16}
     assert torch.equal(rows.mask, batch.mask)
     assert tuple(rows.positions) == batch.positions
     assert set(rows.data.keys()) == set(batch.data.keys())

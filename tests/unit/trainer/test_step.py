@@ -71,9 +71,9 @@ def settings(*overrides: str) -> Settings:
 
 
 def take(
-    worker: Worker, found: Settings, *groups: TrajectoryGroup, version: int = 0
+    worker: Worker, settings: Settings, *groups: TrajectoryGroup, version: int = 0
 ) -> tuple[dict[str, Any], PolicyStep]:
-    step = PolicyStep(found, worker, 0, worker if found.trainer.algorithm.adv_estimator == "gae" else None)  # type: ignore[arg-type]
+    step = PolicyStep(settings, worker, 0, worker if settings.trainer.algorithm.adv_estimator == "gae" else None)  # type: ignore[arg-type]
     batch = Batch(1, tuple(Entry(b"1-0", g) for g in groups), 0)
     return step(batch, Policy(version=version, epoch=1), Stopwatch(), lambda: None), step
 
@@ -96,11 +96,11 @@ def test_failed_rows_change_neither_advantages_nor_metrics_of_the_update() -> No
     lonely = TrajectoryGroup(group_uid="b", trajectories=[trajectory("b", 0, 1.0)])
     one, other = Worker(), Worker()
     expected, _ = take(one, settings(), valid)
-    found, _ = take(other, settings(), mixed, lonely)
+    result, _ = take(other, settings(), mixed, lonely)
     assert torch.equal(one.given["advantages"], other.given["advantages"])
-    assert found["dead_groups"] == 1
+    assert result["dead_groups"] == 1
     for name in ("critic/advantages/mean", "critic/rewards/mean", "kl_ref", "is_mean", "advantage_abs_mean"):
-        assert found[name] == expected[name]
+        assert result[name] == expected[name]
 
 
 def test_a_batch_without_two_valid_rows_takes_no_step() -> None:
@@ -168,10 +168,10 @@ def test_gae_without_a_critic_is_refused() -> None:
 
 def test_one_sample_per_prompt_is_enough_without_a_group_baseline() -> None:
     worker = Worker()
-    found = settings("trainer.algorithm.adv_estimator=gae", "rollout.n=1")
+    configured = settings("trainer.algorithm.adv_estimator=gae", "rollout.n=1")
     batch = Batch(1, tuple(Entry(b"1-0", group(uid, [1.0])) for uid in "ab"), 0)
     records: list[StepRecord] = []
-    PolicyStep(found, worker, 0, worker)(batch, Policy(epoch=1), Stopwatch(), lambda: None, records.append)  # type: ignore[arg-type]
+    PolicyStep(configured, worker, 0, worker)(batch, Policy(epoch=1), Stopwatch(), lambda: None, records.append)  # type: ignore[arg-type]
     assert [t.group_uid for t in records[0].rows] == ["a", "b"]
     assert "update" in worker.asked
 
@@ -192,8 +192,8 @@ def test_an_abandoned_step_changes_no_weights() -> None:
 def test_the_record_of_a_step_has_its_rows_and_tensors() -> None:
     for version, warmup in ((0, 0), (0, 1)):
         worker, records = Worker(), list[StepRecord]()
-        found = settings("trainer.algorithm.adv_estimator=gae", f"trainer.critic_warmup={warmup}")
-        step = PolicyStep(found, worker, 0, worker)  # type: ignore[arg-type]
+        configured = settings("trainer.algorithm.adv_estimator=gae", f"trainer.critic_warmup={warmup}")
+        step = PolicyStep(configured, worker, 0, worker)  # type: ignore[arg-type]
         groups = [group("a", [0.0, 1.0]), group("b", [1.0])]
         groups[1].trajectories[0].status = Status.STATUS_TIMEOUT
         batch = Batch(1, tuple(Entry(b"1-0", g) for g in groups), 0)

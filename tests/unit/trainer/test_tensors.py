@@ -24,9 +24,9 @@ PLAIN = AlgorithmSettings()
 
 
 def tensors(*groups: TrajectoryGroup, version: int = 0, algorithm: AlgorithmSettings = PLAIN) -> StepTensors:
-    found = build_step_tensors(select_trajectories(groups, algorithm), version, 1, 0, algorithm)
-    assert found is not None
-    return found
+    result = build_step_tensors(select_trajectories(groups, algorithm), version, 1, 0, algorithm)
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize("status", FAILURES)
@@ -42,18 +42,18 @@ def test_a_failed_row_is_in_neither_baseline_nor_loss(status: Status.ValueType, 
 
 
 def test_a_row_without_state_tokens_does_not_take_part() -> None:
-    found = group("a", [0.0, 1.0])
-    found.trajectories.append(trajectory("a", 5, 1.0, turns=()))
-    assert len(tensors(found).uids) == 2
+    result = group("a", [0.0, 1.0])
+    result.trajectories.append(trajectory("a", 5, 1.0, turns=()))
+    assert len(tensors(result).uids) == 2
 
 
 def test_a_group_with_one_valid_row_contributes_nothing_and_is_counted() -> None:
     lonely = group("b", [1.0])
     lonely.trajectories.append(trajectory("b", 1, 1.0, status=Status.STATUS_TIMEOUT))
     groups = [group("a", [0.0, 1.0]), lonely, TrajectoryGroup(group_uid="c")]
-    found = select_trajectories(groups, PLAIN)
-    assert {t.group_uid for t in found.trajectories} == {"a"}
-    assert found.dead_groups == 2
+    result = select_trajectories(groups, PLAIN)
+    assert {t.group_uid for t in result.trajectories} == {"a"}
+    assert result.dead_groups == 2
     assert tensors(*groups).positions == (0, 0)
 
 
@@ -61,9 +61,9 @@ def test_a_batch_of_failures_has_no_tensors() -> None:
     failed = TrajectoryGroup(
         group_uid="a", trajectories=[trajectory("a", i, 0.0, status=Status.STATUS_INTERNAL) for i in range(4)]
     )
-    found = select_trajectories([failed], PLAIN)
-    assert found.dead_groups == 1
-    assert build_step_tensors(found, 0, 1, 0, PLAIN) is None
+    result = select_trajectories([failed], PLAIN)
+    assert result.dead_groups == 1
+    assert build_step_tensors(result, 0, 1, 0, PLAIN) is None
 
 
 def test_a_reward_that_is_not_finite_is_a_failure() -> None:
@@ -90,10 +90,10 @@ def test_a_group_of_equal_rewards_is_filtered_if_set_and_its_position_reported()
     flat = group("b", [0.3, 0.3, 0.3])
     flat.trajectories.append(trajectory("b", 3, 1.0, status=Status.STATUS_TIMEOUT))
     groups = [flat, group("a", [0.0, 1.0]), group("c", [0.7, 0.7]), group("d", [1.0])]
-    found = select_trajectories(groups, FILTERING)
-    assert found.filtered == (0, 2)
-    assert found.dead_groups == 1
-    assert set(found.positions) == {1}
+    result = select_trajectories(groups, FILTERING)
+    assert result.filtered == (0, 2)
+    assert result.dead_groups == 1
+    assert set(result.positions) == {1}
     assert select_trajectories(groups, PLAIN).filtered == ()
     assert {t.group_uid for t in select_trajectories(groups, PLAIN).trajectories} == {"a", "b", "c"}
 
@@ -122,31 +122,31 @@ def test_filtering_is_refused_for_estimators_that_learn_from_equal_rewards(estim
 def test_without_state_masking_observations_are_trained_on_without_reward() -> None:
     rows = [trajectory("a", i, float(i), turns=(3, 2), observation=4) for i in range(2)]
     both = TrajectoryGroup(group_uid="a", trajectories=rows)
-    found, masked = tensors(both, algorithm=AlgorithmSettings(state_masking=False)), tensors(both)
-    assert found.mask.eq(1).all()
-    assert found.data["loss_mask"].values().eq(1).all()
-    assert found.data["response_mask"].values().eq(1).all()
-    assert torch.equal(found.state, masked.mask)
-    assert found.data["state_mask"].values().tolist() == masked.data["loss_mask"].values().tolist()
-    assert torch.equal(found.token_rewards, masked.token_rewards)
-    assert torch.equal(found.current, masked.current)
+    result, masked = tensors(both, algorithm=AlgorithmSettings(state_masking=False)), tensors(both)
+    assert result.mask.eq(1).all()
+    assert result.data["loss_mask"].values().eq(1).all()
+    assert result.data["response_mask"].values().eq(1).all()
+    assert torch.equal(result.state, masked.mask)
+    assert result.data["state_mask"].values().tolist() == masked.data["loss_mask"].values().tolist()
+    assert torch.equal(result.token_rewards, masked.token_rewards)
+    assert torch.equal(result.current, masked.current)
 
 
 def test_engine_log_probs_on_observations_are_ignored() -> None:
     rows = [trajectory("a", i, float(i), turns=(2, 2), observation=2) for i in range(2)]
     for row in rows:
         row.logprobs[2:4] = [math.nan, -3.0]
-    found = tensors(TrajectoryGroup(group_uid="a", trajectories=rows))
-    assert found.engine_log_probs[:, 2:4].eq(0).all()
-    assert found.data["rollout_log_probs"].values().isfinite().all()
+    result = tensors(TrajectoryGroup(group_uid="a", trajectories=rows))
+    assert result.engine_log_probs[:, 2:4].eq(0).all()
+    assert result.data["rollout_log_probs"].values().isfinite().all()
 
 
 def test_the_reward_is_on_the_last_state_token_even_if_an_observation_follows() -> None:
     answered = trajectory("a", 0, 0.75, turns=(3, 2), observation=4)  # 111 0000 11
     cut = trajectory("a", 1, 0.5, turns=(3, 0), observation=4)  # 111 0000
-    found = tensors(TrajectoryGroup(group_uid="a", trajectories=[answered, cut]))
-    assert found.token_rewards.nonzero().tolist() == [[0, 8], [1, 2]]
-    assert found.token_rewards.sum(1).tolist() == [0.75, 0.5]
+    result = tensors(TrajectoryGroup(group_uid="a", trajectories=[answered, cut]))
+    assert result.token_rewards.nonzero().tolist() == [[0, 8], [1, 2]]
+    assert result.token_rewards.sum(1).tolist() == [0.75, 0.5]
 
 
 def test_only_tokens_of_this_version_and_epoch_are_current() -> None:
@@ -160,21 +160,21 @@ def test_only_tokens_of_this_version_and_epoch_are_current() -> None:
         ]
     )
     other = trajectory("a", 1, 0.0, version=3, turns=(4, 4), observation=2)
-    found = tensors(TrajectoryGroup(group_uid="a", trajectories=[mixed, other]), version=4)
-    assert found.current[0].nonzero().flatten().tolist() == [2, 3, 6, 7]
-    assert not found.current[1].any()
+    result = tensors(TrajectoryGroup(group_uid="a", trajectories=[mixed, other]), version=4)
+    assert result.current[0].nonzero().flatten().tolist() == [2, 3, 6, 7]
+    assert not result.current[1].any()
 
 
 def test_jagged_and_padded_layouts_hold_the_same_values() -> None:
     rows: list[Trajectory] = [trajectory("a", i, 1.0, turns=(3 + i, 2 * i + 1)) for i in range(4)]
-    found = tensors(TrajectoryGroup(group_uid="a", trajectories=rows))
+    result = tensors(TrajectoryGroup(group_uid="a", trajectories=rows))
     for i, row in enumerate(rows):
-        assert found.data["input_ids"][i].tolist() == list(row.token_ids)
-        assert found.data["responses"][i].tolist() == list(row.token_ids[PROMPT_TOKENS:])
-        assert found.mask[i, : len(row.loss_mask)].tolist() == list(row.loss_mask)
-        assert not found.mask[i, len(row.loss_mask) :].any()
-    again = unpad_response(found.mask, found.data)
-    assert again.values().tolist() == found.data["response_mask"].values().tolist()
+        assert result.data["input_ids"][i].tolist() == list(row.token_ids)
+        assert result.data["responses"][i].tolist() == list(row.token_ids[PROMPT_TOKENS:])
+        assert result.mask[i, : len(row.loss_mask)].tolist() == list(row.loss_mask)
+        assert not result.mask[i, len(row.loss_mask) :].any()
+    again = unpad_response(result.mask, result.data)
+    assert again.values().tolist() == result.data["response_mask"].values().tolist()
 
 
 @settings(max_examples=200, deadline=None)

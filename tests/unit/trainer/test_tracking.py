@@ -35,9 +35,9 @@ LINE = {
 
 
 def test_metrics_have_verls_names_once_and_others_are_below_forage() -> None:
-    found = to_tracker_metrics(LINE)
-    assert math.isnan(found.pop("actor/grad_norm"))
-    assert found == {
+    result = to_tracker_metrics(LINE)
+    assert math.isnan(result.pop("actor/grad_norm"))
+    assert result == {
         "training/global_step": 3,
         "forage/total_steps": 40,
         "critic/score/mean": 0.5,

@@ -80,9 +80,9 @@ def test_an_uploaded_copy_restores_the_checkpoint(
     assert read_checkpoint(tmp_path / "copies/r/step_5").step == 5
     shutil.rmtree(tmp_path / "checkpoints")
     shutil.copytree(tmp_path / "copies/r", tmp_path / "checkpoints")
-    found = Checkpoints(tmp_path / "checkpoints", 2, 10).find_newest()
-    assert found is not None
-    assert (found[0] / "deep/weights.pt").read_text() == "weights 5"
+    result = Checkpoints(tmp_path / "checkpoints", 2, 10).find_newest()
+    assert result is not None
+    assert (result[0] / "deep/weights.pt").read_text() == "weights 5"
 
 
 def test_checkpoints_left_by_a_restart_are_copied_and_none_twice(
