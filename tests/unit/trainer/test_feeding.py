@@ -192,7 +192,7 @@ def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> N
     for position in range(SIZE):
         b.answer(2, position, version=1)
     assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
-    b.streams.discard(b.streams.trajectories, batch.ids)
+    b.streams.discard(b.streams.trajectories, [entry.id for entry in batch.entries])
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE, "only batch 2 is left"
 
 
@@ -348,7 +348,7 @@ def test_stragglers_are_dropped_after_the_timeout_and_discarded_when_they_arrive
     for position in range(SIZE):
         b.answer(2, position, version=1)
     assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
-    b.streams.discard(b.streams.trajectories, batch.ids)
+    b.streams.discard(b.streams.trajectories, [entry.id for entry in batch.entries])
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE, "the late group is gone, batch 2 is there"
     assert (issued, b.prompts()) == (2 * SIZE, []), "it is issued in no batch again"
 

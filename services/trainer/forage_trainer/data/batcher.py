@@ -55,10 +55,6 @@ class Batch:
     stragglers: tuple[int, ...] = ()
 
     @property
-    def ids(self) -> list[bytes]:
-        return [entry.id for entry in self.entries]
-
-    @property
     def groups(self) -> list[TrajectoryGroup]:
         return [entry.message for entry in self.entries]
 
