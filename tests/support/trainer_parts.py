@@ -148,7 +148,7 @@ def group(
 
 
 class ScriptedRollout(threading.Thread):
-    """Plays the rollout service on a real server: every prompt is answered once the policy it asks for is out.
+    """A scripted rollout service on a real server: it answers a prompt once its lowest policy version is published.
 
     Tokens and rewards follow from the prompt, so two runs of a trainer see the same trajectories.
     """

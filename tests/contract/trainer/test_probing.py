@@ -71,7 +71,7 @@ def thoughtful(context: str, chance: random.Random) -> str:
 
 
 def hasty(context: str, chance: random.Random) -> str:
-    """Right as long as it has thought of less than half."""
+    """Answer correctly as long as less than half of the thought is kept."""
     return answer(context, kept(context) < 0.5)
 
 

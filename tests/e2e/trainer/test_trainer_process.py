@@ -1,26 +1,22 @@
-"""The trainer's process is stopped, killed and started again: it resumes, and no group is lost or duplicated."""
+"""The trainer's process is killed and started again: it resumes, and no group is lost or duplicated."""
 
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 
 import pytest
 from trainer_process import BATCH, TrainerProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 6
 
 
-def test_a_stopped_and_killed_trainer_resumes_and_consumes_every_group_once(
+def test_a_killed_trainer_resumes_and_consumes_every_group_once(
     trainer: Callable[..., TrainerProcess],
 ) -> None:
     run = trainer("r", STEPS, "trainer.save_freq=2")
-    stopped = run.run_until(1)
-    stopped.send_signal(signal.SIGTERM)
-    assert stopped.wait(60) == 143, run.log[-3000:]
-    killed = run.run_until(3)
+    killed = run.run_until(3)  # the checkpoint is of step 2: step 3 is taken again
     killed.kill()
     killed.wait()
     run.complete()

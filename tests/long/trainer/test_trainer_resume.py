@@ -28,7 +28,7 @@ def test_an_extended_killed_and_stopped_run_consumes_the_same_groups_as_an_unint
     straight.complete()
     trainer("broken", HALF, stale=frozenset({f"{HALF + 1}/1"})).complete()
     broken = trainer("broken", 2 * HALF)
-    killed = broken.run_until(HALF + 1)  # the checkpoint is of step HALF: what came after is trained on again
+    killed = broken.run_until(HALF + 1)  # the checkpoint is of step HALF: later steps are taken again
     killed.kill()
     killed.wait()
     stopped = broken.run_until(2 * HALF - 1)
@@ -130,7 +130,7 @@ def test_a_guard_rolls_back_then_stops_the_run_and_every_group_is_consumed_once(
 ) -> None:
     # After the first step any KL is too much.
     strict = ("trainer.save_freq=1", "trainer.guards.kl.threshold=1e-12", "trainer.guards.max_rollbacks=1")
-    strict += ("trainer.guards.logprob.action=ignore",)  # the script's log-probabilities are nobody's
+    strict += ("trainer.guards.logprob.action=ignore",)  # the scripted log-probabilities are of no policy
     run = trainer("guarded", 4, *strict, "trainer.guards.kl.action=rollback")
     assert run.start().wait(200) == 3, run.log[-3000:]
     assert (run.checkpoint, list(run.consumed)) == (1, [1])

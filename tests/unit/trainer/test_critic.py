@@ -66,7 +66,7 @@ def test_values_start_at_zero_and_updates_equal_plain_pytorch(
     torch.nn.init.zeros_(model.score.bias)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY, betas=(0.9, 0.999))
     torch.manual_seed(3)
-    # Whatever is said about tokens that are not trained on must not count.
+    # Returns of tokens that are not trained on must not count.
     returns = torch.where(batch.mask.bool(), torch.randn_like(batch.mask), 100.0)
     policy = worker.weights(torch.float32)
     clipped = 0

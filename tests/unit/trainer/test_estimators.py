@@ -322,7 +322,7 @@ def test_multi_turn_grpo_is_in_verls_registry(case: Case) -> None:
     assert torch.equal(returns, ours.returns)
 
 
-# What the specification says beside the formulas.
+# Properties of the specification beside the formulas.
 
 
 @settings(max_examples=40, deadline=None)

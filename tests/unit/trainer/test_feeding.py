@@ -52,7 +52,7 @@ class Bench:
         return result
 
     def taken(self) -> int:
-        """Groups that the trainer has taken, and not let go."""
+        """Number of groups that the trainer has claimed and not acknowledged."""
         return int(self.streams._redis.xpending(self.streams.trajectories, GROUP)["pending"])
 
     def uids(self, batch: int, timeout_s: float = 5.0) -> list[str]:
@@ -254,7 +254,7 @@ def test_groups_whose_delivery_was_lost_are_reclaimed(
     assert b.uids(1, timeout_s=20) == [f"q/1/{p}" for p in range(SIZE)]
 
 
-# Groups that teach nothing are replaced.
+# Groups of equal rewards are replaced.
 
 REFILLS = ("trainer.algorithm.filter_groups=true", "trainer.max_refills=2", "trainer.max_staleness=0")
 
@@ -326,7 +326,7 @@ def test_a_stale_refill_is_issued_again_under_its_own_uid(bench: Callable[..., B
     assert again.sampling.seed != refill.sampling.seed
 
 
-# Groups that do not come in time.
+# Stragglers.
 
 DROP = ("trainer.straggler_timeout_s=0.3", "trainer.partial_groups=drop")
 

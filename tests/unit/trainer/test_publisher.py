@@ -1,4 +1,4 @@
-"""Published policies: whole folders, checksummed, announced under one epoch, retired once nobody serves them."""
+"""Published policies: whole folders, checksummed, announced under one epoch, deleted once no replica serves them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def issued(position: int) -> TrajectoryGroup:
-    """A group that answers a prompt, as it comes back."""
+    """A group that answers a prompt, as the trainer receives it."""
     prompt = Prompt(group_uid=f"g/{position}", batch=3, position=position, purpose=Purpose.PURPOSE_TRAIN)
     with spans.trace_issue(prompt):
         pass

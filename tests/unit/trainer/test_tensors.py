@@ -1,4 +1,4 @@
-"""Groups become tensors: who takes part, where the reward goes, which tokens count as the trainer's own."""
+"""Groups become tensors: which rows take part, where the reward is placed, which tokens are current."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ POLICY = Policy(version=6, epoch=2, uri="u", digest="d")
 
 
 class Answering:
-    """Answers all prompts of the stream, from `meanwhile`, with what `script` says; keeps them."""
+    """Answers all prompts of the stream with the groups of `script`; keeps the prompts."""
 
     def __init__(self, streams: StreamClient, script: Callable[[Prompt], TrajectoryGroup]) -> None:
         self._streams = streams
