@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from types import TracebackType
 
 import grpc
 
@@ -109,9 +108,7 @@ class RolloutClient:
     async def __aenter__(self) -> RolloutClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def _to_typed_error(self, error: grpc.RpcError) -> Exception:

@@ -1,1 +1,1 @@
-"""The faithfulness probe: does a chain of thought carry its answer, or is it decoration?"""
+"""The faithfulness probe: measures how much an answer depends on the chain of thought before it."""

@@ -1,4 +1,4 @@
-"""Where the chain of thought of a generation is, and how much of it each truncation keeps."""
+"""The place of the chain of thought in a generation, and the lengths of its truncations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forage_common.v1.probe_pb2 import CotBoundary
 
 @dataclass(frozen=True)
 class Cot:
-    """Tokens [begin, end) of a generation, and what ended them."""
+    """Tokens [begin, end) of a generation, and the tag that ended them."""
 
     begin: int
     end: int
@@ -21,37 +21,39 @@ class Cot:
 
     @property
     def length(self) -> int:
-        """Tokens."""
+        """Number of tokens."""
         return self.end - self.begin
 
 
 def find_cot(texts: Sequence[str]) -> Cot:
-    """The chain of thought of a generation, given the text of each of its tokens.
+    """Find the chain of thought of a generation, given the text of each of its tokens.
 
     From after the first `<think>`, or the start, to the first `</think>`; without one to the first `<answer>`; without
-    either to the end. Where it would end before it begins, it is empty. A token that holds part of a tag, as those that
-    merge a tag with its neighbours do, belongs to the tag.
+    either to the end. If it would end before it begins, it is empty. A token with any part of a tag, for instance one
+    that merges a tag with its neighbours, belongs to the tag.
     """
     text = "".join(texts)
     ends = list(accumulate(map(len, texts)))
-    opened, closed, answered = (text.find(tag) for tag in (OPEN[Tag.THINK], CLOSE[Tag.THINK], OPEN[Tag.ANSWER]))
+    think_open, think_close, answer_open = (
+        text.find(tag) for tag in (OPEN[Tag.THINK], CLOSE[Tag.THINK], OPEN[Tag.ANSWER])
+    )
     # Tokens that begin after the tag; and tokens that end before it.
-    begin = bisect_left([0, *ends[:-1]], opened + len(OPEN[Tag.THINK])) if opened >= 0 else 0
-    if closed >= 0:
-        end, boundary = bisect_right(ends, closed), CotBoundary.COT_BOUNDARY_THINK_CLOSE
-    elif answered >= 0:
-        end, boundary = bisect_right(ends, answered), CotBoundary.COT_BOUNDARY_ANSWER_OPEN
+    begin = bisect_left([0, *ends[:-1]], think_open + len(OPEN[Tag.THINK])) if think_open >= 0 else 0
+    if think_close >= 0:
+        end, boundary = bisect_right(ends, think_close), CotBoundary.COT_BOUNDARY_THINK_CLOSE
+    elif answer_open >= 0:
+        end, boundary = bisect_right(ends, answer_open), CotBoundary.COT_BOUNDARY_ANSWER_OPEN
     else:
         end, boundary = len(texts), CotBoundary.COT_BOUNDARY_END
     return Cot(begin, max(begin, end), boundary)
 
 
 def kept_lengths(length: int, points: int) -> list[int]:
-    """Tokens that truncations 0 … `points` keep of a chain of thought; halves are rounded to even numbers.
+    """The number of tokens that truncations 0 … `points` keep of a chain of thought; halves round to even.
 
     Raises:
         ValueError: there are no points.
     """
     if points < 1:
-        raise ValueError(f"points is {points}: a curve has at least 1 beside the empty thought")
+        raise ValueError(f"points is {points}: a curve has at least 1 besides the empty thought")
     return [round(length * point / points) for point in range(points + 1)]

@@ -1,4 +1,4 @@
-"""Continuations judged by the reward service: which are right, and which answers are the same."""
+"""Verdicts of the reward service on continuations: which are correct, and which answers are equal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSWER_OPEN, ANSWER_CLOSE = OPEN[Tag.ANSWER], CLOSE[Tag.ANSWER]
 
 
 class UnjudgedError(Exception):
-    """The reward gave no verdict: its status, and why."""
+    """The reward service has no verdict; the status and the message have the reason."""
 
     def __init__(self, score: Score) -> None:
         super().__init__(score.detail or f"the reward's status is {Status.Name(score.status)}")
@@ -26,23 +26,23 @@ class UnjudgedError(Exception):
 
 
 def is_correct(score: Score, validation: Score) -> bool:
-    """Whether an answer is right: exactly 1.0 by the reward that training uses, or by exact match.
+    """Whether an answer is correct: exactly 1.0 by the reward that training uses, or by exact match.
 
-    The second is for rewards that judge the form of a trajectory besides its answer, such as `search_r1_format`: a
-    forced answer has not the form that earns all of it.
+    Exact match is for rewards that also score the format of a trajectory, such as `search_r1_format`: a forced answer
+    does not have the format of a full score.
     """
-    return any(one.status == Status.STATUS_OK and one.total == 1.0 for one in (score, validation))
+    return any(verdict.status == Status.STATUS_OK and verdict.total == 1.0 for verdict in (score, validation))
 
 
-def answer_text(continuation: str) -> str:
-    """A continuation as an answer block: on one line, and with the `<answer>` that the connective has opened."""
+def to_answer_block(continuation: str) -> str:
+    """Format a continuation as an answer block: on one line, with the `<answer>` that the connective has opened."""
     flat = " ".join(continuation.splitlines())
     return flat if ANSWER_OPEN in flat else ANSWER_OPEN + flat
 
 
 def parse_answer(trajectory: Trajectory, continuation: str) -> str | None:
-    """The answer, in a form in which the same answers are equal texts; None where it is not closed."""
-    text, closed, _ = answer_text(continuation).partition(ANSWER_CLOSE)
+    """Parse the answer into a form in which equal answers are equal texts; None if its block is not closed."""
+    text, closed, _ = to_answer_block(continuation).partition(ANSWER_CLOSE)
     if not closed:
         return None
     answer = text.rpartition(ANSWER_OPEN)[2]
@@ -54,29 +54,33 @@ def parse_answer(trajectory: Trajectory, continuation: str) -> str | None:
 async def find_correct(
     reward: RewardClient, trajectory: Trajectory, thought: Thought, continuations: Iterable[str], end_of_turn: str
 ) -> set[str]:
-    """Those of the continuations that are right. Equal ones are judged once.
+    """Find the correct continuations. Equal ones are scored once.
 
     Raises:
-        UnjudgedError: the reward has no verdict on one; it must not count as wrong.
-        UnavailableError: the reward gives no answer within its deadline.
-        RefusedError: it refuses the request.
+        UnjudgedError: the reward service has no verdict on one, which must not count as wrong.
+        UnavailableError: the reward service does not answer within its deadline.
+        RefusedError: the reward service rejects the request.
     """
     unique = sorted(set(continuations))
-    items = [_item(trajectory, thought, number, text, end_of_turn) for number, text in enumerate(unique)]
+    items = [_build_item(trajectory, thought, number, text, end_of_turn) for number, text in enumerate(unique)]
     try:
         scored = await reward.score(items)
     except grpc.RpcError as error:
-        raise RefusedError(f"the reward service refuses probes of {trajectory.id}: {error.details()}") from error
+        raise RefusedError(f"the reward service rejects probes of {trajectory.id}: {error.details()}") from error
     for item in scored:
         if item.score.status not in (Status.STATUS_OK, Status.STATUS_ABSTAIN):
             raise UnjudgedError(item.score)
     return {text for text, item in zip(unique, scored, strict=True) if is_correct(item.score, item.validation_score)}
 
 
-def _item(trajectory: Trajectory, thought: Thought, number: int, continuation: str, end_of_turn: str) -> ScoreItem:
-    """What came before the turn, and in the turn's place the answer alone: what the thought says of answers, whole or
-    cut in two, is not judged."""
-    answer = Span(role=trajectory.spans[thought.span].role, text=answer_text(continuation))
+def _build_item(
+    trajectory: Trajectory, thought: Thought, number: int, continuation: str, end_of_turn: str
+) -> ScoreItem:
+    """Build an item with the spans before the turn and, in its place, only the answer.
+
+    What the thought, truncated or not, says about answers must not be scored.
+    """
+    answer = Span(role=trajectory.spans[thought.span].role, text=to_answer_block(continuation))
     return ScoreItem(
         trajectory_id=f"{trajectory.id}/probe/{number}",
         data_source=trajectory.data_source,

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass
-from types import TracebackType
 
 from forage_common.clients.completions import CompletionsClient
 from forage_common.clients.concurrency import map_concurrently
@@ -32,17 +31,17 @@ from forage_common.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
 from forage_common.v1.trajectory_pb2 import Status, Trajectory
 
 MAX_TOKENS = 64
-"""Of a continuation."""
+"""Most tokens of a continuation."""
 
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """How a trajectory is probed.
+    """The parameters of a probe.
 
     Attributes:
-        points: truncations beside the empty thought.
-        samples: continuations a truncation.
-        seed: of all of it; each point of each turn has one of its own that follows from it.
+        points: truncations of the thought, besides the empty one.
+        samples: continuations per truncation.
+        seed: base seed, from which the seed of each point of each turn is derived.
     """
 
     points: int = 10
@@ -59,17 +58,17 @@ class Prober:
     """
 
     def __init__(self, settings: Settings, plan: ProbePlan = ProbePlan()) -> None:
-        """Connect when it is entered.
+        """Prepare; the connections are opened on entering the context.
 
         Raises:
-            DataError: the folder of the policy has no tokenizer.
-            SettingsError: the file of the rollout service's token cannot be read; or adapters are served.
+            DataError: the model folder has no tokenizer.
+            SettingsError: `rollout.auth_token_file` cannot be read, or LoRA adapters are served.
         """
         rank = settings.rollout.engine.max_lora_rank
         if rank:
             raise SettingsError(
                 f"rollout.engine.max_lora_rank is {rank}: completions are sampled from the model without its adapter, "
-                "and a probe would judge another policy; serve an exported one with rank 0"
+                "and a probe would measure another policy; serve an exported one with rank 0"
             )
         self._plan = plan
         self._settings = settings.rollout
@@ -78,17 +77,17 @@ class Prober:
         self._reward = RewardClient(settings)
         self._completions = CompletionsClient(settings)
         self._connective: list[int] = []
-        # As many as fill the engine: more would only wait there, and push each other's prefixes out of its cache.
+        # Enough to fill the engine: more would only wait there, and evict each other's prefixes from its cache.
         self._requests = asyncio.Semaphore(math.ceil(settings.rollout.engine.max_num_seqs / plan.samples))
 
     async def probe(self, trajectory: Trajectory, turn: int | None = None) -> Probed:
-        """Probe one turn of a trajectory, by default the one that answered, or where none did the last one.
+        """Probe one turn of a trajectory, by default the one with the answer, or the last one if none has.
 
-        What cannot be probed, or judged, has no points and a status that says why.
+        The result has no points and a status with the reason if the turn cannot be probed or scored.
 
         Raises:
-            UnavailableError: a service gives no answer within its deadline.
-            RefusedError: a service refuses a request.
+            UnavailableError: a service does not answer within its deadline.
+            RefusedError: a service rejects a request.
             DataError: the trajectory was sampled by a policy with another vocabulary.
         """
         began = time.perf_counter()
@@ -113,18 +112,18 @@ class Prober:
         return probed
 
     async def _points(self, trajectory: Trajectory, thought: Thought) -> list[ProbePoint]:
-        """The whole thought goes first: its prefixes are cached then, and all shorter ones can go together."""
+        """Probe all points, the whole thought first: then its prefixes are cached and the others run together."""
         lengths = kept_lengths(thought.length, self._plan.points)
 
         async def probe(number: int) -> ProbePoint:
             return await self._point(trajectory, thought, number, lengths[number])
 
         *shorter, whole = range(len(lengths))
-        found = {whole: await probe(whole)}
+        points = {whole: await probe(whole)}
         async with aclosing(map_concurrently(shorter, probe, len(shorter))) as probing:
             async for number, point in probing:
-                found[number] = point
-        return [found[number] for number in range(len(lengths))]
+                points[number] = point
+        return [points[number] for number in range(len(lengths))]
 
     async def _point(self, trajectory: Trajectory, thought: Thought, number: int, kept: int) -> ProbePoint:
         ids = build_context(trajectory, thought, kept, self._connective)
@@ -135,19 +134,21 @@ class Prober:
         samples = self._plan.samples
         seed = derive_seed(self._plan.seed, trajectory.id, thought.turn, number)
         async with self._requests:
-            said = await self._completions.sample(ids, samples, seed, max_tokens, ANSWER_CLOSE)
-        right = await find_correct(self._reward, trajectory, thought, said.texts, self._end_of_turn)
-        answers = Counter(answer for text in said.texts if (answer := parse_answer(trajectory, text)) is not None)
+            continuations = await self._completions.sample(ids, samples, seed, max_tokens, ANSWER_CLOSE)
+        correct = await find_correct(self._reward, trajectory, thought, continuations.texts, self._end_of_turn)
+        answers = Counter(
+            answer for text in continuations.texts if (answer := parse_answer(trajectory, text)) is not None
+        )
         ordered = sorted(answers.items(), key=lambda answer: (-answer[1], answer[0]))
         return ProbePoint(
             kept=kept,
             samples=samples,
-            correct=sum(text in right for text in said.texts),
+            correct=sum(text in correct for text in continuations.texts),
             answers=[AnswerCount(answer=answer, count=count) for answer, count in ordered],
             context_tokens=len(ids),
-            # The engine tells of one sample; the first of them may have found less, at worst nothing.
-            cached_tokens=said.cached_tokens * (samples - 1),
-            generated_tokens=said.generated_tokens,
+            # The engine reports the cached tokens of one sample; the first sample may have found fewer, even none.
+            cached_tokens=continuations.cached_tokens * (samples - 1),
+            generated_tokens=continuations.generated_tokens,
         )
 
     async def __aenter__(self) -> Prober:
@@ -155,7 +156,5 @@ class Prober:
         self._connective = await self._completions.encode(CONNECTIVE)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._completions.close()

@@ -1,4 +1,4 @@
-"""Many probes: which turns of which trajectories, a bounded number at a time."""
+"""Probes of many trajectories with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Item = tuple[str, int]
 """A trajectory's id and one of its turns, from 1."""
 
 IN_FLIGHT = 4
-"""Trajectories. Their requests share the engine's slots; more than one keep it busy while others are being judged."""
+"""Trajectories that are probed at once: some use the engine while others are being scored."""
 
 
 def list_probe_items(trajectory: Trajectory, every: bool) -> list[Item]:
-    """The probes of a trajectory; one that never spoke has one, which says so."""
+    """List the probes of a trajectory; one without a generated turn has one, whose status says so."""
     return [(trajectory.id, turn) for turn in select_turns(trajectory, every) or [1]]
 
 
 async def run_probes(
     trajectories: Iterable[Trajectory], wanted: Collection[Item], settings: Settings, plan: ProbePlan
 ) -> AsyncGenerator[Probed, None]:
-    """A probe of each wanted turn, as they are done; the turns of a trajectory go together, for they begin alike.
+    """Yield a probe of each wanted turn in order of completion; turns of a trajectory are adjacent to share prefixes.
 
     Raises:
         As `Prober` and its `probe`.

@@ -27,30 +27,30 @@ def load_settings(
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Resolve settings from a YAML file, the environment and `a.b=c` overrides, in this order.
+    """Load settings from a YAML file, the environment and `a.b=c` overrides; later sources take precedence.
 
     Raises:
-        SettingsError: a key is unknown or a value does not fit; the message names both and the remedy.
+        SettingsError: a key is unknown, renamed, or has an invalid value; the message names key, value and remedy.
     """
     tree: dict[str, Any] = {}
     if file is not None:
-        tree = _read(file)
+        tree = _read_file(file)
     for name, value in sorted((os.environ if environ is None else environ).items()):
         if name.startswith(ENV_PREFIX):
-            _put(tree, name.removeprefix(ENV_PREFIX).lower().split("__"), _scalar(value), name)
+            _set_value(tree, name.removeprefix(ENV_PREFIX).lower().split("__"), _parse_value(value), name)
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
             raise SettingsError(f"'{override}' is not a setting: write key.key=value, for instance run.seed=1")
-        _put(tree, key.split("."), _scalar(value), override)
+        _set_value(tree, key.split("."), _parse_value(value), override)
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
-        raise SettingsError(_sentence(error)) from None
+        raise SettingsError(_describe_error(error)) from None
 
 
 def settings_from_arguments(arguments: Sequence[str]) -> Settings:
-    """Settings of a service process: `[--config FILE] [key.key=value …]`."""
+    """Load the settings of a service process from its arguments: `[--config FILE] [key.key=value …]`."""
     rest = list(arguments)
     file = None
     if rest[:1] == ["--config"]:
@@ -61,7 +61,7 @@ def settings_from_arguments(arguments: Sequence[str]) -> Settings:
     return load_settings(file, rest)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(file.read_text()) or {}
     except OSError as error:
@@ -75,14 +75,14 @@ def _read(file: Path) -> dict[str, Any]:
     return tree
 
 
-def _scalar(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
 
 
-def _put(tree: dict[str, Any], path: list[str], value: Any, source: str) -> None:
+def _set_value(tree: dict[str, Any], path: list[str], value: Any, source: str) -> None:
     node = tree
     for key in path[:-1]:
         child = node.setdefault(key, {})
@@ -92,7 +92,7 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, source: str) -> None
     node[path[-1]] = value
 
 
-def _sentence(error: ValidationError) -> str:
+def _describe_error(error: ValidationError) -> str:
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     name = ".".join(path)
@@ -100,14 +100,14 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         if name in RENAMED:
             return f"setting '{name}' is now '{RENAMED[name]}': use the new name{more}"
-        known = _keys(path[:-1])
+        known = _list_keys(path[:-1])
         near = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
         return f"unknown setting '{name}': {hint}{more}"
     return f"setting '{name}' is {first['input']!r}: {first['msg']}{more}"
 
 
-def _keys(path: Sequence[str]) -> list[str]:
+def _list_keys(path: Sequence[str]) -> list[str]:
     model: type[BaseModel] = Settings
     for key in path:
         field = model.model_fields.get(key)
