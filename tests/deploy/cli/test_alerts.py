@@ -64,8 +64,8 @@ def load_rules() -> dict[Path, list[Rule]]:
     return {path: [rule for group in groups for rule in group["rules"]] for path, groups in files.items()}
 
 
-ALERTS = {rule["alert"]: rule for each in load_rules().values() for rule in each if "alert" in rule}
-RECORDED = {rule["record"]: rule for each in load_rules().values() for rule in each if "record" in rule}
+ALERTS = {rule["alert"]: rule for rules in load_rules().values() for rule in rules if "alert" in rule}
+RECORDED = {rule["record"]: rule for rules in load_rules().values() for rule in rules if "record" in rule}
 
 
 def load_cases() -> Iterator[dict[str, Any]]:
@@ -117,9 +117,9 @@ def test_a_rule_that_is_never_true_fails_its_unit_tests(tmp_path: Path) -> None:
     broken = tmp_path / "prometheus/rules/retriever.yaml"
     broken.write_text(broken.read_text().replace("request_seconds:p99 > 1", "request_seconds:p99 > 1000"))
     test = tmp_path / "prometheus/tests/retriever.yaml"
-    done = subprocess.run([str(_PROMTOOL), "test", "rules", str(test)], capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0
-    assert "ForageRetrieverSlow" in done.stdout + done.stderr
+    ended = subprocess.run([str(_PROMTOOL), "test", "rules", str(test)], capture_output=True, text=True, timeout=120)
+    assert ended.returncode != 0
+    assert "ForageRetrieverSlow" in ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("name", ALERTS)

@@ -75,27 +75,28 @@ def test_only_rollout_and_trainer_reserve_a_gpu_each() -> None:
     assert reserved == {"rollout-gpu": ["0"], "trainer-gpu": ["1"]}
 
 
+def _check_specification(*files: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [check_jsonschema(), "--builtin-schema", "vendor.compose-spec", *files],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
 def test_the_file_is_valid_by_the_compose_specification(tmp_path: Path) -> None:
     files = [FILE]
     for profile in PROFILES:
         files.append(tmp_path / f"{profile}.json")
         files[-1].write_text(json.dumps(resolve_profile(profile)))
-    found = subprocess.run(
-        [check_jsonschema(), "--builtin-schema", "vendor.compose-spec", *files],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stdout
+    checked = _check_specification(*files)
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_the_specification_refuses_a_misspelt_key(tmp_path: Path) -> None:
     wrong = tmp_path / "docker-compose.yml"
     wrong.write_text(FILE.read_text().replace("  cap_drop:", "  cap_dropped:"))
-    found = subprocess.run(
-        [check_jsonschema(), "--builtin-schema", "vendor.compose-spec", wrong],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert found.returncode == 1
-    assert "cap_dropped" in found.stdout
+    checked = _check_specification(wrong)
+    assert checked.returncode == 1
+    assert "cap_dropped" in checked.stdout
 
 
 def test_containers_run_with_least_privilege(stack: Object) -> None:
@@ -286,8 +287,8 @@ def test_files_of_a_run_are_on_a_volume(stack: Object) -> None:
 
 
 def test_the_environment_selects_another_recipe() -> None:
-    found = json.loads(run_config("--format", "json", RECIPE="configs/countdown_tiny.yaml").stdout)
-    assert found["configs"]["recipe"]["file"] == str(REPOSITORY / "configs/countdown_tiny.yaml")
+    resolved = json.loads(run_config("--format", "json", RECIPE="configs/countdown_tiny.yaml").stdout)
+    assert resolved["configs"]["recipe"]["file"] == str(REPOSITORY / "configs/countdown_tiny.yaml")
 
 
 def test_prometheus_scrapes_every_component_under_its_name_in_the_chart(stack: Object) -> None:
@@ -315,11 +316,11 @@ def test_prometheus_accepts_its_configuration_and_finds_all_rule_files(stack: Ob
         if mount["type"] == "bind":
             place = tmp_path / Path(mount["target"]).relative_to("/etc/prometheus")
             place.symlink_to(mount["source"])
-    found = subprocess.run(
+    ended = subprocess.run(
         [promtool, "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True, timeout=60
     )
-    assert found.returncode == 0, found.stderr
-    assert f"{len(list((REPOSITORY / 'deploy/prometheus/rules').glob('*.yaml')))} rule files found" in found.stdout
+    assert ended.returncode == 0, ended.stderr
+    assert f"{len(list((REPOSITORY / 'deploy/prometheus/rules').glob('*.yaml')))} rule files found" in ended.stdout
 
 
 def test_grafana_has_the_data_source_and_the_dashboards(stack: Object) -> None:
@@ -339,9 +340,9 @@ def test_grafana_has_the_data_source_and_the_dashboards(stack: Object) -> None:
 
 def _datasources(node: object) -> Iterator[str]:
     if isinstance(node, dict):
-        found = node.get("datasource")
-        if isinstance(found, dict) and "uid" in found:
-            yield found["uid"]
+        source = node.get("datasource")
+        if isinstance(source, dict) and "uid" in source:
+            yield source["uid"]
         for child in node.values():
             yield from _datasources(child)
     elif isinstance(node, list):
@@ -356,11 +357,11 @@ def test_make_up_reports_a_missing_engine(tmp_path: Path) -> None:
         (tools / tool).symlink_to(str(shutil.which(tool)))
 
     def run_up(**environment: str) -> str:
-        found = subprocess.run(
+        ended = subprocess.run(
             [SCRIPT, "up"], env={"PATH": str(tools), **environment}, capture_output=True, text=True, timeout=60
         )
-        assert found.returncode == 2
-        return found.stderr
+        assert ended.returncode == 2
+        return ended.stderr
 
     assert "docker is missing: install Docker" in run_up()
     docker = shutil.which("docker", path=os.environ["PATH"])
@@ -370,6 +371,6 @@ def test_make_up_reports_a_missing_engine(tmp_path: Path) -> None:
 
 
 def test_an_unknown_command_is_refused() -> None:
-    found = subprocess.run([SCRIPT, "start"], capture_output=True, text=True, timeout=60)
-    assert found.returncode == 2
-    assert "the command is 'start', expected up, down or logs" in found.stderr
+    ended = subprocess.run([SCRIPT, "start"], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "the command is 'start', expected up, down or logs" in ended.stderr

@@ -56,8 +56,8 @@ def test_fetch_copies_folders_archives_and_files_once(
         archive.add(tmp_path / "two", ".")
     data, whole = tmp_path / "data", {"manifest.json", "sub/vectors.bin"}
     tar, file = (tmp_path / "two.tar.gz").as_uri(), f"{first}/manifest.json"
-    done = fetch(f"indexes/wiki={first}", f"models/policy={tar}", f"file.json={file}")
-    assert done.returncode == 0, done.stderr
+    ended = fetch(f"indexes/wiki={first}", f"models/policy={tar}", f"file.json={file}")
+    assert ended.returncode == 0, ended.stderr
     assert _list_files(data / "indexes/wiki") == _list_files(data / "models/policy") == whole
     assert (data / "file.json").read_text() == "one"
 
@@ -90,10 +90,10 @@ def test_fetch_does_not_touch_files_that_it_did_not_copy(
 def test_a_failed_fetch_leaves_no_files(
     fetch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, url: str, sentence: str
 ) -> None:
-    done = fetch(f"wiki={url}")
-    assert done.returncode == 1
-    assert url in done.stderr
-    assert sentence in done.stderr
+    ended = fetch(f"wiki={url}")
+    assert ended.returncode == 1
+    assert url in ended.stderr
+    assert sentence in ended.stderr
     assert not (tmp_path / "data/wiki").exists()
 
 
@@ -102,8 +102,8 @@ def test_fetch_refuses_an_archive_with_a_path_outside_its_folder(
 ) -> None:
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
         archive.addfile(tarfile.TarInfo("../escaped"))
-    done = fetch(f"wiki={(tmp_path / 'bad.tar').as_uri()}")
-    assert done.returncode == 1
+    ended = fetch(f"wiki={(tmp_path / 'bad.tar').as_uri()}")
+    assert ended.returncode == 1
     assert not (tmp_path / "data/escaped").exists()
 
 
@@ -179,8 +179,10 @@ def _discovery_pages() -> dict[str, Object]:
     groups = []
     pages: dict[str, Object] = {"/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"}}
     for version in versions:
-        found = [kind for where, kind in kinds if where == version]
-        resources = [{"name": f"{kind.lower()}s", "namespaced": True, "kind": kind, "verbs": ["get"]} for kind in found]
+        listed = [kind for where, kind in kinds if where == version]
+        resources = [
+            {"name": f"{kind.lower()}s", "namespaced": True, "kind": kind, "verbs": ["get"]} for kind in listed
+        ]
         page = {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
         pages[f"/apis/{version}" if "/" in version else f"/api/{version}"] = page
         if "/" in version:
@@ -212,9 +214,9 @@ def test_an_upgrade_keeps_generated_secrets(version: str, cluster: Path) -> None
     command = [str(helm(version)), "template", "forage", str(CHART), "--namespace", NAMESPACE, "--dry-run=server"]
     command += ["--kubeconfig", str(cluster), "--show-only", "templates/config/secrets.yaml"]
     command += ["--disable-openapi-validation"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    objects = parse_objects(done.stdout)
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    objects = parse_objects(ended.stdout)
     kept, new = find_object(objects, "Secret", "forage-redis"), find_object(objects, "Secret", "rollout-token")
     assert base64.b64decode(kept["data"]["password"]) == b"kept-from-before"
     assert len(base64.b64decode(new["data"]["token"])) == 40
@@ -230,8 +232,8 @@ def test_added_rules_and_dashboards_are_installed_unchanged(tmp_path: Path) -> N
     (chart / "dashboards/added.json").write_text('{"title": "{{job}}"}\n')
     command = [str(helm("4.3")), "template", "forage", str(chart)]
     command += ["--set", "monitoring.rules.enabled=true,monitoring.dashboards.enabled=true,monitoring.labels.release=p"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    objects = parse_objects(done.stdout)
+    ended = subprocess.run(command, capture_output=True, text=True)
+    objects = parse_objects(ended.stdout)
     rule, dashboard = (
         find_object(objects, "PrometheusRule", "added"),
         find_object(objects, "ConfigMap", "dashboards-added"),

@@ -195,7 +195,7 @@ def test_external_traffic_is_limited_to_scraper_clients_object_store_and_collect
 
 def test_the_grace_period_of_the_rollout_is_longer_than_its_drain() -> None:
     [(_, _, pod)] = [
-        found for found in _list_all_pods("every option on") if found[1].startswith("Deployment/forage-rollout")
+        entry for entry in _list_all_pods("every option on") if entry[1].startswith("Deployment/forage-rollout")
     ]
     assert pod["spec"]["terminationGracePeriodSeconds"] == 61  # a drain of 40.5 s and 20 s more
 
@@ -218,8 +218,8 @@ def test_checkov_finds_nothing(tmp_path: Path) -> None:
     file.write_text(yaml.dump_all([item for item in objects if item["kind"] != "Pod"], Dumper=yaml.CSafeDumper))
     options = ["--framework", "kubernetes", "--compact", "--quiet", "--skip-download", "-o", "json"]
     options += ["--skip-check", ",".join(_CHECKOV_ACCEPTED), "-f", str(file)]
-    done = subprocess.run([command, *options], capture_output=True, text=True, cwd=tmp_path)
-    report = json.loads(done.stdout)
+    ended = subprocess.run([command, *options], capture_output=True, text=True, cwd=tmp_path)
+    report = json.loads(ended.stdout)
     failed = [(check["check_id"], check["resource"]) for check in report["results"]["failed_checks"]]
     assert report["summary"]["passed"] > 500
     # Ray's autoscaler needs the token of its service account.

@@ -121,7 +121,7 @@ def test_helm_test_fails_if_the_question_fails(answer: str, exit_code: int, pass
         environment = {entry["name"]: entry["value"] for entry in container["env"]}
         environment |= {"HOST": "127.0.0.1", "PORT": str(rollout.getsockname()[1])}
         environment["PATH"] = f"{tmp_path}:{REPOSITORY / '.venvs/cli/bin'}:{os.environ['PATH']}"
-        words = [*container["command"], *container["args"]]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30)
-    assert answer in done.stdout
-    assert (done.returncode == 0) is passes
+        command_line = [*container["command"], *container["args"]]
+        ended = subprocess.run(command_line, env=environment, capture_output=True, text=True, timeout=30)
+    assert answer in ended.stdout
+    assert (ended.returncode == 0) is passes

@@ -56,9 +56,9 @@ def _get(settings: Settings, path: tuple[str, ...]) -> Any:
 def test_helm_lint_reports_nothing(version: str) -> None:
     for values in (CHART / "values.yaml", *(values for values in MATRIX.values() if isinstance(values, Path))):
         command = [str(helm(version)), "lint", "--strict", str(CHART), "--values", str(values)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
-        assert "[WARNING]" not in done.stdout
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout
+        assert "[WARNING]" not in ended.stdout
 
 
 @pytest.mark.parametrize("name", MATRIX)
@@ -128,9 +128,9 @@ def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
     values = "world: {enabled: false}\nsettings:\n" + indented
     command = [str(helm(NEWEST_HELM)), "template", "forage", str(CHART), "--values", "-"]
     command += ["--show-only", "templates/config/settings.yaml"]
-    done = subprocess.run(command, input=values, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    settings_file = yaml.safe_load(next(yaml.safe_load_all(done.stdout))["data"]["settings.yaml"])
+    ended = subprocess.run(command, input=values, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    settings_file = yaml.safe_load(next(yaml.safe_load_all(ended.stdout))["data"]["settings.yaml"])
     assert settings_file["rollout"].get("n") == yaml.safe_load(recipe.read_text())["rollout"].get("n")
 
 
@@ -197,9 +197,9 @@ def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
     ids=lambda case: case[:40] if isinstance(case, str) else "",
 )
 def test_invalid_values_are_refused_with_a_clear_message(values: Mapping[str, Any], message: str) -> None:
-    done = run_template(values)
-    assert done.returncode != 0
-    assert re.search(message if "|" in message else re.escape(message), done.stderr), done.stderr
+    ended = run_template(values)
+    assert ended.returncode != 0
+    assert re.search(message if "|" in message else re.escape(message), ended.stderr), ended.stderr
 
 
 def test_the_schema_is_up_to_date_and_has_exactly_the_names_of_the_values() -> None:

@@ -74,15 +74,15 @@ every_image = pytest.mark.parametrize("image", SERVICES)
 
 
 def test_hadolint_reports_nothing() -> None:
-    done = subprocess.run([hadolint(), "--no-color", str(DOCKERFILE)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ended = subprocess.run([hadolint(), "--no-color", str(DOCKERFILE)], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_base_images_are_arguments_with_pinned_versions() -> None:
-    found = read_instructions()
-    arguments = dict(value.split("=", 1) for value in select_values(found, "ARG") if "=" in value)
+    instructions = read_instructions()
+    arguments = dict(value.split("=", 1) for value in select_values(instructions, "ARG") if "=" in value)
     known: set[str] = set()
-    for source in select_values(found, "FROM"):
+    for source in select_values(instructions, "FROM"):
         base, _, stage = source.partition(" AS ")
         if base not in known:
             argument = re.fullmatch(r"\$\{(\w+)\}", base)
@@ -116,11 +116,11 @@ def test_an_image_runs_as_an_unprivileged_user(image: str) -> None:
 
 
 def test_only_locked_packages_are_installed() -> None:
-    found = read_stages()["build"]
-    [run] = [value for value in select_values(found, "RUN") if "setup.sh" in value]
+    instructions = read_stages()["build"]
+    [run] = [value for value in select_values(instructions, "RUN") if "setup.sh" in value]
     assert "--production" in run
     assert run.split()[-1] == '"$SERVICE"'
-    assert any("services/${SERVICE}/requirements.lock" in value for value in select_values(found, "COPY"))
+    assert any("services/${SERVICE}/requirements.lock" in value for value in select_values(instructions, "COPY"))
     installs = re.findall(r"pip install.*", (REPOSITORY / "scripts/setup.sh").read_text())
     assert all("--no-deps" in line or "uv==" in line for line in installs), installs
 
@@ -189,17 +189,17 @@ def test_a_service_listens_on_all_addresses_at_its_default_ports(image: str) -> 
 
 @pytest.mark.parametrize("image", GPU_SERVICES)
 def test_a_gpu_image_differs_only_in_its_base(image: str) -> None:
-    found = read_instructions()
-    assert "BASE=cpu" in select_values(found, "ARG")
+    instructions = read_instructions()
+    assert "BASE=cpu" in select_values(instructions, "ARG")
     assert read_stages()["build"][0].value == "${BASE} AS build"
     assert read_stages()["runtime"][0].value == "${BASE} AS runtime"
-    assert '--device "${BASE%%-*}"' in " ".join(select_values(found, "RUN"))
+    assert '--device "${BASE%%-*}"' in " ".join(select_values(instructions, "RUN"))
     lock = (REPOSITORY / "services" / image / "requirements.lock").read_text()
     locked = dict(re.findall(r"(?m)^(torch|vllm)[\w-]*==([\d.]+)", lock))
     package = "vllm" if image == "rollout" else "torch"
     [base] = [
         value.partition("=")[2]
-        for value in select_values(found, "ARG")
+        for value in select_values(instructions, "ARG")
         if value.startswith(f"{package.upper()}_IMAGE=")
     ]
     assert re.search(r":v?([\d.]+)", base)[1] == locked[package], f"{base} is not the lock's {package}"
@@ -209,11 +209,11 @@ def test_a_gpu_image_differs_only_in_its_base(image: str) -> None:
 def test_the_chart_uses_images_that_exist_and_their_commands(name: str) -> None:
     for pod in (pod for item in render(name) for _, pod in list_pods(item)):
         for container, _ in list_containers(pod["spec"]):
-            found = re.fullmatch(rf"forage/(\w+):{re.escape(VERSION)}(-gpu)?", container["image"])
-            if found is None:
+            match = re.fullmatch(rf"forage/(\w+):{re.escape(VERSION)}(-gpu)?", container["image"])
+            if match is None:
                 assert not container["image"].startswith("forage/"), container["image"]
                 continue
-            image, gpu = found.groups()
+            image, gpu = match.groups()
             assert image in (GPU_SERVICES if gpu else SERVICES), container["image"]
             if container["name"] == image:
                 [entrypoint] = select_values(read_final_stages(image), "ENTRYPOINT")
@@ -240,8 +240,8 @@ def test_the_script_reports_what_is_wrong(tmp_path: Path, environment: dict[str,
         for tool in ("bash", "dirname", "sed", "grep"):
             (tmp_path / tool).symlink_to(str(shutil.which(tool)))
         environment = {"PATH": str(tmp_path)}
-    done = subprocess.run(["bash", SCRIPT], env=os.environ | environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    ended = subprocess.run(["bash", SCRIPT], env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
 
 
 REGISTRY = "forage-tests"
@@ -250,9 +250,9 @@ HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-o
 
 
 def run_docker(*arguments: str) -> str:
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stdout}{done.stderr}"
-    return (done.stdout + done.stderr).strip()
+    ended = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, f"docker {' '.join(arguments)}: {ended.stdout}{ended.stderr}"
+    return (ended.stdout + ended.stderr).strip()
 
 
 @pytest.fixture(scope="module")
@@ -261,8 +261,8 @@ def built() -> None:
     if os.environ.get("FORAGE_DOCKER_TESTS") != "1":
         pytest.skip("builds images: set FORAGE_DOCKER_TESTS=1 where a Docker engine runs")
     environment = os.environ | {"SERVICES": "cli reward", "REGISTRY": REGISTRY}
-    done = subprocess.run([SCRIPT, "--network", "host"], env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-2000:]
+    ended = subprocess.run([SCRIPT, "--network", "host"], env=environment, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stderr[-2000:]
 
 
 @pytest.fixture
