@@ -52,7 +52,7 @@ class LineEngine:
         pass
 
 
-class Shelf:
+class OneDocumentRetriever:
     """A retriever with one document."""
 
     async def search(self, queries: Sequence[str]) -> SearchResult:
@@ -60,7 +60,7 @@ class Shelf:
         return SearchResult([[document] for _ in queries], Provenance(index_digest="abc"), False)
 
 
-class Points:
+class OnePointReward:
     """A reward of one point for everybody."""
 
     async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
@@ -72,7 +72,9 @@ class AgentBackend:
     """`Backend` in this process; engines of its own that only know how to stand still."""
 
     def __init__(self, settings: Settings, engine: LineEngine) -> None:
-        self._agent = Agent(settings, engine, Shelf(), Points(), engine.codec, "<eos>", "replica-1")
+        self._agent = Agent(
+            settings, engine, OneDocumentRetriever(), OnePointReward(), engine.codec, "<eos>", "replica-1"
+        )
         self.policies: list[Policy | None] = [Policy(version=3, epoch=2), Policy(version=4, epoch=2)]
         self.paused = False
         self.drained = False
@@ -81,7 +83,7 @@ class AgentBackend:
 
     async def run_group(self, prompt: Prompt) -> TrajectoryGroup:
         if self.dead:
-            raise UnavailableError("a part of the service failed (it was told to): try again")
+            raise UnavailableError("a part of the service failed (it was stopped): try again")
         return await self._agent.run_group(prompt)
 
     async def stream_group(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
@@ -92,7 +94,7 @@ class AgentBackend:
             while (event := await events.get()).WhichOneof("event"):
                 yield event
             if self.dead:
-                raise UnavailableError("a part of the service failed (it was told to): try again")
+                raise UnavailableError("a part of the service failed (it was stopped): try again")
             yield RunStreamResponse(group=running.result())
         finally:
             running.cancel()

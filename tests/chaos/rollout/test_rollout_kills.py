@@ -1,4 +1,4 @@
-"""Engine, dispatcher and Redis are killed -9 under load, an engine is frozen: every group comes out exactly once."""
+"""Engine, dispatcher and Redis are killed -9 under load, an engine is frozen: every group is written exactly once."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
-def test_every_group_comes_out_exactly_once_whatever_dies(
+def test_every_group_is_written_exactly_once_whatever_is_killed(
     services: Services,
     free_address: Callable[[], str],
     redis_server: RedisSettings,

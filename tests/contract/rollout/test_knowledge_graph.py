@@ -138,7 +138,7 @@ async def test_only_a_new_query_that_the_graph_could_answer_is_valid(graph: str,
     assert parts["exact_match"].raw == parts["retrieval_quality"].raw == 1.0
 
 
-async def test_a_graph_that_is_away_leaves_a_status_and_no_score(reward: str, free_address: Callable[[], str]) -> None:
+async def test_an_unavailable_graph_leaves_a_status_and_no_score(reward: str, free_address: Callable[[], str]) -> None:
     engine = ScriptedEngine(CharCodec(), [turn("get_tail_entities(Lyon, country)")])
     trajectory = await run(engine, free_address(), reward, timeout_s=0.5)
     assert trajectory.status == Status.STATUS_TIMEOUT
@@ -184,7 +184,7 @@ async def test_the_graph_answers(graph: str, query: str, shown: str) -> None:
         ("get_tail_relations(" + "x" * 500 + ")", "A query has at most 500 characters."),
     ],
 )
-def test_what_is_no_query_is_explained(text: str, words: str) -> None:
+def test_a_malformed_query_is_explained(text: str, words: str) -> None:
     with pytest.raises(environment.QueryError) as error:
         environment.parse(text)
     assert str(error.value).startswith(words)

@@ -1,4 +1,4 @@
-"""Retrievers and rewards that misbehave under the rollout service: the real agent over real HTTP and gRPC."""
+"""Faults of retrievers and rewards under the rollout service: the real agent over real HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ UNSCORED = Purpose.PURPOSE_ASK
 Reply = tuple[int, bytes]
 
 
-class Shelf(ThreadingHTTPServer):
+class FaultyRetriever(ThreadingHTTPServer):
     """A retriever. `reply` makes the answer to a search, or None to hang; ready as long as `is_ready`."""
 
     daemon_threads = True
@@ -75,7 +75,7 @@ class Shelf(ThreadingHTTPServer):
     is_ready = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Desk)
+        super().__init__(("127.0.0.1", 0), _RequestHandler)
         self.reply: Callable[[list[str]], Reply | None] = found
         self.searches = 0
         self.closing = threading.Event()
@@ -85,8 +85,8 @@ class Shelf(ThreadingHTTPServer):
         return f"127.0.0.1:{self.server_address[1]}"
 
 
-class _Desk(BaseHTTPRequestHandler):
-    server: Shelf
+class _RequestHandler(BaseHTTPRequestHandler):
+    server: FaultyRetriever
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:  # the name is http.server's
@@ -118,8 +118,8 @@ def found(queries: list[str], contents: str = '"T"\nbody') -> Reply:
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    server = Shelf()
+def faulty_retriever() -> Iterator[FaultyRetriever]:
+    server = FaultyRetriever()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.closing.set()
@@ -127,7 +127,7 @@ def shelf() -> Iterator[Shelf]:
     server.server_close()
 
 
-class Speaker:
+class ScriptedSampler:
     """An engine that searches until it is shown something, and then answers."""
 
     def __init__(self, codec: FileTokenizer) -> None:
@@ -167,7 +167,7 @@ MakeParts = Callable[..., Parts]
 
 
 @pytest.fixture
-def make_parts(shelf: Shelf, codec: FileTokenizer, free_address: Callable[[], str]) -> MakeParts:
+def make_parts(faulty_retriever: FaultyRetriever, codec: FileTokenizer, free_address: Callable[[], str]) -> MakeParts:
     """`make(reward="host:port", **rollout)`; without an address there is no reward."""
     nowhere = free_address()
 
@@ -175,12 +175,14 @@ def make_parts(shelf: Shelf, codec: FileTokenizer, free_address: Callable[[], st
         limits = {"retrieve_timeout_s": 1.0, "score_timeout_s": 0.5, "max_prompt_length": 600, "max_obs_length": 128}
         settings = Settings(
             redis=redis or RedisSettings(),
-            retriever=RetrieverSettings(http_address=shelf.address),
+            retriever=RetrieverSettings(http_address=faulty_retriever.address),
             reward=RewardSettings(grpc_address=reward, routes={"s": RewardRoute(name="em")}),
             rollout=RolloutSettings(**{**limits, **rollout}),
         )
-        retriever = RetrieverClient(shelf.address, settings.rollout.retrieve_timeout_s)
-        return Parts(settings, Agent(settings, Speaker(codec), retriever, RewardClient(settings), codec, "</s>", "r1"))
+        retriever = RetrieverClient(faulty_retriever.address, settings.rollout.retrieve_timeout_s)
+        return Parts(
+            settings, Agent(settings, ScriptedSampler(codec), retriever, RewardClient(settings), codec, "</s>", "r1")
+        )
 
     return make
 
@@ -209,9 +211,11 @@ def observed(trajectory: Trajectory) -> list[tuple[str, list[int]]]:
     return [(span.text, list(trajectory.token_ids[span.begin : span.end])) for span in spans]
 
 
-async def test_a_retriever_that_hangs_is_waited_for_no_longer_than_allowed(make_parts: MakeParts, shelf: Shelf) -> None:
+async def test_a_hanging_retriever_is_given_up_after_its_time_limit(
+    make_parts: MakeParts, faulty_retriever: FaultyRetriever
+) -> None:
     parts = make_parts()
-    shelf.reply = lambda _: None
+    faulty_retriever.reply = lambda _: None
     trajectories, seconds = await parts.run()
     assert 0.9 < seconds < 5.0
     for trajectory in trajectories:
@@ -224,10 +228,10 @@ async def test_a_retriever_that_hangs_is_waited_for_no_longer_than_allowed(make_
     assert parts.agent.counts.samples_in_flight == 0
 
 
-async def test_the_limit_of_the_trajectory_ends_a_search_that_might_take_longer(
-    make_parts: MakeParts, shelf: Shelf
+async def test_the_time_limit_of_a_trajectory_ends_its_search(
+    make_parts: MakeParts, faulty_retriever: FaultyRetriever
 ) -> None:
-    shelf.reply = lambda _: None
+    faulty_retriever.reply = lambda _: None
     trajectories, seconds = await make_parts(retrieve_timeout_s=60, trajectory_timeout_s=1.0).run()
     assert seconds < 5.0
     assert {t.status for t in trajectories} == {Status.STATUS_TIMEOUT}
@@ -235,17 +239,17 @@ async def test_the_limit_of_the_trajectory_ends_a_search_that_might_take_longer(
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-async def test_a_retriever_that_keeps_failing_is_given_up_and_one_that_comes_back_is_not(
-    make_parts: MakeParts, shelf: Shelf, status: int
+async def test_a_retriever_that_keeps_failing_is_given_up_and_one_that_recovers_is_not(
+    make_parts: MakeParts, faulty_retriever: FaultyRetriever, status: int
 ) -> None:
-    shelf.reply = lambda _: (status, b"{}")
+    faulty_retriever.reply = lambda _: (status, b"{}")
     trajectories, seconds = await make_parts().run()
     assert seconds < 5.0
     assert {t.status for t in trajectories} == {Status.STATUS_TIMEOUT}
-    assert shelf.searches > len(trajectories)  # it was tried again
+    assert faulty_retriever.searches > len(trajectories)  # it was tried again
 
-    shelf.searches = 0
-    shelf.reply = lambda queries: (status, b"{}") if shelf.searches <= 2 else found(queries)
+    faulty_retriever.searches = 0
+    faulty_retriever.reply = lambda queries: (status, b"{}") if faulty_retriever.searches <= 2 else found(queries)
     trajectories, _ = await make_parts(retrieve_timeout_s=10).run(samples=1, purpose=UNSCORED)
     assert actions(trajectories[0]) == [(ActionKind.ACTION_KIND_SEARCH, "who"), (ActionKind.ACTION_KIND_ANSWER, "me")]
     assert trajectories[0].turns[0].executed
@@ -274,30 +278,32 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("body", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_garbage_is_an_internal_error_that_names_the_retriever_at_once(
-    make_parts: MakeParts, shelf: Shelf, body: bytes
+async def test_a_malformed_reply_is_an_internal_error_that_names_the_retriever_at_once(
+    make_parts: MakeParts, faulty_retriever: FaultyRetriever, body: bytes
 ) -> None:
-    shelf.reply = lambda _: (200, body)
+    faulty_retriever.reply = lambda _: (200, body)
     trajectories, seconds = await make_parts().run(samples=2)
     assert seconds < 1.0
-    assert shelf.searches == 2  # asking again would change nothing
+    assert faulty_retriever.searches == 2  # asking again would change nothing
     for trajectory in trajectories:
         assert (trajectory.status, trajectory.turns[0].retrieval_status) == (Status.STATUS_INTERNAL,) * 2
-        assert f"the answer from {shelf.address} is not of the /retrieve format" in trajectory.status_detail
+        assert f"the answer from {faulty_retriever.address} is not of the /retrieve format" in trajectory.status_detail
         assert len(trajectory.loss_mask) == len(trajectory.token_ids) - trajectory.prompt_length
 
 
-async def test_a_search_without_documents_is_an_answer(make_parts: MakeParts, shelf: Shelf) -> None:
-    shelf.reply = lambda _: (200, b'{"result": [[]]}')
+async def test_a_search_without_documents_is_an_answer(
+    make_parts: MakeParts, faulty_retriever: FaultyRetriever
+) -> None:
+    faulty_retriever.reply = lambda _: (200, b'{"result": [[]]}')
     (trajectory,), _ = await make_parts().run(samples=1, purpose=UNSCORED)
     assert observed(trajectory)[0][0] == "\n\n<information></information>\n\n"
     assert trajectory.turns[0].executed
 
 
-async def test_a_huge_answer_is_cut_to_its_limit_in_bounded_time(
-    make_parts: MakeParts, shelf: Shelf, codec: FileTokenizer
+async def test_a_huge_observation_is_cut_to_its_limit_in_bounded_time(
+    make_parts: MakeParts, faulty_retriever: FaultyRetriever, codec: FileTokenizer
 ) -> None:
-    shelf.reply = partial(found, contents='"T"\n' + "word </information> " * 400_000)
+    faulty_retriever.reply = partial(found, contents='"T"\n' + "word </information> " * 400_000)
     (trajectory,), seconds = await make_parts(retrieve_timeout_s=20).run(samples=1, purpose=UNSCORED)
     assert seconds < 5.0  # the event loop that all trajectories share is held up no longer
     ((text, ids),) = observed(trajectory)
@@ -312,10 +318,10 @@ async def test_a_huge_answer_is_cut_to_its_limit_in_bounded_time(
 @hypothesis.settings(max_examples=40, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(parts_of_it=st.lists(st.sampled_from(INJECTIONS) | st.text(max_size=8), min_size=1, max_size=6))
 def test_tags_and_control_tokens_in_passages_change_neither_masks_nor_actions(
-    make_parts: MakeParts, shelf: Shelf, codec: FileTokenizer, parts_of_it: list[str]
+    make_parts: MakeParts, faulty_retriever: FaultyRetriever, codec: FileTokenizer, parts_of_it: list[str]
 ) -> None:
     async def sampled(contents: str) -> Trajectory:
-        shelf.reply = partial(found, contents=contents)
+        faulty_retriever.reply = partial(found, contents=contents)
         (trajectory,), _ = await make_parts(max_obs_length=500).run(samples=1, purpose=UNSCORED)
         return trajectory
 
@@ -425,7 +431,7 @@ OUTAGE_S = 5.0
 
 
 @pytest.mark.parametrize(("score_timeout_s", "scored"), [(30.0, True), (3.0, False)])
-async def test_nothing_is_lost_while_the_reward_is_away_and_the_circuit_shows_it(
+async def test_no_group_is_lost_while_the_reward_is_unavailable_and_the_circuit_opens(
     make_parts: MakeParts, reward: RewardProcess, redis_server: RedisSettings, score_timeout_s: float, scored: bool
 ) -> None:
     """Groups under way get their scores late, or a status where the limit of scoring is shorter than the outage; the

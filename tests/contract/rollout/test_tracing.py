@@ -161,9 +161,7 @@ async def test_one_trace_goes_through_the_streams_and_every_service(traced: Stac
     assert not [span for found in spans.values() for span in found if span.failed]
 
 
-async def test_what_is_not_sampled_is_sent_by_nobody_and_has_its_id_all_the_same(
-    traced: Stack, redis_server: RedisSettings
-) -> None:
+async def test_an_unsampled_trace_is_not_exported_and_keeps_its_id(traced: Stack, redis_server: RedisSettings) -> None:
     asked = prompt("2")
     asked.trace_id, asked.traceparent = "ab" * 16, f"00-{'ab' * 16}-{'cd' * 8}-00"
     group = await answered(traced.settings, redis_server, asked)
@@ -176,7 +174,7 @@ async def test_what_is_not_sampled_is_sent_by_nobody_and_has_its_id_all_the_same
     assert "ab" * 16 not in {span.trace_id for span in spans}
 
 
-async def test_a_retriever_that_is_away_leaves_failed_spans_and_its_retries(
+async def test_an_unavailable_retriever_leaves_failed_spans_and_retries(
     traced: Stack, free_address: Callable[[], str]
 ) -> None:
     overrides = [f"retriever.http_address={free_address()}", "rollout.retrieve_timeout_s=0.5"]

@@ -1,54 +1,20 @@
-"""The deployments in a real Ray Serve, around engines that are scripted: what reaches which replica."""
+"""The deployments in a real Ray Serve with scripted engines: routing, broadcasts, errors, killed replicas."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from openai_server import openai_server
+from scripted_cluster import REPLICAS
 
-from forage_common.clients.calls import RefusedError
 from forage_common.errors import SettingsError
-from forage_common.settings import EngineSettings, ModelSettings, ReplicaSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.deployments.cluster import LocalCluster
-from forage_rollout.loop.tokens import FileTokenizer
-from forage_rollout.weights.policy import PolicyError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-REPLICAS = 2
-
-
-class ScriptedCluster(LocalCluster):
-    """The service's own Ray, with another application."""
-
-    def deploy(self) -> None:
-        from ray import serve
-        from serve_parts import application
-
-        from forage_rollout.deployments.application import get_application_name
-
-        engines = ReplicaSettings(min=REPLICAS, max=REPLICAS)
-        serve.run(application(self._settings, engines), name=get_application_name(self._settings), route_prefix=None)
-
-
-@pytest.fixture(scope="module")
-def caller() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Ray's workers import the scripted deployments by name
-        cluster = ScriptedCluster(Settings())
-        try:
-            cluster.start()
-            yield cluster.get_handle("Dispatcher")
-        finally:
-            cluster.stop(5.0)
 
 
 def test_a_group_goes_to_one_replica_and_groups_to_all(caller: Any) -> None:
@@ -60,7 +26,7 @@ def test_a_group_goes_to_one_replica_and_groups_to_all(caller: Any) -> None:
     assert caller.many.remote(names, 5).result(timeout_s=200) == served, "later turns find the same replica"
 
 
-def test_what_is_too_much_for_one_replica_spills(caller: Any) -> None:
+def test_excess_load_of_one_replica_goes_to_others(caller: Any) -> None:
     served = Counter(caller.many.remote(["one"] * 120, 100).result(timeout_s=200))
     assert len(served) == REPLICAS
     assert min(served.values()) >= 30
@@ -78,7 +44,7 @@ def test_every_replica_is_reached_by_a_broadcast(caller: Any) -> None:
         caller.everywhere.remote("load_policy", Policy(version=13).SerializeToString()).result(timeout_s=200)
 
 
-def test_a_release_goes_where_the_group_was(caller: Any) -> None:
+def test_a_release_reaches_the_replica_of_its_group(caller: Any) -> None:
     (home,) = set(caller.many.remote(["released"], 1).result(timeout_s=200))
     caller.release.remote("released").result(timeout_s=200)
     found = caller.everywhere.remote("inside").result(timeout_s=200)
@@ -89,7 +55,7 @@ def test_errors_keep_their_type(caller: Any) -> None:
     assert "no such role" in caller.render.remote().result(timeout_s=200)
 
 
-def test_a_generation_that_nobody_waits_for_is_cancelled(caller: Any) -> None:
+def test_a_generation_whose_caller_is_cancelled_is_cancelled(caller: Any) -> None:
     assert caller.give_up.remote("slow", 0.5).result(timeout_s=200)
     found = caller.everywhere.remote("inside").result(timeout_s=200)
     assert sum(cancelled for _, _, cancelled in found) == 1
@@ -109,49 +75,7 @@ def test_a_replica_out_of_service_is_avoided_and_when_all_are_callers_wait(calle
     assert len(caller.many.remote(["g"], 1).result(timeout_s=200)) == 1
 
 
-@pytest.mark.usefixtures("caller")
-def test_replicas_are_added_as_the_queue_grows() -> None:
-    from ray import serve
-    from serve_parts import application
-
-    engines = ReplicaSettings(min=1, max=2, target_ongoing=2, upscale_delay_s=1)
-    elastic = serve.run(application(Settings(), engines), name="elastic", route_prefix=None)
-    assert len(elastic.everywhere.remote("take_snapshot").result(timeout_s=200)) == 1
-    busy = elastic.many.remote(["g"] * 40, 6000)
-    deadline = time.monotonic() + 60
-    while len(elastic.everywhere.remote("take_snapshot").result(timeout_s=200)) < 2:
-        assert time.monotonic() < deadline, "one replica has 40 requests, twice two are wanted, and nothing happens"
-        time.sleep(0.5)
-    busy.cancel()
-    serve.delete("elastic")
-
-
-@pytest.mark.usefixtures("caller")
-def test_an_endpoint_stands_in_the_engines_place(repository: Path) -> None:
-    from ray import serve
-    from serve_parts import application
-
-    folder = repository / "models" / "tiny-policy"
-    with openai_server(FileTokenizer(folder), ["said </x>"]) as server:
-        rollout = RolloutSettings(engine=EngineSettings(endpoint=server.url))
-        settings = Settings(model=ModelSettings(path=folder), rollout=rollout)
-        remote = serve.run(application(settings, ReplicaSettings(), scripted=False), name="remote", route_prefix=None)
-        said = remote.many.remote(["g", "h"], 5).result(timeout_s=200)
-        assert said == [FileTokenizer(folder).encode("said </x>")[0]] * 2
-        (snapshot,) = remote.everywhere.remote("take_snapshot").result(timeout_s=200)
-        assert snapshot.serving.uri == server.url
-        assert (snapshot.counts["requests",], snapshot.counts["circuit_open", "endpoint"]) == (2, 0)
-        with pytest.raises(PolicyError, match="serves weights of its own"):
-            remote.everywhere.remote("load_policy", Policy(version=1, uri="/x").SerializeToString()).result(
-                timeout_s=200
-            )
-        server.failures.append(401)
-        with pytest.raises(RefusedError, match=r"look at rollout\.engine\.endpoint_token_file"):
-            remote.many.remote(["g"], 5).result(timeout_s=200)
-    serve.delete("remote")
-
-
-def test_what_replicas_log_reaches_the_main_process(caller: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_replicas_reach_the_main_process(caller: Any, capsys: pytest.CaptureFixture[str]) -> None:
     caller.everywhere.remote("say", "one_word").result(timeout_s=200)
     shown, deadline = "", time.monotonic() + 10
     while shown.count('"event": "one_word"') < REPLICAS and time.monotonic() < deadline:

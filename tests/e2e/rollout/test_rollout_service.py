@@ -128,7 +128,7 @@ def test_a_port_in_use_ends_with_one_sentence(
     assert f"cannot listen on {addresses[port]}" in lines[-1]
 
 
-def test_a_model_folder_that_is_none_ends_with_one_sentence(services: Services, tmp_path: Path) -> None:
+def test_a_missing_model_folder_ends_with_one_sentence(services: Services, tmp_path: Path) -> None:
     service = services.start("rollout", f"model.path={tmp_path}/missing")
     assert service.wait(timeout=60) == 2
     assert (tmp_path / "rollout.log").read_text() == (

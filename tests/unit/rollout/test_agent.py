@@ -123,7 +123,7 @@ def prompt(**fields: Any) -> Prompt:
 SEARCHING = ["<search>one</search>", "<search>two</search>", "<answer>a</answer>"]
 
 
-async def test_a_group_is_searched_scored_and_signed(
+async def test_a_group_is_searched_scored_and_identified(
     make_agent: MakeAgent, library: Library, judge: tuple[Judge, str], char_codec: Any
 ) -> None:
     group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt())
@@ -147,9 +147,7 @@ async def test_a_group_is_searched_scored_and_signed(
         assert {(s.version, s.epoch) for s in trajectory.segments} == {(3, 2)}
 
 
-async def test_a_turn_says_that_a_part_of_the_index_was_missing(
-    make_agent: MakeAgent, library: Library, char_codec: Any
-) -> None:
+async def test_a_turn_records_partial_retrieval(make_agent: MakeAgent, library: Library, char_codec: Any) -> None:
     library.headers = {"X-Forage-Index-Digest": "front", "X-Forage-Partial": "1"}
     (trajectory,) = (
         await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt(samples=1))
@@ -159,7 +157,7 @@ async def test_a_turn_says_that_a_part_of_the_index_was_missing(
     assert trajectory.turns[0].provenance.index_digest == "front"
 
 
-async def test_every_sample_and_turn_has_a_seed_of_its_own_that_repeats(make_agent: MakeAgent, char_codec: Any) -> None:
+async def test_every_sample_and_turn_has_its_own_repeatable_seed(make_agent: MakeAgent, char_codec: Any) -> None:
     seeds = []
     for _ in range(2):
         engine = ScriptedEngine(char_codec(), SEARCHING)
@@ -192,7 +190,7 @@ async def test_a_retriever_that_fails_leaves_a_status_and_no_score(
         (200, b"not json", Status.STATUS_INTERNAL),
     ],
 )
-async def test_an_answer_that_is_none_is_told_apart(
+async def test_a_malformed_reply_is_an_internal_error(
     make_agent: MakeAgent, library: Library, char_codec: Any, status: int, body: bytes, expected: int
 ) -> None:
     library.status, library.body = status, body
@@ -201,7 +199,7 @@ async def test_an_answer_that_is_none_is_told_apart(
     assert len(group.trajectories[0].turns) == 1
 
 
-async def test_a_reward_that_is_away_leaves_a_status_on_every_trajectory(
+async def test_an_unavailable_reward_leaves_a_status_on_every_trajectory(
     make_agent: MakeAgent, char_codec: Any, free_address: Callable[[], str]
 ) -> None:
     agent = make_agent(ScriptedEngine(char_codec(), SEARCHING[2:]), reward=free_address())
@@ -211,7 +209,7 @@ async def test_a_reward_that_is_away_leaves_a_status_on_every_trajectory(
     assert agent.counts.failed_trajectories == 3
 
 
-async def test_somebodys_own_question_is_answered_without_a_judge(
+async def test_a_users_question_is_answered_without_a_reward(
     make_agent: MakeAgent, char_codec: Any, free_address: Callable[[], str]
 ) -> None:
     asked = prompt(samples=1)
@@ -222,7 +220,7 @@ async def test_somebodys_own_question_is_answered_without_a_judge(
     assert not trajectory.HasField("score")
 
 
-async def test_a_score_that_is_refused_keeps_the_trajectory_out(
+async def test_a_refused_score_keeps_the_trajectory_out_of_the_loss(
     make_agent: MakeAgent, judge: tuple[Judge, str], char_codec: Any
 ) -> None:
     judge[0].status = Status.STATUS_INVALID_INPUT
@@ -231,9 +229,7 @@ async def test_a_score_that_is_refused_keeps_the_trajectory_out(
     assert (trajectory.status, trajectory.status_detail) == (Status.STATUS_INVALID_INPUT, "judged")
 
 
-async def test_a_trajectory_that_takes_too_long_is_given_up_with_what_it_has(
-    make_agent: MakeAgent, char_codec: Any
-) -> None:
+async def test_a_trajectory_that_times_out_keeps_its_tokens(make_agent: MakeAgent, char_codec: Any) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING, delay_s=0.3)
     group = await make_agent(engine, trajectory_timeout_s=0.5).run_group(prompt(samples=1))
     trajectory = group.trajectories[0]
@@ -244,7 +240,7 @@ async def test_a_trajectory_that_takes_too_long_is_given_up_with_what_it_has(
 
 
 @pytest.mark.parametrize("messages", [[], [ChatMessage(role="assistant", content="Q")]])
-async def test_a_prompt_that_cannot_be_rendered_is_answered_with_a_status(
+async def test_a_prompt_that_cannot_be_rendered_gets_a_status(
     make_agent: MakeAgent, char_codec: Any, messages: list[ChatMessage]
 ) -> None:
     group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt(messages=messages))
@@ -259,7 +255,7 @@ async def test_an_engine_that_dies_fails_the_whole_group(make_agent: MakeAgent, 
     assert agent.counts.trajectories == 0
 
 
-async def test_requests_carry_the_stops_of_the_environment_and_the_name_of_the_group_which_is_released_once(
+async def test_requests_carry_stops_and_affinity_and_the_affinity_is_released_once(
     make_agent: MakeAgent, char_codec: Any
 ) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING)
@@ -276,7 +272,7 @@ async def test_a_group_that_fails_is_released_too(make_agent: MakeAgent, char_co
     assert engine.released == [("r/g/train/1/0", 1)]
 
 
-async def test_each_generation_and_observation_is_told_as_it_happens(make_agent: MakeAgent, char_codec: Any) -> None:
+async def test_each_generation_and_observation_is_an_event_at_once(make_agent: MakeAgent, char_codec: Any) -> None:
     told: list[RunStreamResponse] = []
     lines = ["<search>one</search>", "nothing", "<answer>a</answer>"]
     group = await make_agent(ScriptedEngine(char_codec(), lines)).run_group(prompt(samples=1), told.append)
@@ -289,7 +285,7 @@ async def test_each_generation_and_observation_is_told_as_it_happens(make_agent:
     assert told[1].observed.executed
 
 
-async def test_token_ids_are_taken_as_they_are(make_agent: MakeAgent, char_codec: Any) -> None:
+async def test_token_ids_of_a_prompt_are_used_unchanged(make_agent: MakeAgent, char_codec: Any) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING[2:])
     asked = prompt(samples=1, messages=[], token_ids=[81, 82])
     (trajectory,) = (await make_agent(engine).run_group(asked)).trajectories
@@ -307,7 +303,7 @@ async def test_token_ids_are_taken_as_they_are(make_agent: MakeAgent, char_codec
         ({"environment": "serach"}, "environment is 'serach': expected one of search, single_turn; or nothing"),
     ],
 )
-async def test_a_prompt_that_makes_no_sense_is_answered_with_what_was_expected(
+async def test_an_invalid_prompt_gets_a_status_with_what_was_expected(
     make_agent: MakeAgent, char_codec: Any, fields: dict[str, Any], words: str
 ) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING)
@@ -320,7 +316,7 @@ async def test_a_prompt_that_makes_no_sense_is_answered_with_what_was_expected(
 @pytest.mark.parametrize(
     ("asked_s", "limit"), [(0.2, "the prompt's timeout_s = 0.2"), (60, "trajectory_timeout_s = 0.3")]
 )
-async def test_a_prompt_may_have_less_time_than_the_service_gives_but_not_more(
+async def test_a_prompts_time_limit_may_only_be_shorter_than_the_services(
     make_agent: MakeAgent, char_codec: Any, asked_s: float, limit: str
 ) -> None:
     agent = make_agent(ScriptedEngine(char_codec(), SEARCHING, delay_s=5), trajectory_timeout_s=0.3)
@@ -353,7 +349,7 @@ async def moody(self: Search, action: Action, episode: Episode) -> Observation:
         ("oops", Status.STATUS_INTERNAL, "environment Search: KeyError: 'oops'"),
     ],
 )
-async def test_an_environment_that_fails_costs_one_trajectory_and_not_its_group(
+async def test_an_environment_that_fails_fails_one_trajectory_and_not_its_group(
     make_agent: MakeAgent,
     char_codec: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -372,7 +368,7 @@ async def test_an_environment_that_fails_costs_one_trajectory_and_not_its_group(
     assert agent.counts.failed_trajectories == 1
 
 
-async def test_counts_tell_invalid_actions_and_the_wait_in_the_queue(make_agent: MakeAgent, char_codec: Any) -> None:
+async def test_counts_include_invalid_actions_and_queue_time(make_agent: MakeAgent, char_codec: Any) -> None:
     agent = make_agent(ScriptedEngine(char_codec(), ["nothing", "<answer>a</answer>"]))
     await agent.run_group(prompt(samples=2, issued_unix_ms=round((time.time() - 3) * 1000)))
     counts = agent.counts

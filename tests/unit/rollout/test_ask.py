@@ -57,13 +57,13 @@ async def ask(config: Path, question: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, app, words, catch_exceptions=False)
 
 
-async def test_a_trajectory_that_came_to_its_end_is_exit_code_0(config: Path) -> None:
+async def test_a_finished_trajectory_is_exit_code_0(config: Path) -> None:
     done = await ask(config, "Who?")
     assert "me" in done.output
     assert done.exit_code == 0, done.output
 
 
-async def test_a_trajectory_that_failed_is_exit_code_1_and_says_why(config: Path) -> None:
+async def test_a_failed_trajectory_is_exit_code_1_with_its_reason(config: Path) -> None:
     done = await ask(config, "Who, and why?")
     assert "STATUS_INVALID_INPUT: the chat template rejects the prompt: no reasons are given" in " ".join(
         done.output.split()

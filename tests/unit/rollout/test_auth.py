@@ -1,4 +1,4 @@
-"""The token file: what it may hold, and what happens when it changes."""
+"""The token file: its valid contents, and its rotation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
         TokenFile(tmp_path / "none")
 
 
-def test_what_a_caller_presents_is_accepted_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_right_token_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret\n")
     token = TokenFile(file)
@@ -44,7 +44,7 @@ def test_what_a_caller_presents_is_accepted_and_nothing_else(tmp_path: Path) -> 
     assert authorization_metadata(None) == ()
 
 
-def test_a_new_token_counts_at_once_and_the_old_one_no_more(tmp_path: Path) -> None:
+def test_a_new_token_replaces_the_old_one_at_once(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first")
     token = TokenFile(file)
@@ -56,7 +56,7 @@ def test_a_new_token_counts_at_once_and_the_old_one_no_more(tmp_path: Path) -> N
     assert not token.accepts("Bearer first")
 
 
-def test_while_the_file_is_away_or_empty_the_last_token_counts(tmp_path: Path) -> None:
+def test_the_last_token_stays_valid_while_the_file_is_missing_or_empty(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first")
     token = TokenFile(file)

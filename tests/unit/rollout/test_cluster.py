@@ -1,4 +1,4 @@
-"""What a killed service leaves behind is removed."""
+"""Processes and folders that a killed service leaves behind are removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forage_rollout.deployments import reaper
 from forage_rollout.deployments.cluster import lock_folder, remove_abandoned
 
 
-def test_the_reaper_ends_what_a_killed_process_leaves_behind(tmp_path: Path) -> None:
+def test_the_reaper_ends_processes_that_a_killed_process_leaves_behind(tmp_path: Path) -> None:
     folder = tmp_path / "ray"
     folder.mkdir()
     script = (
@@ -35,7 +35,7 @@ def test_the_reaper_ends_what_a_killed_process_leaves_behind(tmp_path: Path) -> 
         assert not folder.exists()
 
 
-def test_only_folders_without_a_living_owner_are_removed(tmp_path: Path) -> None:
+def test_only_folders_without_a_running_owner_are_removed(tmp_path: Path) -> None:
     for name in ("forage-ray-dead", "forage-ray-alive", "forage-ray-new", "other"):
         (tmp_path / name).mkdir()
     lock_folder(tmp_path / "forage-ray-dead").close()

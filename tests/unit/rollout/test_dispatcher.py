@@ -1,4 +1,4 @@
-"""Prompts taken, run and finished exactly once, against a real Redis server."""
+"""Prompts are claimed, run and finished exactly once, with a real Redis server."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ async def test_draining_lets_running_groups_end_and_leaves_the_others_to_the_nex
         assert sorted(group.position for group in await bench.groups(2)) == [1, 2]
 
 
-async def test_what_a_dead_worker_held_is_done_by_the_next(bench: Bench) -> None:
+async def test_prompts_of_a_dead_worker_are_reclaimed(bench: Bench) -> None:
     bench.trainer.issue(prompt(0))
     assert bench.trainer.claim_prompts("dead", 1, 0.1)
     async with bench.working() as dispatcher:
@@ -195,7 +195,7 @@ async def test_what_a_dead_worker_held_is_done_by_the_next(bench: Bench) -> None
         assert dispatcher.counts.groups_reclaimed == 1
 
 
-async def test_a_long_run_is_kept_alive_so_that_nobody_else_takes_it(bench: Bench) -> None:
+async def test_a_long_run_is_kept_alive_and_not_reclaimed(bench: Bench) -> None:
     async def slow(asked: Prompt) -> TrajectoryGroup:
         await asyncio.sleep(2.0)
         return await answer(asked)
@@ -207,7 +207,7 @@ async def test_a_long_run_is_kept_alive_so_that_nobody_else_takes_it(bench: Benc
     assert bench.runs == ["g/0"]
 
 
-async def test_an_engine_that_fails_is_asked_again(bench: Bench) -> None:
+async def test_a_group_is_run_again_when_an_engine_fails(bench: Bench) -> None:
     async def second_time(asked: Prompt) -> TrajectoryGroup:
         if len(bench.runs) == 1:
             raise RuntimeError("the engine died")
@@ -219,7 +219,7 @@ async def test_an_engine_that_fails_is_asked_again(bench: Bench) -> None:
         assert dispatcher.counts.runs_repeated == 1
 
 
-async def test_a_group_that_never_runs_is_given_back_with_a_status(
+async def test_a_group_that_never_runs_is_written_with_a_failed_status(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(asked: Prompt) -> TrajectoryGroup:
@@ -245,7 +245,7 @@ async def test_a_prompt_waits_for_the_policy_it_asks_for(bench: Bench, monkeypat
         assert [group.position for group in await bench.groups(1)] == [0]
 
 
-async def test_before_an_endpoint_no_prompt_waits_for_a_version(bench: Bench) -> None:
+async def test_with_an_endpoint_no_prompt_waits_for_a_policy_version(bench: Bench) -> None:
     engine = bench.settings.rollout.engine.model_copy(update={"endpoint": "http://127.0.0.1:9/v1"})
     rollout = bench.settings.rollout.model_copy(update={"engine": engine})
     bench.settings = bench.settings.model_copy(update={"rollout": rollout})
@@ -265,7 +265,7 @@ async def test_a_prompt_waits_for_the_epoch_that_was_published_last(bench: Bench
         assert len(await bench.groups(1)) == 1
 
 
-async def test_a_full_trajectories_stream_stops_the_taking(bench: Bench) -> None:
+async def test_a_full_stream_of_trajectories_stops_claiming(bench: Bench) -> None:
     most = 2 * 2 * (bench.settings.trainer.save_freq + bench.settings.trainer.max_staleness + 1)
     for position in range(most + 6):
         bench.trainer.issue(prompt(position))
@@ -279,7 +279,7 @@ async def test_a_full_trajectories_stream_stops_the_taking(bench: Bench) -> None
         assert len(await bench.groups(most + 6)) == most + 6
 
 
-async def test_groups_outlive_a_redis_that_stands_still(bench: Bench, redis_server: RedisSettings) -> None:
+async def test_groups_outlive_a_redis_that_hangs(bench: Bench, redis_server: RedisSettings) -> None:
     port = int(redis_server.url.rpartition(":")[2].partition("/")[0])
     (server,) = {c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.status == "LISTEN"}
     process = psutil.Process(server)
@@ -323,7 +323,7 @@ async def test_the_follower_loads_newer_policies_and_acknowledges_them(bench: Be
     task.cancel()
 
 
-async def test_an_engine_that_cannot_load_what_is_announced_leaves_service_until_it_can(
+async def test_an_engine_that_cannot_load_the_announced_policy_is_out_of_service_until_it_can(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower, "RETRY_INTERVAL_S", 0.05)
@@ -339,19 +339,19 @@ async def test_an_engine_that_cannot_load_what_is_announced_leaves_service_until
     task.cancel()
 
 
-async def test_a_new_engine_is_ready_once_it_serves_what_is_announced(bench: Bench) -> None:
+async def test_a_new_engine_is_ready_once_it_serves_the_announced_policy(bench: Bench) -> None:
     engine = Served()
     await catch_up(StreamClient(bench.settings.redis, "r", 1.0), engine)
     assert engine.serving == Policy(version=1, epoch=1)
 
 
-async def test_a_new_engine_is_ready_with_its_own_weights_where_nothing_was_announced(bench: Bench) -> None:
+async def test_a_new_engine_is_ready_with_its_own_weights_when_no_policy_is_announced(bench: Bench) -> None:
     engine = Served()
     await catch_up(StreamClient(bench.settings.redis, "another-run", 1.0), engine)
     assert (engine.serving, engine.out_of_service) == (None, "")
 
 
-async def test_a_new_engine_that_cannot_load_what_is_announced_begins_out_of_service(
+async def test_a_new_engine_that_cannot_load_the_announced_policy_starts_out_of_service(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower, "RETRY_INTERVAL_S", 0.05)
@@ -361,7 +361,7 @@ async def test_a_new_engine_that_cannot_load_what_is_announced_begins_out_of_ser
     assert (engine.serving, engine.out_of_service) == (None, "altered")
 
 
-async def test_no_prompt_is_taken_before_retriever_and_reward_are_ready(bench: Bench) -> None:
+async def test_no_prompt_is_claimed_before_retriever_and_reward_are_ready(bench: Bench) -> None:
     bench.services.clear()
     bench.trainer.issue(prompt(0))
     async with bench.working():
@@ -371,7 +371,7 @@ async def test_no_prompt_is_taken_before_retriever_and_reward_are_ready(bench: B
         assert len(await bench.groups(1)) == 1
 
 
-async def test_after_a_failed_trajectory_the_services_are_asked_for_before_more_is_taken(bench: Bench) -> None:
+async def test_after_a_failed_trajectory_services_are_probed_before_more_is_claimed(bench: Bench) -> None:
     async def fail(asked: Prompt) -> TrajectoryGroup:
         bench.services.clear()
         group = await answer(asked)

@@ -1,4 +1,4 @@
-"""The loop over a remote OpenAI-compatible server in vLLM's place; the server is real, and says given lines."""
+"""The loop over a remote OpenAI-compatible server in vLLM's place: a real server that returns given lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from openai_server import MODEL, OpenAIServer, openai_server
-from rollout_backend import Points, Shelf
+from rollout_backend import OneDocumentRetriever, OnePointReward
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.errors import SettingsError
@@ -47,7 +47,9 @@ async def serving(lines: Any = LINES, engine: Any = None, **how: Any) -> AsyncIt
 
 
 async def run(server: OpenAIServer, engine: EndpointEngine, **fields: Any) -> list[Trajectory]:
-    agent = Agent(settings_of(server.url), engine, Shelf(), Points(), CODEC, "<eos>", "replica-1")
+    agent = Agent(
+        settings_of(server.url), engine, OneDocumentRetriever(), OnePointReward(), CODEC, "<eos>", "replica-1"
+    )
     known = {"group_uid": "g", "samples": 2, "token_ids": CODEC.encode("Who?"), "sampling": Sampling(seed=5)}
     return list((await agent.run_group(Prompt(**{**known, **fields}))).trajectories)
 
@@ -69,7 +71,7 @@ async def test_trajectories_are_the_same_in_every_dialect(how: dict[str, Any]) -
     assert engine.counts.cached_prompt_tokens == (0 if how else 12)
 
 
-async def test_vllm_is_asked_for_tokens_as_they_were_sampled() -> None:
+async def test_a_vllm_endpoint_returns_tokens_as_they_were_sampled() -> None:
     async with serving() as (server, engine):
         generation = await engine.generate(ASKED)
     (body,) = server.asked
@@ -89,7 +91,7 @@ async def test_vllm_is_asked_for_tokens_as_they_were_sampled() -> None:
 
 
 @pytest.mark.parametrize("how", [{}, {"vllm": False}])
-async def test_a_generation_that_its_length_ended_says_so(how: dict[str, Any]) -> None:
+async def test_a_generation_ended_by_its_length_hits_length(how: dict[str, Any]) -> None:
     async with serving(lines=["<think> " + "on and " * 50], **how) as (_, engine):
         generation = await engine.generate(ASKED)
     assert generation.hit_length
@@ -108,11 +110,11 @@ async def test_a_generation_that_its_length_ended_says_so(how: dict[str, Any]) -
         ("", None, ""),
     ],
 )
-def test_the_stop_text_that_a_server_cuts_off_is_put_back(text: str, reason: object, expected: str) -> None:
+def test_the_stop_text_that_a_server_removes_is_restored(text: str, reason: object, expected: str) -> None:
     assert restore_stop_text(text, reason, STOPS) == expected
 
 
-async def test_what_passes_is_tried_again_and_the_rest_is_said() -> None:
+async def test_transient_errors_are_retried_and_others_reported() -> None:
     async with serving() as (server, engine):
         server.failures += [429, 503, 500]
         assert (await engine.generate(ASKED)).token_ids
@@ -134,7 +136,7 @@ async def test_what_passes_is_tried_again_and_the_rest_is_said() -> None:
         assert "refused a request (401)" in trajectory.status_detail
 
 
-async def test_an_endpoint_that_is_away_fails_its_trajectories_within_their_time() -> None:
+async def test_an_unavailable_endpoint_fails_trajectories_within_their_time_limit() -> None:
     async with serving(engine={"hang_timeout_s": 0.5}) as (server, engine):
         server.failures += [503] * 50
         (trajectory,) = await run(server, engine, samples=1)
@@ -156,7 +158,7 @@ async def test_an_endpoint_is_not_trained(purpose: Purpose.ValueType) -> None:
         assert trajectory.status == Status.STATUS_OK
 
 
-async def test_its_weights_are_its_own() -> None:
+async def test_an_endpoints_weights_cannot_be_replaced() -> None:
     async with serving() as (server, engine):
         with pytest.raises(PolicyError, match=r"policy version 3 of epoch 1 at /x cannot be loaded.*of its own"):
             await engine.load_policy(Policy(version=3, epoch=1, uri="/x"))
@@ -164,7 +166,7 @@ async def test_its_weights_are_its_own() -> None:
         assert await engine.wait_for_policy(7, 2, 60.0) == engine.serving, "there is none to wait for"
 
 
-async def test_a_pause_lets_what_runs_end_and_holds_the_rest() -> None:
+async def test_a_pause_of_an_endpoint_lets_running_requests_end_and_holds_new_ones() -> None:
     async with serving() as (server, engine):
         running = [asyncio.create_task(engine.generate(ASKED)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -185,7 +187,7 @@ async def test_a_chat_is_rendered_by_the_models_template() -> None:
     assert engine.end_of_turn in CODEC.decode(ids)
 
 
-async def test_openai_calls_are_passed_on_under_the_endpoints_token(tmp_path: Path) -> None:
+async def test_openai_calls_are_forwarded_with_the_endpoints_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
     engine = {"endpoint_token_file": tmp_path / "token", "endpoint_model": MODEL}
     async with serving(engine=engine, token="secret", models=(MODEL, "other")) as (_, made):
@@ -214,7 +216,7 @@ async def test_openai_calls_are_passed_on_under_the_endpoints_token(tmp_path: Pa
         ({"max_model_len": 500}, {}, "rollout.engine.max_model_len is 768: a-model at .* takes 500 tokens"),
     ],
 )
-async def test_what_cannot_be_served_is_said_at_the_start(
+async def test_an_unusable_endpoint_is_refused_at_the_start(
     how: dict[str, Any], engine: dict[str, Any], words: str
 ) -> None:
     with openai_server(CODEC, LINES, **how) as server, pytest.raises(SettingsError, match=words):
@@ -229,14 +231,14 @@ async def test_a_model_with_another_tokenizer_is_refused(char_codec: Any) -> Non
         await check_endpoint(settings_of(server.url))
 
 
-async def test_nobody_at_the_address_is_said_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_endpoint_is_reported_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forage_rollout.engine.endpoint.START_TIMEOUT_S", 0.3)
     with pytest.raises(SettingsError, match=r"no answer within 0.3 s.*look at rollout.engine.endpoint"):
         await check_endpoint(settings_of("http://127.0.0.1:9/v1"))
     await check_endpoint(Settings())
 
 
-async def test_texts_know_no_further_sampling() -> None:
+async def test_the_text_dialect_refuses_top_k_and_min_tokens() -> None:
     async with serving(vllm=False) as (_, engine):
         with pytest.raises(RefusedError, match=r"top_k is 5: .* supports temperature and top_p only"):
             await engine.generate(Request([1], 8, 1.0, 1.0, 5, None))
@@ -244,7 +246,7 @@ async def test_texts_know_no_further_sampling() -> None:
             await engine.generate(Request([1], 8, 1.0, 1.0, -1, None, min_tokens=2))
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_an_invalid_endpoint_address_is_refused() -> None:
     for wrong in ("127.0.0.1:8000/v1", "http://host", "http://host/v1/", "ftp://host/v1"):
         with pytest.raises(ValueError, match="endpoint"):
             EngineSettings(endpoint=wrong)

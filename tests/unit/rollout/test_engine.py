@@ -120,7 +120,7 @@ async def test_cached_prefixes_of_the_old_policy_are_not_used(parts: Parts) -> N
     assert worst(generation.logprobs, reference(parts.models["b"], context, generation.token_ids)) < TOLERANCE
 
 
-async def test_a_generation_that_an_update_meets_says_which_tokens_are_whose(parts: Parts) -> None:
+async def test_a_generation_during_an_update_records_the_version_of_each_token(parts: Parts) -> None:
     old = await parts.serve("a")
     asked = contexts(16, 40)
     running = [asyncio.create_task(parts.engine.generate(ask(c, None, 500))) for c in asked]
@@ -143,7 +143,7 @@ async def test_a_generation_that_an_update_meets_says_which_tokens_are_whose(par
     assert switched > 0
 
 
-async def test_a_seed_repeats_a_generation_whatever_runs_beside_it(parts: Parts) -> None:
+async def test_a_seed_repeats_a_generation_whatever_else_runs(parts: Parts) -> None:
     await parts.serve("a")
     asked = contexts(32, 150)  # more prompt tokens than one engine step takes
     together = await asyncio.gather(*[parts.engine.generate(ask(c, seed)) for seed, c in enumerate(asked)])
@@ -161,7 +161,7 @@ async def test_logprobs_are_of_the_distribution_that_was_sampled(parts: Parts) -
     assert worst(generation.logprobs, expected) < TOLERANCE
 
 
-async def test_greedy_takes_the_likeliest_token_and_reports_it_at_temperature_one(parts: Parts) -> None:
+async def test_greedy_takes_the_most_likely_token_with_its_logprob_at_temperature_one(parts: Parts) -> None:
     await parts.serve("a")
     context = contexts(1, 50)[0]
     generation = await parts.engine.generate(ask(context, temperature=0.0))
@@ -180,7 +180,7 @@ async def test_an_altered_policy_is_refused_and_the_engine_goes_on(parts: Parts)
     assert worst(generation.logprobs, reference(parts.models["a"], context, generation.token_ids)) < TOLERANCE
 
 
-async def test_whoever_waits_for_a_policy_is_told_when_it_is_served(parts: Parts) -> None:
+async def test_waiting_for_a_policy_ends_when_it_is_served(parts: Parts) -> None:
     current = await parts.serve("a")
     assert await parts.engine.wait_for_policy(current.version, 1, 0.05) == current
     assert await parts.engine.wait_for_policy(current.version + 1, 1, 0.05) == current
@@ -198,7 +198,7 @@ async def test_a_chat_is_rendered_with_the_models_template(parts: Parts) -> None
     assert parts.engine.end_of_turn == "<|im_end|>"
 
 
-async def test_a_pause_holds_generation_and_what_comes_after_is_the_same(parts: Parts) -> None:
+async def test_a_pause_holds_generation_and_does_not_change_its_tokens(parts: Parts) -> None:
     await parts.serve("a")
     context = contexts(1, 50)[0]
     undisturbed = await parts.engine.generate(ask(context, tokens=300))
@@ -247,7 +247,7 @@ async def test_an_update_within_a_pause_leaves_the_engine_paused(parts: Parts) -
     assert (await late).versions == [(policy.version, 1, 0, len((await late).token_ids))]
 
 
-async def test_a_caller_that_does_not_wait_for_an_update_does_not_spoil_it(parts: Parts) -> None:
+async def test_a_cancelled_caller_does_not_cancel_its_update(parts: Parts) -> None:
     await parts.serve("a")
     policy = publication(parts.models["b"])
     updating = asyncio.create_task(parts.engine.load_policy(policy))
@@ -261,7 +261,7 @@ async def test_a_caller_that_does_not_wait_for_an_update_does_not_spoil_it(parts
     assert worst(generation.logprobs, reference(parts.models["b"], context, generation.token_ids)) < TOLERANCE
 
 
-async def test_stop_texts_and_least_lengths_are_those_of_the_request(parts: Parts) -> None:
+async def test_stop_texts_and_min_tokens_are_those_of_the_request(parts: Parts) -> None:
     await parts.serve("a")
     context = contexts(1, 50)[0]
     free = (await parts.engine.generate(ask(context, tokens=30))).token_ids
@@ -280,7 +280,7 @@ async def test_stop_texts_and_least_lengths_are_those_of_the_request(parts: Part
     assert len(long.token_ids) == 30
 
 
-async def test_an_engine_out_of_service_answers_nobody_until_it_loads_a_policy(parts: Parts) -> None:
+async def test_an_engine_out_of_service_refuses_requests_until_it_loads_a_policy(parts: Parts) -> None:
     await parts.serve("a")
     parts.engine.out_of_service = "the announced policy cannot be read"
     assert parts.engine.counts.out_of_service == 1
@@ -290,7 +290,7 @@ async def test_an_engine_out_of_service_answers_nobody_until_it_loads_a_policy(p
     assert await parts.engine.generate(ask(contexts(1, 50)[0]))
 
 
-async def test_an_engine_that_hangs_is_found_and_its_requests_end_with_it(parts: Parts) -> None:
+async def test_a_hanging_engine_is_detected_and_its_requests_fail(parts: Parts) -> None:
     """The last one: nothing is left of the engine."""
     from vllm.v1.engine.exceptions import EngineDeadError
 

@@ -1,4 +1,4 @@
-"""Environments: the built-in ones, and what is checked when one's own is loaded."""
+"""Environments: the built-in ones, and the checks of custom ones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def own(tmp_path: Path) -> Path:
     return file
 
 
-async def test_an_environment_of_ones_own_decides_actions_lengths_and_what_is_shown(own: Path, char_codec: Any) -> None:
+async def test_a_custom_environment_decides_actions_lengths_and_observations(own: Path, char_codec: Any) -> None:
     settings = settings_of(own=EnvironmentRoute(path=own, params={"sides": 20}))
     engine = ScriptedEngine(char_codec(), ["<roll>a</roll>", "<roll>bad</roll>", "<answer>x</answer>"])
     for trajectory in await run(settings, engine, samples=2):  # two: what one rolls, the other does not see
@@ -109,7 +109,7 @@ async def test_an_environment_of_ones_own_decides_actions_lengths_and_what_is_sh
         ("def parse(self, text, e): raise RuntimeError(text)", "RuntimeError: no block"),
     ],
 )
-async def test_what_an_environment_may_not_do_is_said_on_its_trajectories(
+async def test_errors_of_an_environment_are_named_on_its_trajectories(
     tmp_path: Path, char_codec: Any, code: str, words: str
 ) -> None:
     file = tmp_path / "odd.py"
@@ -132,7 +132,7 @@ async def test_a_turn_that_was_answered_keeps_its_status_when_a_later_step_fails
     assert [turn.retrieval_status for turn in trajectory.turns] == [Status.STATUS_OK]
 
 
-async def test_one_turn_ends_with_its_answer(char_codec: Any) -> None:
+async def test_single_turn_ends_with_its_answer(char_codec: Any) -> None:
     settings = settings_of(own=EnvironmentRoute(name="single_turn"))
     engine = ScriptedEngine(char_codec(), ["<think>1+1</think><answer> 1 + 1 </answer>", "never asked for"])
     (trajectory,) = await run(settings, engine)
@@ -149,7 +149,7 @@ async def test_one_turn_ends_with_its_answer(char_codec: Any) -> None:
         ("x" * 300, False, True, ""),
     ],
 )
-async def test_one_turn_to_the_end_is_an_answer_unless_its_length_ended_it(
+async def test_single_turn_to_eos_is_an_answer_unless_its_length_ended_it(
     char_codec: Any, said: str, finished: bool, truncated: bool, content: str
 ) -> None:
     settings = settings_of(own=EnvironmentRoute(name="single_turn", params={"stop": "eos"}))
@@ -217,9 +217,7 @@ BASE = "from forage_rollout.environments import Environment\n"
         (f"{BASE}class A(Environment):\n    def __init__(self): pass", "TypeError"),
     ],
 )
-def test_a_file_that_holds_no_environment_is_named_with_what_was_expected(
-    tmp_path: Path, code: str, words: str
-) -> None:
+def test_a_file_without_an_environment_is_refused_with_what_was_expected(tmp_path: Path, code: str, words: str) -> None:
     file = tmp_path / "wrong.py"
     file.write_text(code)
     with pytest.raises(SettingsError) as error:
@@ -242,7 +240,7 @@ def test_a_file_that_holds_no_environment_is_named_with_what_was_expected(
         ({"entry_point": "no_such_package:Environment"}, "No module named 'no_such_package'"),
     ],
 )
-def test_a_route_that_leads_nowhere_is_named(route: dict[str, Any], words: str) -> None:
+def test_a_wrong_route_is_named(route: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError) as error:
         load_environments(settings_of(kg=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
     assert "rollout.environments.kg" in str(error.value)
@@ -265,7 +263,7 @@ def test_environments_are_checked_without_an_engine(own: Path) -> None:
     assert wrong.stderr.count("\n") == 1
 
 
-async def test_what_the_page_shows_works(repository: Path, tmp_path: Path, char_codec: Any) -> None:
+async def test_the_examples_of_the_how_to_page_work(repository: Path, tmp_path: Path, char_codec: Any) -> None:
     page = (repository / "docs/how-to/write-an-environment.md").read_text()
     (routes,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -122,7 +122,7 @@ async def test_without_stream_there_is_one_reply(client: httpx.AsyncClient, engi
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_caller_that_goes_away_ends_its_trajectories(
+async def test_a_caller_that_disconnects_ends_its_trajectories(
     client: httpx.AsyncClient, engine: LineEngine, stream: bool
 ) -> None:
     engine.gate.clear()
@@ -171,7 +171,7 @@ async def test_a_question_may_name_its_environment(client: httpx.AsyncClient, en
     assert len(group["trajectories"][0]["turns"]) == len(engine.asked) == 1, "nobody searches"
 
 
-async def test_what_is_no_json_is_refused(client: httpx.AsyncClient) -> None:
+async def test_a_body_that_is_not_json_is_refused(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/ask", content=b"{", headers={"content-type": "application/json"})
     assert response.status_code == 422
     assert response.json()["error"]["type"] == "invalid_request"
@@ -204,7 +204,9 @@ async def test_a_dead_engine_is_an_error_of_the_reply_or_of_the_stream(
     assert names == ["turn", "observation", "turn", "error", "end"]
 
 
-async def test_openai_calls_are_passed_on_and_stream_back(client: httpx.AsyncClient, backend: AgentBackend) -> None:
+async def test_openai_calls_are_forwarded_and_their_replies_streamed(
+    client: httpx.AsyncClient, backend: AgentBackend
+) -> None:
     headers = {"x-other": "1", "content-type": "application/json"}
     response = await client.post("/v1/completions", content=b'{"prompt":"x"}', headers=headers)
     assert response.text == "data: 1\n\ndata: [DONE]\n\n"

@@ -40,11 +40,11 @@ def test_text_without_tags_is_left_alone(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a < b > c", "<SEARCH>", "<b>bold</b>", "1 </ 2"])
-def test_what_is_not_reserved_stays_readable(text: str) -> None:
+def test_tags_that_are_not_reserved_stay_readable(text: str) -> None:
     assert escape_tags(text, CONTROL) == text
 
 
-def test_an_environment_reserves_tags_of_its_own() -> None:
+def test_an_environment_reserves_its_own_tags() -> None:
     assert (
         escape_tags("<kg-query>a</kg-query><answer>", tags=["kg-query"])
         == "&lt;kg-query&gt;a&lt;/kg-query&gt;&lt;answer&gt;"

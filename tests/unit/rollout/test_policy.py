@@ -1,4 +1,4 @@
-"""Published policies: what is refused, and with which sentence."""
+"""Checks of published policies, and the sentences of their refusals."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_policy_is_served_only_as_it_was_announced(folder: Path) -> None:
         loadable(policy, expected)
 
 
-def test_a_torn_file_is_refused_whatever_was_announced(folder: Path) -> None:
+def test_a_truncated_file_is_refused_whatever_was_announced(folder: Path) -> None:
     expected = read_model_shapes(folder)
     whole, file = policy_of(folder), folder / "model.safetensors"
     listed = sharded(folder, ["model.safetensors"])
@@ -82,7 +82,7 @@ def test_a_tied_head_may_be_in_the_file_or_not(folder: Path) -> None:
     loadable(policy_of(folder), expected | {"lm_head.weight": (4, 2)})
 
 
-def test_shards_are_verified_one_by_one_and_hold_the_model_together(folder: Path) -> None:
+def test_shards_are_verified_one_by_one_and_must_hold_the_whole_model(folder: Path) -> None:
     expected = read_model_shapes(folder)
     write_weights(folder / "one.safetensors", {"embed": [4, 2]})
     write_weights(folder / "two.safetensors", {"norm": [2]})

@@ -1,4 +1,4 @@
-"""Which replica a group goes to."""
+"""The replica that a group goes to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REPLICAS = [f"replica-{i}" for i in range(4)]
 NAMES = [f"run/world/train/{i}/0" for i in range(2000)]
 
 
-def test_every_caller_ranks_alike_whatever_order_it_knows_the_replicas_in() -> None:
+def test_the_ranking_does_not_depend_on_the_order_of_replicas() -> None:
     for name in NAMES[:50]:
         assert rank_replicas(name, REPLICAS) == rank_replicas(name, reversed(REPLICAS))
 
@@ -21,20 +21,20 @@ def test_names_are_spread_evenly() -> None:
     assert max(first.values()) < 1.2 * len(NAMES) / len(REPLICAS)
 
 
-def test_a_replica_that_goes_moves_only_its_own_names() -> None:
+def test_removing_a_replica_moves_only_its_own_names() -> None:
     for name in NAMES[:200]:
         whole = rank_replicas(name, REPLICAS)
         assert rank_replicas(name, REPLICAS[1:]) == [replica for replica in whole if replica != REPLICAS[0]]
 
 
-def test_a_group_stays_together_while_there_is_little_to_do() -> None:
+def test_a_group_stays_on_one_replica_at_low_load() -> None:
     loads = dict.fromkeys(REPLICAS, 0)
     for _ in range(MIN_CAPACITY):
         loads[order_replicas("group", loads)[0]] += 1
     assert sorted(loads.values()) == [0, 0, 0, MIN_CAPACITY]
 
 
-def test_no_replica_takes_much_more_than_its_share() -> None:
+def test_no_replica_exceeds_the_load_factor() -> None:
     loads = dict.fromkeys(REPLICAS, 0)
     for name in NAMES[:64]:
         for _ in range(8):
@@ -42,7 +42,7 @@ def test_no_replica_takes_much_more_than_its_share() -> None:
             assert max(loads.values()) <= max(MIN_CAPACITY, LOAD_FACTOR * sum(loads.values()) / len(loads) + 1)
 
 
-def test_what_is_too_much_for_one_goes_to_the_next_that_the_name_prefers() -> None:
+def test_excess_load_goes_to_the_next_replica_in_the_ranking() -> None:
     order = rank_replicas("group", REPLICAS)
     loads = dict.fromkeys(REPLICAS, 10) | {order[0]: 200}
     assert order_replicas("group", loads) == [*order[1:], order[0]]

@@ -89,7 +89,7 @@ async def test_a_prompt_may_be_token_ids(stub: RolloutStub, engine: LineEngine) 
     assert list(group.trajectories[0].token_ids[:4]) == [87, 104, 111, 63]
 
 
-async def test_turns_come_as_they_happen_and_the_group_last(stub: RolloutStub, engine: LineEngine) -> None:
+async def test_turns_are_streamed_at_once_and_the_group_last(stub: RolloutStub, engine: LineEngine) -> None:
     engine.gate.clear()
     call = stub.RunStream(RunStreamRequest(prompt=prompt(samples=1)))
     acted, observed = await call.read(), await call.read()
@@ -103,7 +103,7 @@ async def test_turns_come_as_they_happen_and_the_group_last(stub: RolloutStub, e
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_a_caller_that_goes_away_ends_its_trajectories(stub: RolloutStub, engine: LineEngine) -> None:
+async def test_a_caller_that_disconnects_ends_its_trajectories(stub: RolloutStub, engine: LineEngine) -> None:
     engine.gate.clear()
     call = stub.RunStream(RunStreamRequest(prompt=prompt(samples=3)))
     for _ in range(6):
@@ -138,7 +138,7 @@ async def test_a_bad_prompt_is_refused_by_field(stub: RolloutStub, fields: dict[
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_before_the_start_calls_say_what_is_missing(stub: RolloutStub, state: ServiceState) -> None:
+async def test_before_the_start_calls_fail_with_what_is_missing(stub: RolloutStub, state: ServiceState) -> None:
     state.running = False
     state.health.wait_for("engine", "vLLM is starting")
     for call in (lambda: stub.Run(RunRequest(prompt=prompt())), lambda: stub.Pause(PauseRequest())):
@@ -158,7 +158,7 @@ async def test_a_dead_engine_is_unavailable(stub: RolloutStub, backend: AgentBac
         assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_engines_pause_and_resume_and_the_status_tells(stub: RolloutStub, backend: AgentBackend) -> None:
+async def test_engines_pause_and_resume_and_the_status_shows_it(stub: RolloutStub, backend: AgentBackend) -> None:
     status = await stub.GetStatus(GetStatusRequest())
     assert (status.engines, status.paused, status.tokens_generated) == (2, False, 7)
     assert status.serving == Policy(version=3, epoch=2)  # the oldest of both

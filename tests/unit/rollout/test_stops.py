@@ -1,4 +1,4 @@
-"""Which tokens end a generation: each that closes a turn, however the tokenizer spells it."""
+"""Stop tokens: every token that closes a turn, however the tokenizer spells it."""
 
 from __future__ import annotations
 

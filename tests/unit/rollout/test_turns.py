@@ -1,4 +1,4 @@
-"""Where a generation ends and what it asks for."""
+"""The end of a generation, and the action that it asks for."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def test_an_action_is_read_as_the_table_says(actions_row: dict[str, Any]) -> Non
         ([], 0, ""),
     ],
 )
-def test_the_token_that_completes_the_stop_string_is_the_last_one_kept(tokens: list[str], kept: int, text: str) -> None:
+def test_the_token_that_completes_the_stop_text_is_kept_last(tokens: list[str], kept: int, text: str) -> None:
     part = cut_at_stop(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids), STOPS)
     assert (part.length, part.text) == (kept, text)
     assert part.stopped == (text != "no stop" and bool(tokens))
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12))
-def test_the_kept_prefix_is_the_shortest_that_says_the_stop_string(tokens: list[str]) -> None:
+def test_the_kept_prefix_is_the_shortest_with_the_stop_text(tokens: list[str]) -> None:
     part = cut_at_stop(range(len(tokens)), lambda ids: "".join(tokens[i] for i in ids), STOPS)
     whole = "".join(tokens)
     stop = next((tag for tag in STOPS if tag in whole), None)
@@ -95,13 +95,13 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
-def test_an_action_is_the_first_block_that_ends(text: str) -> None:
+def test_an_action_is_the_first_complete_block(text: str) -> None:
     found = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
     action = parse_action(text)
     assert (action.tag, action.content) == ((found[1], found[2].strip()) if found else ("", ""))
 
 
-def test_openers_without_end_cost_no_more_than_their_length() -> None:
+def test_opening_tags_without_closing_tags_are_parsed_in_linear_time() -> None:
     begin = time.perf_counter()
     assert parse_action("<search>" * 500_000).kind == ActionKind.ACTION_KIND_INVALID  # hours, where it is quadratic
     assert time.perf_counter() - begin < 10

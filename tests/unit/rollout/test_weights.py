@@ -1,4 +1,4 @@
-"""How policies travel: fetched from any address and verified; NCCL as far as a CPU can tell."""
+"""Transports of policies: fetched from any address and verified; NCCL as far as it runs on a CPU."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def altered(folder: Path, byte: int) -> Path:
     return folder
 
 
-async def test_a_local_policy_is_read_where_it_is(folder: Path, tmp_path: Path) -> None:
+async def test_a_local_policy_is_read_in_place(folder: Path, tmp_path: Path) -> None:
     transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
     digest = sha256((folder / WEIGHTS).read_bytes())
     for uri in (str(folder), f"file://{folder}"):
@@ -70,7 +70,7 @@ async def test_a_remote_policy_is_fetched_once_and_again_when_its_copy_is_damage
     assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [Path(path).parent.name]
 
 
-async def test_a_torn_or_absent_remote_policy_is_refused_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+async def test_a_damaged_or_missing_remote_policy_is_refused_and_leaves_no_copy(folder: Path, tmp_path: Path) -> None:
     transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
     policy = publish(folder, "memory://torn/v1")
     with fsspec.open(f"{policy.uri}/{WEIGHTS}", "wb") as stream:
@@ -83,7 +83,7 @@ async def test_a_torn_or_absent_remote_policy_is_refused_and_leaves_nothing(fold
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-async def test_an_address_that_nothing_reads_is_refused(folder: Path, tmp_path: Path) -> None:
+async def test_an_address_that_no_file_system_reads_is_refused(folder: Path, tmp_path: Path) -> None:
     transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
     with pytest.raises(PolicyError, match="no file system reads this address"):
         await transport.prepare(Policy(version=1, epoch=1, uri="nowhere://bucket/v1", digest="0" * 64))
@@ -133,7 +133,7 @@ def sender(folder: Path, world_size: int = 9, dtype: str = "bfloat16") -> Policy
     return Policy(version=2, epoch=1, nccl=transfer)
 
 
-async def test_a_broadcast_is_announced_in_vllms_own_terms(folder: Path) -> None:
+async def test_an_nccl_policy_becomes_vllms_transfer_info(folder: Path) -> None:
     torch = pytest.importorskip("torch")
     from vllm.distributed.weight_transfer.nccl_engine import (
         NCCLTrainerInitInfo,
@@ -155,7 +155,7 @@ async def test_a_broadcast_is_announced_in_vllms_own_terms(folder: Path) -> None
     assert ranks == list(range(1, 9))  # with the trainer's 0 the whole world
 
 
-async def test_a_broadcast_that_cannot_work_is_refused_before_anybody_waits_for_it(folder: Path) -> None:
+async def test_an_nccl_policy_that_cannot_work_is_refused_before_workers_wait(folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"set rollout\.weights\.transport to filesystem"):
         NcclTransport(read_model_shapes(folder), 0, 1, gpu=False)
     transport = NcclTransport(read_model_shapes(folder), 1, 2, gpu=True)
@@ -172,7 +172,7 @@ async def test_a_broadcast_that_cannot_work_is_refused_before_anybody_waits_for_
         await transport.prepare(short)
 
 
-async def test_an_update_waits_for_every_lease_and_newcomers_for_the_update() -> None:
+async def test_an_update_waits_for_every_lease_and_new_leases_wait_for_the_update() -> None:
     leases, order = Leases(limit_s=30), []
 
     async def update() -> None:
@@ -197,7 +197,7 @@ async def test_an_update_waits_for_every_lease_and_newcomers_for_the_update() ->
     assert order == ["updating", "updated", "late"]
 
 
-async def test_a_lease_that_is_never_released_holds_an_update_for_a_while_only() -> None:
+async def test_a_lease_that_is_never_released_expires() -> None:
     leases = Leases(limit_s=0.1)
     await leases.acquire("lost")
     async with asyncio.timeout(5), leases.drain():
@@ -205,7 +205,7 @@ async def test_a_lease_that_is_never_released_holds_an_update_for_a_while_only()
     await leases.release("lost")  # and its owner may still say so
 
 
-async def test_an_update_that_is_given_up_lets_newcomers_in() -> None:
+async def test_new_leases_are_given_after_a_cancelled_update() -> None:
     leases = Leases(limit_s=30)
     await leases.acquire("early")
 

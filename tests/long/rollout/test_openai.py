@@ -1,4 +1,4 @@
-"""The OpenAI client against the HTTP side over a real vLLM engine on a tiny random model."""
+"""The OpenAI client against the HTTP API over a real vLLM engine on a tiny random model."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def text_of(stream: Any) -> str:
     return "".join(parts)
 
 
-async def test_the_model_is_listed_by_its_folder_and_nothing_tells_its_path(parts: Parts) -> None:
+async def test_the_model_is_listed_by_its_folder_name_and_its_path_is_not_shown(parts: Parts) -> None:
     (model,) = [model async for model in parts.client.models.list()]
     assert model.id == parts.model
     assert "/" not in str(model.model_dump())
@@ -120,7 +120,7 @@ async def test_an_engine_at_an_endpoint_samples_what_the_engine_itself_does(part
             assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
 
 
-async def test_what_vllm_refuses_reaches_the_client(parts: Parts) -> None:
+async def test_errors_of_vllm_reach_the_client(parts: Parts) -> None:
     with pytest.raises(openai.NotFoundError, match="`other` does not exist"):
         await parts.client.chat.completions.create(model="other", messages=CHAT)
     with pytest.raises(openai.BadRequestError, match="temperature"):
@@ -129,7 +129,7 @@ async def test_what_vllm_refuses_reaches_the_client(parts: Parts) -> None:
         await parts.client.completions.create(model=parts.model, prompt="a" * 4000)
 
 
-async def test_a_client_that_goes_away_frees_the_engine(parts: Parts) -> None:
+async def test_a_client_that_disconnects_ends_its_generation(parts: Parts) -> None:
     endless: Any = {"model": parts.model, "messages": CHAT, "max_tokens": 600, "extra_body": {"ignore_eos": True}}
     stream = await parts.client.chat.completions.create(**endless, stream=True)
     await anext(aiter(stream))

@@ -53,7 +53,7 @@ QUESTIONS = (
 LIMITS: dict[str, Any] = {"max_turns": 3, "max_start_length": 128, "max_prompt_length": 512, "max_response_length": 64}
 
 
-class Shelf:
+class TwoPassageRetriever:
     """A retriever of two passages for every query."""
 
     async def search(self, queries: Sequence[str]) -> SearchResult:
@@ -68,7 +68,7 @@ class Shelf:
         )
 
 
-class Judge:
+class OnePointReward:
     """A reward of one point."""
 
     async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
@@ -95,7 +95,7 @@ class Recorder:
         await self.engine.release(affinity)
 
 
-class Judges:
+class ReferenceModels:
     """Hugging Face models by policy version."""
 
     def __init__(self) -> None:
@@ -119,13 +119,13 @@ class Judges:
 class Parts:
     engine: VllmEngine
     folders: dict[str, Path]
-    judges: Judges
+    references: ReferenceModels
 
     def publication(self, name: str) -> Policy:
         folder = self.folders[name]
         digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         policy = Policy(version=next(VERSIONS), epoch=1, uri=str(folder), digest=digest)
-        self.judges.folders[policy.version] = folder
+        self.references.folders[policy.version] = folder
         return policy
 
     async def serve(self, name: str) -> tuple[Policy, float]:
@@ -137,7 +137,9 @@ class Parts:
         settings = Settings(model=ModelSettings(path=self.folders["a"]), rollout=rollout)
         recorder = Recorder(self.engine)
         codec = FileTokenizer(self.folders["a"])
-        return Agent(settings, recorder, Shelf(), Judge(), codec, self.engine.end_of_turn, "one"), recorder
+        return Agent(
+            settings, recorder, TwoPassageRetriever(), OnePointReward(), codec, self.engine.end_of_turn, "one"
+        ), recorder
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -157,7 +159,7 @@ async def parts(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     sizes = EngineSettings(max_model_len=768, max_num_seqs=64)
     rollout = RolloutSettings(engine=sizes)
     engine = VllmEngine(Settings(model=ModelSettings(path=folders["a"]), rollout=rollout))
-    yield Parts(engine, folders, Judges())
+    yield Parts(engine, folders, ReferenceModels())
     engine.shutdown()
 
 
@@ -186,7 +188,7 @@ def turns_of(trajectory: Trajectory) -> list[tuple[int, int]]:
     return spans
 
 
-def judged(trajectory: Trajectory, judges: Judges, max_context: int) -> float:
+def judged(trajectory: Trajectory, references: ReferenceModels, max_context: int) -> float:
     """Check ids, masks and turns of a trajectory against each other; the largest logprob difference of its tokens."""
     ids, start = list(trajectory.token_ids), trajectory.prompt_length
     length = len(ids) - start
@@ -207,7 +209,7 @@ def judged(trajectory: Trajectory, judges: Judges, max_context: int) -> float:
         assert set(trajectory.turn_ids[begin:end]) == {index}
         context = ids[: start + begin][-max_context:]
         for version in {versions[i] for i in range(begin, end)}:
-            expected = judges.logprobs(version, context, ids[start + begin : start + end])
+            expected = references.logprobs(version, context, ids[start + begin : start + end])
             for position in range(begin, end):
                 if versions[position] == version:
                     largest = max(largest, abs(trajectory.logprobs[position] - expected[position - begin]))
@@ -262,7 +264,7 @@ async def test_every_token_of_a_trajectory_is_accounted_for(
         assert {segment.version for segment in trajectory.segments} == {policy.version}
         hit_length = any(generation.hit_length for generation in origins(trajectory, recorder, context))
         assert trajectory.truncated if hit_length else seen != "observations" or not trajectory.truncated
-    largest = max(judged(trajectory, parts.judges, context) for trajectory in trajectories)
+    largest = max(judged(trajectory, parts.references, context) for trajectory in trajectories)
     record_property("max_difference", largest)
     assert largest < TOLERANCE
     assert max(len(trajectory.turns) for trajectory in trajectories) >= 2
@@ -303,7 +305,7 @@ async def test_updates_in_flight_split_trajectories_and_lose_none(parts: Parts, 
     trajectories = await running
     split = [t for t in trajectories if len({segment.version for segment in t.segments}) > 1]
     assert len(split) > 5
-    largest = max(judged(trajectory, parts.judges, LIMITS["max_prompt_length"]) for trajectory in trajectories)
+    largest = max(judged(trajectory, parts.references, LIMITS["max_prompt_length"]) for trajectory in trajectories)
     record_property("max_difference", largest)
     assert largest < TOLERANCE
     record_property("update_pause_s", pauses)
@@ -331,10 +333,10 @@ async def test_a_drained_update_splits_no_trajectory_and_loses_none(
     versions = [{segment.version for segment in t.segments} for t in trajectories]
     assert {len(one) for one in versions} == {1}
     assert len(set.union(*versions)) == 3
-    assert max(judged(t, parts.judges, LIMITS["max_prompt_length"]) for t in trajectories) < TOLERANCE
+    assert max(judged(t, parts.references, LIMITS["max_prompt_length"]) for t in trajectories) < TOLERANCE
 
 
-async def test_a_policy_that_is_torn_or_older_is_refused_and_nothing_changes(parts: Parts, tmp_path: Path) -> None:
+async def test_a_damaged_or_older_policy_is_refused_and_nothing_changes(parts: Parts, tmp_path: Path) -> None:
     old = parts.publication("b")
     served, _ = await parts.serve("a")
     agent, _ = parts.agent()

@@ -1,4 +1,4 @@
-"""Two runs in one Ray cluster that neither of them started."""
+"""Two runs share a Ray cluster that neither of them started."""
 
 from __future__ import annotations
 

@@ -1,0 +1,59 @@
+"""Autoscaling, and an endpoint in place of the engine, in a real Ray Serve."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from openai_server import openai_server
+
+from forage_common.clients.calls import RefusedError
+from forage_common.settings import EngineSettings, ModelSettings, ReplicaSettings, RolloutSettings, Settings
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_rollout.loop.tokens import FileTokenizer
+from forage_rollout.weights.policy import PolicyError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.usefixtures("caller")
+def test_replicas_are_added_as_the_queue_grows() -> None:
+    from ray import serve
+    from serve_parts import application
+
+    engines = ReplicaSettings(min=1, max=2, target_ongoing=2, upscale_delay_s=1)
+    elastic = serve.run(application(Settings(), engines), name="elastic", route_prefix=None)
+    assert len(elastic.everywhere.remote("take_snapshot").result(timeout_s=200)) == 1
+    busy = elastic.many.remote(["g"] * 40, 6000)
+    deadline = time.monotonic() + 60
+    while len(elastic.everywhere.remote("take_snapshot").result(timeout_s=200)) < 2:
+        assert time.monotonic() < deadline, "one replica has 40 requests, twice two are wanted, and nothing happens"
+        time.sleep(0.5)
+    busy.cancel()
+    serve.delete("elastic")
+
+
+@pytest.mark.usefixtures("caller")
+def test_an_endpoint_replaces_the_engine(repository: Path) -> None:
+    from ray import serve
+    from serve_parts import application
+
+    folder = repository / "models" / "tiny-policy"
+    with openai_server(FileTokenizer(folder), ["said </x>"]) as server:
+        rollout = RolloutSettings(engine=EngineSettings(endpoint=server.url))
+        settings = Settings(model=ModelSettings(path=folder), rollout=rollout)
+        remote = serve.run(application(settings, ReplicaSettings(), scripted=False), name="remote", route_prefix=None)
+        said = remote.many.remote(["g", "h"], 5).result(timeout_s=200)
+        assert said == [FileTokenizer(folder).encode("said </x>")[0]] * 2
+        (snapshot,) = remote.everywhere.remote("take_snapshot").result(timeout_s=200)
+        assert snapshot.serving.uri == server.url
+        assert (snapshot.counts["requests",], snapshot.counts["circuit_open", "endpoint"]) == (2, 0)
+        with pytest.raises(PolicyError, match="serves weights of its own"):
+            remote.everywhere.remote("load_policy", Policy(version=1, uri="/x").SerializeToString()).result(
+                timeout_s=200
+            )
+        server.failures.append(401)
+        with pytest.raises(RefusedError, match=r"look at rollout\.engine\.endpoint_token_file"):
+            remote.many.remote(["g"], 5).result(timeout_s=200)
+    serve.delete("remote")

@@ -1,0 +1,46 @@
+"""Random LoRA adapters in PEFT's format, announced as policies."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from forage_common.files.model_folder import read_model_shapes
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
+from forage_rollout.weights.adapter import CONFIG, WEIGHTS
+
+MODULES = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+MAX_RANK = 8
+VERSIONS = itertools.count(1)
+
+
+def write_adapter(folder: Path, model: Path, seed: int, rank: int = 4, **changes: Any) -> Policy:
+    """A random adapter of a few linear layers, and its publication."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(seed)
+    shapes = read_model_shapes(model)
+    matrices = {}
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight")
+        if module.endswith(MODULES):
+            matrices[f"base_model.model.{module}.lora_A.weight"] = torch.randn(rank, shape[1]) * 0.2
+            matrices[f"base_model.model.{module}.lora_B.weight"] = torch.randn(shape[0], rank) * 0.2
+    folder.mkdir(parents=True)
+    save_file(matrices, folder / WEIGHTS)
+    targets = sorted({module.rpartition(".")[2] for module in MODULES})
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": targets, "bias": "none"}
+    (folder / CONFIG).write_text(json.dumps(config | changes))
+    return announce(folder)
+
+
+def announce(folder: Path) -> Policy:
+    files = [
+        PolicyFile(name=file.name, digest=hashlib.sha256(file.read_bytes()).hexdigest(), bytes=file.stat().st_size)
+        for file in sorted(folder.iterdir())
+    ]
+    return Policy(version=next(VERSIONS), epoch=1, uri=str(folder), adapter=True, files=files)
