@@ -120,7 +120,7 @@ def found(queries: list[str], contents: str = '"T"\nbody') -> Reply:
 @pytest.fixture
 def faulty_retriever() -> Iterator[FaultyRetriever]:
     server = FaultyRetriever()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield server
     server.closing.set()
     server.shutdown()

@@ -61,7 +61,7 @@ class _Shelf(BaseHTTPRequestHandler):
 def library() -> Iterator[Library]:
     server = Library(("127.0.0.1", 0), _Shelf)
     server.queries = []
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield server
     server.shutdown()
 
