@@ -20,7 +20,7 @@ demo: setup ## train the tiny policy to search, with a live view, in five to ten
 test: setup ## run the tests of every service, in under ten minutes
 	@$(PYTHON) scripts/run_tests.py quick
 
-test-long: setup ## run the long tests alone: chaos, several nodes, browser, deployment
+test-long: setup ## run the long tests alone: whole systems, chaos, several nodes, browser, deployment
 	@$(PYTHON) scripts/run_tests.py long
 
 test-all: ## run every test: `make test`, then `make test-long`

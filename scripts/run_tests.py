@@ -26,8 +26,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TESTS = REPOSITORY / "tests"
 REPORTS = REPOSITORY / ".cache/tests"
 QUICK = ("unit", "contract", "e2e")
-LONG = ("long", "deploy", "browser", "chaos")
-ALONE = ("e2e", "chaos")
+LONG = ("long", "deploy", "browser", "system", "chaos")
+ALONE = ("e2e", "system", "chaos")
 """Kinds that start several services: their folders run one at a time."""
 ENVIRONMENT = {"common": "cli", "models": "trainer", "scripts": "cli"}
 """Parts without their own environment → the environment they use."""
@@ -112,8 +112,8 @@ def find_misplaced_tests() -> list[str]:
 
 
 def list_jobs(kinds: Iterable[str]) -> list[Job]:
-    """List one job for every folder of these kinds that contains tests."""
-    folders = (folder for kind in kinds for folder in sorted((TESTS / kind).glob("*")) if folder.is_dir())
+    """List one job for every folder of these kinds that contains tests; trainer and rollout, the longest, first."""
+    folders = (folder for kind in kinds for folder in sorted((TESTS / kind).glob("*"), reverse=True) if folder.is_dir())
     return [Job(folder) for folder in folders if any(folder.rglob("test_*.py"))]
 
 
