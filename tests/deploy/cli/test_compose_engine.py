@@ -18,7 +18,7 @@ from forage_common.settings import load_settings
 from forage_common.streams.client import StreamClient
 settings = load_settings()
 client = StreamClient(settings.redis, settings.run.id)
-print(json.dumps(count_groups(client).as_dict() | {
+print(json.dumps(vars(count_groups(client)) | {
     "version": client.read_policy().version,
     "steps": len((settings.run.folder / "metrics.jsonl").read_text().splitlines()),
     "checkpoints": sorted(path.name for path in (settings.run.folder / "checkpoints").glob("step_*")),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from forage_cli.commands.options import BasePort, Config
+from forage_cli.commands.options import BasePort, Config, load_run_settings
 
 if TYPE_CHECKING:
     from forage_common.settings import Settings
@@ -38,14 +38,10 @@ def ask(
 
       forage ask "What is the capital of Mongolia?"
     """
-    from forage_cli.local import demo as local
     from forage_cli.local import serving
-    from forage_cli.local.stack import repository, shift_ports
-    from forage_common.settings import load_settings
 
     console = Console()
-    file = config or repository() / local.CONFIG
-    settings = load_settings(file, [*(shift_ports(base_port) if base_port else []), "run.id=ask"])
+    settings = load_run_settings(config, None, base_port, "ask")
     with serving.ensure_services(settings, console, model=model or find_latest_policy(settings.run.dir)) as settings:
         prompt = serving.build_ask_prompt(settings, question, temperature, environment)
         succeeded = asyncio.run(_print_events(settings, prompt, question, console))

@@ -12,11 +12,6 @@ from rich.progress import Progress
 app = typer.Typer(help="Make data sets.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Make data sets."""
-
-
 @app.command()
 def world(
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/world"),

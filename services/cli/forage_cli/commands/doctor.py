@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from forage_cli.commands.options import BasePort, Config
+from forage_cli.terminal.tables import make_table
 from forage_common.errors import UserError
 
 
@@ -31,9 +31,7 @@ class Check:
 def doctor(config: Config = None, base_port: BasePort = None) -> None:
     """Check this machine, and print what is missing and how to fix it. Exit code 1: something must be fixed."""
     console = Console()
-    table = Table(box=None, header_style="dim")
-    for name in ("", "check", "value", "fix"):
-        table.add_column(name)
+    table = make_table("", "check", "value", "fix", left=4)
     broken = False
     for check in run_checks(config, base_port):
         mark = "[green]✓[/]" if not check.fix else "[red]✗[/]" if check.fatal else "[yellow]![/]"
@@ -85,7 +83,7 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     except ImportError as error:
         yield Check("redis server", str(error), "run 'make setup'")
     try:
-        settings = load_settings(config or repository() / demo.CONFIG, shift_ports(base_port) if base_port else [])
+        settings = load_settings(config or repository() / demo.CONFIG, shift_ports(base_port))
     except UserError as error:
         yield Check("settings", "invalid", str(error))
         return

@@ -11,7 +11,6 @@ from typer.core import TyperGroup
 
 from forage_cli.commands.options import BasePort, Config, load_run_settings
 from forage_cli.evaluation.layouts import Layout
-from forage_cli.terminal.progress import show_progress
 
 _READ = 3
 """Questions of each outcome, and failures, that are printed."""
@@ -102,8 +101,6 @@ def run(
     ('running'), or starts them and switches them from policy to policy. After Ctrl-C or a crash the same command
     continues: finished questions are kept, failed ones are retried.
     """
-    from functools import partial
-
     from forage_cli.evaluation import engines, plan, request
     from forage_cli.evaluation import report as pages
     from forage_cli.evaluation import run as running
@@ -124,7 +121,7 @@ def run(
         plan.remove_evaluation(folder)
     turn_ends = {policy.label: read_end_of_turn(engines.find_tokenizer(policy, settings)) for policy in policies}
     plan.claim_folder(folder, work)
-    running.run_unfinished(work, settings, folder, console, partial(show_progress, console))
+    running.run_unfinished(work, settings, folder, console)
     running.write_finished(work, folder, turn_ends)
     page = pages.write_report(folder)
     summary = _print_results(folder, layout, console)

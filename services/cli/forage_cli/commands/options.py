@@ -33,5 +33,5 @@ def load_run_settings(config: Path | None, overrides: list[str] | None, base_por
     from forage_cli.local.stack import repository, shift_ports
     from forage_common.settings import load_settings
 
-    shifted = shift_ports(base_port) if base_port else []
-    return load_settings(config or repository() / local.CONFIG, [*shifted, f"run.id={run}", *(overrides or [])])
+    merged = [*shift_ports(base_port), f"run.id={run}", *(overrides or [])]
+    return load_settings(config or repository() / local.CONFIG, merged)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import ExitStack, aclosing
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from forage_cli.commands.options import BasePort, Config, load_run_settings
-from forage_cli.terminal.progress import show_progress
+from forage_cli.terminal.progress import consume_results
 
 if TYPE_CHECKING:
     from forage_cli.probe.folder import ProbeFolder
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from forage_common.v1.trajectory_pb2 import Trajectory
 
     Serve = Callable[[], Settings]
-
-T = TypeVar("T")
 
 
 class Turns(StrEnum):
@@ -148,7 +146,8 @@ def _sample_missing(
                 for trajectory in group:
                     journal.append(trajectory)
 
-            asyncio.run(_run_each(sampling.sample_groups(left, serve()), keep, "sampled", len(left), console))
+            groups = sampling.sample_groups(left, serve())
+            asyncio.run(consume_results(groups, keep, console, "sampled", len(left)))
         wanted = set().union(*map(sampling.trajectory_ids, prompts))
         with TrajectoryWriter(folder.trajectories, read_end_of_turn(settings.model.path)) as writer:
             for trajectory in sorted(journal.read(), key=lambda trajectory: trajectory.id):
@@ -179,19 +178,6 @@ def _probe_missing(
                 journal.append(probed)
                 last[probed.trajectory_id, probed.turn] = probed
 
-            asyncio.run(
-                _run_each(
-                    run_probes(read_trajectories(source), left, serve(), plan), keep, "probed", len(left), console
-                )
-            )
+            probes = run_probes(read_trajectories(source), left, serve(), plan)
+            asyncio.run(consume_results(probes, keep, console, "probed", len(left)))
     return [last[item] for item in wanted]
-
-
-async def _run_each(
-    work: AsyncGenerator[T, None], keep: Callable[[T], None], description: str, total: int, console: Console
-) -> None:
-    with show_progress(console, description, total) as advance:
-        async with aclosing(work):
-            async for done in work:
-                keep(done)
-                advance()

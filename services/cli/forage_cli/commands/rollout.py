@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing, nullcontext
-from enum import StrEnum
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +12,9 @@ import typer
 from rich.console import Console
 
 from forage_cli.commands.options import BasePort, Config, Overrides, load_run_settings
-from forage_cli.terminal.progress import show_progress
+from forage_cli.terminal.progress import consume_results
 
 if TYPE_CHECKING:
-    from forage_cli.runs.replay import Comparison
-    from forage_common.files.trajectory_file import TrajectoryWriter
     from forage_common.settings import Settings
     from forage_common.v1.trajectory_pb2 import Trajectory
 
@@ -26,16 +23,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Sample trajectories into a file, and replay stored ones.", no_args_is_help=True)
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first so many.", show_default=False)]
 _SCORES_IN_FLIGHT = 64
-
-
-class Mode(StrEnum):
-    RESCORE = "rescore"
-    RERUN = "rerun"
-
-
-@app.callback()
-def _group() -> None:
-    """Sample trajectories into a file, and replay stored ones."""
 
 
 @app.command()
@@ -78,7 +65,14 @@ def sample(
     with serving.ensure_services(settings, console, SERVING, model) as settings:
         end = read_end_of_turn(settings.model.path)
         with TrajectoryWriter(out, end, keep=True) as writer:
-            asyncio.run(_write_groups(sampling.sample_groups(left, settings), writer, done, len(left), console))
+
+            def keep(group: list[Trajectory]) -> None:
+                for trajectory in group:
+                    if trajectory.id not in done:
+                        writer.write(trajectory)
+
+            groups = sampling.sample_groups(left, settings)
+            asyncio.run(consume_results(groups, keep, console, "questions", len(left)))
     statuses = ", ".join(f"{count} {status}" for status, count in writer.statuses.most_common())
     console.print(f"{writer.statuses.total()} trajectories in {out}: {statuses}", highlight=False)
 
@@ -118,21 +112,26 @@ def replay(
 
     if rescore == rerun:
         raise UserError("give one of --rescore and --rerun")
-    mode = Mode.RESCORE if rescore else Mode.RERUN
     console = Console()
     settings = load_run_settings(config, overrides, base_port, "replay")
     stored = read_header(file)
     done = read_ids(out) if out else set()
-    chosen = _select_trajectories(file, done, limit, mode)
+    chosen = _select_trajectories(file, done, limit, rescore)
     comparison = Comparison()
     total = max(0, min(stored.rows, limit or stored.rows) - len(done))
     with (
         serving.ensure_services(settings, console, (Program.REWARD,) if rescore else SERVING) as settings,
         TrajectoryWriter(out, stored.end_of_turn, keep=True) if out else nullcontext() as writer,
     ):
+
+        def keep(pair: Pair) -> None:
+            comparison.add(*pair)
+            if writer is not None:
+                writer.write(pair[1])
+
         try:
-            work = _replay_trajectories(mode, chosen, settings, stored.end_of_turn)
-            asyncio.run(_collect_comparison(work, comparison, writer, total, console))
+            pairs = _replay_trajectories(rescore, chosen, settings, stored.end_of_turn)
+            asyncio.run(consume_results(pairs, keep, console, "replayed", total))
         finally:
             if comparison.total:
                 console.print(show.render_comparison(comparison, rerun))
@@ -142,65 +141,32 @@ def replay(
         console.print(f"{total - comparison.total} were never scored and are left out", highlight=False)
 
 
-def _select_trajectories(file: Path, done: set[str], limit: int | None, mode: Mode) -> Iterable[Trajectory]:
+def _select_trajectories(file: Path, done: set[str], limit: int | None, rescore: bool) -> Iterable[Trajectory]:
     from itertools import islice
 
     from forage_cli.runs.replay import is_scored
     from forage_common.files.trajectory_file import read_trajectories
 
     for trajectory in islice(read_trajectories(file), limit):
-        if trajectory.id not in done and (mode is Mode.RERUN or is_scored(trajectory)):
+        if trajectory.id not in done and (not rescore or is_scored(trajectory)):
             yield trajectory
 
 
 async def _replay_trajectories(
-    mode: Mode, chosen: Iterable[Trajectory], settings: Settings, end_of_turn: str
+    rescore: bool, chosen: Iterable[Trajectory], settings: Settings, end_of_turn: str
 ) -> AsyncGenerator[Pair, None]:
     from forage_cli.runs.replay import make_rerun, make_rescore
     from forage_common.clients.concurrency import map_concurrently
     from forage_common.clients.reward import RewardClient
     from forage_common.clients.rollout import RolloutClient
 
-    if mode is Mode.RESCORE:
-        work = map_concurrently(chosen, make_rescore(RewardClient(settings), end_of_turn), _SCORES_IN_FLIGHT)
-        async with aclosing(work):
-            async for pair in work:
-                yield pair
-        return
-    async with RolloutClient(settings) as rollout:
-        in_flight = settings.rollout.max_groups_in_flight
-        async with aclosing(map_concurrently(chosen, make_rerun(rollout, settings.run.id), in_flight)) as work:
-            async for pair in work:
-                yield pair
-
-
-async def _collect_comparison(
-    work: AsyncGenerator[Pair, None],
-    comparison: Comparison,
-    writer: TrajectoryWriter | None,
-    total: int,
-    console: Console,
-) -> None:
-    with show_progress(console, "replayed", total) as advance:
-        async with aclosing(work):
-            async for stored, new in work:
-                comparison.add(stored, new)
-                if writer is not None:
-                    writer.write(new)
-                advance()
-
-
-async def _write_groups(
-    groups: AsyncGenerator[list[Trajectory], None],
-    writer: TrajectoryWriter,
-    done: set[str],
-    total: int,
-    console: Console,
-) -> None:
-    with show_progress(console, "questions", total) as advance:
-        async with aclosing(groups):
-            async for trajectories in groups:
-                for trajectory in trajectories:
-                    if trajectory.id not in done:
-                        writer.write(trajectory)
-                advance()
+    async with AsyncExitStack() as stack:
+        if rescore:
+            replay, in_flight = make_rescore(RewardClient(settings), end_of_turn), _SCORES_IN_FLIGHT
+        else:
+            rollout = await stack.enter_async_context(RolloutClient(settings))
+            replay, in_flight = make_rerun(rollout, settings.run.id), settings.rollout.max_groups_in_flight
+        pairs = map_concurrently(chosen, replay, in_flight)
+        await stack.enter_async_context(aclosing(pairs))
+        async for pair in pairs:
+            yield pair

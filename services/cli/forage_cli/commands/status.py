@@ -6,9 +6,9 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from forage_cli.commands.options import BasePort, Config
+from forage_cli.terminal.tables import make_table
 
 
 def status(config: Config = None, base_port: BasePort = None) -> None:
@@ -19,10 +19,8 @@ def status(config: Config = None, base_port: BasePort = None) -> None:
     from forage_common.streams.client import StreamClient
 
     console = Console()
-    settings = load_settings(find_latest_settings(config), shift_ports(base_port) if base_port else [])
-    table = Table(box=None, header_style="dim")
-    for name in ("service", "state", "address"):
-        table.add_column(name)
+    settings = load_settings(find_latest_settings(config), shift_ports(base_port))
+    table = make_table("service", "state", "address", left=3)
     waits = {program: probe_readiness(url) for program, url in list_health_urls(settings).items()}
     lines = []
     try:

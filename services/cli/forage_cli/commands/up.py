@@ -33,8 +33,7 @@ def up(
     from forage_common.settings import load_settings
 
     console = Console()
-    shifted = shift_ports(base_port) if base_port else []
-    settings = load_settings(config, [*shifted, *(overrides or [])])
+    settings = load_settings(config, [*shift_ports(base_port), *(overrides or [])])
     programs = tuple(Program) if train else SERVING
     local.prepare_world(settings, console)
     preflight.check_all(settings, programs)

@@ -23,7 +23,6 @@ PROMPT = (
     "</answer>, for example <answer> (1 + 2) / 3 </answer>.\n"
 )
 _MAX_MISSES = 200_000
-_ROWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -164,37 +163,18 @@ def _join_nodes(left: Node, right: Node, rng: random.Random) -> Node:
 
 
 def _write_split(path: Path, split: str, found: Iterator[Problem], on_written: Callable[[int], None]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from forage_cli.datasets.question_file import NUMBER, NUMBERS, TEXT, write_question_rows
 
-    text, number = pa.string(), pa.int64()
-    truth = pa.struct([("target", number), ("numbers", pa.list_(number))])
-    info = pa.struct([("split", text), ("index", number), ("question", text), ("solution", text)])
-    schema = pa.schema(
-        [
-            ("data_source", text),
-            ("prompt", pa.list_(pa.struct([("role", text), ("content", text)]))),
-            ("ability", text),
-            ("reward_model", pa.struct([("style", text), ("ground_truth", truth)])),
-            ("extra_info", info),
-        ]
-    )
-    numbered = enumerate(found)
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while rows := [_make_row(problem, split, index) for index, problem in islice(numbered, _ROWS)]:
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-            on_written(len(rows))
+    truth = {"target": NUMBER, "numbers": NUMBERS}
+    info = {"split": TEXT, "index": NUMBER, "question": TEXT, "solution": TEXT}
+    rows = (_make_row(problem, split, index) for index, problem in enumerate(found))
+    write_question_rows(path, rows, truth, info, on_written=on_written)
 
 
 def _make_row(problem: Problem, split: str, index: int) -> dict[str, object]:
-    content = PROMPT.format(numbers=", ".join(map(str, problem.numbers)), target=problem.target)
-    return {
-        "data_source": DATA_SOURCE,
-        "prompt": [{"role": "user", "content": content}],
-        "ability": "arithmetic",
-        "reward_model": {
-            "style": "rule",
-            "ground_truth": {"target": problem.target, "numbers": list(problem.numbers)},
-        },
-        "extra_info": {"split": split, "index": index, "question": problem.text, "solution": problem.solution},
-    }
+    from forage_cli.datasets.question_file import make_question_row
+
+    prompt = PROMPT.format(numbers=", ".join(map(str, problem.numbers)), target=problem.target)
+    truth = {"target": problem.target, "numbers": list(problem.numbers)}
+    info = {"split": split, "index": index, "question": problem.text, "solution": problem.solution}
+    return make_question_row(DATA_SOURCE, prompt, "arithmetic", truth, info)

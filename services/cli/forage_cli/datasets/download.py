@@ -30,18 +30,16 @@ def download(url: str, file: Path, remedy: str) -> None:
     if is_offline():
         raise DataError(f"{url} is not downloaded, because HF_HUB_OFFLINE is set: {remedy}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
     try:
-        with httpx.stream("GET", url, follow_redirects=True, timeout=_TIMEOUT_S) as reply, partial.open("wb") as out:
+        with (
+            httpx.stream("GET", url, follow_redirects=True, timeout=_TIMEOUT_S) as reply,
+            durable.stage_file(file) as partial,
+            partial.open("wb") as out,
+        ):
             reply.raise_for_status()
             for part in reply.iter_bytes():
                 out.write(part)
     except httpx.HTTPStatusError as error:
-        partial.unlink()
         raise DataError(f"{url} answers {error.response.status_code}: {remedy}") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        partial.unlink(missing_ok=True)
         raise DataError(f"{url} cannot be reached ({' '.join(str(error).split())}): {remedy}") from None
-    durable.sync(partial)
-    partial.replace(file)
-    durable.sync(file.parent)

@@ -12,7 +12,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ import pyarrow.parquet as pq
 
 from forage_cli.datasets.download import download
 from forage_cli.datasets.manifest import hash_files, write_manifest
+from forage_cli.datasets.question_file import NUMBER, TEXT, TEXTS, make_question_row, write_question_rows
 from forage_common.errors import DataError
-from forage_common.files import durable
 from forage_common.text.search_prompt import format_search_prompt
 
 COLLECTION = "RUC-NLPIR/FlashRAG_datasets"
@@ -39,16 +38,7 @@ SPLITS = {
 
 NO_QUESTION, NO_ANSWER = "no question", "no answer"
 _ROWS = 10_000
-_TEXT = pa.string()
-_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", pa.struct([("target", pa.list_(_TEXT))]))])),
-        ("extra_info", pa.struct([("split", _TEXT), ("index", pa.int64()), ("id", _TEXT), ("question", _TEXT)])),
-    ]
-)
+_INFO = {"split": TEXT, "index": NUMBER, "id": TEXT, "question": TEXT}
 
 
 @dataclass(frozen=True)
@@ -91,7 +81,8 @@ def convert_collection(source: str, files: Mapping[str, Path], out: Path) -> Sum
     questions, dropped = {}, {}
     for split, file in files.items():
         dropped_rows: Counter[str] = Counter()
-        questions[split] = _write_rows(out / f"{split}.parquet", _convert_records(source, split, file, dropped_rows))
+        rows = _convert_records(source, split, file, dropped_rows)
+        questions[split] = write_question_rows(out / f"{split}.parquet", rows, {"target": TEXTS}, _INFO)
         dropped[split] = dict(dropped_rows)
         if not questions[split]:
             (out / f"{split}.parquet").unlink()
@@ -104,20 +95,6 @@ def convert_collection(source: str, files: Mapping[str, Path], out: Path) -> Sum
     return Summary(questions, dropped, digests)
 
 
-def _write_rows(file: Path, rows: Iterator[dict[str, Any]]) -> int:
-    partial = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
-    count = 0
-    try:
-        with pq.ParquetWriter(partial, _SCHEMA, compression="zstd") as writer:
-            while part := list(islice(rows, _ROWS)):
-                writer.write_table(pa.Table.from_pylist(part, schema=_SCHEMA))
-                count += len(part)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
-    return count
-
-
 def _convert_records(source: str, split: str, file: Path, dropped_rows: Counter[str]) -> Iterator[dict[str, Any]]:
     for index, (where, record) in enumerate(_read_records(file)):
         question = _parse_question(record, where)
@@ -126,18 +103,8 @@ def _convert_records(source: str, split: str, file: Path, dropped_rows: Counter[
             dropped_rows[NO_ANSWER if question else NO_QUESTION] += 1
             continue
         own = record.get("id")
-        yield {
-            "data_source": source,
-            "prompt": [{"role": "user", "content": format_search_prompt(question)}],
-            "ability": "fact-reasoning",
-            "reward_model": {"style": "rule", "ground_truth": {"target": answers}},
-            "extra_info": {
-                "split": split,
-                "index": index,
-                "id": None if own is None else str(own),
-                "question": question,
-            },
-        }
+        info = {"split": split, "index": index, "id": None if own is None else str(own), "question": question}
+        yield make_question_row(source, format_search_prompt(question), "fact-reasoning", {"target": answers}, info)
 
 
 def _parse_question(record: Mapping[str, Any], where: str) -> str:

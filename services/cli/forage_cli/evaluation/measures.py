@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
@@ -60,10 +60,6 @@ class QuestionResult:
     answers: list[str | None]
     rights: list[bool]
     versions: list[int]
-
-    def to_row(self) -> dict[str, Any]:
-        """Return the row of results.parquet."""
-        return asdict(self)
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> QuestionResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from operator import itemgetter
@@ -83,7 +83,9 @@ def write_results(
                 writers[file] = stack.enter_context(TrajectoryWriter(file, end_of_turn(item)))
             for trajectory in group.trajectories:
                 writers[file].write(trajectory)
-    _write_rows(folder, [row for _, row in sorted(rows, key=itemgetter(0))])
+    ordered = [asdict(row) for _, row in sorted(rows, key=itemgetter(0))]
+    with durable.stage_file(folder / ROWS) as partial:
+        pq.write_table(pa.Table.from_pylist(ordered, schema=_SCHEMA), partial, compression="zstd")
 
 
 def write_summary(folder: Path) -> dict[str, Any]:
@@ -173,12 +175,11 @@ def compute_metrics(rows: Sequence[QuestionResult], policy: str, method: str, so
     found |= {name: fmean(values) if (values := _collect_values(rows, name)) else None for name in AVERAGED}
     most = max((row.judged for row in rows), default=0)
     if most > 1:
-        found["pass_at_k"] = {
-            str(k): _estimate_interval(list(_iterate_pass_at_k(rows, k))) for k in sample_counts(most)
-        }
-        found["majority_at_k"] = {
-            str(k): _estimate_interval(list(_iterate_majority_at_k(rows, k))) for k in sample_counts(most)
-        }
+        for name, measure_row in (("pass_at_k", _compute_pass_at_k), ("majority_at_k", _compute_majority_at_k)):
+            found[name] = {
+                str(k): _estimate_interval([measure_row(row, k) for row in rows if row.judged >= k])
+                for k in sample_counts(most)
+            }
     return found
 
 
@@ -186,26 +187,14 @@ def _collect_values(rows: Iterable[QuestionResult], name: str) -> list[float]:
     return [value for row in rows if (value := getattr(row, name)) is not None]
 
 
-def _iterate_pass_at_k(rows: Iterable[QuestionResult], k: int) -> Iterator[float]:
-    for row in rows:
-        if row.judged >= k:
-            yield pass_at_k(sum(row.rights), row.judged, k)
+def _compute_pass_at_k(row: QuestionResult, k: int) -> float:
+    return pass_at_k(sum(row.rights), row.judged, k)
 
 
-def _iterate_majority_at_k(rows: Iterable[QuestionResult], k: int) -> Iterator[float]:
-    for row in rows:
-        if row.judged >= k:
-            yield majority_at_k(row.answers, row.rights, k)
+def _compute_majority_at_k(row: QuestionResult, k: int) -> float:
+    return majority_at_k(row.answers, row.rights, k)
 
 
 def _estimate_interval(values: Sequence[float]) -> Mapping[str, float] | None:
     found = estimate_mean(values)
     return None if found is None else asdict(found)
-
-
-def _write_rows(folder: Path, rows: Sequence[QuestionResult]) -> None:
-    file = folder / ROWS
-    aside = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
-    pq.write_table(pa.Table.from_pylist([row.to_row() for row in rows], schema=_SCHEMA), aside, compression="zstd")
-    durable.sync(aside)
-    aside.replace(file)

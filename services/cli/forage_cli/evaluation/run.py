@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.plan import EvaluationPlan, Item
 from forage_cli.evaluation.policies import EvaluatedPolicy, group_by_engine
 from forage_cli.runs.journal import Journal
+from forage_cli.terminal.progress import show_progress
 from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.retriever import RetrieverClient
@@ -26,8 +27,6 @@ from forage_common.streams.prompt_identity import build_group, with_prompt_ident
 from forage_common.v1.trajectory_pb2 import Document, Prompt, Status, Trajectory, TrajectoryGroup
 
 JOURNAL = "journal.bin"
-Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
-"""(description, number of items) → context that shows a progress bar and gives the function to call after each item."""
 _RETRYABLE = (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL)
 
 
@@ -51,9 +50,7 @@ def read_finished(plan: EvaluationPlan, journal: Journal[TrajectoryGroup]) -> It
             yield items[key], group
 
 
-def run_unfinished(
-    plan: EvaluationPlan, settings: Settings, folder: Path, console: Console, progress: Progress
-) -> None:
+def run_unfinished(plan: EvaluationPlan, settings: Settings, folder: Path, console: Console) -> None:
     """Run the items of the plan that the folder's journal lacks. Ctrl-C keeps every finished item.
 
     Raises:
@@ -67,7 +64,7 @@ def run_unfinished(
         if len(items) < total:
             console.print(f"{total - len(items)} of {total} were finished before", highlight=False)
         try:
-            run_items(plan, items.values(), settings, journal, console, progress)
+            run_items(plan, items.values(), settings, journal, console)
         except KeyboardInterrupt:
             done = total - len(find_unfinished(plan, journal))
             console.print(f"stopped: {done} of {total} are finished; run the same command to continue", highlight=False)
@@ -90,7 +87,6 @@ def run_items(
     settings: Settings,
     journal: Journal[TrajectoryGroup],
     console: Console,
-    progress: Progress,
 ) -> None:
     """Run the items, engine by engine and policy by policy.
 
@@ -106,7 +102,7 @@ def run_items(
         total = sum(len(waiting[policy.label]) for policy in policies)
         with (
             engines.start_engine(policies, settings, console) as served,
-            progress(", ".join(policy.label for policy in policies), total) as advance,
+            show_progress(console, ", ".join(policy.label for policy in policies), total) as advance,
         ):
             asyncio.run(_run_policies(plan, policies, waiting, served, journal, advance))
 

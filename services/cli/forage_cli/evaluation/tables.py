@@ -7,13 +7,13 @@ from typing import Any
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from forage_cli.evaluation.compare import Comparison, Outcome
 from forage_cli.evaluation.layouts import SEARCH_R1, LayoutRow
 from forage_cli.evaluation.methods import Method
 from forage_cli.terminal import trajectories as show
+from forage_cli.terminal.tables import make_table
 from forage_common.v1.trajectory_pb2 import Role, Trajectory
 
 Metrics = Mapping[str, Any]
@@ -45,9 +45,8 @@ def render_results(results: Sequence[Metrics]) -> RenderableType:
 
 def render_search_r1(lines: Iterable[LayoutRow]) -> RenderableType:
     """Render the table of the Search-R1 paper."""
-    table = _make_table(
-        "exact match, † trained on by the paper", "policy", "method", *SEARCH_R1.values(), "Avg.", left=2
-    )
+    title = "exact match, † trained on by the paper"
+    table = make_table("policy", "method", *SEARCH_R1.values(), "Avg.", left=2, title=title)
     for line in lines:
         table.add_row(
             line.policy, line.method.display_name, *(_format_number(value, 3) for value in (*line.em, line.average))
@@ -57,8 +56,8 @@ def render_search_r1(lines: Iterable[LayoutRow]) -> RenderableType:
 
 def render_comparison(found: Comparison) -> RenderableType:
     """Render means, differences and outcomes by data source."""
-    means = _make_table("exact match", "data source", "A", "B", "B − A", "95 % interval", "p")
-    outcomes = _make_table("questions, from A to B", "data source", "n", *Outcome)
+    means = make_table("data source", "A", "B", "B − A", "95 % interval", "p", title="exact match")
+    outcomes = make_table("data source", "n", *Outcome, title="questions, from A to B")
     for part in found.sources:
         difference = part.difference
         style = "" if difference.low <= 0 <= difference.high else "green" if difference.mean > 0 else "red"
@@ -106,7 +105,7 @@ class _ResultTable:
         self._names_source = len(sources) > 1
         title = title if self._names_source else f"{title}: {', '.join(sources)}"
         names = ("policy", "method", *(["data source"] if self._names_source else []))
-        self.table = _make_table(title, *names, *columns, left=len(names))
+        self.table = make_table(*names, *columns, left=len(names), title=title)
 
     def add_result(self, entry: Metrics, *cells: str | Text) -> None:
         source = [entry["data_source"]] if self._names_source else []
@@ -130,11 +129,3 @@ def _render_samples(results: Sequence[Metrics]) -> _ResultTable:
 
 def _format_number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
-
-
-def _make_table(title: str, *columns: str, left: int = 1) -> Table:
-    """Make a table without lines. left: number of left-aligned columns."""
-    table = Table(title=title, box=None, header_style="dim", title_justify="left", title_style="bold")
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
-    return table

@@ -31,9 +31,8 @@ CONFIG = Path("configs/demo.yaml")
 
 def load_demo_settings(seed: int, config: Path | None, overrides: Sequence[str], base_port: int | None) -> Settings:
     """Load the settings of a new demo; the run id contains its start time."""
-    shifted = shift_ports(base_port) if base_port else []
     fresh = [f"run.id=demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}", f"run.seed={seed}"]
-    return load_settings(config or repository() / CONFIG, [*fresh, *shifted, *overrides])
+    return load_settings(config or repository() / CONFIG, [*fresh, *shift_ports(base_port), *overrides])
 
 
 def load_resumed_settings(overrides: Sequence[str]) -> Settings:

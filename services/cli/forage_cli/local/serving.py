@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.status import Status
 
-from forage_cli.local.stack import SERVING, Program, Stack, list_health_urls, probe_readiness
+from forage_cli.local.stack import SERVING, Program, Stack, list_health_urls, list_waiting
 from forage_common.addresses import split_address
 from forage_common.errors import UnavailableError
 from forage_common.files.model_folder import check_model_folder, list_weight_files
@@ -52,13 +52,7 @@ def wait_until_ready(stack: Stack, spinner: Status) -> None:
     Raises:
         UnavailableError: not ready within five minutes.
     """
-    deadline = time.monotonic() + _READY_S
-    while waiting := stack.list_waiting():
-        if time.monotonic() > deadline:
-            raise UnavailableError(f"not ready after {_READY_S:.0f} s: {waiting}; see {stack.folder / 'logs'}")
-        spinner.update("waiting for " + "; ".join(f"{name} ({detail})" for name, detail in waiting.items()))
-        stack.supervisor.tick()
-        time.sleep(0.5)
+    _wait(stack.list_waiting, spinner, stack.supervisor.tick, f"; see {stack.folder / 'logs'}")
 
 
 def is_running(settings: Settings, program: Program) -> bool:
@@ -67,17 +61,18 @@ def is_running(settings: Settings, program: Program) -> bool:
         return probe.connect_ex(split_address(urlsplit(list_health_urls(settings)[program]).netloc)) == 0
 
 
-def wait_for_service(settings: Settings, program: Program, spinner: Status) -> None:
-    """Wait until a service that runs already is ready.
-
-    Raises:
-        UnavailableError: not ready within five minutes.
-    """
+def _wait(
+    probe: Callable[[], Mapping[Program, str]],
+    spinner: Status,
+    tick: Callable[[], None] = lambda: None,
+    hint: str = "",
+) -> None:
     deadline = time.monotonic() + _READY_S
-    while waiting := probe_readiness(list_health_urls(settings)[program]):
+    while waiting := "; ".join(f"{name} ({detail})" for name, detail in probe().items()):
         if time.monotonic() > deadline:
-            raise UnavailableError(f"the {program} service is not ready after {_READY_S:.0f} s: {waiting}")
-        spinner.update(f"the {program} service waits for {waiting}")
+            raise UnavailableError(f"not ready after {_READY_S:.0f} s: {waiting}{hint}")
+        spinner.update(f"waiting for {waiting}")
+        tick()
         time.sleep(0.5)
 
 
@@ -98,7 +93,7 @@ def ensure_services(
     last = programs[-1]
     if is_running(settings, last):
         with console.status(f"waiting for the {last} service …") as spinner:
-            wait_for_service(settings, last, spinner)
+            _wait(lambda: list_waiting(settings, [last]), spinner)
         yield settings
         return
     from forage_cli.local import demo as local

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,15 @@ class Program(StrEnum):
     ROLLOUT = "rollout"
     TRAINER = "trainer"
 
+
+_PORTS = {
+    Program.REDIS: {"redis.url": 0},
+    Program.REWARD: {"reward.grpc_address": 20, "reward.health_address": 21},
+    Program.RETRIEVER: {"retriever.http_address": 10, "retriever.grpc_address": 11},
+    Program.ROLLOUT: {"rollout.grpc_address": 30, "rollout.health_address": 31, "rollout.http_address": 32},
+    Program.TRAINER: {"trainer.health_address": 41},
+}
+"""Program → settings with the addresses that it listens on → distance of the port from --base-port."""
 
 SERVING = (Program.REDIS, Program.REWARD, Program.RETRIEVER, Program.ROLLOUT)
 
@@ -78,38 +88,18 @@ def list_health_urls(settings: Settings) -> dict[Program, str]:
 
 def list_addresses(settings: Settings, programs: Iterable[Program]) -> dict[str, str]:
     """Setting → "host:port" that the programs listen on."""
-    of = {
-        Program.REDIS: {"redis.url": settings.redis.url.partition("//")[2].partition("/")[0]},
-        Program.REWARD: {
-            "reward.grpc_address": settings.reward.grpc_address,
-            "reward.health_address": settings.reward.health_address,
-        },
-        Program.RETRIEVER: {
-            "retriever.http_address": settings.retriever.http_address,
-            "retriever.grpc_address": settings.retriever.grpc_address,
-        },
-        Program.ROLLOUT: {
-            "rollout.grpc_address": settings.rollout.grpc_address,
-            "rollout.health_address": settings.rollout.health_address,
-            "rollout.http_address": settings.rollout.http_address,
-        },
-        Program.TRAINER: {"trainer.health_address": settings.trainer.health_address},
+    addresses: dict[str, str] = {
+        name: operator.attrgetter(name)(settings) for program in programs for name in _PORTS[program]
     }
-    return {name: address for program in programs for name, address in of[program].items()}
+    # The URL of Redis is redis://host:port/database.
+    return {name: address.partition("//")[2].partition("/")[0] or address for name, address in addresses.items()}
 
 
-def shift_ports(base: int) -> list[str]:
-    """Return overrides that give every address of a stack a port from `base` on."""
-    offsets = {
-        "retriever.http_address": 10,
-        "retriever.grpc_address": 11,
-        "reward.grpc_address": 20,
-        "reward.health_address": 21,
-        "rollout.grpc_address": 30,
-        "rollout.health_address": 31,
-        "rollout.http_address": 32,
-        "trainer.health_address": 41,
-    }
+def shift_ports(base: int | None) -> list[str]:
+    """Return overrides that give every address of a stack a port from `base` on; none without a base."""
+    if not base:
+        return []
+    offsets = {name: offset for ports in _PORTS.values() for name, offset in ports.items() if name != "redis.url"}
     moved = [f"{name}=127.0.0.1:{base + offset}" for name, offset in offsets.items()]
     return [f"redis.url=redis://127.0.0.1:{base}/0", *moved]
 
@@ -135,11 +125,7 @@ class Stack:
 
     def list_waiting(self) -> dict[Program, str]:
         """Program that is not ready → what it waits for."""
-        waits = {}
-        for program, url in list_health_urls(self.settings).items():
-            if program in self.programs and (detail := probe_readiness(url)):
-                waits[program] = detail
-        return waits
+        return list_waiting(self.settings, self.programs)
 
     def _service(self, program: Program) -> Service:
         log = self.folder / "logs" / f"{program}.log"
@@ -147,7 +133,8 @@ class Stack:
             return Service(program, self._redis_command(), log)
         config = str(self.folder / "settings.yaml")
         command = [str(find_interpreter(program)), "-m", f"forage_{program}", "--config", config]
-        environment = {**_ENVIRONMENT, **_choose_threads(self.settings, program)}
+        threads = {Program.TRAINER: self.settings.trainer.threads, Program.RETRIEVER: self.settings.retriever.threads}
+        environment = {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads.get(program, 1))}
         return Service(program, command, log, environment, job=program is Program.TRAINER)
 
     def _redis_command(self) -> list[str]:
@@ -160,11 +147,6 @@ class Stack:
         # A process title would overwrite the environment, by which the supervisor finds the process.
         durable = ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--set-proc-title", "no"]
         return [str(get_binary_path()), "--bind", host, "--port", str(port), "--dir", str(folder), *durable]
-
-
-def _choose_threads(settings: Settings, program: Program) -> Mapping[str, str]:
-    threads = {Program.TRAINER: settings.trainer.threads, Program.RETRIEVER: settings.retriever.threads}
-    return {"OMP_NUM_THREADS": str(threads.get(program, 1))}
 
 
 @functools.cache
@@ -183,6 +165,12 @@ def probe_readiness(url: str) -> str:
         return ""
     waits: dict[str, Any] = reply.json().get("waiting_for", {})
     return "; ".join(str(wait) for wait in waits.values()) or "starting"
+
+
+def list_waiting(settings: Settings, programs: Iterable[Program]) -> dict[Program, str]:
+    """Program that is not ready → what it waits for."""
+    urls = {program: url for program, url in list_health_urls(settings).items() if program in programs}
+    return {program: detail for program, url in urls.items() if (detail := probe_readiness(url))}
 
 
 def point_latest(settings: Settings) -> None:

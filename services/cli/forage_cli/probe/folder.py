@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ _SCHEMA = pa.schema(
 class ProbeFolder:
     """The files of one probe of many trajectories.
 
+    Attributes:
+        trajectories: those of a file of questions, once all are sampled.
+        report: the page.
+
     Args:
         plan: what is probed and how; figures and texts by name. What serves it follows by `agree`.
         fresh: forget what the folder holds.
@@ -66,6 +71,8 @@ class ProbeFolder:
 
     def __init__(self, path: Path, plan: Mapping[str, Any], fresh: bool = False) -> None:
         self.path = path
+        self.trajectories = path / "trajectories.parquet"
+        self.report = path / "report.html"
         self._plan: dict[str, Any] = {}
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -75,16 +82,6 @@ class ProbeFolder:
             self.agree(**plan)
         except OSError as error:
             raise DataError(f"{path} cannot be written ({error.strerror or error}): choose another --out") from None
-
-    @property
-    def trajectories(self) -> Path:
-        """Of a file of questions, once all are sampled."""
-        return self.path / "trajectories.parquet"
-
-    @property
-    def report(self) -> Path:
-        """The page."""
-        return self.path / "report.html"
 
     def journal(self) -> Journal[Probed]:
         """The finished probes."""
@@ -150,19 +147,14 @@ def _row(probed: Probed) -> dict[str, Any]:
     }
     if probed.status != Status.STATUS_OK:
         return row
-    found = metrics.measure(probed)
+    measures = asdict(metrics.measure(probed))
+    low, high = zip(*measures.pop("intervals"), strict=True)
     return row | {
+        **measures,
+        "low": low,
+        "high": high,
         "kept": [point.kept for point in probed.points],
-        "confidence": found.confidence,
-        "low": [low for low, _ in found.intervals],
-        "high": [high for _, high in found.intervals],
         "answer": [metrics.most_frequent_answer(point) for point in probed.points],
-        "rho": found.rho,
-        "premature": found.premature,
-        "overconfidence": found.overconfidence,
-        "auc_gap": found.auc_gap,
-        "norm_aoc": found.norm_aoc,
-        "aoc": found.aoc,
         "computed_tokens": count_computed_tokens(probed),
         "cached_tokens": sum(point.cached_tokens for point in probed.points),
     }

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
+
+from forage_cli.terminal.tables import make_table
 
 _BARS = " ▁▂▃▄▅▆▇█"
 METRICS = {
@@ -28,10 +29,7 @@ METRICS = {
 def render_summary(found: Mapping[str, Any]) -> RenderableType:
     """Render the content of summary.json: a table with the metrics and the curve of each set."""
     sets = found["sets"]
-    table = Table(box=None, header_style="dim")
-    table.add_column("")
-    for name in sets:
-        table.add_column(name, justify="right")
+    table = make_table("", *sets)
     for key, label in METRICS.items():
         table.add_row(label, *(_format_number(one[key]) for one in sets.values()))
     points = found["plan"]["points"]

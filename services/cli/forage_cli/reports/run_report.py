@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ def summarise(
         "test_questions": after.get("count"),
         "steps": len(steps),
         "minutes": round(minutes, 2),
-        **counts.as_dict(),
+        **asdict(counts),
         "logprob_diff_mean": sum(differences) / len(differences) if differences else None,
         "restarts": sum(restarts.values()),
         **{f"restarts_{name}": count for name, count in restarts.items()},

@@ -11,7 +11,6 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -82,9 +81,7 @@ class Journal(Generic[M]):
     def __enter__(self) -> Journal[M]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _records(self) -> Iterator[tuple[bytes, int]]:

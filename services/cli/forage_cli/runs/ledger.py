@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import Purpose
@@ -17,9 +17,6 @@ class GroupCounts:
     groups_trained: int
     groups_lost: int
     groups_duplicated: int
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 def count_groups(client: StreamClient) -> GroupCounts:

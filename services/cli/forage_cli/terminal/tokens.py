@@ -9,6 +9,7 @@ from rich.text import Text
 
 from forage_cli.runs.trajectory_rows import compute_differences
 from forage_cli.runs.view_options import Colour
+from forage_cli.terminal.tables import make_table
 from forage_cli.terminal.trajectories import STYLES
 from forage_common.files.step_file import StepRow
 from forage_common.text.token_texts import TokenTexts
@@ -50,15 +51,8 @@ def render_table(step: StepRow, texts: TokenTexts, count: int) -> Table | Text:
     if not apart:
         return Text("took no part in the step: the trainer has no log-probabilities of it", style="dim")
     mean = sum(map(abs, apart.values())) / len(apart)
-    found = Table(
-        title=f"{len(apart)} tokens of the policy, trainer − engine: mean {mean:.2g}",
-        title_justify="left",
-        title_style="dim",
-        box=None,
-        header_style="dim",
-    )
-    for name in ("token", "text", "engine", "trainer", "difference", "advantage"):
-        found.add_column(name, justify="left" if name == "text" else "right")
+    title = f"{len(apart)} tokens of the policy, trainer − engine: mean {mean:.2g}"
+    found = make_table("token", "text", "engine", "trainer", "difference", "advantage", left=2, title=title)
     said = texts(own.token_ids[own.prompt_length :])
     for place in sorted(apart, key=lambda place: abs(apart[place]), reverse=True)[:count]:
         found.add_row(

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from forage_cli.runs.folder import Row
+from forage_cli.terminal.tables import make_table
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def render_comparison(found: Comparison, rerun: bool) -> RenderableType:
     Args:
         rerun: also show where the texts diverge.
     """
-    table = Table(box=None, header_style="dim")
-    for name in ("mean of", "before", "after", "changed", "of"):
-        table.add_column(name, justify="left" if name == "mean of" else "right")
+    table = make_table("mean of", "before", "after", "changed", "of")
     for name, change in found.metrics.items():
         n = max(1, change.count)
         table.add_row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 
@@ -40,12 +41,8 @@ class RewardClient:
         attributes: tracing.Attributes = {"server.address": self._circuit.address, "forage.items": len(items)}
         with tracing.span("reward.score", attributes, kind=tracing.SpanKind.CLIENT):
             metadata = tracing.trace_metadata()
-
-            async def attempt() -> ScoreResponse:
-                reply: ScoreResponse = await self._stub.Score(request, timeout=self._timeout_s, metadata=metadata)
-                return reply
-
-            reply = await call(self._circuit, attempt, self._timeout_s)
+            attempt = partial(self._stub.Score, request, timeout=self._timeout_s, metadata=metadata)
+            reply: ScoreResponse = await call(self._circuit, attempt, self._timeout_s)
             if [item.trajectory_id for item in reply.items] != [item.trajectory_id for item in items]:
                 raise MalformedReplyError("the reply of the reward service does not match the request")
         return list(reply.items)
@@ -63,16 +60,16 @@ def build_score_item(trajectory: Trajectory, end_of_turn: str) -> ScoreItem:
         spans=trajectory.spans,
         ground_truth=trajectory.ground_truth,
         end_of_turn=end_of_turn,
-        turns=[_without_documents(turn) for turn in trajectory.turns],
-    )
-
-
-def _without_documents(turn: Turn) -> Turn:
-    return Turn(
-        index=turn.index,
-        action=turn.action,
-        content=turn.content,
-        executed=turn.executed,
-        retrieval_status=turn.retrieval_status,
-        tag=turn.tag,
+        # Without the documents.
+        turns=[
+            Turn(
+                index=turn.index,
+                action=turn.action,
+                content=turn.content,
+                executed=turn.executed,
+                retrieval_status=turn.retrieval_status,
+                tag=turn.tag,
+            )
+            for turn in trajectory.turns
+        ],
     )

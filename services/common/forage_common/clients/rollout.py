@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from forage_common.clients.auth import authorization_metadata
 from forage_common.clients.calls import GRPC_RECONNECT, RefusedError, call
@@ -57,17 +60,8 @@ class RolloutClient:
             SettingsError: the token is rejected.
             RefusedError: the service rejects the prompt; the message names the field.
         """
-
-        async def attempt() -> RunResponse:
-            reply: RunResponse = await self._stub.Run(
-                RunRequest(prompt=prompt), timeout=self._timeout_s, metadata=self._metadata
-            )
-            return reply
-
-        try:
-            return (await call(self._circuit, attempt, self._timeout_s)).group
-        except grpc.RpcError as error:
-            raise self._to_typed_error(error) from error
+        reply: RunResponse = await self._call(self._stub.Run, RunRequest(prompt=prompt), self._timeout_s)
+        return reply.group
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
         """Stream events of a prompt as they happen; the whole group comes last. A failed attempt is not repeated.
@@ -90,17 +84,8 @@ class RolloutClient:
         Raises:
             As `run`.
         """
-
-        async def attempt() -> GetStatusResponse:
-            reply: GetStatusResponse = await self._stub.GetStatus(
-                GetStatusRequest(), timeout=self._timeout_s, metadata=self._metadata
-            )
-            return reply
-
-        try:
-            return await call(self._circuit, attempt, _STATUS_S)
-        except grpc.RpcError as error:
-            raise self._to_typed_error(error) from error
+        reply: GetStatusResponse = await self._call(self._stub.GetStatus, GetStatusRequest(), _STATUS_S)
+        return reply
 
     async def close(self) -> None:
         await self._channel.close()
@@ -110,6 +95,13 @@ class RolloutClient:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    async def _call(self, method: Any, request: Message, timeout_s: float) -> Any:
+        try:
+            attempt = partial(method, request, timeout=self._timeout_s, metadata=self._metadata)
+            return await call(self._circuit, attempt, timeout_s)
+        except grpc.RpcError as error:
+            raise self._to_typed_error(error) from error
 
     def _to_typed_error(self, error: grpc.RpcError) -> Exception:
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 PARTIAL_PREFIX = ".partial-"
@@ -12,13 +14,21 @@ PARTIAL_PREFIX = ".partial-"
 
 def write_atomically(file: Path, text: str) -> None:
     """Write a small text file that is either old or new, never partial."""
-    temporary = file.with_name(f"{PARTIAL_PREFIX}{file.name}")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(file)
-    sync(file.parent)
+    with stage_file(file) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def stage_file(file: Path) -> Iterator[Path]:
+    """Yield a path beside `file` to write to; the result replaces `file` if the block succeeds, else it is removed."""
+    partial = file.with_name(f"{PARTIAL_PREFIX}{file.name}")
+    try:
+        yield partial
+        sync(partial)
+        partial.replace(file)
+        sync(file.parent)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import redis
 from google.protobuf.message import DecodeError, Message
@@ -128,8 +128,7 @@ class StreamClient:
 
     def read_issued(self) -> dict[str, str]:
         """Read all prompts ever issued: "purpose/batch/position/attempt" → group uid."""
-        found = cast(dict[bytes, bytes], self._call(self._redis.hgetall, self.key("issued")))
-        return {k.decode(): v.decode() for k, v in found.items()}
+        return {name: uid.decode() for name, uid in self._read_hash("issued").items()}
 
     def claim_prompts(self, consumer: str, count: int, block_s: float) -> list[Entry[Prompt]]:
         """Claim new prompts; wait up to `block_s` for the first."""
@@ -173,12 +172,12 @@ class StreamClient:
 
     def read_ledger(self) -> dict[int, LedgerEntry]:
         """Read the ledger: step → the groups it consumed."""
-        found = cast(dict[bytes, bytes], self._call(self._redis.hgetall, self.key("ledger")))
-        return {int(k): LedgerEntry.FromString(v) for k, v in sorted(found.items(), key=lambda kv: int(kv[0]))}
+        entries = {int(step): LedgerEntry.FromString(entry) for step, entry in self._read_hash("ledger").items()}
+        return dict(sorted(entries.items()))
 
     def count_backlog(self, stream: str) -> int:
         """Count the entries of a stream that are not acknowledged yet, claimed or not."""
-        return int(cast(int, self._call(self._redis.xlen, stream)))
+        return int(self._call(self._redis.xlen, stream))
 
     def delete(self, *names: str) -> None:
         """Delete streams or keys by full name."""
@@ -189,7 +188,7 @@ class StreamClient:
 
     def acquire_epoch(self) -> int:
         """Acquire an epoch (fencing token) that is higher than any before."""
-        return int(cast(int, self._call(self._redis.incr, self.key("epoch"))))
+        return int(self._call(self._redis.incr, self.key("epoch")))
 
     def publish(self, policy: Policy) -> None:
         """Publish the policy that replicas must serve.
@@ -197,19 +196,15 @@ class StreamClient:
         Raises:
             FencedError: a trainer with a higher epoch has published.
         """
-        found = int(
-            cast(
-                int,
-                self._call(self._publish, keys=[self.key("policy")], args=[policy.epoch, policy.SerializeToString()]),
-            )
-        )
+        args = [policy.epoch, policy.SerializeToString()]
+        found = int(self._call(self._publish, keys=[self.key("policy")], args=args))
         if found >= 0:
             raise FencedError(f"epoch {policy.epoch} is over: a trainer with epoch {found} has taken over this run")
 
     def read_policy(self) -> Policy | None:
         """Read the policy that was published last."""
         found = self._call(self._redis.hget, self.key("policy"), "m")
-        return None if found is None else Policy.FromString(cast(bytes, found))
+        return None if found is None else Policy.FromString(found)
 
     def acknowledge_policy(self, replica: str, policy: Policy) -> None:
         """Record the policy that a replica serves."""
@@ -217,30 +212,25 @@ class StreamClient:
 
     def read_replicas(self) -> dict[str, Policy]:
         """Read replica → the policy that it serves."""
-        found = cast(dict[bytes, bytes], self._call(self._redis.hgetall, self.key("replicas")))
-        return {k.decode(): Policy.FromString(v) for k, v in found.items()}
+        return {replica: Policy.FromString(policy) for replica, policy in self._read_hash("replicas").items()}
+
+    def _read_hash(self, name: str) -> dict[str, bytes]:
+        return {field.decode(): value for field, value in self._call(self._redis.hgetall, self.key(name)).items()}
 
     def _claim(self, stream: str, kind: type[M], consumer: str, count: int, block_s: float) -> list[Entry[M]]:
         # Blocking stays below the socket's timeout: else an idle wait looks like a dead server.
         block_ms = max(1, int(min(block_s, self._settings.timeout_s / 2) * 1000))
         found = self._call(self._redis.xreadgroup, GROUP, consumer, {stream: ">"}, count=count, block=block_ms)
-        return [entry for _, rows in cast(list[Any], found or []) for entry in self._decode(stream, kind, rows)]
+        return [entry for _, rows in found or [] for entry in self._decode(stream, kind, rows)]
 
     def _reclaim(self, stream: str, kind: type[M], consumer: str, count: int, idle_s: float) -> list[Entry[M]]:
         entries: list[Entry[M]] = []
         cursor = b"0-0"
         while len(entries) < count:
             wanted = min(_RECLAIM_SCAN, count - len(entries))
-            reply = self._call(
-                self._redis.xautoclaim,
-                stream,
-                GROUP,
-                consumer,
-                int(idle_s * 1000),
-                start_id=cursor,
-                count=wanted,
-            )
-            cursor, rows = cast(tuple[bytes, list[Any]], reply)[:2]
+            idle_ms = int(idle_s * 1000)
+            reply = self._call(self._redis.xautoclaim, stream, GROUP, consumer, idle_ms, start_id=cursor, count=wanted)
+            cursor, rows = reply[:2]
             entries += self._decode(stream, kind, rows)
             if cursor == b"0-0":
                 break
@@ -253,12 +243,8 @@ class StreamClient:
                 entries.append(Entry(id, kind.FromString(fields[_FIELD])))
             except (DecodeError, KeyError, TypeError):
                 # No worker could ever finish it. A copy is kept for diagnosis.
-                self._call(
-                    self._redis.xadd,
-                    self.key("rejected"),
-                    {"stream": stream, "fields": repr(fields)},
-                    maxlen=1000,
-                )
+                fields = {"stream": stream, "fields": repr(fields)}
+                self._call(self._redis.xadd, self.key("rejected"), fields, maxlen=1000)
                 self.discard(stream, [id])
         return entries
 

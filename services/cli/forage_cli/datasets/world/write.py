@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forage_cli.datasets.manifest import hash_files, write_manifest
-from forage_cli.datasets.world.corpus import Passage, make_passages
+from forage_cli.datasets.question_file import NUMBER, TEXT, TEXTS, make_question_row, write_question_rows
+from forage_cli.datasets.world.corpus import make_passages
 from forage_cli.datasets.world.facts import SOURCE_PACKAGES, load_facts
 from forage_cli.datasets.world.questions import Question, make_questions
 from forage_common.text.search_prompt import PROMPT_PREFIX, format_search_prompt
@@ -33,7 +34,9 @@ def build_world(out: Path, seed: int) -> WorldSummary:
     facts = load_facts()
     texts = make_passages(facts)
     by_split = make_questions(facts, seed)
-    _write_corpus(out / "corpus.jsonl", texts)
+    with (out / "corpus.jsonl").open("w", encoding="utf-8", newline="\n") as lines:
+        for text in texts:
+            lines.write(json.dumps({"id": text.id, "contents": text.contents}, ensure_ascii=False) + "\n")
     for split, found in by_split.items():
         write_questions(out / f"{split}.parquet", found, DATA_SOURCE, PROMPT_PREFIX)
     digests = hash_files(out, ["corpus.jsonl", *(f"{split}.parquet" for split in by_split)])
@@ -43,56 +46,20 @@ def build_world(out: Path, seed: int) -> WorldSummary:
     return summary
 
 
-def _write_corpus(path: Path, texts: list[Passage]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as lines:
-        for text in texts:
-            lines.write(json.dumps({"id": text.id, "contents": text.contents}, ensure_ascii=False) + "\n")
-
-
 def write_questions(path: Path, found: list[Question], data_source: str, prefix: str) -> None:
     """Write questions as Parquet in the Search-R1 layout."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    text = pa.string()
-    schema = pa.schema(
-        [
-            ("data_source", text),
-            ("prompt", pa.list_(pa.struct([("role", text), ("content", text)]))),
-            ("ability", text),
-            (
-                "reward_model",
-                pa.struct([("style", text), ("ground_truth", pa.struct([("target", pa.list_(text))]))]),
-            ),
-            (
-                "extra_info",
-                pa.struct(
-                    [
-                        ("split", text),
-                        ("index", pa.int64()),
-                        ("hops", pa.int64()),
-                        ("entities", pa.list_(text)),
-                        ("question", text),
-                    ]
-                ),
-            ),
-        ]
-    )
-    rows = [_make_row(question, index, data_source, prefix) for index, question in enumerate(found)]
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
+    info = {"split": TEXT, "index": NUMBER, "hops": NUMBER, "entities": TEXTS, "question": TEXT}
+    rows = (_make_row(question, index, data_source, prefix) for index, question in enumerate(found))
+    write_question_rows(path, rows, {"target": TEXTS}, info, batch=len(found))
 
 
 def _make_row(question: Question, index: int, data_source: str, prefix: str) -> dict[str, object]:
-    return {
-        "data_source": data_source,
-        "prompt": [{"role": "user", "content": format_search_prompt(question.text, prefix)}],
-        "ability": "fact-reasoning",
-        "reward_model": {"style": "rule", "ground_truth": {"target": list(question.targets)}},
-        "extra_info": {
-            "split": question.split,
-            "index": index,
-            "hops": question.hops,
-            "entities": list(question.entities),
-            "question": question.text,
-        },
+    info = {
+        "split": question.split,
+        "index": index,
+        "hops": question.hops,
+        "entities": list(question.entities),
+        "question": question.text,
     }
+    prompt = format_search_prompt(question.text, prefix)
+    return make_question_row(data_source, prompt, "fact-reasoning", {"target": list(question.targets)}, info)
