@@ -43,15 +43,7 @@ def doctor(config: Config = None, base_port: BasePort = None) -> None:
 
 def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     """Check everything that a local run needs, one thing at a time."""
-    from forage_cli.local import demo, preflight
-    from forage_cli.local.stack import (
-        Program,
-        find_interpreter,
-        list_addresses,
-        measure_free_gib,
-        repository,
-        shift_ports,
-    )
+    from forage_cli.local import demo, preflight, stack
     from forage_common.files.model_folder import check_model_folder
     from forage_common.settings import load_settings
 
@@ -61,19 +53,19 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     yield Check("cores", str(cores), "" if cores >= 2 else "the demo is slow with fewer than two", fatal=False)
     memory = psutil.virtual_memory().available / 2**30
     yield Check("free memory", f"{memory:.1f} GiB", "" if memory >= 5 else "the demo needs 5 GiB: close something")
-    disk = measure_free_gib(repository())
-    yield Check("free disk", f"{disk:.1f} GiB", "" if disk >= 2 else f"free 2 GiB at {repository()}")
+    disk = stack.measure_free_gib(stack.repository())
+    yield Check("free disk", f"{disk:.1f} GiB", "" if disk >= 2 else f"free 2 GiB at {stack.repository()}")
     if Path("/dev/shm").exists():
         shared = shutil.disk_usage("/dev/shm").free / 2**30
         fix = "" if shared >= 0.3 else "Ray falls back to slower files: enlarge /dev/shm (docker: --shm-size=1g)"
         yield Check("shared memory", f"{shared:.1f} GiB", fix, fatal=False)
     gpu = shutil.which("nvidia-smi")
     yield Check("GPU", gpu or "none: everything runs on the CPU")
-    for program in Program:
-        if program is Program.REDIS:
+    for program in stack.Program:
+        if program is stack.Program.REDIS:
             continue
         try:
-            yield Check(f"{program} environment", str(find_interpreter(program)))
+            yield Check(f"{program} environment", str(stack.find_interpreter(program)))
         except UserError as error:
             yield Check(f"{program} environment", "missing", str(error))
     try:
@@ -83,12 +75,12 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     except ImportError as error:
         yield Check("redis server", str(error), "run 'make setup'")
     try:
-        settings = load_settings(config or repository() / demo.CONFIG, shift_ports(base_port))
+        settings = load_settings(config or stack.repository() / demo.CONFIG, stack.shift_ports(base_port))
     except UserError as error:
         yield Check("settings", "invalid", str(error))
         return
     yield _run_check("model", str(settings.model.path), check_model_folder, settings.model.path)
-    for name, address in list_addresses(settings, Program).items():
+    for name, address in stack.list_addresses(settings, stack.Program).items():
         yield _run_check(name, address, preflight.check_port, name, address)
 
 

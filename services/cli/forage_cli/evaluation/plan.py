@@ -20,15 +20,18 @@ from forage_common.v1.trajectory_pb2 import Document, Prompt, Purpose, Sampling
 
 MANIFEST, ROWS = "evaluation.json", "results.parquet"
 FORMAT = 1
-_ROLLOUT_SETTINGS = (
-    "max_turns",
-    "max_start_length",
-    "max_prompt_length",
-    "max_response_length",
-    "max_obs_length",
-    "environments",
+_RELEVANT_SETTINGS = (
+    "rollout.max_turns",
+    "rollout.max_start_length",
+    "rollout.max_prompt_length",
+    "rollout.max_response_length",
+    "rollout.max_obs_length",
+    "rollout.environments",
+    "retriever.index",
+    "retriever.mode",
+    "retriever.topk",
+    "data.corpus",
 )
-_RETRIEVER_SETTINGS = ("index", "mode", "topk")
 
 
 @dataclass(frozen=True)
@@ -125,11 +128,9 @@ class EvaluationPlan:
 
 def select_relevant_settings(settings: Settings) -> dict[str, Any]:
     """Select the settings that determine trajectories."""
-    rollout = settings.rollout.model_dump(mode="json", include=set(_ROLLOUT_SETTINGS))
-    retriever = settings.retriever.model_dump(mode="json", include=set(_RETRIEVER_SETTINGS))
-    named = {f"rollout.{name}": rollout[name] for name in _ROLLOUT_SETTINGS}
-    named |= {f"retriever.{name}": retriever[name] for name in _RETRIEVER_SETTINGS}
-    return named | {"data.corpus": str(settings.data.corpus)}
+    values = settings.model_dump(mode="json")
+    names = (name.split(".") for name in _RELEVANT_SETTINGS)
+    return {f"{section}.{key}": values[section][key] for section, key in names}
 
 
 def remove_evaluation(folder: Path) -> None:

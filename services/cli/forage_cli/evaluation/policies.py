@@ -144,10 +144,9 @@ def _resolve_endpoint(label: str, url: str) -> EvaluatedPolicy:
 
 def _find_published(run: Path, version: str) -> Path:
     RunFolder.open(run)
-    folders = {}  # version → folder of its last epoch
-    for folder in sorted((run / "policies").glob("v*-e*"), key=_parse_folder_name):
-        if _FOLDER.fullmatch(folder.name):
-            folders[_parse_folder_name(folder)[1]] = folder
+    names = [name for folder in (run / "policies").glob("v*-e*") if (name := _FOLDER.fullmatch(folder.name))]
+    names.sort(key=lambda name: (int(name[2]), int(name[1])))
+    folders = {int(name[1]): run / "policies" / name[0] for name in names}  # version → folder of its last epoch
     wanted = _choose_version(run, version, list(folders))
     if wanted not in folders:
         best = " --best" if version == "best" else ""
@@ -162,18 +161,12 @@ def _find_published(run: Path, version: str) -> Path:
 def _choose_version(run: Path, version: str, there: Sequence[int]) -> int | None:
     if version == "latest":
         return there[-1] if there else None
-    if version == "best":
-        file = run / "checkpoints" / "best"
-        try:
-            return int(file.read_text().strip().removeprefix("step_"))
-        except (OSError, ValueError):
-            raise DataError(f"{run} names no best checkpoint: a validation names one, see trainer.test_freq") from None
-    return int(version)
-
-
-def _parse_folder_name(folder: Path) -> tuple[int, int]:
-    found = _FOLDER.fullmatch(folder.name)
-    return (int(found[2]), int(found[1])) if found else (0, 0)
+    if version != "best":
+        return int(version)
+    try:
+        return int((run / "checkpoints" / "best").read_text().strip().removeprefix("step_"))
+    except (OSError, ValueError):
+        raise DataError(f"{run} names no best checkpoint: a validation names one, see trainer.test_freq") from None
 
 
 def _hash_architecture(policy: EvaluatedPolicy) -> str:

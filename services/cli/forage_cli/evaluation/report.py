@@ -83,13 +83,6 @@ def write_comparison(found: Comparison, file: Path) -> Path:
         _PACKAGE,
         found=found,
         total=total,
-        tiles_shown=[
-            (total.em_a, "EM of A"),
-            (total.em_b, "EM of B"),
-            (f"{total.difference.mean:+.3f}", "B − A", _choose_style(total.difference.low, total.difference.high)),
-            (f"{total.difference.p:.4f}", "p"),
-        ],
-        columns=["data source", "questions", "A", "B", "B − A", "from", "to", "p", *map(str, Outcome)],
         rows=[
             (
                 *(part.data_source, part.questions, part.em_a, part.em_b),
@@ -175,7 +168,3 @@ def _make_sides(pair: Pair, selections: Sequence[Selection], texts: Sequence[Map
         "targets": pair.a.targets,
         "sides": [(f"{side}: {selection}", row, found.get(row.uid)) for side, row, selection, found in both],
     }
-
-
-def _choose_style(low: float, high: float) -> str:
-    return "" if low <= 0 <= high else "good" if low > 0 else "bad"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
@@ -16,7 +17,6 @@ from forage_cli.runs.folder import Row, RunFolder
 
 _SPARK = "▁▂▃▄▅▆▇█"
 _SHOWN_STEPS = 8
-_STARTUP_S = 75.0
 _VALIDATION_S = 40.0
 
 COLUMNS = {
@@ -36,7 +36,7 @@ def draw_sparkline(values: Sequence[float], width: int = 60) -> str:
     """Draw values in 0..1 as one line of block characters, the newest on the right."""
     if len(values) > width:
         size = len(values) / width
-        values = [_mean(values[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))]) for i in range(width)]
+        values = [fmean(values[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))]) for i in range(width)]
     return "".join(_SPARK[min(7, max(0, int(value * 8)))] for value in values)
 
 
@@ -119,7 +119,3 @@ def format_step(row: Row, total: int) -> str:
 
 def _format_cell(value: object, form: str) -> str:
     return form.format(value) if isinstance(value, int | float) else "–"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -106,7 +106,7 @@ class Supervisor:
         chosen = [r for n, r in self._running.items() if not names or n in names]
         for running in reversed(chosen):
             if running.process is not None:
-                _signal(running.process.pid, signal.SIGTERM)
+                running.process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     running.process.wait(running.service.stop_s)
             running.done = True
@@ -148,11 +148,12 @@ class Supervisor:
 
     def _kill_leftovers(self, running: _Running) -> None:
         """Kill the processes that a service left behind."""
-        marker = f"{TOKEN}={running.token}"
-        for process in _find_processes(marker):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-                process.wait(5)
+        for process in list(psutil.process_iter()):
+            # Processes end meanwhile, and those of other users cannot be read.
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.pid != os.getpid() and process.environ().get(TOKEN) == running.token:
+                    process.kill()
+                    process.wait(5)
 
 
 def read_last_line(log: Path) -> str:
@@ -160,22 +161,6 @@ def read_last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     line = lines[-1] if lines else f"a service ended without a message: see {log}"
     return line.partition(": ")[2] if line.startswith("forage ") else line
-
-
-def _find_processes(marker: str) -> list[psutil.Process]:
-    matching = []
-    for process in psutil.process_iter():
-        # Processes end meanwhile, and those of other users cannot be read.
-        with contextlib.suppress(psutil.Error, OSError):
-            key, _, value = marker.partition("=")
-            if process.pid != os.getpid() and process.environ().get(key) == value:
-                matching.append(process)
-    return matching
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def _end_with_parent() -> None:

@@ -46,7 +46,6 @@ def render_page(
         "probe.html",
         "forage_cli.probe",
         summary=summary,
-        tiles_shown=_make_tiles(summary),
         curve=figures.render_svg(
             _draw_curve(summary), "Confidence over the share of the thought that is kept, with its 95 % band"
         )
@@ -98,21 +97,6 @@ def _draw_heat_map(judged: Sequence[Probed]) -> Figure:
     axes.grid(visible=False)
     figure.colorbar(mesh, label="confidence")
     return figure
-
-
-def _make_tiles(summary: Mapping[str, Any]) -> list[tuple[Any, str]]:
-    found = [(summary["probes"], "probes")]
-    whole = summary["sets"].get("all")
-    if whole:
-        found += [
-            (whole["confidence_at"][0], "confidence without a thought"),
-            (whole["confidence_at"][-1], "with all of it"),
-            (whole["rho"], "rank correlation ρ"),
-            (whole["premature"], "premature, share"),
-            (whole["overconfidence"], "overconfidence"),
-            (whole["aoc"], "area over the curve"),
-        ]
-    return found
 
 
 def _make_row(probed: Probed) -> list[Any]:

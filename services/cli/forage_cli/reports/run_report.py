@@ -14,7 +14,6 @@ from forage_cli.runs.ledger import GroupCounts
 from forage_common.settings import Settings
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
     from matplotlib.figure import Figure
 
 Summary = dict[str, float | int | str | None]
@@ -52,7 +51,8 @@ def write_report(run: RunFolder, summary: Summary) -> Path:
     curve = draw_curve(run)
     curve.savefig(run.path / "curve.png", dpi=130, facecolor="white")
     report = run.path / "report.html"
-    report.write_text(_render_page(run, summary, figures.render_svg(curve, CURVE)), encoding="utf-8")
+    svg = figures.render_svg(curve, CURVE)
+    report.write_text(page.render("run.html", summary=summary, curve=svg, pairs=_pair_examples(run)), encoding="utf-8")
     return report
 
 
@@ -108,25 +108,6 @@ def _smooth(values: Sequence[float], weight: float = 0.8) -> list[float]:
     for value in values:
         out.append(value if not out else weight * out[-1] + (1 - weight) * value)
     return out
-
-
-def _render_page(run: RunFolder, summary: Summary, curve: Markup) -> str:
-    return page.render(
-        "run.html",
-        summary=summary,
-        curve=curve,
-        pairs=_pair_examples(run),
-        tiles_shown=[
-            (summary.get("em_before"), "greedy test EM before"),
-            (summary.get("em_after"), "greedy test EM after"),
-            (summary.get("steps"), "optimizer steps"),
-            (f"{summary['minutes']:.1f}", "minutes"),
-            *(
-                (summary.get(key), label, "bad" if summary.get(key) else "")
-                for key, label in (("groups_lost", "groups lost"), ("groups_duplicated", "groups trained on twice"))
-            ),
-        ],
-    )
 
 
 def _pair_examples(run: RunFolder) -> list[Row]:

@@ -16,16 +16,12 @@ from forage_common.settings.tree import Settings
 
 ENV_PREFIX = "FORAGE__"
 
-RENAMED = {
-    "rollout.attach": "rollout.use_existing_app",
-}
+RENAMED = {"rollout.attach": "rollout.use_existing_app"}
 """Old name → new name, both from the root of the tree. An old name is an error that names the new one."""
 
 
 def load_settings(
-    file: Path | None = None,
-    overrides: Sequence[str] = (),
-    environ: Mapping[str, str] | None = None,
+    file: Path | None = None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> Settings:
     """Load settings from a YAML file, the environment and `a.b=c` overrides; later sources take precedence.
 

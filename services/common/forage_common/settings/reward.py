@@ -54,8 +54,7 @@ class UserReward(Section):
 
     path: Path | None = Field(None, description="Python file with the function; exclusive with entry_point")
     entry_point: str = Field(
-        "",
-        description="module:function, or a name in the entry point group forage.rewards; exclusive with path",
+        "", description="module:function, or a name in the entry point group forage.rewards; exclusive with path"
     )
     function: str = Field("score", pattern=r"^[A-Za-z_]\w*$", description="Name of the function in the file")
     timeout_s: float = Field(5.0, gt=0, description="Limit of one call, after which its process is restarted")

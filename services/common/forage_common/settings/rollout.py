@@ -135,8 +135,7 @@ class RolloutSettings(Section):
     drain_timeout_s: float = Field(5.0, ge=0, description="Time for running trajectories to finish after SIGTERM")
     ray_address: str = Field("", description="Address of a Ray cluster to join; empty: a local one is started")
     use_existing_app: bool = Field(
-        False,
-        description="Serve the endpoints of a Ray Serve application that runs already, as in a RayService",
+        False, description="Serve the endpoints of a Ray Serve application that runs already, as in a RayService"
     )
     engine: EngineSettings = EngineSettings()
     engine_replicas: ReplicaSettings = ReplicaSettings()

@@ -30,9 +30,7 @@ class RedisSettings(Section):
     password_file: Path | None = Field(None, description="File with the server's password, if the URL has none")
     timeout_s: float = Field(10.0, gt=0, description="Limit of one command")
     reclaim_idle_s: float = Field(
-        10.0,
-        gt=0,
-        description="Time without a keep-alive after which another worker reclaims a prompt",
+        10.0, gt=0, description="Time without a keep-alive after which another worker reclaims a prompt"
     )
 
 

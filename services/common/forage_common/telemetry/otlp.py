@@ -41,8 +41,10 @@ class Tracer:
     """Opens the spans of this process and exports the sampled ones."""
 
     def __init__(self, settings: TracingSettings, service: str, run: str) -> None:
-        self._exporter = _MonitoredExporter(_exporter(settings), settings.endpoint)
-        self._processor = _CountingProcessor(self._exporter)
+        size = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE))
+        room = threading.Semaphore(size)
+        self._exporter = _MonitoredExporter(_exporter(settings), settings.endpoint, room)
+        self._processor = _CountingProcessor(self._exporter, size, room)
         # `close` handles the exit of the process: the SDK's own handler would wait for half a minute.
         sampler = ParentBased(_LinkSampler(settings.sample_ratio))
         provider = TracerProvider(sampler, _resource(service, run), shutdown_on_exit=False)
@@ -101,54 +103,37 @@ class Tracer:
 
 
 class _CountingProcessor(BatchSpanProcessor):
-    """Counts spans dropped because the queue is full, where the SDK would log each of them."""
+    """Counts spans dropped because the queue is full, where the SDK would log each of them.
 
-    def __init__(self, exporter: _MonitoredExporter) -> None:
-        size = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE))
+    Args:
+        room: free places of the queue; the exporter releases those of the spans that it takes.
+    """
+
+    def __init__(self, exporter: SpanExporter, size: int, room: threading.Semaphore) -> None:
         delay_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY", _DELAY_MS))
         super().__init__(exporter, max_queue_size=size, schedule_delay_millis=delay_ms)
-        self._size = size
-        self._queue_length = exporter.queue_length
+        self._room = room
 
     def on_end(self, span: ReadableSpan) -> None:
         if not span.context.trace_flags.sampled:
             return
-        if self._queue_length.try_add(self._size):
+        if self._room.acquire(blocking=False):
             super().on_end(span)
         else:
             DROPPED.labels("queue").inc()
 
 
-class _QueueLength:
-    """The number of spans in the queue. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._lock = threading.Lock()
-
-    def try_add(self, limit: int) -> bool:
-        """Count one more span; False if the queue is full."""
-        with self._lock:
-            has_room = self._count < limit
-            self._count += has_room
-            return has_room
-
-    def remove(self, count: int) -> None:
-        with self._lock:
-            self._count -= count
-
-
 class _MonitoredExporter(SpanExporter):
     """Counts spans that did not arrive; logs once when the collector becomes unavailable, and once when it is back."""
 
-    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
-        self.queue_length = _QueueLength()
+    def __init__(self, exporter: SpanExporter, endpoint: str, room: threading.Semaphore) -> None:
+        self._room = room
         self._exporter = exporter
         self._endpoint = endpoint or "that of OTEL_EXPORTER_OTLP_ENDPOINT"
         self._is_unavailable = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.queue_length.remove(len(spans))
+        self._room.release(len(spans))
         try:
             result = self._exporter.export(spans)
         except Exception:  # noqa: BLE001 - export must not fail the traced work; counted below

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from forage_cli.datasets.world.facts import Country, Facts, Place
 
 
-@dataclass(frozen=True)
-class Passage:
-    """One entry of the corpus."""
+def make_passages(facts: Facts) -> list[dict[str, str]]:
+    """Make the whole corpus in the retriever's layout, countries first; ids depend on the tables alone.
 
-    id: str
-    title: str
-    text: str
-
-    @property
-    def contents(self) -> str:
-        """Title and text in the retriever's layout: the quoted title, a newline, the text."""
-        return f'"{self.title}"\n{self.text}'
-
-
-def make_passages(facts: Facts) -> list[Passage]:
-    """Make the whole corpus, countries first; ids depend on the tables alone."""
+    The contents of a passage are the quoted title, a newline, and the text.
+    """
     described = [(c.name, _describe_country(c)) for c in facts.countries.values()]
     described += [(p.name, _describe_place(p, facts.countries[p.country])) for p in facts.places]
-    return [Passage(f"world-{n:05d}", title, text) for n, (title, text) in enumerate(described)]
+    return [{"id": f"world-{n:05d}", "contents": f'"{title}"\n{text}'} for n, (title, text) in enumerate(described)]
 
 
 def _describe_country(country: Country) -> str:

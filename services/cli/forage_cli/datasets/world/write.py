@@ -36,7 +36,7 @@ def build_world(out: Path, seed: int) -> WorldSummary:
     by_split = make_questions(facts, seed)
     with (out / "corpus.jsonl").open("w", encoding="utf-8", newline="\n") as lines:
         for text in texts:
-            lines.write(json.dumps({"id": text.id, "contents": text.contents}, ensure_ascii=False) + "\n")
+            lines.write(json.dumps(text, ensure_ascii=False) + "\n")
     for split, found in by_split.items():
         write_questions(out / f"{split}.parquet", found, DATA_SOURCE, PROMPT_PREFIX)
     digests = hash_files(out, ["corpus.jsonl", *(f"{split}.parquet" for split in by_split)])
