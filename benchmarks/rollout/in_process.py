@@ -24,7 +24,7 @@ from forage_common.clients.reward import RewardClient
 from forage_common.settings import Settings, load_settings
 from forage_common.v1.trajectory_pb2 import Document
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.tokens import FileTokenizer, TokenCodec
+from forage_rollout.loop.tokens import FileTokenizer
 
 
 def sampler(engine: VllmEngine) -> Sample:
@@ -54,7 +54,7 @@ def sampler(engine: VllmEngine) -> Sample:
 
 
 async def ideal(
-    rows: Sequence[Row], prompts: Sequence[list[int]], sample: Sample, codec: TokenCodec, in_flight: int
+    rows: Sequence[Row], prompts: Sequence[list[int]], sample: Sample, codec: FileTokenizer, in_flight: int
 ) -> float:
     """The same generations as requests of their own, `in_flight` of them always there: the engine is never idle.
 
@@ -91,7 +91,7 @@ async def ideal(
     return sum(tokens for ended, tokens in done if began < ended <= emptied) / (emptied - began)
 
 
-def _requests(row: Row, prompt: list[int], codec: TokenCodec) -> list[tuple[list[int], int]]:
+def _requests(row: Row, prompt: list[int], codec: FileTokenizer) -> list[tuple[list[int], int]]:
     """(context, tokens) of every generation; what the policy would have said are prompt tokens again."""
     context, found = list(prompt), []
     for turn, tokens in enumerate(row.lengths, start=1):

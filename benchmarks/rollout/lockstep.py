@@ -18,7 +18,7 @@ from forage_common.text.observation import format_passages
 from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.trajectory_pb2 import Document, GroundTruth, Role, Span, Status
 from forage_rollout.environments.environment import Observation
-from forage_rollout.loop.tokens import TokenCodec
+from forage_rollout.loop.tokens import FileTokenizer
 
 Sample = Callable[[list[int], int], Awaitable[list[int]]]
 """A context and how many tokens to sample, exactly → these tokens."""
@@ -31,7 +31,7 @@ async def run_batches(
     sample: Sample,
     retriever: RetrieverClient,
     reward: RewardClient,
-    codec: TokenCodec,
+    codec: FileTokenizer,
 ) -> float:
     """Every trajectory, in batches of `size`. Returns tokens a second."""
     tokens, began = 0, time.perf_counter()
@@ -47,7 +47,7 @@ async def run_batch(
     sample: Sample,
     retriever: RetrieverClient,
     reward: RewardClient,
-    codec: TokenCodec,
+    codec: FileTokenizer,
 ) -> int:
     """Every trajectory of one batch, scored. Returns how many tokens were sampled."""
     contexts = [list(prompt) for prompt in prompts]

@@ -14,8 +14,8 @@ import httpx
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
+from forage_common.clients.retriever import RetrieverClient
 from forage_common.settings import RolloutSettings
-from forage_rollout.clients import Retriever
 from forage_rollout.environments import Action, Environment, Episode, Observation
 
 MAX_LENGTH = 500
@@ -52,7 +52,11 @@ class KnowledgeGraph(Environment):
     )
 
     def __init__(
-        self, settings: RolloutSettings, retriever: Retriever, address: str = "127.0.0.1:18640", timeout_s: float = 10.0
+        self,
+        settings: RolloutSettings,
+        retriever: RetrieverClient,
+        address: str = "127.0.0.1:18640",
+        timeout_s: float = 10.0,
     ) -> None:
         """
         Args:

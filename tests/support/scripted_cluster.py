@@ -22,7 +22,7 @@ class ScriptedCluster(LocalCluster):
         from ray import serve
         from serve_parts import application
 
-        from forage_rollout.deployments.application import get_application_name
+        from forage_rollout.deployments.cluster import get_application_name
 
         engines = ReplicaSettings(min=REPLICAS, max=REPLICAS)
         serve.run(application(self._settings, engines), name=get_application_name(self._settings), route_prefix=None)

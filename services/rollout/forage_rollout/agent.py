@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import grpc
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError
-from forage_common.clients.reward import build_score_item
+from forage_common.clients.retriever import RetrieverClient
+from forage_common.clients.reward import RewardClient, build_score_item
 from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
 from forage_common.streams.prompt_identity import build_group, with_prompt_identity
@@ -29,11 +30,10 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     TrajectoryGroup,
 )
-from forage_rollout.clients import Retriever, Reward
 from forage_rollout.environments.environment import Environment, EnvironmentFailedError, Episode
 from forage_rollout.environments.registry import BUILT_IN, EXPECTED, load_environments
 from forage_rollout.loop.generation import Engine, Generation, Request, build_request
-from forage_rollout.loop.tokens import TokenCodec
+from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits, TrajectoryBuilder
 
 log = get_logger()
@@ -78,9 +78,9 @@ class Agent:
         self,
         settings: Settings,
         engine: Engine,
-        retriever: Retriever,
-        reward: Reward,
-        codec: TokenCodec,
+        retriever: RetrieverClient,
+        reward: RewardClient,
+        codec: FileTokenizer,
         end_of_turn: str,
         replica: str,
     ) -> None:
@@ -199,7 +199,7 @@ class Agent:
         detail = ""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._run_turns(builder, prompt, sample, timings, on_event)
+                await self._run_turns(builder, timings, on_event)
         except TimeoutError:
             status = Status.STATUS_TIMEOUT
             limit = "rollout.trajectory_timeout_s" if timeout_s == self._timeout_s else "the prompt's timeout_s"
@@ -213,16 +213,10 @@ class Agent:
         trajectory.status, trajectory.status_detail = status, detail
         return self._complete(trajectory, prompt, sample, timings)
 
-    async def _run_turns(
-        self,
-        builder: TrajectoryBuilder,
-        prompt: Prompt,
-        sample: int,
-        timings: Timings,
-        on_event: OnEvent | None,
-    ) -> None:
+    async def _run_turns(self, builder: TrajectoryBuilder, timings: Timings, on_event: OnEvent | None) -> None:
         """Generate and act until the trajectory ends."""
         environment, episode = builder.environment, builder.episode
+        prompt, sample = episode.prompt, episode.sample
         while (context := builder.next_context()) is not None:
             with self._wrap_errors_of(environment):
                 budget = environment.budget(episode)

@@ -157,27 +157,12 @@ class Snapshot:
     version_tokens: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
-class _Increments:
-    """Growth of each number of each replica since it was read last.
-
-    Sums over increments go on growing when a replica ends or is started again, as Prometheus expects of a counter.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[str, Any], float] = {}
-
-    def read(self, replica: str, key: Any, value: float) -> float:
-        last = self._last.get((replica, key), 0.0)
-        self._last[replica, key] = value
-        return max(0.0, value - last)
-
-
 class RolloutCollector(Collector):
     """`/metrics` as of the last snapshots of all replicas. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._increments = _Increments()
+        self._last: dict[tuple[str, Any], float] = {}
         self._totals: dict[CountKey, float] = {}
         self._gauges: dict[CountKey, float] = {}
         self._stale_tokens: dict[int, float] = {}  # versions behind the announced one → tokens
@@ -234,18 +219,27 @@ class RolloutCollector(Collector):
         yield _build_staleness(stale_tokens)
         yield from _build_policies(serving or Policy(), announced, replicas)
 
+    def _read_increment(self, replica: str, key: Any, value: float) -> float:
+        """Growth of a replica's number since it was read last.
+
+        Sums of it go on growing when a replica ends or is started again, as Prometheus expects of a counter.
+        """
+        last = self._last.get((replica, key), 0.0)
+        self._last[replica, key] = value
+        return max(0.0, value - last)
+
     def _add_counts(self, snapshot: Snapshot) -> None:
         for key, value in snapshot.counts.items():
             if key[0] in _GAUGES:
                 self._gauges[key] = self._gauges.get(key, 0.0) + value
             else:
-                new = self._increments.read(snapshot.replica, key, value)
+                new = self._read_increment(snapshot.replica, key, value)
                 self._totals[key] = self._totals.get(key, 0.0) + new
 
     def _add_stale_tokens(self, snapshot: Snapshot, announced: Policy | None) -> None:
         """Count new tokens by their staleness now. Before a policy is announced no token can be behind one."""
         for (epoch, version), tokens in snapshot.version_tokens.items():
-            new = self._increments.read(snapshot.replica, (epoch, version), tokens)
+            new = self._read_increment(snapshot.replica, (epoch, version), tokens)
             if announced is not None and epoch == announced.epoch:
                 behind = max(0, announced.version - version)
                 self._stale_tokens[behind] = self._stale_tokens.get(behind, 0.0) + new

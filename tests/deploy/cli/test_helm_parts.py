@@ -278,7 +278,7 @@ def test_the_ray_serve_application_is_the_one_of_the_rollout() -> None:
     module, _, function = application["import_path"].partition(":")
     assert f"def {function}(" in (REPOSITORY / f"services/rollout/{module.replace('.', '/')}.py").read_text()
     run = application["args"]["run.id"]
-    # As forage_rollout.deployments.application.get_application_name has it.
+    # As forage_rollout.deployments.cluster.get_application_name has it.
     assert application["name"] == f"forage-rollout-{run}"
     assert application["route_prefix"] is None
 

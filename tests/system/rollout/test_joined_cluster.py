@@ -26,7 +26,7 @@ class Scripted(JoinedCluster):
     def deploy(self):
         from ray import serve
         from serve_parts import application
-        from forage_rollout.deployments.application import get_application_name
+        from forage_rollout.deployments.cluster import get_application_name
         bound = application(self._settings, ReplicaSettings())
         serve.run(bound, name=get_application_name(self._settings), route_prefix=None)
 

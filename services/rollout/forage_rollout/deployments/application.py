@@ -22,11 +22,6 @@ _ROUTING_PERIOD_S = 1.0
 _HANG_MARGIN_S = 30.0  # a probe waits for `engine.hang_timeout_s` and reports what is wrong; Serve must not be faster
 
 
-def get_application_name(settings: Settings) -> str:
-    """The name of one run's application among those that share a Ray cluster."""
-    return f"forage-rollout-{settings.run.id}"
-
-
 def build_application(settings: Settings, gpus: int) -> Application:
     """The service as one Serve application whose ingress is the dispatcher.
 

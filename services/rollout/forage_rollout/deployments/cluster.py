@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import psutil
 
@@ -73,34 +73,6 @@ def remove_abandoned(parent: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class Cluster(Protocol):
-    """Where the deployments run."""
-
-    def start(self) -> None:
-        """Block until all deployments run, which takes most of a minute on CPU.
-
-        Raises:
-            Exception: there is no Ray, or Serve gave up on a deployment.
-        """
-        ...
-
-    def get_handle(self, deployment: str) -> Any:
-        """Serve's handle of a running deployment."""
-        ...
-
-    async def broadcast(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
-        """See `replica.broadcast`."""
-        ...
-
-    def begin_drain(self) -> None:
-        """Claim no more prompts; block until running groups have ended, for `rollout.drain_timeout_s` at most."""
-        ...
-
-    def stop(self, timeout_s: float) -> None:
-        """End what was started, by force where it does not end by itself within the time."""
-        ...
-
-
 def open_cluster(settings: Settings) -> Cluster:
     """The cluster that the settings ask for; not started yet."""
     if settings.rollout.use_existing_app:
@@ -108,17 +80,34 @@ def open_cluster(settings: Settings) -> Cluster:
     return JoinedCluster(settings) if settings.rollout.ray_address else LocalCluster(settings)
 
 
-class _ServeApplication:
+def get_application_name(settings: Settings) -> str:
+    """The name of one run's application among those that share a Ray cluster."""
+    return f"forage-rollout-{settings.run.id}"
+
+
+class Cluster:
     """One run's Serve application in the Ray that this process is connected to."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
+    def start(self) -> None:
+        """Block until all deployments run, which takes most of a minute on CPU.
+
+        Raises:
+            Exception: there is no Ray, or Serve gave up on a deployment.
+        """
+        raise NotImplementedError
+
+    def stop(self, timeout_s: float) -> None:
+        """End what was started, by force where it does not end by itself within the time."""
+        raise NotImplementedError
+
     def deploy(self) -> None:
         import ray
         from ray import serve
 
-        from forage_rollout.deployments.application import build_application, get_application_name
+        from forage_rollout.deployments.application import build_application
 
         begin = time.perf_counter()
         gpus = int(ray.cluster_resources().get("GPU", 0))
@@ -126,18 +115,19 @@ class _ServeApplication:
         log.info("deployments_running", seconds=round(time.perf_counter() - begin, 1))
 
     def get_handle(self, deployment: str) -> Any:
+        """Serve's handle of a running deployment."""
         from ray import serve
-
-        from forage_rollout.deployments.application import get_application_name
 
         return serve.get_deployment_handle(deployment, get_application_name(self._settings))
 
     async def broadcast(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
+        """See `replica.broadcast`."""
         from forage_rollout.deployments.replica import broadcast
 
         return await broadcast(self.get_handle(deployment), method, *arguments)
 
     def begin_drain(self) -> None:
+        """Claim no more prompts; block until running groups have ended, for `rollout.drain_timeout_s` at most."""
         seconds = self._settings.rollout.drain_timeout_s
         try:
             left = self.get_handle("Dispatcher").drain.remote(seconds).result(timeout_s=seconds + _DRAIN_REPLY_S)
@@ -147,7 +137,7 @@ class _ServeApplication:
             log.info("drained", groups_left=left)
 
 
-class JoinedCluster(_ServeApplication):
+class JoinedCluster(Cluster):
     """A Ray cluster that others run and share; only this run's application in it is ours to end."""
 
     def start(self) -> None:
@@ -173,8 +163,6 @@ class JoinedCluster(_ServeApplication):
         import ray
         from ray import serve
 
-        from forage_rollout.deployments.application import get_application_name
-
         if not ray.is_initialized():
             return
         serve.delete(get_application_name(self._settings), _blocking=False)
@@ -191,8 +179,6 @@ class ExistingApplication(JoinedCluster):
         from ray import serve
         from ray.serve.schema import ApplicationStatus
 
-        from forage_rollout.deployments.application import get_application_name
-
         self._join()
         name = get_application_name(self._settings)
         while (found := serve.status().applications.get(name)) is None or found.status != ApplicationStatus.RUNNING:
@@ -208,7 +194,7 @@ class ExistingApplication(JoinedCluster):
         ray.shutdown()
 
 
-class LocalCluster(_ServeApplication):
+class LocalCluster(Cluster):
     """A Ray on loopback that this process starts, and whose processes it ends."""
 
     def __init__(self, settings: Settings) -> None:

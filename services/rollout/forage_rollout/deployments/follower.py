@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
 
 from forage_common.errors import UnavailableError
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.weights.policy import PolicyError, is_newer, is_same
 
 log = get_logger()
@@ -19,16 +19,7 @@ MAX_REFUSALS = 3
 CATCH_UP_TIMEOUT_S = 60.0
 
 
-class PolicyLoader(Protocol):
-    """An engine whose weights can be replaced."""
-
-    serving: Policy | None
-    out_of_service: str
-
-    async def load_policy(self, policy: Policy) -> float: ...
-
-
-async def catch_up(streams: StreamClient, engine: PolicyLoader, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
+async def catch_up(streams: StreamClient, engine: VllmEngine, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
     """Return once the engine serves the announced policy, or none is announced.
 
     A policy that cannot be loaded within `timeout_s` leaves the engine out of service; `follow_policy` keeps trying.
@@ -51,7 +42,7 @@ async def catch_up(streams: StreamClient, engine: PolicyLoader, timeout_s: float
             await asyncio.sleep(RETRY_INTERVAL_S)
 
 
-async def follow_policy(streams: StreamClient, engine: PolicyLoader, replica: str) -> None:
+async def follow_policy(streams: StreamClient, engine: VllmEngine, replica: str) -> None:
     """Load each newer policy and acknowledge it; never returns, and survives an unavailable Redis.
 
     An announced policy that cannot be loaded `MAX_REFUSALS` times takes the engine out of service: its trajectories

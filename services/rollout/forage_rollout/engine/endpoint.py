@@ -15,7 +15,7 @@ from forage_common.clients.circuit import Circuit
 from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import EngineSettings
 from forage_rollout.engine.openai import PATHS, ResponseHead
-from forage_rollout.loop.tokens import TokenCodec
+from forage_rollout.loop.tokens import FileTokenizer
 
 START_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 5.0
@@ -61,7 +61,7 @@ class Endpoint:
         self.model = ""
         self.dialect = Dialect.TEXT
 
-    async def connect(self, codec: TokenCodec) -> None:
+    async def connect(self, codec: FileTokenizer) -> None:
         """Find the served model and the dialect of the server.
 
         Args:
@@ -147,7 +147,7 @@ class Endpoint:
             )
         return dict(served[name])
 
-    async def _find_dialect(self, codec: TokenCodec) -> Dialect:
+    async def _find_dialect(self, codec: FileTokenizer) -> Dialect:
         """Request one token and the prompt's token ids: vLLM returns them, other servers ignore or reject that."""
         plain = {"model": self.model, "prompt": _PROBE, "max_tokens": 1, "temperature": 0.0}
         extended = plain | {"add_special_tokens": False, "return_token_ids": True}

@@ -24,7 +24,7 @@ from forage_rollout.weights.adapter import Adapter, Adapters, build_engine_argum
 from forage_rollout.weights.filesystem import FilesystemTransport, fetch_policy
 from forage_rollout.weights.nccl import NcclTransport
 from forage_rollout.weights.policy import NotServingError, PolicyError, describe_policy, is_newer, parse_label
-from forage_rollout.weights.transport import TransferInfo, Transport
+from forage_rollout.weights.transport import TransferInfo
 
 log = get_logger()
 _BATCHED_TOKENS_CPU = 4096
@@ -82,7 +82,7 @@ class VllmEngine:
                 arguments["dtype"] = "float32"
         model = Path(settings.model.path).resolve()
         self._shapes = read_model_shapes(model)
-        self._transport: Transport = (
+        self._transport = (
             NcclTransport(self._shapes, replica, engine.tensor_parallel_size, gpu=not cpu)
             if weights.transport == WeightTransport.NCCL
             else FilesystemTransport(self._shapes, weights.cache_dir.resolve())

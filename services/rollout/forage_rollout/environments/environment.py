@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import ForageError
 from forage_common.settings import RolloutSettings
 from forage_common.v1.trajectory_pb2 import ActionKind, Document, Prompt, Provenance
-from forage_rollout.clients import Retriever
 
 ANSWER = "answer"
 
@@ -101,7 +101,7 @@ class Environment:
     tags: tuple[str, ...] = (ANSWER,)
     feedback: str = ""
 
-    def __init__(self, settings: RolloutSettings, retriever: Retriever) -> None:
+    def __init__(self, settings: RolloutSettings, retriever: RetrieverClient) -> None:
         """A subclass may take further parameters: `rollout.environments.<data_source>.params`."""
         self.max_turns = settings.max_turns
         self.retriever = retriever

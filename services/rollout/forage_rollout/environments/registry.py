@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
+from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import SettingsError
 from forage_common.settings import EnvironmentRoute, Settings
-from forage_rollout.clients import Retriever
 from forage_rollout.environments.environment import Environment
 from forage_rollout.environments.search import Search
 from forage_rollout.environments.single_turn import SingleTurn
@@ -48,7 +48,7 @@ class Environments:
             await environment.close()
 
 
-def load_environments(settings: Settings, retriever: Retriever) -> Environments:
+def load_environments(settings: Settings, retriever: RetrieverClient) -> Environments:
     """Load and check every environment of the settings.
 
     Raises:

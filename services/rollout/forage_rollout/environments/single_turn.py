@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from forage_common.clients.retriever import RetrieverClient
 from forage_common.settings import RolloutSettings
 from forage_common.v1.trajectory_pb2 import ActionKind
-from forage_rollout.clients import Retriever
 from forage_rollout.environments.environment import ANSWER, INVALID, Action, Environment, Episode
 
 EOS = "eos"
@@ -16,7 +16,7 @@ class SingleTurn(Environment):
     With `stop: eos` the generation runs to its end-of-sequence token; without an answer block all of it is the answer.
     """
 
-    def __init__(self, settings: RolloutSettings, retriever: Retriever, stop: str = ANSWER) -> None:
+    def __init__(self, settings: RolloutSettings, retriever: RetrieverClient, stop: str = ANSWER) -> None:
         if stop not in (ANSWER, EOS):
             raise ValueError(f"params.stop is {stop!r}: expected {ANSWER} (a generation ends after </answer>) or {EOS}")
         super().__init__(settings, retriever)

@@ -5,38 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from tokenizers import Tokenizer
 
 from forage_common.errors import DataError
-
-
-class TokenCodec(Protocol):
-    """The part of a tokenizer that the loop uses."""
-
-    @property
-    def special_tokens(self) -> tuple[str, ...]:
-        """Control tokens that retrieved text must not produce."""
-        ...
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of tokens; every id is below."""
-        ...
-
-    @property
-    def max_token_chars(self) -> int:
-        """Largest number of characters that one token stands for."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of the text, without control tokens before or after."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the tokens, with control tokens."""
-        ...
 
 
 class FileTokenizer:
@@ -59,18 +32,23 @@ class FileTokenizer:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
+        """Control tokens that retrieved text must not produce."""
         return self._special
 
     @property
     def vocabulary_size(self) -> int:
+        """Number of tokens; every id is below."""
         return cast(int, self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     @property
     def max_token_chars(self) -> int:
+        """Largest number of characters that one token stands for."""
         return self._max_token_chars
 
     def encode(self, text: str) -> list[int]:
+        """Token ids of the text, without control tokens before or after."""
         return cast(list[int], self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the tokens, with control tokens."""
         return cast(str, self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

@@ -24,7 +24,7 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from forage_rollout.environments.environment import INVALID, Action, Environment, Episode, Observation
 from forage_rollout.loop.generation import Generation
-from forage_rollout.loop.tokens import TokenCodec
+from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.turns import cut_at_stop
 
 
@@ -38,7 +38,7 @@ class Limits:
     max_obs_length: int
 
     @classmethod
-    def from_settings(cls, settings: RolloutSettings, codec: TokenCodec) -> Limits:
+    def from_settings(cls, settings: RolloutSettings, codec: FileTokenizer) -> Limits:
         """The limits of a run.
 
         Raises:
@@ -75,7 +75,7 @@ class TrajectoryBuilder:
     """
 
     limits: Limits
-    codec: TokenCodec
+    codec: FileTokenizer
     environment: Environment
     episode: Episode
     token_ids: list[int]
@@ -93,7 +93,7 @@ class TrajectoryBuilder:
     def start(
         cls,
         limits: Limits,
-        codec: TokenCodec,
+        codec: FileTokenizer,
         prompt_ids: Sequence[int],
         environment: Environment,
         episode: Episode,

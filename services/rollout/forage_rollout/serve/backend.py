@@ -1,4 +1,4 @@
-"""The interface between the servers (gRPC, HTTP) and the deployments, and the state of the service that they show."""
+"""The calls of the servers (gRPC, HTTP) to the deployments, and the state of the service that they show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from forage_common.errors import ForageError, UnavailableError
 from forage_common.telemetry.health import Health
@@ -24,24 +24,37 @@ class RefusedPolicyError(ForageError):
     """A policy is not newer than the served one, or cannot be loaded; nothing has changed."""
 
 
-class Backend(Protocol):
-    """The calls that the servers make. Every method raises UnavailableError where a replica has died."""
+class ServeBackend:
+    """The Ray Serve application of a cluster. Every method raises UnavailableError where a replica has died."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
 
     async def run_group(self, prompt: Prompt) -> TrajectoryGroup:
         """Run every sample of the prompt."""
-        ...
+        answer = self._cluster.get_handle("Agent").run_group.remote(prompt.SerializeToString())
+        try:
+            return TrajectoryGroup.FromString(await answer)
+        except asyncio.CancelledError:
+            answer.cancel()  # the caller has gone: end its samples
+            raise
+        except Exception as error:
+            raise _translate(error) from error
 
-    def stream_group(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
+    async def stream_group(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
         """Run every sample; yields each event at once and the whole group last. Closing it early ends the samples."""
-        ...
+        agent = self._cluster.get_handle("Agent").options(stream=True)
+        async with aclosing(_iterate_reply(agent.stream_group.remote(prompt.SerializeToString()))) as parts:
+            async for part in parts:
+                yield RunStreamResponse.FromString(part)
 
     async def pause(self, drain: bool) -> int:
         """Pause every engine; returns their number once all are paused."""
-        ...
+        return len(await self._broadcast("Engine", "pause", drain))
 
     async def resume(self) -> int:
         """Resume every engine; returns their number."""
-        ...
+        return len(await self._broadcast("Engine", "resume"))
 
     async def load_policy(self, policy: Policy) -> float:
         """Load a policy into every engine; returns the seconds of the longest pause.
@@ -49,17 +62,34 @@ class Backend(Protocol):
         Raises:
             RefusedPolicyError: an engine refused the policy.
         """
-        ...
+        # Checked for all engines first, so that a policy which one of them refuses is loaded by none.
+        for snapshot in await self._broadcast("Engine", "take_snapshot"):
+            if not is_newer(policy, snapshot.serving):
+                raise RefusedPolicyError(
+                    f"{_describe(policy)} is not newer than what is served, {_describe(snapshot.serving)}"
+                )
+        return max(await self._broadcast("Engine", "load_policy", policy.SerializeToString()), default=0.0)
 
-    def forward_openai(
+    async def forward_openai(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
     ) -> AsyncGenerator[ResponseHead | bytes, None]:
         """Answer a request to the engine's OpenAI-compatible endpoints: (status, headers), then the body in parts."""
-        ...
+        engine = self._cluster.get_handle("Engine").options(stream=True)
+        async with aclosing(_iterate_reply(engine.forward_openai.remote(method, path, list(headers), body))) as parts:
+            async for part in parts:
+                yield part
 
     async def take_snapshots(self) -> dict[str, list[Snapshot]]:
         """Snapshots of every replica, by deployment."""
-        ...
+        taken = await asyncio.gather(*(self._broadcast(deployment, "take_snapshot") for deployment in DEPLOYMENTS))
+        return dict(zip(DEPLOYMENTS, taken, strict=True))
+
+    async def _broadcast(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
+        try:
+            results: list[Any] = await self._cluster.broadcast(deployment, method, *arguments)
+        except Exception as error:
+            raise _translate(error) from error
+        return results
 
 
 @dataclass
@@ -80,7 +110,7 @@ class ServiceState:
     announced: Policy | None = None
     queues: dict[str, int] = field(default_factory=dict)
 
-    async def refresh(self, backend: Backend) -> None:
+    async def refresh(self, backend: ServeBackend) -> None:
         """Take snapshots of every replica.
 
         Raises:
@@ -99,63 +129,6 @@ class ServiceState:
         if not self.running:
             waiting = "; ".join(f"{name}: {detail}" for name, detail in self.health.waiting.items())
             raise UnavailableError(f"the rollout service does not take prompts now ({waiting or 'starting'})")
-
-
-class ServeBackend:
-    """`Backend` through the Ray Serve application of a cluster."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    async def run_group(self, prompt: Prompt) -> TrajectoryGroup:
-        answer = self._cluster.get_handle("Agent").run_group.remote(prompt.SerializeToString())
-        try:
-            return TrajectoryGroup.FromString(await answer)
-        except asyncio.CancelledError:
-            answer.cancel()  # the caller has gone: end its samples
-            raise
-        except Exception as error:
-            raise _translate(error) from error
-
-    async def stream_group(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
-        agent = self._cluster.get_handle("Agent").options(stream=True)
-        async with aclosing(_iterate_reply(agent.stream_group.remote(prompt.SerializeToString()))) as parts:
-            async for part in parts:
-                yield RunStreamResponse.FromString(part)
-
-    async def pause(self, drain: bool) -> int:
-        return len(await self._broadcast("Engine", "pause", drain))
-
-    async def resume(self) -> int:
-        return len(await self._broadcast("Engine", "resume"))
-
-    async def load_policy(self, policy: Policy) -> float:
-        # Checked for all engines first, so that a policy which one of them refuses is loaded by none.
-        for snapshot in await self._broadcast("Engine", "take_snapshot"):
-            if not is_newer(policy, snapshot.serving):
-                raise RefusedPolicyError(
-                    f"{_describe(policy)} is not newer than what is served, {_describe(snapshot.serving)}"
-                )
-        return max(await self._broadcast("Engine", "load_policy", policy.SerializeToString()), default=0.0)
-
-    async def forward_openai(
-        self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> AsyncGenerator[ResponseHead | bytes, None]:
-        engine = self._cluster.get_handle("Engine").options(stream=True)
-        async with aclosing(_iterate_reply(engine.forward_openai.remote(method, path, list(headers), body))) as parts:
-            async for part in parts:
-                yield part
-
-    async def take_snapshots(self) -> dict[str, list[Snapshot]]:
-        taken = await asyncio.gather(*(self._broadcast(deployment, "take_snapshot") for deployment in DEPLOYMENTS))
-        return dict(zip(DEPLOYMENTS, taken, strict=True))
-
-    async def _broadcast(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
-        try:
-            results: list[Any] = await self._cluster.broadcast(deployment, method, *arguments)
-        except Exception as error:
-            raise _translate(error) from error
-        return results
 
 
 async def _iterate_reply(replies: Any) -> AsyncGenerator[Any, None]:

@@ -31,7 +31,7 @@ from forage_common.v1.rollout_pb2 import (
 )
 from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
 from forage_common.v1.trajectory_pb2 import Prompt
-from forage_rollout.serve.backend import Backend, RefusedPolicyError, ServiceState
+from forage_rollout.serve.backend import RefusedPolicyError, ServeBackend, ServiceState
 from forage_rollout.serve.prompt_checks import InvalidPromptError, check_prompt
 
 SERVICE = DESCRIPTOR.services_by_name["Rollout"].full_name
@@ -51,7 +51,7 @@ class RolloutApi(RolloutServicer):
         vocabulary: size of the model's vocabulary, for `check_prompt`.
     """
 
-    def __init__(self, backend: Backend, state: ServiceState, vocabulary: int = 0) -> None:
+    def __init__(self, backend: ServeBackend, state: ServiceState, vocabulary: int = 0) -> None:
         self._backend = backend
         self._state = state
         self._vocabulary = vocabulary

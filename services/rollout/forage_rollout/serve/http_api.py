@@ -25,7 +25,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
 from forage_common.v1.trajectory_pb2 import Prompt
 from forage_rollout.engine.openai import PATHS
-from forage_rollout.serve.backend import Backend, ServiceState
+from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, build_answer, build_event
 from forage_rollout.serve.prompt_checks import InvalidPromptError, check_prompt
 
@@ -35,7 +35,7 @@ _PROTECTED_PREFIX = "/v1/"
 _FORWARDED_HEADERS = ("content-type", "accept")
 
 
-def make_app(backend: Backend, state: ServiceState, settings: Settings, token: TokenFile | None = None) -> FastAPI:
+def make_app(backend: ServeBackend, state: ServiceState, settings: Settings, token: TokenFile | None = None) -> FastAPI:
     """Build the application.
 
     Args:
@@ -84,7 +84,7 @@ def make_app(backend: Backend, state: ServiceState, settings: Settings, token: T
     return app
 
 
-async def _stream_events(backend: Backend, prompt: Prompt, parent: str) -> AsyncIterator[ServerSentEvent]:
+async def _stream_events(backend: ServeBackend, prompt: Prompt, parent: str) -> AsyncIterator[ServerSentEvent]:
     try:
         with _trace_ask(prompt, parent):
             async with aclosing(backend.stream_group(prompt)) as responses:

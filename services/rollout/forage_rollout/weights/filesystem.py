@@ -46,7 +46,11 @@ class FilesystemTransport:
         self._cache = cache
 
     async def prepare(self, policy: Policy) -> TransferInfo:
-        """See `Transport.prepare`."""
+        """Fetch and verify a policy; generation goes on meanwhile.
+
+        Raises:
+            PolicyError: the policy must not be served.
+        """
         return await asyncio.to_thread(self._prepare, policy)
 
     def _prepare(self, policy: Policy) -> TransferInfo:

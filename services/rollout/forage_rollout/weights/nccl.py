@@ -41,7 +41,7 @@ class NcclTransport:
         self._workers = workers
 
     async def prepare(self, policy: Policy) -> TransferInfo:
-        """See `Transport.prepare`; the tensors are sent later, when all workers wait for them."""
+        """See `FilesystemTransport.prepare`; the tensors are sent later, when all workers wait for them."""
         sender = policy.nccl
         if not policy.HasField("nccl"):
             raise PolicyError(f"{describe_policy(policy)} names no sender: rollout.weights.transport nccl needs one")

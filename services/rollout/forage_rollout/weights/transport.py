@@ -1,11 +1,9 @@
-"""The interface of weight transports."""
+"""What the weight transports (`filesystem`, `nccl`) prepare for vLLM."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from forage_common.v1.trajectory_pb2 import Policy
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -19,20 +17,3 @@ class TransferInfo:
 
     update_info: dict[str, Any]
     init_info: dict[str, Any] = field(default_factory=dict)
-
-
-class Transport(Protocol):
-    """Prepares a published policy to be loaded; generation goes on meanwhile."""
-
-    @property
-    def backend(self) -> str:
-        """vLLM's name of the weight-transfer engine that loads the policies of this transport."""
-        ...
-
-    async def prepare(self, policy: Policy) -> TransferInfo:
-        """Fetch and verify a policy.
-
-        Raises:
-            PolicyError: the policy must not be served.
-        """
-        ...
