@@ -173,7 +173,8 @@ class TrainingLoop:
                 metrics = self._step(batch, policy, clock, self._stop.check, on_record)
             self._check_guards(step, metrics, len(batch.groups), clock, began)
         self._version = step
-        self._pending.add(batch, policy.epoch, self._straggler_uids(batch))
+        stragglers = tuple(self._batches.group(step, position)[0] for position in batch.stragglers)
+        self._pending.add(batch, policy.epoch, stragglers)
         self._batcher.mark_consumed(step)
         with clock("publish"):
             policy = self._publish()
@@ -276,9 +277,6 @@ class TrainingLoop:
         return self._publisher.publish(
             self._version, self._worker.adapter(dtype) if only_adapter else self._worker.weights(dtype)
         )
-
-    def _straggler_uids(self, batch: Batch) -> tuple[str, ...]:
-        return tuple(self._batches.group(batch.number, position)[0] for position in batch.stragglers)
 
     def _save(self, epoch: int, line: dict[str, Any]) -> Path:
         folder = self._checkpoints.save(

@@ -28,32 +28,27 @@ def check_settings(settings: Settings) -> None:
     estimator = settings.trainer.algorithm.adv_estimator
     if settings.rollout.n < estimator.min_samples:
         raise UserError(f"rollout.n must be at least 2: {estimator} compares the samples of a prompt")
-    if settings.data.train_batch_size % settings.trainer.actor.ppo_mini_batch_size:
+    critic = settings.trainer.critic
+    has_critic = estimator is AdvantageEstimator.GAE
+    sizes = {"actor": settings.trainer.actor.ppo_mini_batch_size}
+    if has_critic:
+        sizes["critic"] = critic.ppo_mini_batch_size
+    for name, size in sizes.items():
+        if settings.data.train_batch_size % size:
+            raise UserError(
+                f"trainer.{name}.ppo_mini_batch_size = {size} must divide "
+                f"data.train_batch_size = {settings.data.train_batch_size}"
+            )
+    if has_critic and critic.path is not None and not (critic.path / "config.json").is_file():
         raise UserError(
-            f"trainer.actor.ppo_mini_batch_size = {settings.trainer.actor.ppo_mini_batch_size} must divide "
-            f"data.train_batch_size = {settings.data.train_batch_size}"
+            f"trainer.critic.path {critic.path} has no config.json: give the Hugging Face folder of a policy or a "
+            "value model, or leave it out"
         )
-    if estimator is AdvantageEstimator.GAE:
-        _check_critic(settings)
     rank, most = settings.trainer.lora.lora_rank, settings.rollout.engine.max_lora_rank
     if most and not 0 < rank <= most:
         raise UserError(
             f"trainer.lora.lora_rank = {rank}, but rollout.engine.max_lora_rank = {most} starts the engine for "
             f"adapters of rank 1 to {most} alone: train one of these, or set rollout.engine.max_lora_rank=0"
-        )
-
-
-def _check_critic(settings: Settings) -> None:
-    critic = settings.trainer.critic
-    if settings.data.train_batch_size % critic.ppo_mini_batch_size:
-        raise UserError(
-            f"trainer.critic.ppo_mini_batch_size = {critic.ppo_mini_batch_size} must divide "
-            f"data.train_batch_size = {settings.data.train_batch_size}"
-        )
-    if critic.path is not None and not (critic.path / "config.json").is_file():
-        raise UserError(
-            f"trainer.critic.path {critic.path} has no config.json: give the Hugging Face folder of a policy or a "
-            "value model, or leave it out"
         )
 
 

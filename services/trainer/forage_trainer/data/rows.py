@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import torch
 from tensordict import TensorDict
@@ -11,22 +10,6 @@ from tensordict import TensorDict
 from forage_trainer.data.tensors import make_jagged, select_rows, split_rows
 
 _NO_ROW = -1
-
-
-class Rows(Protocol):
-    """The part of a step's tensors (`tensors.StepTensors`) that workers need."""
-
-    @property
-    def data(self) -> TensorDict:
-        """Jagged tensors, and `row`, each row's number."""
-
-    @property
-    def mask(self) -> torch.Tensor:
-        """(rows, tokens)."""
-
-    @property
-    def positions(self) -> Sequence[int]:
-        """Position of each row's group within the batch."""
 
 
 def split_mini_batches(positions: Sequence[int], groups: int, size: int, epochs: int) -> Iterator[list[int]]:

@@ -23,24 +23,34 @@ from forage_trainer.data.selection import Selection
 
 
 @dataclass(frozen=True)
-class StepTensors:
-    """The tensors of one optimizer step.
+class Rows:
+    """The part of a step's tensors that workers need, on every process.
 
     data: jagged `input_ids`, `position_ids`, `prompts`, `responses`, `response_mask`, `loss_mask`, `state_mask`,
         `rollout_log_probs`, and `row` (rows,), the row's number.
     mask: (rows, tokens) float32 over the response, 1 on tokens that are trained on: state tokens, or all of them
         where state masking is off. `response_mask` and `loss_mask` hold the same values.
+    positions: position of each row's group within the batch.
+    """
+
+    data: TensorDict
+    mask: torch.Tensor
+    positions: Sequence[int]
+
+
+@dataclass(frozen=True)
+class StepTensors(Rows):
+    """The tensors of one optimizer step.
+
     state: (rows, tokens) float32, 1 on state tokens: those that the policy sampled, not the environment's.
     token_rewards, engine_log_probs: (rows, tokens) float32, 0 outside the state tokens.
     turn_ids: (rows, tokens) long, from 1 on state tokens, -1 elsewhere.
     turn_rewards, whole_rewards: for each row, the rewards of its turns by turn id, and (rows,) the rest of its score.
     current: (rows, tokens) bool, state tokens sampled under exactly the policy that is being trained. On these alone
         a difference of log-probabilities is an error of the engines; on others it is staleness too.
-    uids: group of each row; positions: that group's position within the batch.
+    uids: group of each row.
     """
 
-    data: TensorDict
-    mask: torch.Tensor
     state: torch.Tensor
     token_rewards: torch.Tensor
     engine_log_probs: torch.Tensor
@@ -49,7 +59,6 @@ class StepTensors:
     whole_rewards: torch.Tensor
     current: torch.Tensor
     uids: tuple[str, ...]
-    positions: tuple[int, ...]
 
 
 def build_step_tensors(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
 
 from forage_common.settings import CriticSettings, Settings
-from forage_trainer.data.rows import Rows, split_mini_batches
-from forage_trainer.data.tensors import unpad_response
+from forage_trainer.data.rows import split_mini_batches
+from forage_trainer.data.tensors import Rows, unpad_response
 from forage_trainer.engine.engine_config import (
     ResolvedEngine,
     build_engine_config,
@@ -28,14 +27,17 @@ from forage_trainer.engine.verl_worker import VerlWorker, mean
 
 
 class CriticWorker:
-    """A value model that starts from a policy's weights with a head of zeros, or from a trained value model."""
+    """A value model that starts from a policy's weights with a head of zeros, or from a trained value model.
+
+    worker: its model, engine and optimizer.
+    """
 
     def __init__(self, settings: Settings, resolved: ResolvedEngine, processes: Processes) -> None:
         self._settings = settings.trainer.critic
         policy = settings.model.path
         model = build_model_config(self._settings.path or policy, resolved, tokenizer=policy)
         with _use_configured_attention():
-            self._worker = VerlWorker(
+            self.worker = VerlWorker(
                 "value_model",
                 model,
                 build_engine_config(resolved, self._settings.ppo_max_token_len_per_gpu),
@@ -43,17 +45,12 @@ class CriticWorker:
                 processes,
             )
         if not model.hf_config.architectures[0].endswith("ForTokenClassification"):
-            _zero_head(self._worker.engine.module)
-        self._worker.set_loss(partial(value_loss, _build_critic_config(self._settings)))
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters of the value model."""
-        return self._worker.parameters
+            _zero_head(self.worker.engine.module)
+        self.worker.set_loss(partial(value_loss, _build_critic_config(self._settings)))
 
     def values(self, batch: Rows) -> torch.Tensor:
         """See `PolicyWorker.values`."""
-        return self._worker.infer(batch, "values")
+        return self.worker.infer(batch, "values")
 
     def update(self, batch: Rows, values: torch.Tensor, returns: torch.Tensor, last_position: int) -> dict[str, float]:
         """See `PolicyWorker.update_critic`."""
@@ -63,7 +60,7 @@ class CriticWorker:
         size, epochs = self._settings.ppo_mini_batch_size, self._settings.ppo_epochs
         minis = list(split_mini_batches(batch.positions, last_position, size, epochs))
         updates = [
-            self._worker.update(data, rows, update_lr_scheduler=number == len(minis) - 1)
+            self.worker.update(data, rows, update_lr_scheduler=number == len(minis) - 1)
             for number, rows in enumerate(minis)
         ]
         metrics = {
@@ -73,14 +70,6 @@ class CriticWorker:
             "critic/grad_norm": mean([u["grad_norm"] for u in updates]),
             "critic/lr": updates[-1]["lr"],
         }
-
-    def save(self, folder: Path, step: int) -> None:
-        """Write verl's checkpoint of the value model."""
-        self._worker.save(folder, step)
-
-    def load(self, folder: Path) -> None:
-        """Load a checkpoint of `save`."""
-        self._worker.load(folder)
 
 
 def _build_critic_config(critic: CriticSettings) -> CriticConfig:

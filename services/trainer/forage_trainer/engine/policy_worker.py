@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from forage_common.settings import AdvantageEstimator, Settings
-from forage_trainer.data.rows import Rows, scatter_rows, split_mini_batches
-from forage_trainer.data.tensors import unpad_response
+from forage_trainer.data.rows import scatter_rows, split_mini_batches
+from forage_trainer.data.tensors import Rows, unpad_response
 from forage_trainer.engine import lora
 from forage_trainer.engine.actor_loss import ActorLoss, build_actor_config
 from forage_trainer.engine.critic_worker import CriticWorker
@@ -92,7 +92,7 @@ class PolicyWorker:
     @property
     def parameters(self) -> int:
         """Number of parameters that a checkpoint holds: the policy's and the critic's."""
-        return self._actor.parameters + (self._critic.parameters if self._critic is not None else 0)
+        return self._actor.parameters + (self._critic.worker.parameters if self._critic is not None else 0)
 
     @collective
     def log_probs(self, batch: Rows) -> torch.Tensor:
@@ -190,14 +190,14 @@ class PolicyWorker:
         """Write verl's checkpoint: model, optimizer, learning-rate schedule, random state; the critic's in critic/."""
         self._actor.save(folder, step)
         if self._critic is not None:
-            self._critic.save(folder / _CRITIC, step)
+            self._critic.worker.save(folder / _CRITIC, step)
 
     @collective
     def load(self, folder: Path) -> None:
         """Load a checkpoint of `save`."""
         self._actor.load(folder)
         if self._critic is not None:
-            self._critic.load(folder / _CRITIC)
+            self._critic.worker.load(folder / _CRITIC)
 
     @collective
     def weights(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:

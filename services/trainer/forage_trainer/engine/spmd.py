@@ -11,8 +11,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -22,18 +21,9 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from forage_trainer.data.rows import Rows
+from forage_trainer.data.tensors import Rows
 
 _TIMEOUT = timedelta(days=30)
-
-
-@dataclass(frozen=True)
-class AnnouncedRows:
-    """The part of a step's tensors that other processes receive."""
-
-    data: TensorDict
-    mask: torch.Tensor
-    positions: Sequence[int]
 
 
 class Processes:
@@ -134,7 +124,7 @@ class Processes:
                 return tu.get_tensordict(tensors, {name: values[name] for name in values.keys() - tensors.keys()})
             case "rows" if content is not None:
                 data, mask = self._unpack(content["data"]), self._unpack(content["mask"])
-                self._rows = AnnouncedRows(data, mask, content["positions"])
+                self._rows = Rows(data, mask, content["positions"])
                 return self._rows
             case "rows":
                 return self._rows
@@ -155,7 +145,7 @@ _T = TypeVar("_T")
 def collective(method: Callable[Concatenate[_W, _P], _T]) -> Callable[Concatenate[_W, _P], _T]:
     """Decorate a method so that every process calls it when rank 0 does.
 
-    Its arguments may be plain values, paths, dtypes, tensors, and a step's tensors (which arrive as `rows.Rows`).
+    Its arguments may be plain values, paths, dtypes, tensors, and a step's tensors (which arrive as `tensors.Rows`).
     """
     signature = inspect.signature(method)
 

@@ -19,8 +19,8 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
-from forage_trainer.data.rows import Rows, scatter_rows, shard_rows
-from forage_trainer.data.tensors import select_rows
+from forage_trainer.data.rows import scatter_rows, shard_rows
+from forage_trainer.data.tensors import Rows, select_rows
 from forage_trainer.engine.spmd import Processes
 
 Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
