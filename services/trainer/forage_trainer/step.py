@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_trainer.algorithms.estimators.registry import Advantages, Rewards, estimate_advantages
+from forage_trainer.algorithms.estimators.registry import Rewards, estimate_advantages
 from forage_trainer.algorithms.kl import KlController, apply_kl_penalty
 from forage_trainer.algorithms.off_policy import compute_correction_metrics
 from forage_trainer.data.batcher import Batch
@@ -49,21 +49,6 @@ class Stopwatch:
                 yield
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
-
-
-@dataclass(frozen=True)
-class _Estimate:
-    """The input of the updates; tensors are (rows, tokens), or None where the settings need none.
-
-    old: log-probabilities of the policy before any update; token_rewards: after the KL penalty.
-    """
-
-    old: torch.Tensor | None
-    reference: torch.Tensor | None
-    values: torch.Tensor | None
-    token_rewards: torch.Tensor
-    advantages: Advantages
-    metrics: dict[str, Any]
 
 
 class PolicyStep:
@@ -134,50 +119,34 @@ class PolicyStep:
             with clock("probe"):
                 overconfidence = self._penalty.measure_overconfidence(selected.trajectories, policy, check)
             metrics |= self._penalty.compute_metrics(overconfidence, selected.trajectories)
-        estimate = self._estimate(tensors, overconfidence, len(groups), clock, check)
-        metrics |= estimate.metrics
-        if self._critic is not None and estimate.values is not None:
+        record = StepRecord(groups, selected.trajectories, policy.version, tensors, overconfidence=overconfidence)
+        record, estimate_metrics = self._estimate(record, tensors, clock, check)
+        metrics |= estimate_metrics
+        advantages, returns, old = record.advantages, record.returns, record.log_probs
+        assert advantages is not None
+        assert returns is not None
+        if self._critic is not None and record.values is not None:
             with clock("critic"):
-                metrics |= self._critic.update_critic(
-                    tensors, estimate.values, estimate.advantages.returns, len(groups)
-                )
-        log_probs = estimate.old
+                metrics |= self._critic.update_critic(tensors, record.values, returns, len(groups))
         if updates_actor:
             with clock("update"):
-                result = self._worker.update(
-                    tensors, estimate.advantages.advantages, estimate.reference, estimate.old, len(groups)
-                )
-            log_probs = result.log_probs
-            metrics |= self._update_metrics(tensors, estimate.reference, result)
+                result = self._worker.update(tensors, advantages, record.reference, old, len(groups))
+            record = replace(record, log_probs=result.log_probs)
+            metrics |= self._update_metrics(tensors, record.reference, result)
         if on_record is not None:
-            on_record(
-                StepRecord(
-                    groups,
-                    selected.trajectories,
-                    policy.version,
-                    tensors,
-                    estimate.advantages.advantages,
-                    estimate.advantages.returns,
-                    estimate.token_rewards,
-                    log_probs,
-                    estimate.reference,
-                    estimate.values,
-                    overconfidence,
-                )
-            )
+            on_record(record)
         return metrics | to_verl_names(metrics)
 
     def _estimate(
-        self,
-        tensors: StepTensors,
-        overconfidence: Sequence[float | None] | None,
-        groups: int,
-        clock: Stopwatch,
-        check: Callable[[], None],
-    ) -> _Estimate:
+        self, record: StepRecord, tensors: StepTensors, clock: Stopwatch, check: Callable[[], None]
+    ) -> tuple[StepRecord, dict[str, Any]]:
+        """Compute the input of the updates; returns the record with it, and metrics.
+
+        The record's log_probs are those of the policy before any update, None where the settings need none.
+        """
         algorithm = self._trainer.algorithm
         old = values = None
-        if algorithm.use_kl_in_reward or self._worker.updates_per_step(groups) > 1:
+        if algorithm.use_kl_in_reward or self._worker.updates_per_step(len(record.groups)) > 1:
             with clock("logp"):
                 old = self._worker.log_probs(tensors)
             check()
@@ -210,12 +179,21 @@ class PolicyStep:
             ),
             algorithm,
         )
-        if overconfidence is not None:
+        advantages, returns = estimated.advantages, estimated.returns
+        if record.overconfidence is not None:
             coef = algorithm.probe_penalty.coef
-            advantages = subtract_penalty(estimated.advantages, tensors.state, overconfidence, coef)
-            estimated = replace(estimated, advantages=advantages)
-        metrics |= compute_estimate_metrics(rewards, estimated.advantages, estimated.returns, values, tensors.mask)
-        return _Estimate(old, reference, values, rewards, estimated, metrics)
+            advantages = subtract_penalty(advantages, tensors.state, record.overconfidence, coef)
+        metrics |= compute_estimate_metrics(rewards, advantages, returns, values, tensors.mask)
+        record = replace(
+            record,
+            advantages=advantages,
+            returns=returns,
+            token_rewards=rewards,
+            log_probs=old,
+            reference=reference,
+            values=values,
+        )
+        return record, metrics
 
     def _update_metrics(
         self, tensors: StepTensors, reference: torch.Tensor | None, result: UpdateResult

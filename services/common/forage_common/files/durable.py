@@ -47,7 +47,7 @@ def sync_tree(folder: Path) -> None:
     sync(folder)
 
 
-def link_or_copy(source: Path, target: Path) -> None:
+def link_or_copy(source: Path | str, target: Path | str) -> None:
     """Give a file that is never written again a second name; copy it across file systems."""
     try:
         os.link(source, target)

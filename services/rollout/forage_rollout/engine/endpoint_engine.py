@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
-from pathlib import Path
 from typing import Any
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError
@@ -78,7 +77,9 @@ class EndpointEngine:
     async def render_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """See `chat.render_chat`."""
         if self._tokenizer is None:
-            self._tokenizer = await asyncio.to_thread(_load_chat_tokenizer, self._folder)
+            from transformers import AutoTokenizer
+
+            self._tokenizer = await asyncio.to_thread(AutoTokenizer.from_pretrained, str(self._folder))
         return render_chat(self._tokenizer, messages)
 
     async def generate(self, request: Request) -> Generation:
@@ -211,12 +212,6 @@ async def check_endpoint(settings: Settings) -> None:
             raise SettingsError(f"{error}: start it first, or look at rollout.engine.endpoint") from None
         finally:
             await endpoint.close()
-
-
-def _load_chat_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(folder))
 
 
 def _build_sampling(request: Request) -> dict[str, Any]:

@@ -64,16 +64,14 @@ def load_environments(settings: Settings, retriever: RetrieverClient) -> Environ
         except (Exception, SystemExit) as error:  # user code may raise anything
             is_sentence = isinstance(error, _NotAnEnvironmentError | ValueError)
             reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
-            raise SettingsError(f"rollout.environments.{source} ({_describe_route(route)}): {reason}") from error
+            raise SettingsError(
+                f"rollout.environments.{source} ({route.name or route.entry_point or route.path}): {reason}"
+            ) from error
     return Environments({name: kind(rollout, retriever) for name, kind in BUILT_IN.items()}, loaded)
 
 
 class _NotAnEnvironmentError(Exception):
     """The named object is not an environment; the message says why, and what was expected."""
-
-
-def _describe_route(route: EnvironmentRoute) -> str:
-    return route.name or route.entry_point or str(route.path)
 
 
 def _find_class(route: EnvironmentRoute) -> type[Environment]:

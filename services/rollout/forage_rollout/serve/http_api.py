@@ -43,10 +43,8 @@ def make_app(backend: ServeBackend, state: ServiceState, settings: Settings, tok
     """
     app = FastAPI(title="Forage rollout", description=__doc__, redirect_slashes=False)
     app.add_middleware(_RequestGuard, token=token)
-    app.add_exception_handler(RequestValidationError, _refuse_malformed)
-    app.add_exception_handler(HTTPException, _refuse_http_error)
-    app.add_exception_handler(InvalidPromptError, _refuse_invalid)
-    app.add_exception_handler(UnavailableError, _refuse_unavailable)
+    for error in (RequestValidationError, HTTPException, InvalidPromptError, UnavailableError):
+        app.add_exception_handler(error, _refuse)
     refusals: dict[int | str, dict[str, Any]] = {code: {"model": Refusal} for code in (401, 413, 422, 503)}
     events = {"content": {"text/event-stream": {}, "application/json": {"schema": Answer.model_json_schema()}}}
 
@@ -178,7 +176,15 @@ def _replay_body(body: bytes, receive: Callable[[], Awaitable[Any]]) -> Callable
     return next_message
 
 
-def _refuse_malformed(_: Request, error: Exception) -> Response:
+def _refuse(_: Request, error: Exception) -> Response:
+    match error:
+        case InvalidPromptError():
+            return _build_refusal(422, str(error), "invalid_request", error.field)
+        case UnavailableError():
+            get_logger().warning("request_refused", detail=str(error))
+            return _build_refusal(503, str(error), "unavailable", headers={"Retry-After": "1"})
+        case HTTPException():
+            return _build_refusal(error.status_code, str(error.detail), "invalid_request")
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"] if part != "body")
@@ -187,21 +193,6 @@ def _refuse_malformed(_: Request, error: Exception) -> Response:
     )
     reason = first["msg"].removeprefix("Value error, ")
     return _build_refusal(422, f"{field}: {reason}{given}" if field else reason, "invalid_request", field or None)
-
-
-def _refuse_invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, InvalidPromptError)
-    return _build_refusal(422, str(error), "invalid_request", error.field)
-
-
-def _refuse_unavailable(_: Request, error: Exception) -> Response:
-    get_logger().warning("request_refused", detail=str(error))
-    return _build_refusal(503, str(error), "unavailable", headers={"Retry-After": "1"})
-
-
-def _refuse_http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _build_refusal(error.status_code, str(error.detail), "invalid_request")
 
 
 def _build_refusal(

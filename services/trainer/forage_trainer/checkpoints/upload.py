@@ -6,6 +6,7 @@ A copy is `<url>/<run id>/step_<n>/`, in the local layout. Its manifest is writt
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -68,7 +69,7 @@ class Uploader:
             try:
                 if target != self._current:
                     with stage_folder(target) as staging:
-                        _link_tree(checkpoint, staging)
+                        shutil.copytree(checkpoint, staging, copy_function=durable.link_or_copy, dirs_exist_ok=True)
                 for old in self._list_waiting()[:-MAX_WAITING]:
                     remove_folder(old)
                     DROPPED.inc()
@@ -146,12 +147,3 @@ class Uploader:
             self._system.put_file(str(file), to)
         self._system.pipe_file(remote_manifest, manifest)
         return len(manifest) + sum(file.stat().st_size for file in files)
-
-
-def _link_tree(source: Path, target: Path) -> None:
-    for path in sorted(source.rglob("*")):
-        to = target / path.relative_to(source)
-        if path.is_dir():
-            to.mkdir()
-        else:
-            durable.link_or_copy(path, to)

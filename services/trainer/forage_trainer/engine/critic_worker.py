@@ -13,11 +13,10 @@ from transformers import AutoModelForTokenClassification
 from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
 
-from forage_common.settings import CriticSettings, Settings
+from forage_common.settings import CriticSettings, Settings, TrainingEngineSettings
 from forage_trainer.data.rows import split_mini_batches
 from forage_trainer.data.tensors import Rows, unpad_response
 from forage_trainer.engine.engine_config import (
-    ResolvedEngine,
     build_engine_config,
     build_model_config,
     build_optimizer_config,
@@ -32,15 +31,15 @@ class CriticWorker:
     worker: its model, engine and optimizer.
     """
 
-    def __init__(self, settings: Settings, resolved: ResolvedEngine, processes: Processes) -> None:
+    def __init__(self, settings: Settings, engine: TrainingEngineSettings, processes: Processes) -> None:
         self._settings = settings.trainer.critic
         policy = settings.model.path
-        model = build_model_config(self._settings.path or policy, resolved, tokenizer=policy)
+        model = build_model_config(self._settings.path or policy, engine, tokenizer=policy)
         with _use_configured_attention():
             self.worker = VerlWorker(
                 "value_model",
                 model,
-                build_engine_config(resolved, self._settings.ppo_max_token_len_per_gpu),
+                build_engine_config(engine, self._settings.ppo_max_token_len_per_gpu),
                 build_optimizer_config(self._settings.optim, settings.trainer.total_training_steps),
                 processes,
             )

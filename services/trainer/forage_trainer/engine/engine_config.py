@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,20 +21,10 @@ _GPU_ONLY = (
 )
 
 
-@dataclass(frozen=True)
-class ResolvedEngine:
-    """`trainer.engine` with a value for every choice that the settings leave open."""
+def resolve_engine(settings: TrainingEngineSettings, on_gpu: bool) -> TrainingEngineSettings:
+    """Fill in every choice that the settings leave open.
 
-    settings: TrainingEngineSettings
-    attn_implementation: str
-    use_remove_padding: bool
-    use_torch_compile: bool
-    param_dtype: str
-    enable_gradient_checkpointing: bool
-
-
-def resolve_engine(settings: TrainingEngineSettings, on_gpu: bool) -> ResolvedEngine:
-    """Choose verl's defaults on a GPU (with PyTorch's attention where flash_attn is missing), sdpa and fp32 on a CPU.
+    The choices are verl's on a GPU (with PyTorch's attention where flash_attn is missing), sdpa and fp32 on a CPU.
 
     Raises:
         UserError: a setting needs a device or package that this machine lacks.
@@ -56,18 +45,18 @@ def resolve_engine(settings: TrainingEngineSettings, on_gpu: bool) -> ResolvedEn
         )
     if on_gpu and attention != "flash_attention_2":
         get_logger().warning("rows_are_padded", attention=attention, remedy="install flash_attn for more speed")
-    return ResolvedEngine(
-        settings=settings,
-        attn_implementation=attention,
-        use_remove_padding=_choose(settings.use_remove_padding, attention == "flash_attention_2"),
-        use_torch_compile=_choose(settings.use_torch_compile, on_gpu),
-        param_dtype=settings.param_dtype or ("bf16" if on_gpu else "fp32"),
-        enable_gradient_checkpointing=_choose(settings.enable_gradient_checkpointing, on_gpu),
-    )
+    defaults = {
+        "attn_implementation": attention,
+        "use_remove_padding": attention == "flash_attention_2",
+        "use_torch_compile": on_gpu,
+        "param_dtype": "bf16" if on_gpu else "fp32",
+        "enable_gradient_checkpointing": on_gpu,
+    }
+    return settings.model_copy(update={name: v for name, v in defaults.items() if getattr(settings, name) is None})
 
 
 def build_model_config(
-    path: Path, resolved: ResolvedEngine, lora: LoraSettings | None = None, tokenizer: Path | None = None
+    path: Path, engine: TrainingEngineSettings, lora: LoraSettings | None = None, tokenizer: Path | None = None
 ) -> HFModelConfig:
     """Build the model configuration of one worker; not shared, since verl changes it.
 
@@ -85,26 +74,25 @@ def build_model_config(
     return HFModelConfig(
         path=str(path),
         tokenizer_path=str(tokenizer or path),
-        override_config={"attn_implementation": resolved.attn_implementation},
-        use_remove_padding=resolved.use_remove_padding,
-        enable_gradient_checkpointing=resolved.enable_gradient_checkpointing,
+        override_config={"attn_implementation": engine.attn_implementation},
+        use_remove_padding=engine.use_remove_padding,
+        enable_gradient_checkpointing=engine.enable_gradient_checkpointing,
         **adapters,
     )
 
 
-def build_engine_config(resolved: ResolvedEngine, tokens: int, forward_only: bool = False) -> FSDPEngineConfig:
+def build_engine_config(engine: TrainingEngineSettings, tokens: int, forward_only: bool = False) -> FSDPEngineConfig:
     """Build an engine configuration.
 
     Args:
         tokens: size limit of a micro-batch of a process.
     """
-    engine = resolved.settings
     return FSDPEngineConfig(
         strategy="fsdp2",
         forward_only=forward_only,
         model_dtype="fp32",
-        use_torch_compile=resolved.use_torch_compile,
-        mixed_precision={"param_dtype": resolved.param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        use_torch_compile=engine.use_torch_compile,
+        mixed_precision={"param_dtype": engine.param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         param_offload=engine.param_offload,
         optimizer_offload=engine.optimizer_offload,
         offload_policy=engine.offload_policy,
@@ -129,7 +117,3 @@ def build_optimizer_config(optim: OptimSettings, total_steps: int) -> FSDPOptimi
         total_training_steps=total_steps,
         lr_scheduler_type="constant",
     )
-
-
-def _choose(setting: bool | None, default: bool) -> bool:
-    return default if setting is None else setting

@@ -44,13 +44,11 @@ def extract_adapter(module: PeftModel, device: Any, dtype: torch.dtype) -> Adapt
         for name, parameter in module.state_dict().items()
         if "lora_" in name
     }
-    return Adapter(tensors, {name: _to_json(value) for name, value in config.items()})
+    # JSON has no sets.
+    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+    return Adapter(tensors, plain)
 
 
 def _gather(parameter: torch.Tensor, device: Any) -> torch.Tensor:
     parameter = parameter.detach().to(device)
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-
-
-def _to_json(value: Any) -> Any:
-    return sorted(value) if isinstance(value, set) else value

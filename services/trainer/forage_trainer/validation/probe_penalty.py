@@ -17,7 +17,6 @@ import torch
 from forage_common.probe import metrics as probe_metrics
 from forage_common.probe.prober import ProbePlan
 from forage_common.settings import Settings
-from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
 from forage_trainer.validation.prober import Purpose, TrainingProber
 
@@ -66,7 +65,11 @@ class ProbePenalty:
             return chosen
 
         probes = self._prober(policy, [row.id for row in chosen], sample, check)
-        by_id = {probe.trajectory_id: _read_overconfidence(probe) for probe in probes}
+        by_id = {
+            probe.trajectory_id: probe_metrics.measure(probe).overconfidence
+            for probe in probes
+            if probe.status == Status.STATUS_OK
+        }
         return [by_id.get(row.id) for row in rows]
 
     def compute_metrics(self, overconfidence: Sequence[float | None], rows: Sequence[Trajectory]) -> dict[str, Any]:
@@ -90,7 +93,3 @@ def _select_first(rows: Sequence[Trajectory], count: int) -> list[Trajectory]:
             chosen.append(row)
         seen[row.group_uid] += 1
     return chosen
-
-
-def _read_overconfidence(probed: Probed) -> float | None:
-    return probe_metrics.measure(probed).overconfidence if probed.status == Status.STATUS_OK else None

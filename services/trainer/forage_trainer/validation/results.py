@@ -73,10 +73,8 @@ def build_record(question: Question, trajectory: Trajectory | None) -> dict[str,
         "finished": trajectory.finished,
         "truncated": trajectory.truncated,
         "trace_id": trajectory.trace_id,
-        "spans": [{"role": _role_name(span.role), "text": span.text} for span in trajectory.spans],
+        "spans": [
+            {"role": Role.Name(span.role).removeprefix("ROLE_").lower(), "text": span.text} for span in trajectory.spans
+        ],
         "turns": [MessageToDict(turn, preserving_proto_field_name=True) for turn in trajectory.turns],
     }
-
-
-def _role_name(role: Role.ValueType) -> str:
-    return Role.Name(role).removeprefix("ROLE_").lower()
