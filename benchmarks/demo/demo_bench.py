@@ -1,4 +1,4 @@
-"""`make bench-demo`: runs the demo once a seed and prints a table, then one JSON object.
+"""`make bench-demo`: runs the demo once for each seed and prints a table, then one JSON object.
 
 The baseline of each run is its own policy before training, evaluated in the same run on the same questions.
 """
@@ -51,7 +51,7 @@ def main() -> None:
     console = Console()
     console.width = max(console.width, 130)
     console.print(table)
-    figures = {
+    metrics = {
         "em_gain_min": min(run["em_gain"] for run in runs),
         "em_gain_median": statistics.median(run["em_gain"] for run in runs),
         "minutes_max": max(run["minutes"] for run in runs),
@@ -60,7 +60,7 @@ def main() -> None:
         "groups_duplicated": sum(run["groups_duplicated"] for run in runs),
         "runs": [{column: run[column] for column in COLUMNS} for run in runs],
     }
-    print(json.dumps(figures))
+    print(json.dumps(metrics))
 
 
 if __name__ == "__main__":

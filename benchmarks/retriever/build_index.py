@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from progress import building
+from progress import report_build
 
 from forage_common.settings import settings_from_arguments
 from forage_retriever.index.cache import build_cached
@@ -14,7 +14,7 @@ from forage_retriever.index.recipe import load_encoder
 def main() -> None:
     corpus, *overrides = sys.argv[1:]
     settings = settings_from_arguments([f"data.corpus={corpus}", "retriever.mode=hybrid", *overrides])
-    with building() as report:
+    with report_build() as report:
         encoder = load_encoder(settings.retriever, building=True)
         folder = build_cached(settings.data.corpus, settings.retriever, encoder, report)
     print(folder)

@@ -47,25 +47,25 @@ def main() -> None:
     logging.disable(logging.WARNING)  # the quantizer logs every node
     data, console = load_data(), Console()
     texts = [question.text for question in data.questions]
-    fp32, int8 = (_encoder(precision) for precision in (EncoderPrecision.FP32, EncoderPrecision.INT8))
+    fp32, int8 = (_create_encoder(precision) for precision in (EncoderPrecision.FP32, EncoderPrecision.INT8))
     torch = TorchEncoder(fp32.model, model_folder.locate_bundled(), fp32.convention)
     variants: dict[str, Encode] = {
         "torch": torch.encode_queries,
         "fp32": fp32.encode_queries,
         "int8": int8.encode_queries,
     }
-    for name, folder in _alternatives(fp32).items():
+    for name, folder in _quantize_alternatives(fp32).items():
         variants[name] = OnnxModel(folder, fp32.convention.max_tokens, threads=1).run
     sample = [texts[row] for row in np.random.default_rng(0).permutation(len(texts))[:TIMED]]
     cost: dict[str, dict[int, list[float]]] = {name: {batch: [] for batch in BATCHES} for name in variants}
     for _ in range(ROUNDS):
         for name, encode in variants.items():
             for batch in BATCHES:
-                cost[name][batch].append(_milliseconds(encode, sample, batch))
+                cost[name][batch].append(_measure_ms(encode, sample, batch))
     exact = fp32.encode_queries(texts)
-    hits = {name: _hits(data, one) for name, one in (("fp32", fp32), ("int8", int8))}
+    hits = {name: _measure_hits(data, one) for name, one in (("fp32", fp32), ("int8", int8))}
     table = Table("encoder", *(f"ms at {batch}" for batch in BATCHES), "neighbours move it", "cosine to fp32", "hit@3")
-    figures = {}
+    metrics = {}
     for name, encode in variants.items():
         milliseconds = [statistics.median(cost[name][batch]) for batch in BATCHES]
         alone = np.concatenate([encode([text]) for text in sample[:64]])
@@ -76,18 +76,18 @@ def main() -> None:
             f"{hits[name]:.4f}" if name in hits else "",
         )  # fmt: skip
         cpu_ms = dict(zip(BATCHES, milliseconds, strict=True))
-        figures[name] = {"cpu_ms": cpu_ms, "moved": moved, "cosine": cosine, "hit3": hits.get(name)}
+        metrics[name] = {"cpu_ms": cpu_ms, "moved": moved, "cosine": cosine, "hit3": hits.get(name)}
     console.print(f"{data.name}: {len(texts)} questions, vectors of {exact.shape[1]}")
     console.print(table)
-    print(json.dumps(figures))
+    print(json.dumps(metrics))
 
 
-def _encoder(precision: EncoderPrecision) -> Encoder:
+def _create_encoder(precision: EncoderPrecision) -> Encoder:
     return create_encoder(RetrieverSettings(cache_dir=ARTIFACTS, encoder=EncoderSettings(precision=precision)))
 
 
-def _alternatives(fp32: Encoder) -> dict[str, Path]:
-    """Folders with the fp32 graph quantized in other ways."""
+def _quantize_alternatives(fp32: Encoder) -> dict[str, Path]:
+    """Quantize the fp32 graph by other methods. Returns the folders by name."""
     digest = model_folder.digest_model(model_folder.locate_bundled())
     pooling = fp32.convention.pooling
     exported = onnx_model.export_model(
@@ -112,15 +112,15 @@ def _alternatives(fp32: Encoder) -> dict[str, Path]:
     return folders
 
 
-def _milliseconds(encode: Encode, texts: Sequence[str], batch: int) -> float:
+def _measure_ms(encode: Encode, texts: Sequence[str], batch: int) -> float:
     begin = time.process_time()
     for first in range(0, len(texts), batch):
         encode(texts[first : first + batch])
     return (time.process_time() - begin) / len(texts) * 1000
 
 
-def _hits(data: Data, encoder: Encoder) -> float:
-    """Share of questions with a passage that answers them among the first three, by exact search."""
+def _measure_hits(data: Data, encoder: Encoder) -> float:
+    """Measure the share of questions with a passage that answers them among the first three, by exact search."""
     passages = list(read_passages(data.corpus))
     file = CACHE / f"passages-{encoder.digest[:16]}-{data.name.replace(' ', '-')}.npy"
     if not file.exists():

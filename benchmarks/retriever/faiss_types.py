@@ -73,19 +73,19 @@ def main(passages: int, only: Sequence[str]) -> None:
     """Build missing indexes, measure, print."""
     faiss.omp_set_num_threads(os.cpu_count() or 1)
     data = load_data()
-    real, queries = real_vectors(data)
-    folder = CACHE / f"faiss-{_file_name(data)}-{passages}"
-    vectors = enlarged(real, passages, folder / "all.npy")
+    real, queries = encode_real_vectors(data)
+    folder = CACHE / f"faiss-{_format_file_name(data)}-{passages}"
+    vectors = enlarge(real, passages, folder / "all.npy")
     console = Console(stderr=True)
     chosen = [(factory, effort) for factory, effort in TYPES if not only or factory in only]
     for factory in dict.fromkeys(factory for factory, _ in (("Flat", None), *chosen)):
         begin = time.monotonic()
-        if built(folder / factory, factory, vectors):
+        if build_missing(folder / factory, factory, vectors):
             console.print(f"built {factory} in {time.monotonic() - begin:.0f} s")
     settings = RetrieverSettings(threads=1)
     exact = VectorIndex(folder / "Flat", settings).search(queries, 10)[1]
-    rows = [measured(folder, factory, effort, queries, exact, settings) for factory, effort in chosen]
-    default = flat_by_default(folder, queries)
+    rows = [measure(folder, factory, effort, queries, exact, settings) for factory, effort in chosen]
+    default = measure_default_flat(folder, queries)
     table = Table(title=f"{passages:,} vectors of {vectors.shape[1]} dimensions, {len(queries)} questions, 1 thread")
     for title in (
         "type",
@@ -99,9 +99,9 @@ def main(passages: int, only: Sequence[str]) -> None:
     ):
         table.add_column(title, justify="left" if title == "type" else "right")
     for row in (default, *rows):
-        table.add_row(*cells(row))
+        table.add_row(*format_row(row))
     Console(width=120).print(table)
-    projection()
+    print_projection()
     tuned = next((row for row in rows if row["type"] == "Flat"), None)
     report = {
         "passages": passages,
@@ -111,9 +111,9 @@ def main(passages: int, only: Sequence[str]) -> None:
     print(json.dumps(report))
 
 
-def real_vectors(data: Data) -> tuple[Vectors, Vectors]:
-    """Vectors of the passages and of some questions; encoded once."""
-    files = [CACHE / f"vectors-{_file_name(data)}-{part}.npy" for part in ("passages", "questions")]
+def encode_real_vectors(data: Data) -> tuple[Vectors, Vectors]:
+    """Encode the passages and some questions, unless their vectors are cached."""
+    files = [CACHE / f"vectors-{_format_file_name(data)}-{part}.npy" for part in ("passages", "questions")]
     if not all(file.exists() for file in files):
         CACHE.mkdir(parents=True, exist_ok=True)
         model = create_encoder(RetrieverSettings(threads=os.cpu_count() or 1), building=True)
@@ -124,12 +124,12 @@ def real_vectors(data: Data) -> tuple[Vectors, Vectors]:
     return passages, questions[np.random.default_rng(0).permutation(len(questions))[:QUERIES]]
 
 
-def _file_name(data: Data) -> str:
+def _format_file_name(data: Data) -> str:
     return data.name.replace(" ", "-")
 
 
-def enlarged(real: Vectors, passages: int, file: Path) -> NDArray[np.float32]:
-    """The real and synthetic vectors that the module describes, mapped into memory."""
+def enlarge(real: Vectors, passages: int, file: Path) -> NDArray[np.float32]:
+    """Add synthetic vectors to the real ones, as the module describes. Returns them mapped into memory."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         chance = np.random.default_rng(0)
@@ -144,18 +144,18 @@ def enlarged(real: Vectors, passages: int, file: Path) -> NDArray[np.float32]:
             one = chance.integers(0, len(real), count)
             other = near[one, chance.integers(0, NEIGHBOURS, count)]
             share = chance.uniform(0, REACH, (count, 1)).astype(np.float32)
-            made = (1 - share) * real[one] + share * real[other]
-            made /= np.linalg.norm(made, axis=1, keepdims=True)
-            noise = chance.standard_normal(made.shape, np.float32)
-            made += NOISE * noise / np.linalg.norm(noise, axis=1, keepdims=True)
-            out[begin : begin + count] = made / np.linalg.norm(made, axis=1, keepdims=True)
+            vectors = (1 - share) * real[one] + share * real[other]
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+            noise = chance.standard_normal(vectors.shape, np.float32)
+            vectors += NOISE * noise / np.linalg.norm(noise, axis=1, keepdims=True)
+            out[begin : begin + count] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         out.flush()
         temporary.rename(file)
     return np.load(file, mmap_mode="r")
 
 
-def built(folder: Path, factory: str, vectors: NDArray[np.float32]) -> bool:
-    """Whether the index had to be built."""
+def build_missing(folder: Path, factory: str, vectors: NDArray[np.float32]) -> bool:
+    """Build the index unless it exists. Returns whether it was built."""
     file = folder / faiss_build.INDEX_FILE
     if file.exists():
         return False
@@ -183,10 +183,10 @@ def built(folder: Path, factory: str, vectors: NDArray[np.float32]) -> bool:
     return True
 
 
-def measured(
+def measure(
     root: Path, factory: str, effort: Effort, queries: Vectors, exact: NDArray[Any], settings: RetrieverSettings
 ) -> dict[str, Any]:
-    """One line of the table."""
+    """Measure an index type. Returns its row of the table."""
     begin = time.monotonic()
     index = VectorIndex(root / factory, settings)
     ready_s = time.monotonic() - begin
@@ -199,27 +199,27 @@ def measured(
         "effort": effort.ef_search if index.has_graph else effort.nprobe if index.cells else None,
         "refined": refined,
         "ram_bytes": round((root / factory / faiss_build.INDEX_FILE).stat().st_size / index.passages, 1),
-        "qps_1": per_cpu_second(search, queries, 1),
-        "qps_32": per_cpu_second(search, queries, 32),
+        "qps_1": measure_cpu_qps(search, queries, 1),
+        "qps_32": measure_cpu_qps(search, queries, 32),
         "top3": round(compute_overlap(top3, exact[:, :3]), 4),
         "top10": round(compute_overlap(nearest, exact), 4),
         "ready_s": round(ready_s, 2),
     }
 
 
-def per_cpu_second(search: Callable[[Vectors], object], queries: Vectors, batch: int) -> float:
-    """Queries in a second of processor time, which other processes change less than a second of the clock."""
+def measure_cpu_qps(search: Callable[[Vectors], object], queries: Vectors, batch: int) -> float:
+    """Measure queries a second of processor time, which depends less on other processes than wall-clock time."""
     return round(1000 / measure_throughput(search, queries, batch, SECONDS)["cpu_ms"], 1)
 
 
-def flat_by_default(root: Path, queries: Vectors) -> dict[str, Any]:
-    """FAISS's own flat search: IndexFlatIP with default settings."""
+def measure_default_flat(root: Path, queries: Vectors) -> dict[str, Any]:
+    """Measure FAISS's own flat search: IndexFlatIP with default settings."""
     index = faiss_build.read_index(root / "Flat" / faiss_build.INDEX_FILE)
     faiss.omp_set_num_threads(1)
     tuned = faiss.cvar.distance_compute_blas_threshold
     faiss.cvar.distance_compute_blas_threshold = FAISS_BLAS_THRESHOLD
     try:
-        qps_1, qps_32 = (per_cpu_second(lambda batch: index.search(batch, 3), queries, size) for size in (1, 32))
+        qps_1, qps_32 = (measure_cpu_qps(lambda batch: index.search(batch, 3), queries, size) for size in (1, 32))
     finally:
         faiss.cvar.distance_compute_blas_threshold = tuned
     size = round((root / "Flat" / faiss_build.INDEX_FILE).stat().st_size / index.ntotal, 1)
@@ -233,7 +233,7 @@ def flat_by_default(root: Path, queries: Vectors) -> dict[str, Any]:
     }
 
 
-def cells(row: dict[str, Any]) -> list[str]:
+def format_row(row: dict[str, Any]) -> list[str]:
     """A row as text."""
     return [
         row["type"],
@@ -247,8 +247,8 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def projection() -> None:
-    """The size of wiki-18 by the formulas that tests check against FAISS's files; no speed or recall."""
+def print_projection() -> None:
+    """Print the size of wiki-18 by the formulas that tests check against FAISS's files; no speed or recall."""
     table = Table(title=f"wiki-18, projected: {WIKI18_PASSAGES:,} passages of {WIKI18_DIMENSION} dimensions, GiB")
     for title in ("type", "RAM", "of which own", "stored vectors, on disk", "to build"):
         table.add_column(title, justify="left" if title == "type" else "right")

@@ -4,7 +4,7 @@ Each client has a connection of its own and one request under way. HTTP is spoke
 decoded, so that the load costs little beside the server on the same machine. Only the processor time of process PID
 and its children is counted.
 
-Nobody's cache may help: no question comes twice, for each pass over the questions adds a space to their ends, which
+No cache can answer: no question comes twice, since each pass over the questions adds a space to their ends, which
 leaves their tokens as they are. Passes are numbered from PASS.
 """
 
@@ -60,12 +60,12 @@ class Questions:
 
     def __init__(self, texts: list[str], first: int) -> None:
         self.passes = first
-        self._texts = self._endless(texts)
+        self._texts = self._iterate_endless(texts)
 
     def take(self, count: int) -> list[str]:
         return list(itertools.islice(self._texts, count))
 
-    def _endless(self, texts: list[str]) -> Iterator[str]:
+    def _iterate_endless(self, texts: list[str]) -> Iterator[str]:
         while True:
             self.passes += 1
             # Shuffled, so that a short load meets the same mix of lengths as a long one.
@@ -101,7 +101,7 @@ async def run(address: str, server: psutil.Process, clients: int, batch: int, se
     """Warm up, then send requests for some seconds."""
     times: list[float] = []
 
-    async def asking(until: float, into: list[float]) -> None:
+    async def send_requests(until: float, into: list[float]) -> None:
         client = Client(address)
         await client.connect()
         while time.perf_counter() < until:
@@ -112,15 +112,15 @@ async def run(address: str, server: psutil.Process, clients: int, batch: int, se
         client.close()
 
     warm = time.perf_counter() + min(WARM_UP_S, seconds / 4)
-    await asyncio.gather(*(asking(warm, []) for _ in range(clients)))
-    cpu, own, begin = _cpu_s(server), time.process_time(), time.perf_counter()
-    await asyncio.gather(*(asking(begin + seconds, times) for _ in range(clients)))
+    await asyncio.gather(*(send_requests(warm, []) for _ in range(clients)))
+    cpu, own, begin = _measure_cpu_s(server), time.process_time(), time.perf_counter()
+    await asyncio.gather(*(send_requests(begin + seconds, times) for _ in range(clients)))
     took = time.perf_counter() - begin
     times.sort()
     return Load(
         queries=batch * len(times),
         seconds=took,
-        cpu_s=_cpu_s(server) - cpu,
+        cpu_s=_measure_cpu_s(server) - cpu,
         client_cpu_s=time.process_time() - own,
         p50_ms=times[len(times) // 2],
         p99_ms=times[min(len(times) - 1, int(0.99 * len(times)))],
@@ -128,7 +128,7 @@ async def run(address: str, server: psutil.Process, clients: int, batch: int, se
     )
 
 
-def _cpu_s(server: psutil.Process) -> float:
+def _measure_cpu_s(server: psutil.Process) -> float:
     spent = [process.cpu_times() for process in (server, *server.children(recursive=True))]
     return sum(times.user + times.system for times in spent)
 

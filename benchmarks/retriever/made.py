@@ -1,8 +1,8 @@
 """A synthetic corpus of any size and an index over it, built once, for measurements that depend on size.
 
 Texts are words drawn by Zipf's law. Encoding a million would take hours, so vectors are drawn instead, each by its
-text, around common centres; the index says that they are of the encoder that will search it. As results they are worth
-nothing, but loading, checking and scanning them costs what it costs with any others.
+text, around common centres; the index names the encoder that will search it. Its results are meaningless, but loading,
+checking and scanning cost what they cost with real vectors.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _BLOCK = 20_000
 _CENTRES, _NOISE = 1000, 0.35
 
 
-class MadeVectors:
+class SyntheticEncoder:
     """An encoder with synthetic vectors of passages; see `Encoder`. All else is the real encoder's."""
 
     def __init__(self, real: Encoder) -> None:
         self.digest, self.family, self.model = real.digest, real.family, real.model
         self.convention, self.precision, self.dimension = real.convention, real.precision, real.dimension
         self.encode_queries = real.encode_queries
-        self._centres = _unit(np.random.default_rng(0).standard_normal((_CENTRES, real.dimension), np.float32))
+        self._centres = _normalize(np.random.default_rng(0).standard_normal((_CENTRES, real.dimension), np.float32))
 
     def encode_passages(self, texts: Sequence[str], progress: Callable[[int], None]) -> NDArray[np.float32]:
         """Vectors [len(texts), dimension] of unit length."""
@@ -45,13 +45,13 @@ class MadeVectors:
         for row, text in enumerate(texts):
             chance = np.random.default_rng(zlib.crc32(text.encode()))
             centre = self._centres[chance.integers(_CENTRES)]
-            vectors[row] = centre + _NOISE * _unit(chance.standard_normal((1, self.dimension), np.float32))[0]
+            vectors[row] = centre + _NOISE * _normalize(chance.standard_normal((1, self.dimension), np.float32))[0]
         progress(len(texts))
-        return _unit(vectors)
+        return _normalize(vectors)
 
 
-def corpus(folder: Path, passages: int, report: Report) -> Path:
-    """The file of the synthetic corpus of this size, written if it is not there."""
+def write_corpus(folder: Path, passages: int, report: Report) -> Path:
+    """Write the synthetic corpus of this size if it is missing. Returns its file."""
     file = folder / f"made-{passages}.jsonl"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,12 +75,12 @@ def corpus(folder: Path, passages: int, report: Report) -> Path:
     return file
 
 
-def index(file: Path, mode: RetrievalMode, cache: Path, encoder_cache: Path, report: Report) -> Path:
-    """The folder of the index of a synthetic corpus in `cache`, built if it is not there."""
+def build_index(file: Path, mode: RetrievalMode, cache: Path, encoder_cache: Path, report: Report) -> Path:
+    """Build the index of a synthetic corpus in `cache` if it is missing. Returns its folder."""
     real = create_encoder(RetrieverSettings(cache_dir=encoder_cache))
-    return build_cached(file, RetrieverSettings(cache_dir=cache, mode=mode), MadeVectors(real), report)
+    return build_cached(file, RetrieverSettings(cache_dir=cache, mode=mode), SyntheticEncoder(real), report)
 
 
-def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def _normalize(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     lengths: NDArray[np.float32] = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / lengths

@@ -52,12 +52,12 @@ def read(corpus: Path) -> list[dict[str, Any]]:
 
 
 def build(encoder: Encoder, corpus: list[dict[str, Any]], file: Path) -> None:
-    from progress import building  # here: a serving process has no need of it
+    from progress import report_build  # here: a serving process has no need of it
 
     texts = [row["contents"] for row in corpus]
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # little padding
     vectors = np.empty((len(texts), encoder.model.config.hidden_size), np.float32)
-    with building() as report:
+    with report_build() as report:
         for begin in range(0, len(order), BATCH):
             report("encoding passages", begin, len(order))
             rows = order[begin : begin + BATCH]

@@ -16,8 +16,8 @@ _ESTIMATED_S = 600.0
 
 
 @contextmanager
-def building() -> Iterator[Report]:
-    """The progress report of a build."""
+def report_build() -> Iterator[Report]:
+    """Open the progress report of a build."""
     configure_logs("bench")
     with open_report() as report:
         yield report
@@ -49,7 +49,7 @@ class Steps:
         self._bar.stop()
 
     def begin(self, doing: str) -> None:
-        """The next step; the one before is done."""
+        """Begin the next step; the one before is done."""
         if self._doing:
             self._bar.advance(self._task)
         self._doing = doing
@@ -58,5 +58,5 @@ class Steps:
             self._console.print(doing, markup=False, highlight=False)
 
     def show(self, detail: str) -> None:
-        """What the step is at."""
+        """Show the progress of the current step."""
         self._bar.update(self._task, description=f"{self._doing}: {detail}" if detail else self._doing)

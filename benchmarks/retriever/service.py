@@ -24,8 +24,8 @@ START_S = 120.0
 Show = Callable[[str], None]
 
 
-def silent(waits_for: str) -> None:
-    """Shows nothing."""
+def show_nothing(waits_for: str) -> None:
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class Running:
     process: psutil.Process
     ready_s: float
 
-    def peak_rss(self) -> int:
-        """Bytes that it had in memory at most; it and all processes that it started."""
-        return self._memory("VmHWM")
+    def measure_peak_rss(self) -> int:
+        """Measure the peak resident bytes of the server and of all processes that it started."""
+        return self._measure_memory("VmHWM")
 
-    def own_memory(self) -> int:
-        """Bytes in memory now that are no file's: what mapped files take comes on top, and may be let go."""
-        return self._memory("RssAnon")
+    def measure_own_memory(self) -> int:
+        """Measure the anonymous bytes in memory now; pages of mapped files come on top, and may be evicted."""
+        return self._measure_memory("RssAnon")
 
     def read_bytes(self) -> int:
-        """Bytes that came from a disk so far; what the page cache held is not counted."""
-        return sum(int(process.io_counters().read_bytes) for process in self._family())
+        """Count the bytes read from a disk so far; hits of the page cache do not count."""
+        return sum(int(process.io_counters().read_bytes) for process in self._list_processes())
 
     def retrieve(self, queries: Sequence[str], topk: int) -> list[list[dict[str, Any]]]:
-        """The documents found for each query."""
+        """Retrieve the documents for each query."""
         body = {"queries": queries, "topk": topk, "return_scores": True}
         request = urllib.request.Request(
             f"http://{self.address}/retrieve", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -62,37 +62,37 @@ class Running:
         with urllib.request.urlopen(request, timeout=120) as reply:
             return [[pair["document"] for pair in pairs] for pairs in json.load(reply)["result"]]
 
-    def metrics(self) -> dict[str, float]:
-        """The samples of its metrics page by name; labels, where there are any, follow the name in braces."""
+    def read_metrics(self) -> dict[str, float]:
+        """Read the samples of its metrics page by name; labels, where there are any, follow the name in braces."""
         with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=20) as page:
             text = page.read().decode()
         samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
         return {f"{s.name}{{{','.join(s.labels.values())}}}" if s.labels else s.name: s.value for s in samples}
 
-    def _memory(self, field: str) -> int:
-        statuses = (Path(f"/proc/{process.pid}/status").read_text() for process in self._family())
+    def _measure_memory(self, field: str) -> int:
+        statuses = (Path(f"/proc/{process.pid}/status").read_text() for process in self._list_processes())
         return sum(1024 * int(status.partition(f"{field}:")[2].split()[0]) for status in statuses)
 
-    def _family(self) -> list[psutil.Process]:
+    def _list_processes(self) -> list[psutil.Process]:
         return [self.process, *self.process.children(recursive=True)]
 
 
 @contextmanager
-def plain_server(corpus: Path, index: Path, log: Path, show: Show = silent) -> Iterator[Running]:
-    """The baseline; its index must exist. `show` gets what the start waits for."""
+def start_plain_server(corpus: Path, index: Path, log: Path, show: Show = show_nothing) -> Iterator[Running]:
+    """Start the baseline; its index must exist. `show` receives the reason that the server is not ready."""
     address = free_address()
     command = [sys.executable, str(HERE / "plain_server.py"), str(corpus), str(index), address.rpartition(":")[2]]
-    with _started(command, address, log, show) as running:
+    with _start_server(command, address, log, show) as running:
         yield running
 
 
 @contextmanager
-def retriever(log: Path, *overrides: str, show: Show = silent) -> Iterator[Running]:
-    """The retriever with these settings; its index must exist. `show` gets what the start waits for."""
+def start_retriever(log: Path, *overrides: str, show: Show = show_nothing) -> Iterator[Running]:
+    """Start the retriever; its index must exist. `show` receives the reason that the server is not ready."""
     address = free_address()
     addresses = [f"retriever.http_address={address}", f"retriever.grpc_address={free_address()}"]
     command = [sys.executable, "-m", "forage_retriever", *addresses, *overrides]
-    with _started(command, address, log, show) as running:
+    with _start_server(command, address, log, show) as running:
         yield running
 
 
@@ -102,19 +102,19 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def environment() -> dict[str, str]:
+def build_environment() -> dict[str, str]:
     """The environment without settings of Forage: a benchmark measures the defaults."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FORAGE__")}
-    return kept | {"HF_HUB_OFFLINE": "1"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FORAGE__")}
+    return inherited | {"HF_HUB_OFFLINE": "1"}
 
 
 @contextmanager
-def _started(command: list[str], address: str, log: Path, show: Show) -> Iterator[Running]:
+def _start_server(command: list[str], address: str, log: Path, show: Show) -> Iterator[Running]:
     with log.open("w") as file:
         begin = time.monotonic()
-        process = subprocess.Popen(command, env=environment(), stdout=file, stderr=file)
+        process = subprocess.Popen(command, env=build_environment(), stdout=file, stderr=file)
         try:
-            while waits_for := _waits_for(address):
+            while waits_for := _read_waiting(address):
                 show(waits_for)
                 if process.poll() is not None or time.monotonic() - begin > START_S:
                     sys.exit(f"the server did not start: see {log}")
@@ -125,7 +125,7 @@ def _started(command: list[str], address: str, log: Path, show: Show) -> Iterato
             process.wait(60)
 
 
-def _waits_for(address: str) -> str:
+def _read_waiting(address: str) -> str:
     """The reason that the server is not ready; "" = it is ready."""
     try:
         with urllib.request.urlopen(f"http://{address}/readyz", timeout=5):

@@ -56,7 +56,7 @@ class Batcher:
             ids[row, width - len(context) :] = torch.tensor(context)
             mask[row, width - len(context) :] = 1
         lengths = [tokens for _, tokens, _ in waiting]
-        said = self._model.generate(
+        sampled = self._model.generate(
             ids,
             attention_mask=mask,
             do_sample=True,
@@ -67,7 +67,7 @@ class Batcher:
             stopping_criteria=StoppingCriteriaList([ByPlan(width, lengths)]),
         )
         for row, (_, tokens, future) in enumerate(waiting):
-            future.set_result(said[row, width : width + tokens].tolist())
+            future.set_result(sampled[row, width : width + tokens].tolist())
 
 
 async def main(prompts: int, samples: int, batch: int, settings: Settings) -> None:
@@ -75,10 +75,10 @@ async def main(prompts: int, samples: int, batch: int, settings: Settings) -> No
     model.generation_config.eos_token_id = None  # only the plan ends a row
     tokenizer, codec = AutoTokenizer.from_pretrained(settings.model.path), FileTokenizer(settings.model.path)
     reward, batcher = RewardClient(settings), Batcher(model)
-    rows = plan.rows(plan.uids(prompts, 0), samples)
+    rows = plan.list_rows(plan.list_uids(prompts, 0), samples)
     rendered = [
         tokenizer.apply_chat_template(
-            [{"role": "user", "content": plan.question(row.uid)}], add_generation_prompt=True, return_dict=False
+            [{"role": "user", "content": plan.build_question(row.uid)}], add_generation_prompt=True, return_dict=False
         )
         for row in rows
     ]

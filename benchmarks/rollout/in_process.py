@@ -1,7 +1,8 @@
 """vLLM in this process, without the service: the lock-step loop and the ideal, on the service's own engine settings.
 
-`python in_process.py key=value …` makes the engine, says `{"ready": true}`, and then answers every line on stdin, such
-as `{"way": "lockstep", "prompts": 64, "samples": 8, "number": 1, "batch": 64}`, with one line: `{"tokens_per_s": …}`.
+`python in_process.py key=value …` makes the engine, prints `{"ready": true}`, and then answers every line on stdin,
+such as `{"way": "lockstep", "prompts": 64, "samples": 8, "number": 1, "batch": 64}`, with one line:
+`{"tokens_per_s": …}`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import plan
-from lockstep import Sample, run_batches, shown
+from lockstep import Sample, format_observation, run_batches
 from plan import Row
 
 from forage_common.clients.retriever import RetrieverClient
@@ -27,8 +28,8 @@ from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.tokens import FileTokenizer
 
 
-def sampler(engine: VllmEngine) -> Sample:
-    """Requests straight to AsyncLLM: unseeded, not decoded; log-probabilities as every trainer asks for them."""
+def make_sampler(engine: VllmEngine) -> Sample:
+    """Sample directly from AsyncLLM: unseeded, not decoded, with the log-probabilities that a trainer needs."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -46,17 +47,17 @@ def sampler(engine: VllmEngine) -> Sample:
         )
         async for output in engine.llm.generate({"prompt_token_ids": context}, parameters, request_id=f"b{next(ids)}"):
             final = output
-        said = list(final.outputs[0].token_ids)
-        assert len(said) == tokens
-        return said
+        sampled = list(final.outputs[0].token_ids)
+        assert len(sampled) == tokens
+        return sampled
 
     return sample
 
 
-async def ideal(
+async def measure_ideal(
     rows: Sequence[Row], prompts: Sequence[list[int]], sample: Sample, codec: FileTokenizer, in_flight: int
 ) -> float:
-    """The same generations as requests of their own, `in_flight` of them always there: the engine is never idle.
+    """Measure the same generations as independent requests, always `in_flight` of them: the engine is never idle.
 
     Contexts are as long as in a trajectory, and begin with its earlier turns, as the prefix cache sees them.
 
@@ -69,7 +70,7 @@ async def ideal(
             (
                 (turn, request)
                 for row, prompt in zip(rows, prompts, strict=True)
-                for turn, request in enumerate(_requests(row, prompt, codec))
+                for turn, request in enumerate(_list_requests(row, prompt, codec))
             ),
             key=lambda numbered: numbered[0],
         )
@@ -77,7 +78,7 @@ async def ideal(
     done: list[tuple[float, int]] = []
     emptied = 0.0
 
-    async def work() -> None:
+    async def run_requests() -> None:
         nonlocal emptied
         while requests:
             context, tokens = requests.popleft()
@@ -86,45 +87,47 @@ async def ideal(
             await sample(context, tokens)
             done.append((time.perf_counter(), tokens))
 
-    await asyncio.gather(*(work() for _ in range(in_flight)))
+    await asyncio.gather(*(run_requests() for _ in range(in_flight)))
     began = done[in_flight - 1][0]
     return sum(tokens for ended, tokens in done if began < ended <= emptied) / (emptied - began)
 
 
-def _requests(row: Row, prompt: list[int], codec: FileTokenizer) -> list[tuple[list[int], int]]:
-    """(context, tokens) of every generation; what the policy would have said are prompt tokens again."""
-    context, found = list(prompt), []
+def _list_requests(row: Row, prompt: list[int], codec: FileTokenizer) -> list[tuple[list[int], int]]:
+    """List (context, tokens) of every generation; prompt tokens stand in for sampled tokens."""
+    context, requests = list(prompt), []
     for turn, tokens in enumerate(row.lengths, start=1):
-        found.append((list(context), tokens))
-        said = list(itertools.islice(itertools.cycle(prompt), tokens))
-        context += said + codec.encode(shown([Document(contents=plan.document(row.query(turn)))]))
-    return found
+        requests.append((list(context), tokens))
+        sampled = list(itertools.islice(itertools.cycle(prompt), tokens))
+        context += sampled + codec.encode(
+            format_observation([Document(contents=plan.build_document(row.build_query(turn)))])
+        )
+    return requests
 
 
 async def serve(settings: Settings) -> None:
     """Answer the lines on stdin."""
     engine = VllmEngine(settings)
-    sample, codec, reward = sampler(engine), FileTokenizer(settings.model.path), RewardClient(settings)
+    sample, codec, reward = make_sampler(engine), FileTokenizer(settings.model.path), RewardClient(settings)
     async with RetrieverClient(settings.retriever.http_address) as retriever:
-        answer({"ready": True})
+        print_reply({"ready": True})
         while line := await asyncio.to_thread(sys.stdin.readline):
             order: dict[str, Any] = json.loads(line)
-            uids = plan.uids(order["prompts"], order["number"])
-            rows = plan.rows(uids, order["samples"])
+            uids = plan.list_uids(order["prompts"], order["number"])
+            rows = plan.list_rows(uids, order["samples"])
             rendered = {
-                uid: await engine.render_chat([{"role": "user", "content": plan.question(uid)}]) for uid in uids
+                uid: await engine.render_chat([{"role": "user", "content": plan.build_question(uid)}]) for uid in uids
             }
             prompts = [rendered[row.uid] for row in rows]
             if order["way"] == "ideal":
-                rate = await ideal(rows, prompts, sample, codec, order["batch"])
+                rate = await measure_ideal(rows, prompts, sample, codec, order["batch"])
             else:
                 rate = await run_batches(rows, prompts, order["batch"], sample, retriever, reward, codec)
-            answer({"tokens_per_s": rate})
+            print_reply({"tokens_per_s": rate})
     engine.shutdown()
 
 
-def answer(what: dict[str, Any]) -> None:
-    print(json.dumps(what), flush=True)
+def print_reply(reply: dict[str, Any]) -> None:
+    print(json.dumps(reply), flush=True)
 
 
 if __name__ == "__main__":

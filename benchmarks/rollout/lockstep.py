@@ -33,7 +33,7 @@ async def run_batches(
     reward: RewardClient,
     codec: FileTokenizer,
 ) -> float:
-    """Every trajectory, in batches of `size`. Returns tokens a second."""
+    """Sample all trajectories in batches of `size`. Returns tokens a second."""
     tokens, began = 0, time.perf_counter()
     for first in range(0, len(rows), size):
         chosen = slice(first, first + size)
@@ -49,27 +49,27 @@ async def run_batch(
     reward: RewardClient,
     codec: FileTokenizer,
 ) -> int:
-    """Every trajectory of one batch, scored. Returns how many tokens were sampled."""
+    """Sample and score the trajectories of one batch. Returns the number of sampled tokens."""
     contexts = [list(prompt) for prompt in prompts]
     spans = [[Span(role=Role.ROLE_PROMPT, text=codec.decode(prompt))] for prompt in prompts]
     active, turn, tokens = list(range(len(rows))), 0, 0
     while active:
         turn += 1
-        said = await asyncio.gather(*(sample(contexts[row], rows[row].lengths[turn - 1]) for row in active))
-        for row, ids in zip(active, said, strict=True):
+        sampled = await asyncio.gather(*(sample(contexts[row], rows[row].lengths[turn - 1]) for row in active))
+        for row, ids in zip(active, sampled, strict=True):
             tokens += len(ids)
             contexts[row] += ids
             spans[row].append(Span(role=Role.ROLE_MODEL, text=codec.decode(ids)))
         active = [row for row in active if len(rows[row].lengths) > turn]
         if active:
-            found = await retriever.search([rows[row].query(turn) for row in active])
-            for row, documents in zip(active, found.documents, strict=True):
-                text = shown(documents)
+            result = await retriever.search([rows[row].build_query(turn) for row in active])
+            for row, documents in zip(active, result.documents, strict=True):
+                text = format_observation(documents)
                 contexts[row] += codec.encode(text)
                 spans[row].append(Span(role=Role.ROLE_ENV, text=text))
     items = [
         ScoreItem(
-            trajectory_id=row.query(0),
+            trajectory_id=row.build_query(0),
             data_source=DATA_SOURCE,
             spans=texts,
             ground_truth=GroundTruth(targets=["none"]),
@@ -82,6 +82,6 @@ async def run_batch(
     return tokens
 
 
-def shown(documents: Sequence[Document]) -> str:
-    """What the policy sees of a search, as the service shows it."""
+def format_observation(documents: Sequence[Document]) -> str:
+    """Format documents as the observation that the service appends to the context."""
     return Observation.opening + format_passages(documents).strip() + Observation.closing

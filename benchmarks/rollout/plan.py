@@ -1,8 +1,9 @@
-"""What every way of sampling must do: how many turns each trajectory has, how long each is, what the searches bring.
+"""Plan that every sampling method follows: the turns of each trajectory, their lengths, the results of searches.
 
-A pure function of names, so that services, baselines and the ideal agree on every token count without telling each
-other: turns fall off geometrically over 1 to 4 (2.3 on average), lengths are lognormal with a median of 24 tokens and a
-cap of 64, prompts and observations have about 100 tokens. All but the last turn search; the last one answers.
+A pure function of names, so that services, baselines and the ideal agree on every token count without exchanging
+it: the number of turns falls off geometrically over 1 to 4 (2.3 on average), lengths are lognormal with a median of
+24 tokens and a cap of 64, prompts and observations have about 100 tokens. All but the last turn search; the last one
+answers.
 """
 
 from __future__ import annotations
@@ -39,32 +40,32 @@ class Row:
         drawn = (round(chance.lognormvariate(math.log(MEDIAN_TOKENS), SIGMA)) for _ in range(turns))
         return tuple(min(MAX_TOKENS, max(MIN_TOKENS, tokens)) for tokens in drawn)
 
-    def query(self, turn: int) -> str:
-        """What turn `turn`, from 1, searches for."""
+    def build_query(self, turn: int) -> str:
+        """Build the query of turn `turn`, counted from 1."""
         return f"{self.uid}/{self.sample}/{turn}"
 
 
-def uids(count: int, pass_: int) -> list[str]:
-    """Names of prompts; another pass over them has other texts, which no prefix cache knows."""
+def list_uids(count: int, pass_: int) -> list[str]:
+    """List the names of prompts; another pass over them has other texts, which no prefix cache knows."""
     return [f"{DATA_SOURCE}/bench/{index}/{pass_}" for index in range(count)]
 
 
-def rows(uids: list[str], samples: int) -> list[Row]:
+def list_rows(uids: list[str], samples: int) -> list[Row]:
     return [Row(uid, sample) for uid in uids for sample in range(samples)]
 
 
-def question(uid: str) -> str:
-    """The user message of a prompt."""
-    return _text(f"question/{uid}")
+def build_question(uid: str) -> str:
+    """Build the user message of a prompt."""
+    return _draw_text(f"question/{uid}")
 
 
-def document(query: str) -> str:
-    """The one document that a search brings."""
-    title, _, text = _text(f"document/{query}").partition(" ")
+def build_document(query: str) -> str:
+    """Build the one document that a search finds."""
+    title, _, text = _draw_text(f"document/{query}").partition(" ")
     return f'"{title}"\n{text}'
 
 
-def _text(seed: str) -> str:
+def _draw_text(seed: str) -> str:
     chance = random.Random(seed)
     words: list[str] = []
     while sum(map(len, words)) + len(words) < _CHARACTERS:

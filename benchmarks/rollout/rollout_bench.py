@@ -1,9 +1,9 @@
 """`make bench-rollout`: the rollout service against lock-step batches, Hugging Face generate and the ideal.
 
-Every way samples the same trajectories on the tiny policy: prompts, turns, lengths and observations of `plan.py`.
+Every method samples the same trajectories on the tiny policy: prompts, turns, lengths and observations of `plan.py`.
 
 - service: Redis, reward and rollout as `forage up` runs them. Prompts go in by the stream, groups come out by the
-  stream; the rate is that between the first and the last groups in flight, as in a training that goes on.
+  stream; the rate excludes the first and the last groups in flight, as in a long training run.
 - lock-step (`lockstep.py`): vLLM with the same settings, without the service; batches of as many rows as the engine
   runs at once, and of four times as many, which is what the service has in flight.
 - ideal (`in_process.py`): the same generations as independent requests, never fewer than the engine runs at once.
@@ -33,8 +33,8 @@ import plan
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
-from service import Service, free_base_port, rollout_service
-from slow_retriever import SlowRetriever, slow_retriever
+from service import Service, free_base_port, start_rollout_service
+from slow_retriever import SlowRetriever, serve_slow_retriever
 
 from forage_cli.local.stack import Program, find_interpreter, repository, shift_ports
 from forage_common.settings import load_settings
@@ -52,8 +52,8 @@ UPDATES = 5
 BUSY_IN_FLIGHT = 64
 
 
-def settings_of(folder: Path, base: int) -> list[str]:
-    """What the service and both in-process ways have in common."""
+def list_overrides(folder: Path, base: int) -> list[str]:
+    """List the settings that the service and the in-process methods share."""
     root = repository()
     return [
         *shift_ports(base),
@@ -73,86 +73,86 @@ def settings_of(folder: Path, base: int) -> list[str]:
 
 
 class InProcess:
-    """`in_process.py`, asked through its pipes."""
+    """`in_process.py`, driven through its pipes."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def ask(self, way: str, prompts: int, number: int, batch: int) -> float:
-        """Tokens a second."""
+    def measure(self, way: str, prompts: int, number: int, batch: int) -> float:
+        """Measure tokens a second."""
         assert self._process.stdin is not None
         order = {"way": way, "prompts": prompts, "samples": SAMPLES, "number": number, "batch": batch}
         print(json.dumps(order), file=self._process.stdin, flush=True)
-        return float(self.answer()["tokens_per_s"])
+        return float(self.read_reply()["tokens_per_s"])
 
-    def answer(self) -> dict[str, Any]:
+    def read_reply(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             sys.exit("the in-process engine ended: see its log in runs/bench-rollout/logs")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
 
-def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FORAGE__")}
-    return kept | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+def build_environment() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FORAGE__")}
+    return inherited | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @contextmanager
-def in_process(common: list[str], log: Path) -> Iterator[InProcess]:
+def start_in_process(common: list[str], log: Path) -> Iterator[InProcess]:
     """The second engine, until the block ends."""
     command = [str(find_interpreter(Program.ROLLOUT)), str(HERE / "in_process.py"), *common]
     pipe = subprocess.PIPE
     with (
         log.open("w") as file,
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, env=environment(), text=True) as process,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, env=build_environment(), text=True) as process,
     ):
-        started = InProcess(process)
-        started.answer()
-        yield started  # it ends when its stdin closes
+        engine = InProcess(process)
+        engine.read_reply()
+        yield engine  # it ends when its stdin closes
 
 
-def hf_generate(common: list[str], prompts: int, log: Path) -> float:
-    """Tokens a second."""
+def measure_hf_generate(common: list[str], prompts: int, log: Path) -> float:
+    """Measure tokens a second of Hugging Face generate."""
     numbers = [str(number) for number in (prompts, SAMPLES, SLOTS)]
     command = [str(find_interpreter(Program.ROLLOUT)), str(HERE / "hf_generate.py"), *numbers, *common]
     with log.open("w") as file:
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=file, env=environment(), text=True)
-    if ended.returncode:
+        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=file, env=build_environment(), text=True)
+    if process.returncode:
         sys.exit(f"hf_generate.py failed: see {log}")
-    return float(json.loads(ended.stdout)["tokens_per_s"])
+    return float(json.loads(process.stdout)["tokens_per_s"])
 
 
-def served(service: Service, prompts: int, number: int) -> float:
-    """Tokens a second while as much is in flight as may be; the groups that fill it and empty it do not count."""
+def measure_service(service: Service, prompts: int, number: int) -> float:
+    """Measure tokens a second at the limit of trajectories in flight, without the first and the last groups."""
     lead = IN_FLIGHT // SAMPLES
-    done = service.run(plan.uids(prompts + 2 * lead, number), SAMPLES)
-    return done.rate(lead - 1, prompts + lead - 1)
+    done = service.run(plan.list_uids(prompts + 2 * lead, number), SAMPLES)
+    return done.compute_rate(lead - 1, prompts + lead - 1)
 
 
-def busy_share(service: Service, prompts: int, number: int) -> float:
-    """Share of the time in which the engine had a request, with `BUSY_IN_FLIGHT` trajectories in flight at most."""
+def measure_busy_share(service: Service, prompts: int, number: int) -> float:
+    """Measure the share of time with a request in the engine, with at most `BUSY_IN_FLIGHT` trajectories in flight."""
     groups = BUSY_IN_FLIGHT // SAMPLES
     with ThreadPoolExecutor(1) as background:
-        work = background.submit(service.run, plan.uids(prompts, number), SAMPLES, groups)
-        seen: list[tuple[float, float]] = []  # the page is renewed about once a second
+        work = background.submit(service.run, plan.list_uids(prompts, number), SAMPLES, groups)
+        samples: list[tuple[float, float]] = []  # the page is renewed about once a second
         while not work.done():
-            busy = service.metrics().get("forage_rollout_busy_seconds_total", 0.0)
-            if not seen or busy != seen[-1][1]:
-                seen.append((time.perf_counter(), busy))
+            busy = service.read_metrics().get("forage_rollout_busy_seconds_total", 0.0)
+            if not samples or busy != samples[-1][1]:
+                samples.append((time.perf_counter(), busy))
             time.sleep(0.1)
         done = work.result()
-    steady = [point for point in seen if done.finished[groups - 1] <= point[0] <= done.finished[-groups]]
+    steady = [point for point in samples if done.finished[groups - 1] <= point[0] <= done.finished[-groups]]
     if len(steady) < 3:
         sys.exit("engine_busy_64: the pass was too short to see: take more --prompts")
     return (steady[-1][1] - steady[0][1]) / (steady[-1][0] - steady[0][0])
 
 
-def update_pauses(service: Service, prompts: int, number: int) -> list[float]:
-    """Seconds that generation stood still for each of `UPDATES` policies published under load."""
+def measure_pauses(service: Service, prompts: int, number: int) -> list[float]:
+    """Measure the seconds that generation paused for each of `UPDATES` policies published under load."""
     with ThreadPoolExecutor(1) as background:
-        work = background.submit(service.run, plan.uids(prompts, number), SAMPLES)
+        work = background.submit(service.run, plan.list_uids(prompts, number), SAMPLES)
         time.sleep(2.0)
         pauses = []
         for version in range(1, UPDATES + 1):
@@ -164,7 +164,7 @@ def update_pauses(service: Service, prompts: int, number: int) -> list[float]:
 
 
 class Bench:
-    """The parts that run, and what was measured so far: way → tokens a second of each round."""
+    """The running parts and the measurements so far: method → tokens a second of each round."""
 
     def __init__(self, service: Service, engine: InProcess, retriever: SlowRetriever, prompts: int) -> None:
         self.service, self.engine, self.retriever = service, engine, retriever
@@ -173,28 +173,30 @@ class Bench:
         self._numbers = itertools.count(1)
 
     def round(self, spinner: Status, title: str) -> None:
-        """Every way once."""
-        ways: list[tuple[str, int, Callable[[], float]]] = [("ideal", 5, self._ideal)]
+        """Measure every method once."""
+        ways: list[tuple[str, int, Callable[[], float]]] = [("ideal", 5, self._measure_ideal)]
         for delay in DELAYS_MS:
-            ways += [(f"service, {delay} ms", delay, self._service)]
-            ways += [(f"lock-step of {rows}, {delay} ms", delay, partial(self._lockstep, rows)) for rows in BATCHES]
+            ways += [(f"service, {delay} ms", delay, self._measure_service)]
+            ways += [
+                (f"lock-step of {rows}, {delay} ms", delay, partial(self._measure_lockstep, rows)) for rows in BATCHES
+            ]
         for name, delay, way in ways:
             spinner.update(f"{title}: {name}")
             self.retriever.delay_s = delay / 1000
             self.rates.setdefault(name, []).append(way())
 
-    def number(self) -> int:
-        """Of another pass over the plan."""
+    def next_pass(self) -> int:
+        """Return the number of another pass over the plan."""
         return next(self._numbers)
 
-    def _ideal(self) -> float:
-        return self.engine.ask("ideal", self.prompts, self.number(), SLOTS)
+    def _measure_ideal(self) -> float:
+        return self.engine.measure("ideal", self.prompts, self.next_pass(), SLOTS)
 
-    def _lockstep(self, rows: int) -> float:
-        return self.engine.ask("lockstep", self.prompts, self.number(), rows)
+    def _measure_lockstep(self, rows: int) -> float:
+        return self.engine.measure("lockstep", self.prompts, self.next_pass(), rows)
 
-    def _service(self) -> float:
-        return served(self.service, self.prompts, self.number())
+    def _measure_service(self) -> float:
+        return measure_service(self.service, self.prompts, self.next_pass())
 
 
 def main() -> None:
@@ -206,62 +208,62 @@ def main() -> None:
     rounds, prompts = (1, 32) if arguments.quick else (arguments.rounds, arguments.prompts)
     folder = repository() / "runs"
     folder.mkdir(exist_ok=True)
-    common = settings_of(folder, free_base_port())
+    common = list_overrides(folder, free_base_port())
     settings = load_settings(overrides=common, environ={})
     logs = settings.run.folder / "logs"
     console = Console()
     console.width = max(console.width, 100)
     with ExitStack() as stack:
         spinner = stack.enter_context(console.status("starting"))
-        retriever = stack.enter_context(slow_retriever(settings.retriever.http_address))
-        service = stack.enter_context(rollout_service(settings, spinner))
+        retriever = stack.enter_context(serve_slow_retriever(settings.retriever.http_address))
+        service = stack.enter_context(start_rollout_service(settings, spinner))
         spinner.update("starting the in-process engine")
-        engine = stack.enter_context(in_process(common, logs / "in_process.log"))
+        engine = stack.enter_context(start_in_process(common, logs / "in_process.log"))
         bench = Bench(service, engine, retriever, prompts)
         spinner.update("warming up")
-        engine.ask("ideal", 2 * SLOTS // SAMPLES, bench.number(), SLOTS)
-        service.run(plan.uids(IN_FLIGHT // SAMPLES, bench.number()), SAMPLES)
+        engine.measure("ideal", 2 * SLOTS // SAMPLES, bench.next_pass(), SLOTS)
+        service.run(plan.list_uids(IN_FLIGHT // SAMPLES, bench.next_pass()), SAMPLES)
         for number in range(1, rounds + 1):
             bench.round(spinner, f"round {number} of {rounds}")
         retriever.delay_s = DELAYS_MS[0] / 1000
         spinner.update("Hugging Face generate")
-        bench.rates["Hugging Face generate, 5 ms"] = [hf_generate(common, 16, logs / "hf_generate.log")]
+        bench.rates["Hugging Face generate, 5 ms"] = [measure_hf_generate(common, 16, logs / "hf_generate.log")]
         spinner.update(f"engine busy at {BUSY_IN_FLIGHT} in flight")
-        busy = busy_share(service, prompts, bench.number())
+        busy = measure_busy_share(service, prompts, bench.next_pass())
         spinner.update("updates under load")
-        pauses = update_pauses(service, 2 * prompts, bench.number())
+        pauses = measure_pauses(service, 2 * prompts, bench.next_pass())
         spinner.update("stopping")
     report(console, bench.rates, prompts, busy, pauses)
 
 
 def report(console: Console, rates: dict[str, list[float]], prompts: int, busy: float, pauses: list[float]) -> None:
-    trajectories = plan.rows(plan.uids(prompts, 0), SAMPLES)
+    trajectories = plan.list_rows(plan.list_uids(prompts, 0), SAMPLES)
     each = statistics.mean(sum(row.lengths) for row in trajectories)
     turns = statistics.mean(len(row.lengths) for row in trajectories)
     table = Table(title=f"rollout: trajectories of {turns:.1f} turns and {each:.0f} sampled tokens")
 
-    def ratio(one: str, other: str) -> float:
-        """Median of the ratios of each round, in which both met the same neighbours on the machine."""
+    def compute_ratio(one: str, other: str) -> float:
+        """Compute the median of the ratios of each round, in which both met the same other load of the machine."""
         if len(rates[one]) != len(rates[other]):  # Hugging Face is measured once
             return statistics.median(rates[one]) / statistics.median(rates[other])
         return statistics.median(a / b for a, b in zip(rates[one], rates[other], strict=True))
 
     for column in ("way", "trajectories/s", "tokens/s", "over ideal"):
         table.add_column(column, justify="left" if column == "way" else "right", no_wrap=True)
-    for name, found in rates.items():
-        rate = statistics.median(found)
-        table.add_row(name, f"{rate / each:.1f}", f"{rate:.0f}", f"{ratio(name, 'ideal'):.2f}")
+    for name, per_round in rates.items():
+        rate = statistics.median(per_round)
+        table.add_row(name, f"{rate / each:.1f}", f"{rate:.0f}", f"{compute_ratio(name, 'ideal'):.2f}")
     console.print(table)
     summary = {
-        f"vs_lockstep_{delay}ms{'' if rows == SLOTS else f'_{rows}_rows'}": ratio(
+        f"vs_lockstep_{delay}ms{'' if rows == SLOTS else f'_{rows}_rows'}": compute_ratio(
             f"service, {delay} ms", f"lock-step of {rows}, {delay} ms"
         )
         for rows in BATCHES
         for delay in DELAYS_MS
     }
     summary |= {
-        "share_of_ideal": ratio("service, 5 ms", "ideal"),
-        "vs_hf": ratio("service, 5 ms", "Hugging Face generate, 5 ms"),
+        "share_of_ideal": compute_ratio("service, 5 ms", "ideal"),
+        "vs_hf": compute_ratio("service, 5 ms", "Hugging Face generate, 5 ms"),
         "engine_busy_64": busy,
         "update_pause_s": max(pauses),
         "rounds": len(rates["ideal"]),

@@ -28,14 +28,14 @@ RUNNING = (Program.REDIS, Program.REWARD, Program.ROLLOUT)
 
 @dataclass
 class Pass:
-    """Groups as they came: when, and how many tokens the policy said in each."""
+    """Groups in order of arrival: their time, and the number of tokens sampled in each."""
 
     began: float
     finished: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
-    def rate(self, first: int, last: int) -> float:
-        """Tokens a second from the end of group `first` to the end of group `last`, counted from 0."""
+    def compute_rate(self, first: int, last: int) -> float:
+        """Compute tokens a second from the end of group `first` to the end of group `last`, counted from 0."""
         return sum(self.tokens[first + 1 : last + 1]) / (self.finished[last] - self.finished[first])
 
 
@@ -48,33 +48,33 @@ class Service:
         self._batch = 0
 
     def run(self, uids: list[str], samples: int, outstanding: int = 0) -> Pass:
-        """Issue the prompts, all at once or at most `outstanding` of them, and take their groups.
+        """Issue the prompts, all at once or at most `outstanding` of them, and claim their groups.
 
-        Every trajectory must be whole and have exactly the tokens of the plan.
+        Every trajectory must be complete and have exactly the tokens of the plan.
         """
         outstanding = outstanding or len(uids)
         self._batch += 1
-        found, issued = Pass(time.perf_counter()), 0
-        while len(found.finished) < len(uids):
-            while issued < len(uids) and issued - len(found.finished) < outstanding:
+        passed, issued = Pass(time.perf_counter()), 0
+        while len(passed.finished) < len(uids):
+            while issued < len(uids) and issued - len(passed.finished) < outstanding:
                 self._issue(uids[issued], samples, issued)
                 issued += 1
             entries = self._streams.claim_groups(self._streams.trajectories, "trainer", 64, 1.0)
             now = time.perf_counter()
             for entry in entries:
-                found.finished.append(now)
-                found.tokens.append(sum(_checked(t) for t in entry.message.trajectories))
+                passed.finished.append(now)
+                passed.tokens.append(sum(_check_trajectory(t) for t in entry.message.trajectories))
             self._streams.discard(self._streams.trajectories, [entry.id for entry in entries])
-            if now - found.began > 600:
-                sys.exit(f"{len(uids) - len(found.finished)} groups did not come: see {self.settings.run.folder}/logs")
-        return found
+            if now - passed.began > 600:
+                sys.exit(f"{len(uids) - len(passed.finished)} groups did not come: see {self.settings.run.folder}/logs")
+        return passed
 
     def _issue(self, uid: str, samples: int, position: int) -> None:
         prompt = pb.Prompt(
             run_id=self.settings.run.id,
             group_uid=uid,
             data_source=plan.DATA_SOURCE,
-            messages=[pb.ChatMessage(role="user", content=plan.question(uid))],
+            messages=[pb.ChatMessage(role="user", content=plan.build_question(uid))],
             ground_truth=pb.GroundTruth(targets=["none"]),
             samples=samples,
             sampling=pb.Sampling(temperature=1.0, seed=1 + position * samples),
@@ -85,15 +85,15 @@ class Service:
         self._streams.issue(prompt)
 
     def update(self, version: int) -> float:
-        """Publish the same weights as another version. Returns the seconds that generation stood still for it."""
-        before, policy = self.metrics(), self._streams.read_policy()
+        """Publish the same weights as another version. Returns the seconds that generation paused for it."""
+        before, policy = self.read_metrics(), self._streams.read_policy()
         assert policy is not None
         policy.version = version
         self._streams.publish(policy)
         deadline = time.monotonic() + 60
         while True:
             time.sleep(0.2)
-            now = self.metrics()
+            now = self.read_metrics()
             if now["forage_rollout_policy_version"] == version:
                 break
             if time.monotonic() > deadline:
@@ -101,25 +101,25 @@ class Service:
         name = "forage_rollout_policy_pause_seconds_total"
         return now[name] - before[name]
 
-    def metrics(self) -> dict[str, float]:
-        """The service's unlabelled samples by name."""
+    def read_metrics(self) -> dict[str, float]:
+        """Read the service's unlabelled samples by name."""
         with urllib.request.urlopen(f"http://{self.settings.rollout.health_address}/metrics", timeout=20) as page:
             text = page.read().decode()
         samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
         return {sample.name: sample.value for sample in samples if not sample.labels}
 
 
-def _checked(trajectory: pb.Trajectory) -> int:
+def _check_trajectory(trajectory: pb.Trajectory) -> int:
     row = plan.Row(trajectory.group_uid, trajectory.sample)
     assert trajectory.status == pb.STATUS_OK, trajectory.status_detail
     assert trajectory.score.status == pb.STATUS_OK
-    said = sum(trajectory.loss_mask)
-    assert (said, len(trajectory.turns)) == (sum(row.lengths), len(row.lengths)), trajectory.id
-    return said
+    sampled = sum(trajectory.loss_mask)
+    assert (sampled, len(trajectory.turns)) == (sum(row.lengths), len(row.lengths)), trajectory.id
+    return sampled
 
 
 @contextmanager
-def rollout_service(settings: Settings, spinner: Status) -> Iterator[Service]:
+def start_rollout_service(settings: Settings, spinner: Status) -> Iterator[Service]:
     """Serve until the block ends; a retriever must be there already."""
     shutil.rmtree(settings.run.folder, ignore_errors=True)
     here = str(Path(__file__).resolve().parent)  # holds the environment

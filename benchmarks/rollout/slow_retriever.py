@@ -19,8 +19,8 @@ class SlowRetriever:
     delay_s: float = 0.005
     queries: int = 0
 
-    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, kept open."""
+    async def serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one keep-alive connection."""
         try:
             while request := (await reader.readline()).decode():
                 length = 0
@@ -41,16 +41,16 @@ class SlowRetriever:
         await asyncio.sleep(self.delay_s)
         queries = json.loads(body)["queries"]
         self.queries += len(queries)
-        pairs = [[{"document": {"id": q, "contents": plan.document(q)}, "score": 1.0}] for q in queries]
+        pairs = [[{"document": {"id": q, "contents": plan.build_document(q)}, "score": 1.0}] for q in queries]
         return json.dumps({"result": pairs}).encode()
 
 
 @contextmanager
-def slow_retriever(address: str) -> Iterator[SlowRetriever]:
+def serve_slow_retriever(address: str) -> Iterator[SlowRetriever]:
     """Serve from a thread of its own until the block ends."""
     host, _, port = address.rpartition(":")
     retriever, loop = SlowRetriever(), asyncio.new_event_loop()
-    loop.run_until_complete(asyncio.start_server(retriever.talk, host, int(port)))
+    loop.run_until_complete(asyncio.start_server(retriever.serve_connection, host, int(port)))
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:

@@ -17,15 +17,15 @@ class Spread(Search):
         return ()
 
     def budget(self, episode: Episode) -> Budget:
-        tokens = _row(episode).lengths[episode.turn - 1]
+        tokens = _find_row(episode).lengths[episode.turn - 1]
         return Budget(max_tokens=tokens, min_tokens=tokens)
 
     def parse(self, text: str, episode: Episode) -> Action:
-        row = _row(episode)
+        row = _find_row(episode)
         if episode.turn == len(row.lengths):
             return Action(ActionKind.ACTION_KIND_ANSWER, "none", ANSWER)
-        return Action(ActionKind.ACTION_KIND_SEARCH, row.query(episode.turn), "search")
+        return Action(ActionKind.ACTION_KIND_SEARCH, row.build_query(episode.turn), "search")
 
 
-def _row(episode: Episode) -> Row:
+def _find_row(episode: Episode) -> Row:
     return Row(episode.prompt.group_uid, episode.sample)

@@ -1,6 +1,6 @@
-"""What tracing costs the rollout loop, at its dearest: an engine, a retriever and a reward that take no time at all.
+"""Cost of tracing in the rollout loop at its highest: with an engine, a retriever and a reward that take no time.
 
-Modes take turns, so that what else the machine does hits all of them. Figures are processor time of this process, the
+Modes take turns, so that other load of the machine affects all of them. Metrics are processor time of this process, the
 exporter's thread included; the collector is another process.
 """
 
@@ -65,16 +65,16 @@ class Services:
         return [ScoredItem(trajectory_id=item.trajectory_id, score=score) for item in items]
 
 
-def settings(endpoint: str, ratio: float | None) -> Settings:
+def build_settings(endpoint: str, ratio: float | None) -> Settings:
     traced = [] if ratio is None else ["tracing.enabled=true", f"tracing.sample_ratio={ratio}"]
     return load_settings(overrides=[f"tracing.endpoint={endpoint}", f"model.path={MODEL}", *traced], environ={})
 
 
-def measure(chosen: Settings, codec: FileTokenizer, groups: int) -> float:
-    """Processor time of one trajectory, in microseconds."""
-    tracing.start(chosen, "bench")
+def measure(settings: Settings, codec: FileTokenizer, groups: int) -> float:
+    """Measure the processor time of one trajectory, in microseconds."""
+    tracing.start(settings, "bench")
     services = Services()
-    agent = Agent(chosen, Engine(codec), services, services, codec, "<eos>", "bench")
+    agent = Agent(settings, Engine(codec), services, services, codec, "<eos>", "bench")
 
     async def run() -> None:
         for group in range(groups):
@@ -99,7 +99,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--groups", type=int, default=200)
     arguments.add_argument("--rounds", type=int, default=7)
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     codec = FileTokenizer(MODEL)
     command = [sys.executable, str(Path(__file__).with_name("collector.py"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as collector:
@@ -107,27 +107,27 @@ def main() -> None:
         endpoint = f"http://127.0.0.1:{int(collector.stdout.readline())}"
         cost: dict[str, list[float]] = {mode: [] for mode in MODES}
         for ratio in MODES.values():
-            measure(settings(endpoint, ratio), codec, WARM)  # to be warm
-        for _ in range(given.rounds):
+            measure(build_settings(endpoint, ratio), codec, WARM)  # warm-up
+        for _ in range(options.rounds):
             for mode, ratio in MODES.items():
-                cost[mode].append(measure(settings(endpoint, ratio), codec, given.groups))
+                cost[mode].append(measure(build_settings(endpoint, ratio), codec, options.groups))
         received = int(collector.communicate()[0])
-    traced = SAMPLES * (given.rounds * given.groups + WARM) * (1 + MODES["on for 1 %"])
-    opened = "with span('x', {'a': 1}): pass"
-    nothing_s = min(timeit.repeat(opened, "from forage_common.telemetry.tracing import span", number=LOOPS)) / LOOPS
-    middle = {mode: statistics.median(values) for mode, values in cost.items()}
-    figures: dict[str, Any] = {
-        "trajectory_us": {mode: round(value, 1) for mode, value in middle.items()},
-        "ratio": {mode: round(value / middle["off"], 3) for mode, value in middle.items()},
-        "span_off_ns": round(nothing_s * 1e9),
+    traced = SAMPLES * (options.rounds * options.groups + WARM) * (1 + MODES["on for 1 %"])
+    statement = "with span('x', {'a': 1}): pass"
+    span_off_s = min(timeit.repeat(statement, "from forage_common.telemetry.tracing import span", number=LOOPS)) / LOOPS
+    medians = {mode: statistics.median(values) for mode, values in cost.items()}
+    metrics: dict[str, Any] = {
+        "trajectory_us": {mode: round(value, 1) for mode, value in medians.items()},
+        "ratio": {mode: round(value / medians["off"], 3) for mode, value in medians.items()},
+        "span_off_ns": round(span_off_s * 1e9),
         "spans_a_trajectory": round(received / traced, 1),
     }
-    print(f"{'tracing':<12} {'µs a trajectory':>16} {'of off':>8}   (lowest to highest of {given.rounds} rounds)")
+    print(f"{'tracing':<12} {'µs a trajectory':>16} {'of off':>8}   (lowest to highest of {options.rounds} rounds)")
     for mode, values in cost.items():
-        of_off = middle[mode] / middle["off"]
-        print(f"{mode:<12} {middle[mode]:>16.0f} {of_off:>8.2f}   ({min(values):.0f} to {max(values):.0f})")
-    print(f"a trajectory opens {received / traced:.1f} spans; one takes {nothing_s * 1e9:.0f} ns while tracing is off")
-    print(json.dumps(figures))
+        of_off = medians[mode] / medians["off"]
+        print(f"{mode:<12} {medians[mode]:>16.0f} {of_off:>8.2f}   ({min(values):.0f} to {max(values):.0f})")
+    print(f"a trajectory opens {received / traced:.1f} spans; one takes {span_off_s * 1e9:.0f} ns while tracing is off")
+    print(json.dumps(metrics))
 
 
 if __name__ == "__main__":

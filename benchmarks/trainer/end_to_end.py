@@ -26,7 +26,7 @@ class EndToEnd:
 
 
 def run(folder: Path, base_port: int, staleness: int, steps: int) -> EndToEnd:
-    """Train the tiny policy for so many steps with `trainer.max_staleness`; the folder is made anew."""
+    """Train the tiny policy for so many steps with `trainer.max_staleness`; the folder is replaced."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     settings = [

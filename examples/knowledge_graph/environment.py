@@ -26,7 +26,7 @@ ARGUMENTS = {
     "get_tail_entities": "entity, relation",
     "get_head_entities": "entity, relation",
 }
-"""What each function takes. A relation points from head to tail, as capital does from France to Paris."""
+"""Arguments of each function. A relation points from head to tail, as capital does from France to Paris."""
 _CALL = re.compile(r"(\w+)\s*\((.*)\)", re.DOTALL)
 
 

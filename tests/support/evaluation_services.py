@@ -87,7 +87,7 @@ class Scripted(RolloutServicer):
     def _trajectory(self, prompt: Prompt, sample: int) -> Trajectory:
         status = self.status(prompt)
         if status != Status.STATUS_OK:
-            return Trajectory(status=status, status_detail="as told")
+            return Trajectory(status=status, status_detail="scripted failure")
         said, (target,) = self.says(prompt, sample), prompt.ground_truth.targets
         searches = 0 if prompt.environment else 1
         spans = [Span(role=Role.ROLE_PROMPT, text=prompt.messages[0].content)]

@@ -20,7 +20,7 @@ class OpenAIServer:
 
     Attributes:
         lines: what is said, one a turn: it counts those that the prompt holds.
-        vllm: prompts may be token ids, and the sampled ones are told; else texts only.
+        vllm: prompts may be token ids, and the reply has the sampled ones; else texts only.
         strict: fields that are not OpenAI's are refused; else they are ignored.
         failures: status codes of the next answers; 200 stands for an answer without sense.
         token: the bearer token that it asks for.

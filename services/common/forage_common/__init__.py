@@ -1,3 +1,3 @@
-"""What every Forage service shares: contracts, settings, streams, telemetry and the `forage` command."""
+"""Parts shared by all Forage services: contracts, settings, streams, clients, files and telemetry."""
 
 __version__ = "0.1.0"

@@ -64,7 +64,7 @@ _COUNTERS = {
     "prompt_tokens": "Prompt tokens of requests, those in the prefix cache included",
     "redis_waits": "Calls that found Redis away and were repeated",
     "requests": "Generations asked of the engine",
-    "restarts": "Times that a dispatcher began anew after an error that nobody foresaw",
+    "restarts": "Restarts of a dispatcher after an unexpected error",
     "retrieve_seconds": "Time of trajectories in the environment",
     "runs_repeated": "Runs of a group that failed and were repeated",
     "sampled_tokens": "Tokens that the engine sampled, those of generations that were given up included",
@@ -142,7 +142,7 @@ class VersionTokens:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one replica reports about itself.
+    """Metrics of one replica, as it reports them.
 
     Attributes:
         replica: names its process; a replica that is started again has another name.

@@ -61,7 +61,7 @@ def stack(
         try:
             for name in ("retriever", "reward"):
                 services.start(name, *overrides)
-            asyncio.run(_ready(settings))
+            asyncio.run(_wait_until_ready(settings))
             yield Stack(receiver, settings)
         finally:
             services.end()
@@ -78,21 +78,21 @@ def traced(stack: Stack) -> Iterator[Stack]:
     tracing.stop()
 
 
-async def _ready(settings: Settings) -> None:
+async def _wait_until_ready(settings: Settings) -> None:
     async with asyncio.timeout(120):
         for address in (settings.retriever.http_address, settings.reward.health_address):
             while waits_for(address) != set():
                 await asyncio.sleep(0.1)
 
 
-def agent(settings: Settings) -> Agent:
+def make_agent(settings: Settings) -> Agent:
     codec = CharCodec()
     retriever = RetrieverClient(settings.retriever.http_address, settings.rollout.retrieve_timeout_s)
     engine = ScriptedEngine(codec, LINES)
     return Agent(settings, engine, retriever, RewardClient(settings), codec, "<eos>", "replica-1")
 
 
-def prompt(name: str) -> Prompt:
+def make_prompt(name: str) -> Prompt:
     return Prompt(
         run_id="local",
         group_uid=f"world_facts/train/{name}/0",
@@ -105,52 +105,52 @@ def prompt(name: str) -> Prompt:
 
 
 @asynccontextmanager
-async def dispatching(settings: Settings, streams: StreamClient) -> AsyncIterator[None]:
-    async def served(version: int, epoch: int, timeout_s: float) -> Policy:
+async def run_dispatcher(settings: Settings, streams: StreamClient) -> AsyncIterator[None]:
+    async def wait_for_policy(version: int, epoch: int, timeout_s: float) -> Policy:
         return Policy(version=version, epoch=epoch)
 
-    async def ready() -> None:
+    async def check_ready() -> None:
         pass
 
-    running = agent(settings)
-    task = asyncio.create_task(Dispatcher(settings, streams, running.run_group, served, ready).run())
+    running = make_agent(settings)
+    task = asyncio.create_task(Dispatcher(settings, streams, running.run_group, wait_for_policy, check_ready).run())
     yield
     task.cancel()
     await asyncio.wait([task])
     await running.close()
 
 
-async def answered(settings: Settings, redis: RedisSettings, asked: Prompt) -> TrajectoryGroup:
-    """What comes back over the streams."""
+async def run_group(settings: Settings, redis: RedisSettings, asked: Prompt) -> TrajectoryGroup:
+    """Run a prompt through the streams and a dispatcher. Returns its group."""
     settings = settings.model_copy(update={"redis": redis})
     streams = StreamClient(redis, "local", 5.0)
     streams.create_groups()
     streams.publish(Policy(version=1, epoch=1))
     streams.issue(asked)
-    async with dispatching(settings, streams), asyncio.timeout(30):
-        while not (taken := await asyncio.to_thread(streams.claim_groups, streams.trajectories, "trainer", 1, 0.2)):
+    async with run_dispatcher(settings, streams), asyncio.timeout(30):
+        while not (claimed := await asyncio.to_thread(streams.claim_groups, streams.trajectories, "trainer", 1, 0.2)):
             pass
-    return taken[0].message
+    return claimed[0].message
 
 
-async def arrived(stack: Stack, condition: Callable[[Receiver], Any]) -> Any:
-    """What the condition finds, while this process goes on."""
+async def wait_for_spans(stack: Stack, condition: Callable[[Receiver], Any]) -> Any:
+    """Wait until the receiver meets the condition, without blocking this process. Returns its value."""
     return await asyncio.to_thread(stack.receiver.wait_for, condition)
 
 
-async def test_one_trace_goes_through_the_streams_and_every_service(traced: Stack, redis_server: RedisSettings) -> None:
+async def test_a_trace_spans_the_streams_and_every_service(traced: Stack, redis_server: RedisSettings) -> None:
     trainer = Tracer(traced.settings.tracing, "trainer", "local")
-    asked = prompt("1")
+    asked = make_prompt("1")
     with trainer.span("trainer.issue", parent="") as root:
         tracing.attach_trace_context(asked, root)
-    group = await answered(traced.settings, redis_server, asked)
+    group = await run_group(traced.settings, redis_server, asked)
     with trainer.span("trainer.claim", parent=group.traceparent):
         pass
     with trainer.span("trainer.train", parent=group.traceparent):
         pass
     trainer.close()
     assert {trajectory.trace_id for trajectory in group.trajectories} == {tracing.traceparent(root)[3:35]}
-    await arrived(
+    await wait_for_spans(
         traced,
         lambda r: {span.name for span in r.spans if span.trace_id == tracing.traceparent(root)[3:35]} == set(PARENTS),
     )
@@ -162,15 +162,17 @@ async def test_one_trace_goes_through_the_streams_and_every_service(traced: Stac
 
 
 async def test_an_unsampled_trace_is_not_exported_and_keeps_its_id(traced: Stack, redis_server: RedisSettings) -> None:
-    asked = prompt("2")
+    asked = make_prompt("2")
     asked.trace_id, asked.traceparent = "ab" * 16, f"00-{'ab' * 16}-{'cd' * 8}-00"
-    group = await answered(traced.settings, redis_server, asked)
+    group = await run_group(traced.settings, redis_server, asked)
     assert {trajectory.status for trajectory in group.trajectories} == {Status.STATUS_OK}
     assert {trajectory.trace_id for trajectory in group.trajectories} == {"ab" * 16}
-    sampled = agent(traced.settings)
-    await sampled.run_group(prompt("3"))
+    sampled = make_agent(traced.settings)
+    await sampled.run_group(make_prompt("3"))
     await sampled.close()
-    spans = await arrived(traced, lambda r: r.named("rollout.run") and r.named("forage.v1.Reward/Score") and r.spans)
+    spans = await wait_for_spans(
+        traced, lambda r: r.named("rollout.run") and r.named("forage.v1.Reward/Score") and r.spans
+    )
     assert "ab" * 16 not in {span.trace_id for span in spans}
 
 
@@ -178,16 +180,16 @@ async def test_an_unavailable_retriever_leaves_failed_spans_and_retries(
     traced: Stack, free_address: Callable[[], str]
 ) -> None:
     overrides = [f"retriever.http_address={free_address()}", "rollout.retrieve_timeout_s=0.5"]
-    running = agent(load_settings(overrides=overrides, environ={}))
-    group = await running.run_group(prompt("4"))
+    running = make_agent(load_settings(overrides=overrides, environ={}))
+    group = await running.run_group(make_prompt("4"))
     await running.close()
     assert {trajectory.status for trajectory in group.trajectories} == {Status.STATUS_TIMEOUT}
     trace_id = group.trajectories[0].trace_id
 
-    def ended(receiver: Receiver) -> list[Received]:
+    def find_searches(receiver: Receiver) -> list[Received]:
         return receiver.named("retriever.search", trace_id) if receiver.named("rollout.run", trace_id) else []
 
-    searches = await arrived(traced, ended)
+    searches = await wait_for_spans(traced, find_searches)
     assert all(span.failed and "gave no answer within 0.5 s" in span.detail for span in searches)
     assert "retry" in searches[0].events
     samples = traced.receiver.named("rollout.sample", trace_id)
@@ -205,7 +207,7 @@ async def test_calls_by_grpc_belong_to_the_trace_of_their_metadata(traced: Stack
             )
             assert [reply.id async for reply in stream] == [1]
     names = {f"forage.v1.Retriever/{method}" for method in ("Retrieve", "RetrieveStream")}
-    await arrived(
+    await wait_for_spans(
         traced,
         lambda r: (
             names | {"mine"} <= {span.name for span in r.spans if span.trace_id == tracing.traceparent(mine)[3:35]}

@@ -106,7 +106,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
     assert take(streams, 1, 5.0) == []
     assert streams.count_backlog(streams.prompts) == 0
 
-    # Told to end, it ends, and takes all its processes with it.
+    # On SIGTERM it ends, and all its processes with it.
     family = psutil.Process(service.pid).children(recursive=True)
     service.send_signal(signal.SIGTERM)
     assert service.wait(timeout=30) == 0

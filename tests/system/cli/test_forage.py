@@ -48,22 +48,22 @@ WITHOUT_DATA = {
 def prometheus(
     tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], str]
 ) -> Iterator[Prometheus | None]:
-    """None where it is not installed. It outlives the demo, whose figures are looked at afterwards."""
+    """None where it is not installed. It outlives the demo, whose metrics are read afterwards."""
     if not shutil.which("prometheus"):
         yield None
         return
-    made = Prometheus(tmp_path_factory.mktemp("prometheus"), free_address)
-    yield made
-    made.close()
+    prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), free_address)
+    yield prometheus
+    prometheus.close()
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with grpc_receiver() as made:
-        yield made
+    with grpc_receiver() as receiver:
+        yield receiver
 
 
-def test_a_demo_that_is_interrupted_goes_on_answers_questions_meanwhile_and_is_evaluated(
+def test_an_interrupted_demo_resumes_answers_questions_and_is_evaluated(
     small_demo: Callable[..., Demo],
     repository: Path,
     tmp_path: Path,
@@ -111,7 +111,7 @@ def test_a_demo_that_is_interrupted_goes_on_answers_questions_meanwhile_and_is_e
     for file in ("settings.yaml", "report.html", "curve.png", "validation/before.jsonl", "validation/after.jsonl"):
         assert (demo.run / file).stat().st_size > 0
     assert demo.leftovers() == []
-    _traces_are_whole(demo, receiver)
+    _check_traces(demo, receiver)
 
     out = tmp_path / "evaluation"
     questions = [str(repository / "data/world/test.parquet"), "--limit", "8"]
@@ -124,8 +124,8 @@ def test_a_demo_that_is_interrupted_goes_on_answers_questions_meanwhile_and_is_e
         cwd=repository,
     )
     assert evaluated.returncode == 0, evaluated.stderr
-    found = json.loads((out / "results.json").read_text())
-    measured = {(entry["policy"], entry["method"]): entry for entry in found["results"]}
+    results = json.loads((out / "results.json").read_text())
+    measured = {(entry["policy"], entry["method"]): entry for entry in results["results"]}
     assert len(measured) == 2 * 4
     assert {(entry["questions"], entry["failed_samples"]) for entry in measured.values()} == {(8, 0)}
     epochs = [
@@ -137,7 +137,7 @@ def test_a_demo_that_is_interrupted_goes_on_answers_questions_meanwhile_and_is_e
         }
         for label in ("trained", "untrained")
     ]
-    assert [len(found) for found in epochs] == [1, 1], "none was sampled in part by the other"
+    assert [len(label_epochs) for label_epochs in epochs] == [1, 1], "none was sampled in part by the other"
     assert epochs[0] != epochs[1]
     log = (demo.runs / "eval" / "logs" / "rollout.log").read_text()
     assert log.count('"event": "ray_started"') == 1, "one engine served both"
@@ -159,8 +159,8 @@ def test_a_demo_that_is_interrupted_goes_on_answers_questions_meanwhile_and_is_e
         assert len(page.column("#answers", 0)) == 8
 
 
-def _traces_are_whole(demo: Demo, receiver: Receiver) -> None:
-    """By the trace id of any trajectory of the last step one finds all that was done for it, in all four services."""
+def _check_traces(demo: Demo, receiver: Receiver) -> None:
+    """Check that the trace of every trajectory of the last step has the spans of all four services."""
     trajectories = [row.trajectory for row in read_step(step_file_path(demo.run, STEPS))]
     assert len(trajectories) == 4 * 4
     searched = 0
@@ -172,11 +172,13 @@ def _traces_are_whole(demo: Demo, receiver: Receiver) -> None:
         assert set(PARENTS) - optional <= set(spans)
         assert {span.attributes["forage.trajectory"] for span in spans["rollout.sample"]} == {t.id for t in of_group}
         failed = {span.name for found in spans.values() for span in found if span.failed}
-        assert failed <= {"rollout.sample"}, "nothing failed that the trajectories do not tell of"
-        (eaten,) = spans["trainer.train"]
-        assert eaten.attributes["forage.step"] == STEPS
-        assert eaten.links, "it leads to the step that ate the group"
-        step = next(span for span in receiver.named("trainer.step") if (span.trace_id, span.span_id) in eaten.links)
+        assert failed <= {"rollout.sample"}, "nothing failed that the trajectories do not report"
+        (train_span,) = spans["trainer.train"]
+        assert train_span.attributes["forage.step"] == STEPS
+        assert train_span.links, "it links to the step that consumed the group"
+        step = next(
+            span for span in receiver.named("trainer.step") if (span.trace_id, span.span_id) in train_span.links
+        )
         assert step.attributes["forage.step"] == STEPS
         assert trace_id in {linked for linked, _ in step.links}, "and from there to all of its groups"
         phases = {span.name for span in receiver.spans if span.parent_id == step.span_id}
@@ -191,20 +193,20 @@ def test_every_panel_of_the_dashboards_showed_the_demo(prometheus: Prometheus | 
         pytest.skip("prometheus is missing: apt-get install prometheus")
     if not prometheus.has_targets:
         pytest.skip("the demo of the test before this one was not run")
-    every = {_key(query): query for name in load_dashboards() for query in list_queries(name)}
-    assert set(WITHOUT_DATA) <= set(every), "an excuse for what is not there"
+    every = {_panel_key(query): query for name in load_dashboards() for query in list_queries(name)}
+    assert set(WITHOUT_DATA) <= set(every), "an exception for a panel that does not exist"
     asked = {key: query for key, query in every.items() if key[0] != "redis" or shutil.which(EXPORTER)}
-    empty = {key for key, query in asked.items() if not prometheus.has_data(_as_asked(query))}
+    empty = {key for key, query in asked.items() if not prometheus.has_data(_resolve_query(query))}
     assert empty <= set(WITHOUT_DATA)
     rules = [rule for group in prometheus.request("rules")["groups"] for rule in group["rules"]]
     assert rules
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 
 
-def _key(query: PanelQuery) -> tuple[str, str, str]:
+def _panel_key(query: PanelQuery) -> tuple[str, str, str]:
     return query.dashboard, query.panel, query.legend
 
 
-def _as_asked(query: PanelQuery) -> str:
-    """Without what stands in for data that there is not."""
+def _resolve_query(query: PanelQuery) -> str:
+    """Substitute the variables; leave out the default for missing data."""
     return substitute_variables(query.expr, rate_interval="15s", time_range="5m").removesuffix(" or vector(0)")

@@ -1,4 +1,4 @@
-"""Whole trajectories through the real engine, agent and loop: every token, mask, turn and logprob is accounted for.
+"""Whole trajectories through the real engine, agent and loop: every token, mask, turn and logprob is checked.
 
 What was sampled is judged by plain Hugging Face forward passes under the policy that each segment names.
 """
@@ -78,17 +78,17 @@ class OnePointReward:
 
 @dataclass
 class Recorder:
-    """The real engine, and all that it was asked and said."""
+    """The real engine, which records its requests and generations."""
 
     engine: VllmEngine
-    said: list[tuple[Request, Generation]] = field(default_factory=list)
+    generations: list[tuple[Request, Generation]] = field(default_factory=list)
 
     async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         return await self.engine.render_chat(messages)
 
     async def generate(self, request: Request) -> Generation:
         generation = await self.engine.generate(request)
-        self.said.append((request, generation))
+        self.generations.append((request, generation))
         return generation
 
     async def release(self, affinity: str) -> None:
@@ -175,7 +175,7 @@ def prompt(number: int, samples: int = 6, seed: int = 7) -> Prompt:
     )
 
 
-def turns_of(trajectory: Trajectory) -> list[tuple[int, int]]:
+def find_turns(trajectory: Trajectory) -> list[tuple[int, int]]:
     """(begin, end) of every turn's tokens within the response."""
     spans = [
         (span.begin - trajectory.prompt_length, span.end - trajectory.prompt_length)
@@ -188,7 +188,7 @@ def turns_of(trajectory: Trajectory) -> list[tuple[int, int]]:
     return spans
 
 
-def judged(trajectory: Trajectory, references: ReferenceModels, max_context: int) -> float:
+def check_trajectory(trajectory: Trajectory, references: ReferenceModels, max_context: int) -> float:
     """Check ids, masks and turns of a trajectory against each other; the largest logprob difference of its tokens."""
     ids, start = list(trajectory.token_ids), trajectory.prompt_length
     length = len(ids) - start
@@ -205,7 +205,7 @@ def judged(trajectory: Trajectory, references: ReferenceModels, max_context: int
             versions[position] = segment.version
     assert sorted(versions) == [i for i in range(length) if trajectory.loss_mask[i]]
     largest = 0.0
-    for index, (begin, end) in enumerate(turns_of(trajectory), start=1):
+    for index, (begin, end) in enumerate(find_turns(trajectory), start=1):
         assert set(trajectory.turn_ids[begin:end]) == {index}
         context = ids[: start + begin][-max_context:]
         for version in {versions[i] for i in range(begin, end)}:
@@ -216,23 +216,23 @@ def judged(trajectory: Trajectory, references: ReferenceModels, max_context: int
     return largest
 
 
-def origins(trajectory: Trajectory, recorder: Recorder, max_context: int) -> list[Generation]:
-    """What the engine said to exactly each turn's context, of which the turn is the beginning: token in, token out."""
+def find_generations(trajectory: Trajectory, recorder: Recorder, max_context: int) -> list[Generation]:
+    """Find the generation of each turn: the request had exactly its context, the result begins with its tokens."""
     ids, start = list(trajectory.token_ids), trajectory.prompt_length
-    found = []
-    for begin, end in turns_of(trajectory):
+    generations = []
+    for begin, end in find_turns(trajectory):
         context, sampled = ids[: start + begin][-max_context:], ids[start + begin : start + end]
         logprobs = list(trajectory.logprobs[begin:end])
-        said = [
+        matching = [
             generation
-            for request, generation in recorder.said
+            for request, generation in recorder.generations
             if request.token_ids == context
             and generation.token_ids[: len(sampled)] == sampled
             and generation.logprobs[: len(sampled)] == pytest.approx(logprobs, abs=1e-6)  # stored as float32
         ]
-        assert said
-        found.append(said[0])
-    return found
+        assert matching
+        generations.append(matching[0])
+    return generations
 
 
 async def run(agent: Agent, prompts: Sequence[Prompt]) -> list[Trajectory]:
@@ -262,18 +262,18 @@ async def test_every_token_of_a_trajectory_is_accounted_for(
     context = limits.get("max_prompt_length", LIMITS["max_prompt_length"])
     for trajectory in trajectories:
         assert {segment.version for segment in trajectory.segments} == {policy.version}
-        hit_length = any(generation.hit_length for generation in origins(trajectory, recorder, context))
+        hit_length = any(generation.hit_length for generation in find_generations(trajectory, recorder, context))
         assert trajectory.truncated if hit_length else seen != "observations" or not trajectory.truncated
-    largest = max(judged(trajectory, parts.references, context) for trajectory in trajectories)
+    largest = max(check_trajectory(trajectory, parts.references, context) for trajectory in trajectories)
     record_property("max_difference", largest)
     assert largest < TOLERANCE
     assert max(len(trajectory.turns) for trajectory in trajectories) >= 2
     observations = [s for t in trajectories for s in t.spans if s.role == Role.ROLE_ENV]
     assert {
         "observations": any(s.text.count("Doc ") == 2 for s in observations),
-        "responses cut": any(g.hit_length for _, g in recorder.said),
+        "responses cut": any(g.hit_length for _, g in recorder.generations),
         "observations cut": any(s.end - s.begin == 24 and s.text.endswith("</information>\n\n") for s in observations),
-        "contexts cut": any(len(r.token_ids) == 72 for r, _ in recorder.said),
+        "contexts cut": any(len(r.token_ids) == 72 for r, _ in recorder.generations),
     }[seen]
     assert any(t.truncated for t in trajectories) or seen == "observations"
 
@@ -299,13 +299,15 @@ async def test_updates_in_flight_split_trajectories_and_lose_none(parts: Parts, 
     running = asyncio.create_task(run(agent, [prompt(number, samples=8) for number in range(8)]))
     pauses = []
     for enough, name in ((40, "b"), (90, "a")):
-        while len(recorder.said) < enough and not running.done():
+        while len(recorder.generations) < enough and not running.done():
             await asyncio.sleep(0.005)
         pauses.append((await parts.serve(name))[1])
     trajectories = await running
     split = [t for t in trajectories if len({segment.version for segment in t.segments}) > 1]
     assert len(split) > 5
-    largest = max(judged(trajectory, parts.references, LIMITS["max_prompt_length"]) for trajectory in trajectories)
+    largest = max(
+        check_trajectory(trajectory, parts.references, LIMITS["max_prompt_length"]) for trajectory in trajectories
+    )
     record_property("max_difference", largest)
     assert largest < TOLERANCE
     record_property("update_pause_s", pauses)
@@ -326,14 +328,14 @@ async def test_a_drained_update_splits_no_trajectory_and_loses_none(
 
     running = [asyncio.create_task(group(number)) for number in range(16)]
     for enough, name in ((20, "b"), (60, "a")):
-        while len(recorder.said) < enough:
+        while len(recorder.generations) < enough:
             await asyncio.sleep(0.005)
         await parts.serve(name)
     trajectories = [t for groups in await asyncio.gather(*running) for t in groups]
     versions = [{segment.version for segment in t.segments} for t in trajectories]
     assert {len(one) for one in versions} == {1}
     assert len(set.union(*versions)) == 3
-    assert max(judged(t, parts.references, LIMITS["max_prompt_length"]) for t in trajectories) < TOLERANCE
+    assert max(check_trajectory(t, parts.references, LIMITS["max_prompt_length"]) for t in trajectories) < TOLERANCE
 
 
 async def test_a_damaged_or_older_policy_is_refused_and_nothing_changes(parts: Parts, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ async def test_a_client_that_disconnects_ends_its_generation(parts: Parts) -> No
 
 
 async def test_many_samples_of_one_context_are_seeded_and_share_its_prefix(parts: Parts) -> None:
-    """What a probe asks for."""
+    """The requests of a probe."""
     context = parts.engine.llm.get_tokenizer().encode("the capital of France is Paris, " * 9)
     async with CompletionsClient(parts.settings) as completions:
         assert completions.max_model_len == 768

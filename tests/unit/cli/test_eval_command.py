@@ -152,8 +152,8 @@ def test_failed_questions_enter_no_mean_and_are_retried(
     output = evaluate(questions, services, out)
     found = results(out)["search", "capitals"]
     assert (found["questions"], found["failed_questions"], found["em"]["mean"]) == (3, 2, 1.0)
-    assert "running/search failed at capitals/test/0: TIMEOUT: as told" in output
-    assert "INVALID_INPUT: as told" in (out / "report.html").read_text()
+    assert "running/search failed at capitals/test/0: TIMEOUT: scripted failure" in output
+    assert "INVALID_INPUT: scripted failure" in (out / "report.html").read_text()
     script.status = lambda prompt: Status.STATUS_OK
     before = len(script.asked)
     evaluate(questions, services, out)
@@ -168,7 +168,7 @@ def test_the_error_names_the_reason_when_every_question_failed(
     script.status = lambda prompt: Status.STATUS_INTERNAL
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["eval", str(questions), *services, "--policy", "running", "--out", str(out)])
-    with pytest.raises(UserError, match="every question failed: INTERNAL: as told"):
+    with pytest.raises(UserError, match="every question failed: INTERNAL: scripted failure"):
         raise done.exception or AssertionError(done.output)
     assert results(out)["search", "capitals"]["em"] is None
     assert (out / "report.html").exists()

@@ -50,11 +50,11 @@ def test_kill_9_loses_no_finished_item(tmp_path: Path) -> None:
     file = tmp_path / "journal.bin"
     with subprocess.Popen([sys.executable, "-c", ENDLESS, str(file)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
-        told = [next(writer.stdout) for _ in range(20)]
+        acknowledged = [next(writer.stdout) for _ in range(20)]
         os.kill(writer.pid, signal.SIGKILL)
-        told += writer.stdout.readlines()
+        acknowledged += writer.stdout.readlines()
     found = ids(file)
-    assert len(found) >= len(told)
+    assert len(found) >= len(acknowledged)
     assert found == [str(number) for number in range(len(found))]
 
 

@@ -181,7 +181,7 @@ def test_a_prompt_carries_the_trace_context_that_is_attached_to_it() -> None:
             tracing.attach_trace_context(prompt, root)
         assert prompt.trace_id == tracing.traceparent(root)[3:35]
         assert prompt.traceparent == tracing.traceparent(root)
-        assert not is_sampled(prompt.traceparent), "others are told not to sample it, too"
+        assert not is_sampled(prompt.traceparent), "the flag is passed on as unsampled, too"
 
 
 @pytest.mark.parametrize(

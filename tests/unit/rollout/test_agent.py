@@ -273,16 +273,16 @@ async def test_a_group_that_fails_is_released_too(make_agent: MakeAgent, char_co
 
 
 async def test_each_generation_and_observation_is_an_event_at_once(make_agent: MakeAgent, char_codec: Any) -> None:
-    told: list[RunStreamResponse] = []
+    events: list[RunStreamResponse] = []
     lines = ["<search>one</search>", "nothing", "<answer>a</answer>"]
-    group = await make_agent(ScriptedEngine(char_codec(), lines)).run_group(prompt(samples=1), told.append)
+    group = await make_agent(ScriptedEngine(char_codec(), lines)).run_group(prompt(samples=1), events.append)
     spans = [span.text for span in group.trajectories[0].spans]
-    assert [event.text for event in told] == spans[1:]
-    assert [event.WhichOneof("event") for event in told] == ["acted", "observed", "acted", "observed", "acted"]
-    assert [event.acted.tag for event in told[::2]] == ["search", "", "answer"]
-    assert not told[0].acted.documents
-    assert told[1].observed.documents[0].id == "d1"
-    assert told[1].observed.executed
+    assert [event.text for event in events] == spans[1:]
+    assert [event.WhichOneof("event") for event in events] == ["acted", "observed", "acted", "observed", "acted"]
+    assert [event.acted.tag for event in events[::2]] == ["search", "", "answer"]
+    assert not events[0].acted.documents
+    assert events[1].observed.documents[0].id == "d1"
+    assert events[1].observed.executed
 
 
 async def test_token_ids_of_a_prompt_are_used_unchanged(make_agent: MakeAgent, char_codec: Any) -> None:

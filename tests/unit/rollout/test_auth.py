@@ -48,10 +48,10 @@ def test_a_new_token_replaces_the_old_one_at_once(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first")
     token = TokenFile(file)
-    aside = tmp_path / "aside"
-    aside.write_text("later")
-    os.utime(aside, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))  # even where the times are the same
-    aside.replace(file)
+    replacement = tmp_path / "replacement"
+    replacement.write_text("later")
+    os.utime(replacement, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))  # even where the times are the same
+    replacement.replace(file)
     assert token.accepts("Bearer later")
     assert not token.accepts("Bearer first")
 

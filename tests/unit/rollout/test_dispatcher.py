@@ -35,7 +35,7 @@ async def answer(asked: Prompt) -> TrajectoryGroup:
 
 
 class Served:
-    """An engine that serves what it is told to load."""
+    """An engine that serves the policy that it last loaded."""
 
     def __init__(self, serving: Policy | None = None) -> None:
         self.serving = serving

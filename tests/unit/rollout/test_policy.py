@@ -28,12 +28,12 @@ def folder(tmp_path: Path) -> Path:
     return smallest_model(tmp_path)
 
 
-def policy_of(folder: Path, version: int = 1, epoch: int = 1) -> Policy:
+def make_policy(folder: Path, version: int = 1, epoch: int = 1) -> Policy:
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     return Policy(version=version, epoch=epoch, uri=str(folder), digest=digest)
 
 
-def sharded(folder: Path, names: list[str]) -> Policy:
+def make_sharded_policy(folder: Path, names: list[str]) -> Policy:
     files = []
     for name in names:
         content = (folder / name).read_bytes()
@@ -41,45 +41,45 @@ def sharded(folder: Path, names: list[str]) -> Policy:
     return Policy(version=1, epoch=1, uri=str(folder), files=files)
 
 
-def loadable(policy: Policy, expected: dict[str, tuple[int, ...]]) -> list[Path]:
-    """What a transport does with a policy in a local folder."""
+def verify_policy(policy: Policy, expected: dict[str, tuple[int, ...]]) -> list[Path]:
+    """Check a policy in a local folder as a transport does."""
     files = verify_files(policy, Path(policy.uri))
     verify_shapes(policy, read_tensor_shapes(policy, files), expected)
     return files
 
 
-def test_a_policy_is_served_only_as_it_was_announced(folder: Path) -> None:
+def test_a_policy_is_refused_unless_its_file_has_the_announced_digest_and_shapes(folder: Path) -> None:
     expected = read_model_shapes(folder)
-    policy = policy_of(folder)
-    assert loadable(policy, expected) == [folder / "model.safetensors"]
+    policy = make_policy(folder)
+    assert verify_policy(policy, expected) == [folder / "model.safetensors"]
     write_weights(folder / "model.safetensors", {"embed": [4, 2], "norm": [2], "extra": [1]})
     with pytest.raises(PolicyError, match="digest"):
-        loadable(policy, expected)
+        verify_policy(policy, expected)
     with pytest.raises(PolicyError, match="extra and 0 more differ"):
-        loadable(policy_of(folder), expected)
+        verify_policy(make_policy(folder), expected)
     shutil.rmtree(folder)
     with pytest.raises(PolicyError, match="cannot be read"):
-        loadable(policy, expected)
+        verify_policy(policy, expected)
 
 
-def test_a_truncated_file_is_refused_whatever_was_announced(folder: Path) -> None:
+def test_a_truncated_file_is_refused(folder: Path) -> None:
     expected = read_model_shapes(folder)
-    whole, file = policy_of(folder), folder / "model.safetensors"
-    listed = sharded(folder, ["model.safetensors"])
+    whole, file = make_policy(folder), folder / "model.safetensors"
+    listed = make_sharded_policy(folder, ["model.safetensors"])
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(PolicyError, match="has digest"):
-        loadable(whole, expected)
+        verify_policy(whole, expected)
     with pytest.raises(PolicyError, match=r"has \d+ bytes, announced were \d+"):
-        loadable(listed, expected)
+        verify_policy(listed, expected)
     with pytest.raises(PolicyError, match="but the header describes"):
-        loadable(policy_of(folder), expected)
+        verify_policy(make_policy(folder), expected)
 
 
 def test_a_tied_head_may_be_in_the_file_or_not(folder: Path) -> None:
     expected = read_model_shapes(folder)
     write_weights(folder / "model.safetensors", {"embed": [4, 2], "norm": [2], "lm_head.weight": [4, 2]})
-    loadable(policy_of(folder), expected)
-    loadable(policy_of(folder), expected | {"lm_head.weight": (4, 2)})
+    verify_policy(make_policy(folder), expected)
+    verify_policy(make_policy(folder), expected | {"lm_head.weight": (4, 2)})
 
 
 def test_shards_are_verified_one_by_one_and_must_hold_the_whole_model(folder: Path) -> None:
@@ -87,16 +87,16 @@ def test_shards_are_verified_one_by_one_and_must_hold_the_whole_model(folder: Pa
     write_weights(folder / "one.safetensors", {"embed": [4, 2]})
     write_weights(folder / "two.safetensors", {"norm": [2]})
     names = ["one.safetensors", "two.safetensors"]
-    assert loadable(sharded(folder, names), expected) == [folder / name for name in names]
+    assert verify_policy(make_sharded_policy(folder, names), expected) == [folder / name for name in names]
     with pytest.raises(PolicyError, match="norm and 0 more differ"):
-        loadable(sharded(folder, names[:1]), expected)
-    policy = sharded(folder, names)
+        verify_policy(make_sharded_policy(folder, names[:1]), expected)
+    policy = make_sharded_policy(folder, names)
     write_weights(folder / "two.safetensors", {"more": [2]})
     with pytest.raises(PolicyError, match=r"two\.safetensors has digest"):
-        loadable(policy, expected)
+        verify_policy(policy, expected)
     write_weights(folder / "two.safetensors", {"norm": [2], "embed": [4, 2]})
     with pytest.raises(PolicyError, match="holds embed a second time"):
-        loadable(sharded(folder, names), expected)
+        verify_policy(make_sharded_policy(folder, names), expected)
 
 
 @pytest.mark.parametrize("name", ["", "..", "../model.safetensors", "/etc/passwd", "a/b", "a\\b"])

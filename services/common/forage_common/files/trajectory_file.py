@@ -135,7 +135,7 @@ class TrajectoryWriter:
 
 
 def read_header(file: Path) -> FileHeader:
-    """What the file says of itself.
+    """Read the header of a trajectory file.
 
     Raises:
         DataError: the file is missing, not Parquet, or not of this format and version.

@@ -10,7 +10,7 @@ from forage_common.settings.base import Section
 
 
 class GuardAction(StrEnum):
-    """What happens when a guard trips."""
+    """Action of the trainer when a guard trips."""
 
     IGNORE = "ignore"
     WARN = "warn"

@@ -99,7 +99,7 @@ class EngineDeployment:
         return Snapshot(self._replica, to_counts(self._engine.counts) | read_call_counts(), self._engine.serving)
 
     async def record_routing_stats(self) -> dict[str, str]:
-        """What the router knows about this replica; Serve asks for it by this name."""
+        """Report the state of this replica to the router; Serve calls this method by its name."""
         return {OUT_OF_SERVICE: self._engine.out_of_service}
 
     async def check_health(self) -> None:

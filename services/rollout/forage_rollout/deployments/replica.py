@@ -1,4 +1,4 @@
-"""What the replicas of every deployment share: their name, their logs, and calls of each other through Serve."""
+"""Parts shared by the replicas of every deployment: name, logs, and calls of each other through Serve."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Manifest:
             )
 
     def restore_parts(self, parts: Mapping[str, Stateful]) -> None:
-        """Load the state of every part; a part that the checkpoint lacks starts anew, with a warning."""
+        """Load the state of every part; a part that the checkpoint lacks keeps its initial state and logs a warning."""
         for name, part in parts.items():
             if name in self.parts:
                 part.load_state_dict(self.parts[name])
