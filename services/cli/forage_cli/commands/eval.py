@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from forage_cli.commands.options import BasePort, Config, load_run_settings
 from forage_cli.evaluation.layouts import Layout
 
+PaperLayout = Annotated[Layout | None, typer.Option(help="Also print the table of this paper.", show_default=False)]
 _READ = 3
 """Questions of each outcome, and failures, that are printed."""
 _WIDEST = 400
@@ -89,9 +90,7 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Remove the results of another evaluation in the folder.")
     ] = False,
-    layout: Annotated[
-        Layout | None, typer.Option(help="Also print the table of this paper.", show_default=False)
-    ] = None,
+    layout: PaperLayout = None,
     config: Config = None,
     base_port: BasePort = None,
 ) -> None:
@@ -101,7 +100,7 @@ def run(
     ('running'), or starts them and switches them from policy to policy. After Ctrl-C or a crash the same command
     continues: finished questions are kept, failed ones are retried.
     """
-    from forage_cli.evaluation import engines, plan, request
+    from forage_cli.evaluation import plan, request
     from forage_cli.evaluation import report as pages
     from forage_cli.evaluation import run as running
     from forage_common.errors import UserError
@@ -119,7 +118,7 @@ def run(
     )
     if fresh:
         plan.remove_evaluation(folder)
-    turn_ends = {policy.label: read_end_of_turn(engines.find_tokenizer(policy, settings)) for policy in policies}
+    turn_ends = {policy.label: read_end_of_turn(policy.folder or settings.model.path) for policy in policies}
     plan.claim_folder(folder, work)
     running.run_unfinished(work, settings, folder, console)
     running.write_finished(work, folder, turn_ends)
@@ -169,9 +168,7 @@ def compare(
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished evaluation.")],
-    layout: Annotated[
-        Layout | None, typer.Option(help="Also print the table of this paper.", show_default=False)
-    ] = None,
+    layout: PaperLayout = None,
 ) -> None:
     """Print a finished evaluation again, and rewrite its results.json and report.html."""
     from forage_cli.evaluation import report as pages

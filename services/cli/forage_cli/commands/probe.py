@@ -75,7 +75,7 @@ def probe(
 
       forage probe --questions data/world/test.parquet --limit 20 --policy runs/latest@best
     """
-    from forage_cli.evaluation.engines import check_policies, find_tokenizer, identify_running, start_engine
+    from forage_cli.evaluation.engines import check_policies, identify_running, start_engine
     from forage_cli.evaluation.policies import RUNNING, resolve_policy
     from forage_cli.probe import report, show
     from forage_cli.probe.folder import ProbeFolder, hash_file
@@ -92,7 +92,7 @@ def probe(
     served = resolve_policy(policy or RUNNING)
     if policy is not None:
         check_policies([served], settings)
-        model = settings.model.model_copy(update={"path": find_tokenizer(served, settings)})
+        model = settings.model.model_copy(update={"path": served.folder or settings.model.path})
         settings = settings.model_copy(update={"model": model})
     plan = ProbePlan(points, samples, seed)
     described = {"source": hash_file(source), "questions": questions is not None, "turn": turn.value, **asdict(plan)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from forage_cli.datasets.manifest import hash_files, write_manifest
+from forage_cli.datasets.manifest import write_manifest
 from forage_common.errors import UserError
 
 DATA_SOURCE = "countdown"
@@ -121,9 +121,9 @@ def build_countdown(
     source = generate_problems(sizes, max_target, seed, max_number)
     for split, count in counts.items():
         _write_split(out / f"{split}.parquet", split, islice(source, count), on_written)
-    digests = hash_files(out, [f"{split}.parquet" for split in counts])
     limits = {"numbers": list(sizes), "max_target": max_target, "max_number": max_number}
-    write_manifest(out, {"seed": seed, **limits, "problems": counts}, digests, ("pyarrow",))
+    names = [f"{split}.parquet" for split in counts]
+    digests = write_manifest(out, {"seed": seed, **limits, "problems": counts}, names, ("pyarrow",))
     return CountdownSummary(dict(counts), digests)
 
 

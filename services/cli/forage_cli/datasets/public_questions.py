@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forage_cli.datasets.download import download
-from forage_cli.datasets.manifest import hash_files, write_manifest
+from forage_cli.datasets.manifest import write_manifest
 from forage_cli.datasets.question_file import NUMBER, TEXT, TEXTS, make_question_row, write_question_rows
 from forage_common.errors import DataError
 from forage_common.text.search_prompt import format_search_prompt
@@ -88,10 +88,9 @@ def convert_collection(source: str, files: Mapping[str, Path], out: Path) -> Sum
             (out / f"{split}.parquet").unlink()
             reason = _describe_dropped(dropped_rows)
             raise DataError(f"{file} has no question with an answer ({reason}): it is not {source}'s {split}")
-    digests = hash_files(out, [f"{split}.parquet" for split in files])
     origins = {split: hashlib.sha256(file.read_bytes()).hexdigest() for split, file in files.items()}
     facts = {"data_source": source, "questions": questions, "dropped": dropped, "sources": origins}
-    write_manifest(out, facts, digests, ("pyarrow",))
+    digests = write_manifest(out, facts, [f"{split}.parquet" for split in files], ("pyarrow",))
     return Summary(questions, dropped, digests)
 
 

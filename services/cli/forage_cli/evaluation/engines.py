@@ -109,8 +109,3 @@ async def identify_running(policy: EvaluatedPolicy, settings: Settings) -> Evalu
     folder = Path(served.uri)
     known = folder if served.uri and (folder / "tokenizer.json").is_file() else None
     return replace(policy, digest=f"{weights or 'unpublished'}@{served.version}", folder=known)
-
-
-def find_tokenizer(policy: EvaluatedPolicy, settings: Settings) -> Path:
-    """Return the folder of the policy's tokenizer."""
-    return policy.folder or settings.model.path

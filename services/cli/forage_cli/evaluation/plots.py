@@ -36,7 +36,7 @@ def plot_exact_match(results: Sequence[Metrics]) -> Figure:
         means = [entry["em"]["mean"] for entry in own]
         below = [entry["em"]["mean"] - entry["em"]["low"] for entry in own]
         above = [entry["em"]["high"] - entry["em"]["mean"] for entry in own]
-        axes.bar(x, means, width * 0.9, label=title, color=_choose_colour(place), alpha=_choose_alpha(place))
+        axes.bar(x, means, width * 0.9, label=title, **_choose_style(place))
         axes.errorbar(x, means, [below, above], fmt="none", color=figures.INK, linewidth=1, capsize=2)
     axes.set_xticks(range(len(sources)), sources)
     axes.set_ylabel("exact match")
@@ -60,10 +60,10 @@ def plot_searches(results: Sequence[Metrics]) -> Figure:
         if entry["em"] is not None and entry["searches"] is not None:
             place, marker = series.index(format_series(entry)), markers[entry["data_source"]]
             x, y = entry["searches"], entry["em"]["mean"]
-            axes.plot(x, y, marker, color=_choose_colour(place), alpha=_choose_alpha(place), markersize=8)
+            axes.plot(x, y, marker, **_choose_style(place), markersize=8)
     # One colour per policy and method, one marker per data source.
     for place, title in enumerate(series):
-        axes.plot([], [], "s", color=_choose_colour(place), alpha=_choose_alpha(place), label=title)
+        axes.plot([], [], "s", **_choose_style(place), label=title)
     for source in sources if len(sources) > 1 else ():
         axes.plot([], [], markers[source], color=figures.QUIET, label=source)
     axes.set_xlabel("searches per question")
@@ -82,9 +82,7 @@ def plot_samples(results: Sequence[Metrics]) -> Figure:
     figure: Figure
     figure, axes = pyplot.subplots(figsize=(9, 3.8))
     for place, title in enumerate(dict.fromkeys(map(format_series, results))):
-        entry = [entry for entry in results if format_series(entry) == title][
-            -1
-        ]  # the last is that of all data sources
+        *_, entry = (entry for entry in results if format_series(entry) == title)  # the last is of all data sources
         for kind, line in (("pass_at_k", "o-"), ("majority_at_k", "s--")):
             found = {int(k): value for k, value in entry.get(kind, {}).items() if value is not None}
             if not found:
@@ -107,5 +105,5 @@ def _choose_colour(place: int) -> str:
     return figures.SERIES[place % len(figures.SERIES)]
 
 
-def _choose_alpha(place: int) -> float:
-    return 1.0 if place < len(figures.SERIES) else 0.55
+def _choose_style(place: int) -> dict[str, Any]:
+    return {"color": _choose_colour(place), "alpha": 1.0 if place < len(figures.SERIES) else 0.55}

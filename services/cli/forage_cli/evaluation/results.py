@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from operator import itemgetter
@@ -63,13 +63,11 @@ def trajectory_file(folder: Path, policy: str, method: str) -> Path:
     return folder / TRAJECTORIES / f"{policy}-{method}.parquet"
 
 
-def write_results(
-    folder: Path, finished: Iterable[tuple[Item, TrajectoryGroup]], end_of_turn: Callable[[Item], str]
-) -> None:
+def write_results(folder: Path, finished: Iterable[tuple[Item, TrajectoryGroup]], turn_ends: Mapping[str, str]) -> None:
     """Measure the finished items; write results.parquet and trajectories/, each file atomically.
 
     Args:
-        end_of_turn: text with which the tokenizer of an item's policy ends a turn.
+        turn_ends: label of a policy → text with which its tokenizer ends a turn.
     """
     rows: list[tuple[int, QuestionResult]] = []
     with ExitStack() as stack:
@@ -80,7 +78,7 @@ def write_results(
             )
             file = trajectory_file(folder, item.policy.label, item.method)
             if file not in writers:
-                writers[file] = stack.enter_context(TrajectoryWriter(file, end_of_turn(item)))
+                writers[file] = stack.enter_context(TrajectoryWriter(file, turn_ends[item.policy.label]))
             for trajectory in group.trajectories:
                 writers[file].write(trajectory)
     ordered = [asdict(row) for _, row in sorted(rows, key=itemgetter(0))]

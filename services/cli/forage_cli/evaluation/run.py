@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -54,7 +55,8 @@ def run_unfinished(plan: EvaluationPlan, settings: Settings, folder: Path, conso
     """Run the items of the plan that the folder's journal lacks. Ctrl-C keeps every finished item.
 
     Raises:
-        UserError, UnavailableError: as `run`.
+        UserError: something is missing for a start.
+        UnavailableError: a service stays unavailable; finished items are in the journal.
     """
     with Journal(folder / JOURNAL, TrajectoryGroup) as journal:
         items = find_unfinished(plan, journal)
@@ -63,8 +65,18 @@ def run_unfinished(plan: EvaluationPlan, settings: Settings, folder: Path, conso
             return
         if len(items) < total:
             console.print(f"{total - len(items)} of {total} were finished before", highlight=False)
+        waiting: dict[str, list[Item]] = {}
+        for item in items.values():
+            waiting.setdefault(item.policy.label, []).append(item)
         try:
-            run_items(plan, items.values(), settings, journal, console)
+            for policies in group_by_engine([policy for policy in plan.policies if policy.label in waiting]):
+                labels = [policy.label for policy in policies]
+                left = sum(len(waiting[label]) for label in labels)
+                with (
+                    engines.start_engine(policies, settings, console) as served,
+                    show_progress(console, ", ".join(labels), left) as advance,
+                ):
+                    asyncio.run(_run_policies(plan, policies, waiting, served, journal, advance))
         except KeyboardInterrupt:
             done = total - len(find_unfinished(plan, journal))
             console.print(f"stopped: {done} of {total} are finished; run the same command to continue", highlight=False)
@@ -78,33 +90,7 @@ def write_finished(plan: EvaluationPlan, folder: Path, turn_ends: Mapping[str, s
         turn_ends: label of a policy → text with which its tokenizer ends a turn.
     """
     with Journal(folder / JOURNAL, TrajectoryGroup) as journal:
-        results.write_results(folder, read_finished(plan, journal), lambda item: turn_ends[item.policy.label])
-
-
-def run_items(
-    plan: EvaluationPlan,
-    items: Iterable[Item],
-    settings: Settings,
-    journal: Journal[TrajectoryGroup],
-    console: Console,
-) -> None:
-    """Run the items, engine by engine and policy by policy.
-
-    Raises:
-        UserError: something is missing for a start.
-        UnavailableError: a service stays unavailable; finished items are in the journal.
-    """
-    waiting: dict[str, list[Item]] = {}
-    for item in items:
-        waiting.setdefault(item.policy.label, []).append(item)
-    todo = [policy for policy in plan.policies if policy.label in waiting]
-    for policies in group_by_engine(todo):
-        total = sum(len(waiting[policy.label]) for policy in policies)
-        with (
-            engines.start_engine(policies, settings, console) as served,
-            show_progress(console, ", ".join(policy.label for policy in policies), total) as advance,
-        ):
-            asyncio.run(_run_policies(plan, policies, waiting, served, journal, advance))
+        results.write_results(folder, read_finished(plan, journal), turn_ends)
 
 
 async def _run_policies(
@@ -119,38 +105,31 @@ async def _run_policies(
     async with RolloutClient(settings) as rollout, retriever:
         for policy in policies:
             await engines.switch_policy(policy, settings, rollout)
-            ask = _ItemRunner(plan, rollout, retriever, engines.find_tokenizer(policy, settings))
-            work = map_concurrently(waiting[policy.label], ask, settings.rollout.max_groups_in_flight)
+            folder = policy.folder or settings.model.path
+            special_tokens = read_special_tokens(folder) if Method.RAG in plan.methods else ()
+            run = partial(_run_item, plan, rollout, retriever, special_tokens)
+            work = map_concurrently(waiting[policy.label], run, settings.rollout.max_groups_in_flight)
             async with aclosing(work):
                 async for _, group in work:
                     journal.append(group)
                     advance()
 
 
-class _ItemRunner:
-    """Runs one item against the services."""
-
-    def __init__(
-        self, plan: EvaluationPlan, rollout: RolloutClient, retriever: RetrieverClient, tokenizer: Path
-    ) -> None:
-        self._plan = plan
-        self._rollout = rollout
-        self._retriever = retriever
-        self._special_tokens = read_special_tokens(tokenizer) if Method.RAG in plan.methods else ()
-
-    async def __call__(self, item: Item) -> TrajectoryGroup:
-        """Return the item's trajectories; an error of this item alone becomes their status."""
-        documents: Sequence[Document] = ()
-        if item.method is Method.RAG:
-            try:
-                documents = (await self._retriever.search([item.question.text])).documents[0]
-            except (UnavailableError, RefusedError, MalformedReplyError) as error:
-                return _make_failed_group(self._plan.build_prompt(item), Status.STATUS_INTERNAL, str(error))
-        prompt = self._plan.build_prompt(item, documents, self._special_tokens)
+async def _run_item(
+    plan: EvaluationPlan, rollout: RolloutClient, retriever: RetrieverClient, special_tokens: Sequence[str], item: Item
+) -> TrajectoryGroup:
+    """Return the item's trajectories; an error of this item alone becomes their status."""
+    documents: Sequence[Document] = ()
+    if item.method is Method.RAG:
         try:
-            return await self._rollout.run(prompt)
-        except RefusedError as error:
-            return _make_failed_group(prompt, Status.STATUS_INVALID_INPUT, str(error))
+            documents = (await retriever.search([item.question.text])).documents[0]
+        except (UnavailableError, RefusedError, MalformedReplyError) as error:
+            return _make_failed_group(plan.build_prompt(item), Status.STATUS_INTERNAL, str(error))
+    prompt = plan.build_prompt(item, documents, special_tokens)
+    try:
+        return await rollout.run(prompt)
+    except RefusedError as error:
+        return _make_failed_group(prompt, Status.STATUS_INVALID_INPUT, str(error))
 
 
 def _make_failed_group(prompt: Prompt, status: Status.ValueType, detail: str) -> TrajectoryGroup:

@@ -101,10 +101,9 @@ class Supervisor:
         """Service → number of restarts."""
         return {name: running.restarts for name, running in self._running.items()}
 
-    def stop(self, *names: str) -> None:
-        """Stop services (all, if none is named), the last started first: SIGTERM, then SIGKILL after `stop_s`."""
-        chosen = [r for n, r in self._running.items() if not names or n in names]
-        for running in reversed(chosen):
+    def stop(self) -> None:
+        """Stop all services, the last started first: SIGTERM, then SIGKILL after `stop_s`."""
+        for running in reversed(self._running.values()):
             if running.process is not None:
                 running.process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import grpc
@@ -13,7 +14,7 @@ from forage_common.clients.calls import MalformedReplyError, RefusedError
 from forage_common.clients.reward import RewardClient, build_score_item
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import DataError
-from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Score, Status, Trajectory
+from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Score, Status, Trajectory
 
 MAX_LARGEST = 5
 Replay = Callable[[Trajectory], Awaitable[Trajectory]]
@@ -33,8 +34,7 @@ def make_rescore(reward: RewardClient, end_of_turn: str) -> Replay:
         except (grpc.RpcError, MalformedReplyError) as error:
             reason = error.details() if isinstance(error, grpc.RpcError) else str(error)
             raise DataError(f"the reward service refuses trajectory {stored.id}: {reason}") from error
-        new = Trajectory()
-        new.CopyFrom(stored)
+        new = deepcopy(stored)
         new.score.CopyFrom(item.score)
         new.validation_score.CopyFrom(item.validation_score)
         judged = item.score.status in (Status.STATUS_OK, Status.STATUS_ABSTAIN)
@@ -63,8 +63,7 @@ def make_rerun(rollout: RolloutClient, run_id: str) -> Replay:
 
 def build_prompt(stored: Trajectory, run_id: str) -> Prompt:
     """Build the prompt that samples this one trajectory again."""
-    sampling = Sampling()
-    sampling.CopyFrom(stored.sampling)
+    sampling = deepcopy(stored.sampling)
     if sampling.seed:
         sampling.seed += stored.sample
     return Prompt(

@@ -24,7 +24,7 @@ def render_event(event: RunStreamResponse) -> Text:
     return Text(event.text.strip("\n"), style=STYLES[author])
 
 
-def render_panel(row: Row, title: str = "", judged: bool = True, body: Text | None = None) -> RenderableType:
+def render_panel(row: Row, title: str = "", body: Text | None = None) -> RenderableType:
     """Render one trajectory: the question, then the policy's text (bold) and observations (cyan).
 
     Args:
@@ -37,15 +37,14 @@ def render_panel(row: Row, title: str = "", judged: bool = True, body: Text | No
                 body.append(span["text"], style=STYLES.get(span["role"], ""))
     right = float(row.get("em") or 0) > 0
     verdict = Text()
-    if judged:
-        verdict.append("right" if right else "wrong", style="bold green" if right else "bold red")
-        if row.get("reward") is not None:
-            verdict.append(f"   reward {row['reward']:.3g}", style="dim")
-        verdict.append(f"   accepted: {' | '.join(row.get('targets') or ['–'])}", style="dim")
+    verdict.append("right" if right else "wrong", style="bold green" if right else "bold red")
+    if row.get("reward") is not None:
+        verdict.append(f"   reward {row['reward']:.3g}", style="dim")
+    verdict.append(f"   accepted: {' | '.join(row.get('targets') or ['–'])}", style="dim")
     if row.get("trace_id"):
         verdict.append(f"   trace {row['trace_id']}", style="dim")
-    style = ("green" if right else "red") if judged else "blue"
     question = Text(row["question"], style="bold magenta")
+    style = "green" if right else "red"
     return Panel(Group(question, body, verdict), title=title or None, border_style=style, title_align="left")
 
 

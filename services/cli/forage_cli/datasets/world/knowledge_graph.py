@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from forage_cli.datasets.manifest import hash_files, write_manifest
+from forage_cli.datasets.manifest import write_manifest
 from forage_cli.datasets.world.facts import SOURCE_PACKAGES, Facts, load_facts
 from forage_cli.datasets.world.questions import make_questions
 from forage_cli.datasets.world.write import write_questions
@@ -78,8 +78,7 @@ def build_knowledge_graph(out: Path, seed: int) -> GraphSummary:
             lines.write(json.dumps(triple._asdict(), ensure_ascii=False) + "\n")
     for split, found in by_split.items():
         write_questions(out / f"{split}.parquet", found, DATA_SOURCE, PROMPT_PREFIX)
-    digests = hash_files(out, ["triples.jsonl", *(f"{split}.parquet" for split in by_split)])
-    summary = GraphSummary(len(graph), {split: len(found) for split, found in by_split.items()}, digests)
-    counts = {"seed": seed, "triples": summary.triples, "questions": summary.questions}
-    write_manifest(out, counts, digests, (*SOURCE_PACKAGES, "pyarrow"))
-    return summary
+    questions = {split: len(found) for split, found in by_split.items()}
+    names = ["triples.jsonl", *(f"{split}.parquet" for split in by_split)]
+    counts = {"seed": seed, "triples": len(graph), "questions": questions}
+    return GraphSummary(len(graph), questions, write_manifest(out, counts, names, (*SOURCE_PACKAGES, "pyarrow")))

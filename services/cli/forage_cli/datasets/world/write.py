@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage_cli.datasets.manifest import hash_files, write_manifest
+from forage_cli.datasets.manifest import write_manifest
 from forage_cli.datasets.question_file import NUMBER, TEXT, TEXTS, make_question_row, write_question_rows
 from forage_cli.datasets.world.corpus import make_passages
 from forage_cli.datasets.world.facts import SOURCE_PACKAGES, load_facts
@@ -39,11 +39,10 @@ def build_world(out: Path, seed: int) -> WorldSummary:
             lines.write(json.dumps(text, ensure_ascii=False) + "\n")
     for split, found in by_split.items():
         write_questions(out / f"{split}.parquet", found, DATA_SOURCE, PROMPT_PREFIX)
-    digests = hash_files(out, ["corpus.jsonl", *(f"{split}.parquet" for split in by_split)])
-    summary = WorldSummary(len(texts), {split: len(found) for split, found in by_split.items()}, digests)
-    counts = {"seed": seed, "passages": summary.passages, "questions": summary.questions}
-    write_manifest(out, counts, digests, (*SOURCE_PACKAGES, "pyarrow"))
-    return summary
+    questions = {split: len(found) for split, found in by_split.items()}
+    names = ["corpus.jsonl", *(f"{split}.parquet" for split in by_split)]
+    counts = {"seed": seed, "passages": len(texts), "questions": questions}
+    return WorldSummary(len(texts), questions, write_manifest(out, counts, names, (*SOURCE_PACKAGES, "pyarrow")))
 
 
 def write_questions(path: Path, found: list[Question], data_source: str, prefix: str) -> None:
