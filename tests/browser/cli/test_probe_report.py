@@ -11,7 +11,7 @@ from browser_page import Page
 from completions_server import character_model, encode
 
 from forage_cli.probe import report
-from forage_common.probe.summary import summarise_probes
+from forage_common.probe.metrics import summarise_probes
 from forage_common.settings import load_settings
 from forage_common.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
 from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Span, Status, Trajectory

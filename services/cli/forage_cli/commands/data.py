@@ -14,10 +14,7 @@ Seed = Annotated[int, typer.Option(help="Seed of splits, samples and phrasings."
 
 
 @app.command()
-def world(
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/world"),
-    seed: Seed = 0,
-) -> None:
+def world(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/world"), seed: Seed = 0) -> None:
     """Make the built-in task: a corpus of world facts, with one- and two-hop questions split by entity."""
     from forage_cli.datasets.world.write import build_world
 
@@ -29,8 +26,7 @@ def world(
 
 @app.command(name="knowledge-graph")
 def knowledge_graph(
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/knowledge_graph"),
-    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("data/knowledge_graph"), seed: Seed = 0
 ) -> None:
     """Make the world facts as a knowledge graph: triples, and questions whose prompt explains the query tool."""
     from forage_cli.datasets.world.knowledge_graph import build_knowledge_graph

@@ -122,9 +122,9 @@ def run(
     plan.claim_folder(folder, work)
     running.run_unfinished(work, settings, folder, console)
     running.write_finished(work, folder, turn_ends)
-    page = pages.write_report(folder)
-    summary = _print_results(folder, layout, console)
-    console.print(f"report  {page}\nresults {page.with_name('results.json')}", highlight=False)
+    summary = pages.write_report(folder)
+    _print_results(summary, layout, console)
+    console.print(f"report  {folder / pages.REPORT}\nresults {folder / 'results.json'}", highlight=False)
     if not any(entry["questions"] for entry in summary["results"]):
         raise UserError(f"every question failed: {summary['failures'][0]['failure']}")
 
@@ -167,24 +167,21 @@ def compare(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a finished evaluation.")],
-    layout: PaperLayout = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished evaluation.")], layout: PaperLayout = None
 ) -> None:
     """Print a finished evaluation again, and rewrite its results.json and report.html."""
     from forage_cli.evaluation import report as pages
 
     console = Console()
-    page = pages.write_report(folder)
-    _print_results(folder, layout, console)
-    console.print(f"report  {page}", highlight=False)
+    _print_results(pages.write_report(folder), layout, console)
+    console.print(f"report  {folder / pages.REPORT}", highlight=False)
 
 
-def _print_results(folder: Path, layout: Layout | None, console: Console) -> dict[str, Any]:
-    """Print the tables and warnings of a finished evaluation; returns the content of its results.json."""
-    from forage_cli.evaluation import results, tables
+def _print_results(summary: dict[str, Any], layout: Layout | None, console: Console) -> None:
+    """Print the tables and warnings of a finished evaluation, from the content of its results.json."""
+    from forage_cli.evaluation import tables
     from forage_cli.evaluation.layouts import SEARCH_R1, make_search_r1_rows
 
-    summary = results.read_results(folder)
     _print_whole(tables.render_results(summary["results"]))
     if layout is Layout.SEARCH_R1:
         if rows := make_search_r1_rows(summary["results"]):
@@ -201,7 +198,6 @@ def _print_results(folder: Path, layout: Layout | None, console: Console) -> dic
         console.print(text, style="yellow", highlight=False, markup=False)
     if summary["failures"]:
         console.print("failed questions enter no mean; run the same command to retry them", style="yellow")
-    return summary
 
 
 def _print_whole(tables: RenderableType) -> None:

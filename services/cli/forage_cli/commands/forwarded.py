@@ -21,11 +21,6 @@ class ForwardedCommand:
     service: str
     help: str
 
-    @property
-    def module(self) -> str:
-        """Module that implements the command in the environment of the service."""
-        return f"forage_{self.service}.command"
-
 
 FORWARDED = (
     ForwardedCommand("index", "retriever", "Build, inspect, verify, benchmark or convert an index of the retriever."),
@@ -51,6 +46,6 @@ def _forward(command: ForwardedCommand) -> Callable[[typer.Context], None]:
         python = str(find_interpreter(Program(command.service)))
         # Environments without pyarrow read and write Parquet through this interpreter.
         environment = {**os.environ, PARQUET_READER: sys.executable}
-        os.execve(python, [python, "-m", command.module, *context.args], environment)
+        os.execve(python, [python, "-m", f"forage_{command.service}.command", *context.args], environment)
 
     return run

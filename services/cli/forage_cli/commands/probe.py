@@ -163,7 +163,7 @@ def _probe_missing(
     from itertools import islice
 
     from forage_common.files.trajectory_file import read_trajectories
-    from forage_common.probe.summary import is_finished
+    from forage_common.probe.metrics import is_finished
     from forage_common.probe.work import list_probe_items, run_probes
 
     wanted = [

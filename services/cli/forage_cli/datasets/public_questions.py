@@ -86,7 +86,7 @@ def convert_collection(source: str, files: Mapping[str, Path], out: Path) -> Sum
         dropped[split] = dict(dropped_rows)
         if not questions[split]:
             (out / f"{split}.parquet").unlink()
-            reason = _describe_dropped(dropped_rows)
+            reason = ", ".join(f"{count} with {why}" for why, count in dropped_rows.items()) or "it is empty"
             raise DataError(f"{file} has no question with an answer ({reason}): it is not {source}'s {split}")
     origins = {split: hashlib.sha256(file.read_bytes()).hexdigest() for split, file in files.items()}
     facts = {"data_source": source, "questions": questions, "dropped": dropped, "sources": origins}
@@ -171,7 +171,3 @@ def _require_fields(where: str, names: Any) -> None:
                 f"{where} has no '{name}' (it has: {', '.join(names)}): "
                 "FlashRAG's layout is id, question, golden_answers, metadata"
             )
-
-
-def _describe_dropped(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} with {reason}" for reason, count in counts.items()) or "it is empty"

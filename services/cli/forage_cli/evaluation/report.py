@@ -34,8 +34,8 @@ _BEHAVIOUR = {
 }
 
 
-def write_report(folder: Path) -> Path:
-    """Write results.json and report.html from an evaluation's rows and trajectories; returns the page.
+def write_report(folder: Path) -> dict[str, Any]:
+    """Write results.json and report.html from an evaluation's rows and trajectories; returns the former's content.
 
     Raises:
         DataError: the folder is no finished evaluation.
@@ -68,7 +68,8 @@ def write_report(folder: Path) -> Path:
         failures=[list(entry.values()) for entry in summary["failures"]],
         policies=[list(entry.values()) for entry in summary["policies"]],
     )
-    return _write_page(folder / REPORT, text)
+    _write_page(folder / REPORT, text)
+    return summary
 
 
 def write_comparison(found: Comparison, file: Path) -> Path:

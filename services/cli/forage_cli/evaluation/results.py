@@ -114,18 +114,6 @@ def write_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """Read results.json.
-
-    Raises:
-        DataError: it is missing or damaged.
-    """
-    try:
-        return dict(json.loads((folder / RESULTS).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder / RESULTS} cannot be read ({error}): make it with 'forage eval report'") from None
-
-
 def read_rows(folder: Path) -> list[QuestionResult]:
     """Read every row, ordered by policy and method as in the plan, then by question.
 

@@ -54,17 +54,16 @@ def check_files(settings: Settings, training: bool = True) -> None:
 
 def check_corpus(file: Path) -> None:
     """Check that the corpus is JSONL of passages. Reads `_CORPUS_LINES` lines; the retriever checks all."""
+    remedy = "make one with 'forage data world' or give another"
     try:
         number = 0
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(itertools.islice(lines, _CORPUS_LINES), 1):
                 _check_passage(file, number, line)
             if number == 0:
-                raise DataError(f"data.corpus {file} is empty: make one with 'forage data world' or give another")
+                raise DataError(f"data.corpus {file} is empty: {remedy}")
     except OSError as error:
-        raise DataError(
-            f"data.corpus {file} cannot be read ({error.strerror}): make one with 'forage data world' or give another"
-        ) from None
+        raise DataError(f"data.corpus {file} cannot be read ({error.strerror}): {remedy}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"data.corpus {file} is not UTF-8 ({error.reason}): write it as UTF-8 JSONL") from None
 

@@ -62,10 +62,7 @@ def is_running(settings: Settings, program: Program) -> bool:
 
 
 def _wait(
-    probe: Callable[[], Mapping[Program, str]],
-    spinner: Status,
-    tick: Callable[[], None] = lambda: None,
-    hint: str = "",
+    probe: Callable[[], Mapping[Program, str]], spinner: Status, tick: Callable[[], None] = lambda: None, hint: str = ""
 ) -> None:
     deadline = time.monotonic() + _READY_S
     while waiting := "; ".join(f"{name} ({detail})" for name, detail in probe().items()):

@@ -13,10 +13,11 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import structlog
 from opentelemetry import trace
-from opentelemetry.context import Context, attach, detach
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -35,6 +36,7 @@ STOP_S = 2.0
 _DELAY_MS = 1000
 _QUEUE = 16384
 _propagator = TraceContextTextMapPropagator()
+_use_span = partial(trace.use_span, record_exception=False, set_status_on_exception=False)
 
 
 class Tracer:
@@ -67,7 +69,7 @@ class Tracer:
         above = trace.get_current_span(context)
         if (known := above.get_span_context()).is_valid and not known.trace_flags.sampled:
             # Not sampled, as decided where the trace began: nothing is recorded, and calls pass the decision on.
-            with _active(above) if context is not None and active else nullcontext():
+            with trace.use_span(above) if context is not None and active else nullcontext():
                 yield above
             return
         span = self._tracer.start_span(
@@ -81,7 +83,7 @@ class Tracer:
             set_status_on_exception=False,
         )
         try:
-            with _active(span) if active else nullcontext():
+            with _use_span(span) if active else nullcontext():
                 yield span
         except (asyncio.CancelledError, InterruptedWorkError):
             span.add_event("cancelled")
@@ -200,15 +202,6 @@ def _exporter(settings: TracingSettings) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
     return GrpcExporter(endpoint=endpoint or None)
-
-
-@contextmanager
-def _active(span: trace.Span) -> Iterator[None]:
-    token = attach(trace.set_span_in_context(span))
-    try:
-        yield
-    finally:
-        detach(token)
 
 
 def _remote(traceparent: str) -> Context:

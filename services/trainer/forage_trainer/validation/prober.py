@@ -15,8 +15,8 @@ from forage_common.clients.calls import RefusedError
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import SettingsError
+from forage_common.probe.metrics import is_finished
 from forage_common.probe.prober import ProbePlan, Prober
-from forage_common.probe.summary import is_finished
 from forage_common.probe.work import IN_FLIGHT, Item, list_probe_items
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
