@@ -64,12 +64,6 @@ def test_the_same_seed_gives_the_same_files_and_the_manifest_names_them(
     assert (manifest["seed"], manifest["problems"], manifest["numbers"]) == (0, COUNTS, [3, 4])
 
 
-def test_progress_is_reported_as_problems_are_written(tmp_path: Path) -> None:
-    reported: list[int] = []
-    countdown.build_countdown(tmp_path, {"train": 10_100, "test": 1}, [5, 6], 99, 0, reported.append)
-    assert reported == [10_000, 100, 1]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 app = typer.Typer(help="Make data sets.", no_args_is_help=True)
 Seed = Annotated[int, typer.Option(help="Seed of splits, samples and phrasings.", min=0)]
@@ -61,12 +60,8 @@ def countdown(
     except ValueError:
         raise UserError(f"--numbers is {numbers!r}: give sizes joined by commas, for instance 3,4") from None
     console = Console()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("making problems", total=train + test)
-        counts = {"train": train, "test": test}
-        summary = build_countdown(
-            out, counts, sizes, max_target, seed, lambda rows: progress.advance(task, rows), max_number
-        )
+    with console.status("making the problems …"):
+        summary = build_countdown(out, {"train": train, "test": test}, sizes, max_target, seed, max_number)
     console.print(summary, highlight=False)
 
 

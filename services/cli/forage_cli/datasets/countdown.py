@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -102,7 +102,6 @@ def build_countdown(
     sizes: Sequence[int],
     max_target: int,
     seed: int,
-    on_written: Callable[[int], None] = lambda rows: None,
     max_number: int = MAX_NUMBER,
 ) -> CountdownSummary:
     """Write a Parquet file for each split and `manifest.json` to `out` (created if missing).
@@ -111,7 +110,6 @@ def build_countdown(
 
     Args:
         counts: split → number of problems.
-        on_written: called with the number of problems written since the last call.
 
     Raises:
         UserError: an argument is out of range, or there are not enough distinct problems.
@@ -120,7 +118,7 @@ def build_countdown(
     out.mkdir(parents=True, exist_ok=True)
     source = generate_problems(sizes, max_target, seed, max_number)
     for split, count in counts.items():
-        _write_split(out / f"{split}.parquet", split, islice(source, count), on_written)
+        _write_split(out / f"{split}.parquet", split, islice(source, count))
     limits = {"numbers": list(sizes), "max_target": max_target, "max_number": max_number}
     names = [f"{split}.parquet" for split in counts]
     digests = write_manifest(out, {"seed": seed, **limits, "problems": counts}, names, ("pyarrow",))
@@ -162,13 +160,13 @@ def _join_nodes(left: Node, right: Node, rng: random.Random) -> Node:
     return a // b, f"({one} / {other})"
 
 
-def _write_split(path: Path, split: str, found: Iterator[Problem], on_written: Callable[[int], None]) -> None:
+def _write_split(path: Path, split: str, found: Iterator[Problem]) -> None:
     from forage_cli.datasets.question_file import NUMBER, NUMBERS, TEXT, write_question_rows
 
     truth = {"target": NUMBER, "numbers": NUMBERS}
     info = {"split": TEXT, "index": NUMBER, "question": TEXT, "solution": TEXT}
     rows = (_make_row(problem, split, index) for index, problem in enumerate(found))
-    write_question_rows(path, rows, truth, info, on_written=on_written)
+    write_question_rows(path, rows, truth, info)
 
 
 def _make_row(problem: Problem, split: str, index: int) -> dict[str, object]:

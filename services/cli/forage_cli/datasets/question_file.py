@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,12 @@ def write_question_rows(
     truth: Mapping[str, pa.DataType],
     info: Mapping[str, pa.DataType],
     batch: int = 10_000,
-    on_written: Callable[[int], None] = lambda rows: None,
 ) -> int:
     """Write the rows, with `batch` of them in memory at a time; returns their number.
 
     Args:
         truth: fields of `reward_model.ground_truth`.
         info: fields of `extra_info`.
-        on_written: called with the number of rows written since the last call.
     """
     schema = pa.schema(
         [
@@ -57,5 +55,4 @@ def write_question_rows(
         while part := list(islice(source, batch)):
             writer.write_table(pa.Table.from_pylist(part, schema=schema))
             count += len(part)
-            on_written(len(part))
     return count

@@ -63,11 +63,7 @@ def prepare_settings(settings: Settings, methods: Sequence[Method], sources: Seq
 
 @contextmanager
 def start_engine(policies: Sequence[EvaluatedPolicy], settings: Settings, console: Console) -> Iterator[Settings]:
-    """Ensure services for policies that one engine can serve, until the block ends.
-
-    Raises:
-        UserError, UnavailableError: as `serving.ensure_services`.
-    """
+    """Ensure services for policies that one engine can serve, until the block ends; raises as `ensure_services`."""
     first = policies[0]
     if first.kind is not Kind.RUNNING:
         remote = settings.rollout.engine.model_copy(update={"endpoint": first.url})

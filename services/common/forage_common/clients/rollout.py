@@ -64,11 +64,7 @@ class RolloutClient:
         return reply.group
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[RunStreamResponse, None]:
-        """Stream events of a prompt as they happen; the whole group comes last. A failed attempt is not repeated.
-
-        Raises:
-            As `run`.
-        """
+        """Stream events of a prompt as they happen, the whole group last; raises as `run`, at the first failure."""
         reply = self._stub.RunStream(RunStreamRequest(prompt=prompt), timeout=self._timeout_s, metadata=self._metadata)
         try:
             async for event in reply:
@@ -79,11 +75,7 @@ class RolloutClient:
             reply.cancel()
 
     async def status(self) -> GetStatusResponse:
-        """Ask for the policy that is served and the work in progress.
-
-        Raises:
-            As `run`.
-        """
+        """Ask for the policy that is served and the work in progress; raises as `run`."""
         reply: GetStatusResponse = await self._call(self._stub.GetStatus, GetStatusRequest(), _STATUS_S)
         return reply
 
