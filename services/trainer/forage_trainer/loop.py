@@ -12,7 +12,7 @@ from prometheus_client import Counter
 
 from forage_common.errors import UserError
 from forage_common.files.questions import Questions
-from forage_common.settings import AdvantageEstimator, GuardAction, Settings, ValidationMode
+from forage_common.settings import AdvantageEstimator, GuardAction, Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
@@ -202,7 +202,7 @@ class TrainingLoop:
             return
         self._record_validation(self._validation.finish())
         self._validation.begin(f"step-{self._version}", policy)
-        if self._settings.trainer.validation_mode is not ValidationMode.OVERLAPPED:
+        if self._settings.trainer.validation_mode != "overlapped":
             self._record_validation(self._validation.finish())
 
     def _record_validation(self, result: dict[str, Any] | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forage_common.errors import UserError
-from forage_common.settings import LoggerBackend, Settings, load_settings
+from forage_common.settings import Settings, load_settings
 from forage_trainer.reporting.metrics import to_verl_names
 from forage_trainer.reporting.tracking import (
     FAILED,
@@ -109,7 +109,7 @@ def test_a_run_without_trackers_writes_none(tmp_path: Path) -> None:
 def test_a_missing_tracker_package_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"names wandb, which is not installed: run '.*uv pip install .* wandb'"):
-        require_backend(LoggerBackend.WANDB)
+        require_backend("wandb")
 
 
 def test_a_failing_tracker_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from forage_common.settings.algorithm import (
     AdvantageEstimator,
     AlgorithmSettings,
     CorrectionSettings,
-    KlControl,
     KlControlSettings,
     OffPolicyCorrection,
     RewardPlacement,
@@ -37,16 +36,11 @@ from forage_common.settings.rollout import (
     EnvironmentRoute,
     ReplicaSettings,
     RolloutSettings,
-    WeightTransport,
-    WeightUpdate,
 )
 from forage_common.settings.run import ModelSettings, RedisSettings, RunSettings
-from forage_common.settings.tracing import TracingProtocol, TracingSettings
+from forage_common.settings.tracing import TracingSettings
 from forage_common.settings.trainer import (
-    LoggerBackend,
-    PartialGroups,
     PublishSettings,
     TrainerSettings,
-    ValidationMode,
 )
 from forage_common.settings.tree import Settings

@@ -36,13 +36,6 @@ class RewardPlacement(StrEnum):
     FINAL_TOKEN_ONLY = "final_token_only"
 
 
-class KlControl(StrEnum):
-    """How the coefficient of a KL in the reward evolves."""
-
-    FIXED = "fixed"
-    ADAPTIVE = "adaptive"
-
-
 class OffPolicyCorrection(StrEnum):
     """Weights for tokens that the engine sampled under slightly other probabilities than the trainer's."""
 
@@ -55,7 +48,9 @@ class OffPolicyCorrection(StrEnum):
 class KlControlSettings(Section):
     """Coefficient of the KL in the reward."""
 
-    type: KlControl = Field(KlControl.FIXED, description="fixed: always kl_coef; adaptive: steered to target_kl")
+    type: Literal["fixed", "adaptive"] = Field(
+        "fixed", description="fixed: always kl_coef; adaptive: steered to target_kl"
+    )
     kl_coef: float = Field(0.001, ge=0, allow_inf_nan=False, description="Coefficient; adaptive: its initial value")
     target_kl: float = Field(0.1, gt=0, description="adaptive: mean KL per trajectory to aim at")
     horizon: int = Field(

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from forage_common.settings.base import Address, Params, Section
-
-
-class WeightUpdate(StrEnum):
-    """When running trajectories get a new policy."""
-
-    IN_FLIGHT = "in_flight"
-    DRAIN = "drain"
-
-
-class WeightTransport(StrEnum):
-    """How new weights reach the engines."""
-
-    FILESYSTEM = "filesystem"
-    NCCL = "nccl"
 
 
 class EngineSettings(Section):
@@ -84,19 +70,19 @@ class EnvironmentRoute(Section):
 class WeightSettings(Section):
     """How engines get new policies."""
 
-    update: WeightUpdate = Field(
-        WeightUpdate.IN_FLIGHT,
+    update: Literal["in_flight", "drain"] = Field(
+        "in_flight",
         description="in_flight: running trajectories continue under the new policy; drain: they finish first",
     )
-    transport: WeightTransport = Field(
-        WeightTransport.FILESYSTEM,
+    transport: Literal["filesystem", "nccl"] = Field(
+        "filesystem",
         description="filesystem: policies are folders; nccl: sent between GPUs, refused until the trainer can send",
     )
     cache_dir: Path = Field(Path(".cache/policies"), description="Folder of policies fetched from remote storage")
 
     @model_validator(mode="after")
     def _check_transport(self) -> WeightSettings:
-        if self.transport is WeightTransport.NCCL:
+        if self.transport == "nccl":
             raise ValueError(
                 "transport nccl is not available yet: engines can receive weights over NCCL, but the trainer cannot "
                 "send them; set transport=filesystem"

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
 from forage_common.settings.base import Section
-
-
-class TracingProtocol(StrEnum):
-    """How spans are sent: OTLP over gRPC or over HTTP."""
-
-    GRPC = "grpc"
-    HTTP = "http"
 
 
 class TracingSettings(Section):
@@ -26,5 +19,5 @@ class TracingSettings(Section):
         description="URL of an OpenTelemetry collector, such as http://collector:4317; "
         "empty: OTEL_EXPORTER_OTLP_ENDPOINT, or else this machine",
     )
-    protocol: TracingProtocol = Field(TracingProtocol.GRPC, description="OTLP over gRPC or over HTTP")
+    protocol: Literal["grpc", "http"] = Field("grpc", description="OTLP over gRPC or over HTTP")
     sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of prompts whose spans are recorded")

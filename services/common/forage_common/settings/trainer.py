@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -11,36 +10,6 @@ from forage_common.settings.actor import ActorSettings, CriticSettings, LoraSett
 from forage_common.settings.algorithm import AdvantageEstimator, AlgorithmSettings
 from forage_common.settings.base import Address, Section
 from forage_common.settings.guards import GuardSettings
-
-
-class LoggerBackend(StrEnum):
-    """Experiment trackers."""
-
-    TENSORBOARD = "tensorboard"
-    WANDB = "wandb"
-    MLFLOW = "mlflow"
-
-
-class PartialGroups(StrEnum):
-    """Reaction to a batch with missing groups."""
-
-    WAIT = "wait"
-    DROP = "drop"
-
-
-class ValidationMode(StrEnum):
-    """Whether training continues during a validation between two steps."""
-
-    PAUSED = "paused"
-    OVERLAPPED = "overlapped"
-
-
-class Launcher(StrEnum):
-    """How the trainer's processes are started."""
-
-    AUTO = "auto"
-    PROCESS = "process"
-    RAY = "ray"
 
 
 class PublishSettings(Section):
@@ -77,8 +46,8 @@ class RaySettings(Section):
 class TrainerSettings(Section):
     """The training loop; names as verl's where verl has the setting."""
 
-    launcher: Launcher = Field(
-        Launcher.AUTO,
+    launcher: Literal["auto", "process", "ray"] = Field(
+        "auto",
         description="process: this process or those of torchrun; ray: actors of Ray; "
         "auto: ray if ray.address is set or nnodes or n_gpus_per_node is above 1",
     )
@@ -101,13 +70,13 @@ class TrainerSettings(Section):
     publish: PublishSettings = PublishSettings()
     guards: GuardSettings = GuardSettings()
     test_freq: int = Field(-1, description="Interval of validations; -1: only before and after training")
-    validation_mode: ValidationMode = Field(
-        ValidationMode.PAUSED,
+    validation_mode: Literal["paused", "overlapped"] = Field(
+        "paused",
         description="Validation between two steps: paused: training waits for it; overlapped: training continues",
     )
     val_before_train: bool = Field(True, description="Validate the initial policy")
     probe: ProbeSettings = ProbeSettings()
-    logger: tuple[LoggerBackend, ...] = Field(
+    logger: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         (), description="Experiment trackers that get the metrics, besides metrics.jsonl and Prometheus"
     )
     project_name: str = Field("forage", min_length=1, description="Project in W&B, experiment in MLflow")
@@ -118,8 +87,8 @@ class TrainerSettings(Section):
     straggler_timeout_s: float = Field(
         0.0, ge=0, description="Longest wait for missing groups after the first of a batch arrived; 0: no limit"
     )
-    partial_groups: PartialGroups = Field(
-        PartialGroups.WAIT, description="After straggler_timeout_s: wait on, with a warning, or drop the missing groups"
+    partial_groups: Literal["wait", "drop"] = Field(
+        "wait", description="After straggler_timeout_s: wait on, with a warning, or drop the missing groups"
     )
     max_refills: int = Field(
         0, ge=0, description="Other questions tried in place of a group that algorithm.filter_groups would drop"
@@ -130,11 +99,11 @@ class TrainerSettings(Section):
     def uses_ray(self) -> bool:
         """Whether the trainer's processes are actors of Ray."""
         needs_ray = bool(self.ray.address) or self.nnodes > 1 or self.n_gpus_per_node > 1
-        return self.launcher is Launcher.RAY or (self.launcher is Launcher.AUTO and needs_ray)
+        return self.launcher == "ray" or (self.launcher == "auto" and needs_ray)
 
     @model_validator(mode="after")
     def _check_launcher(self) -> TrainerSettings:
-        if self.launcher is Launcher.PROCESS and self.nnodes * self.n_gpus_per_node > 1:
+        if self.launcher == "process" and self.nnodes * self.n_gpus_per_node > 1:
             raise ValueError(
                 f"launcher=process takes the processes that torchrun starts, not nnodes={self.nnodes} times "
                 f"n_gpus_per_node={self.n_gpus_per_node}: set both to 1, or launcher=ray"
@@ -147,7 +116,7 @@ class TrainerSettings(Section):
 
     @model_validator(mode="after")
     def _check_data_flow(self) -> TrainerSettings:
-        if self.partial_groups is PartialGroups.DROP and not self.straggler_timeout_s:
+        if self.partial_groups == "drop" and not self.straggler_timeout_s:
             raise ValueError("partial_groups=drop needs a time after which groups are dropped: set straggler_timeout_s")
         if self.max_refills and not self.algorithm.filter_groups:
             raise ValueError(

@@ -27,7 +27,7 @@ from opentelemetry.util.types import Attributes as SdkAttributes
 
 from forage_common import __version__
 from forage_common.errors import InterruptedWorkError
-from forage_common.settings import TracingProtocol, TracingSettings
+from forage_common.settings import TracingSettings
 from forage_common.telemetry.trace_context import DROPPED, HEADER, Attributes
 
 STOP_S = 2.0
@@ -195,7 +195,7 @@ def _resource(service: str, run: str) -> Resource:
 def _exporter(settings: TracingSettings) -> SpanExporter:
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # it logs every attempt
     endpoint = settings.endpoint.rstrip("/")
-    if settings.protocol is TracingProtocol.HTTP:
+    if settings.protocol == "http":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
         return HttpExporter(endpoint=f"{endpoint}/v1/traces" if endpoint else None)

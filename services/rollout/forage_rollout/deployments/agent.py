@@ -9,7 +9,7 @@ from ray.serve.handle import DeploymentHandle
 
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.reward import RewardClient
-from forage_common.settings import Settings, WeightUpdate
+from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import Prompt
@@ -72,7 +72,7 @@ class AgentDeployment:
                 settings = self._settings
                 self._agent = Agent(
                     settings,
-                    RemoteEngine(self._engine, settings.rollout.weights.update == WeightUpdate.DRAIN),
+                    RemoteEngine(self._engine, settings.rollout.weights.update == "drain"),
                     RetrieverClient(settings.retriever.http_address, settings.rollout.retrieve_timeout_s),
                     RewardClient(settings),
                     FileTokenizer(settings.model.path),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.files.model_folder import read_model_shapes
-from forage_common.settings import EngineSettings, Settings, WeightTransport, WeightUpdate
+from forage_common.settings import EngineSettings, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.chat import render_chat
@@ -84,7 +84,7 @@ class VllmEngine:
         self._shapes = read_model_shapes(model)
         self._transport = (
             NcclTransport(self._shapes, replica, engine.tensor_parallel_size, gpu=not cpu)
-            if weights.transport == WeightTransport.NCCL
+            if weights.transport == "nccl"
             else FilesystemTransport(self._shapes, weights.cache_dir.resolve())
         )
         self._llm = AsyncLLM.from_engine_args(
@@ -112,7 +112,7 @@ class VllmEngine:
         self._max_lora_rank = engine.max_lora_rank
         self._adapters = Adapters(self._llm)
         self._hang_timeout_s = engine.hang_timeout_s
-        is_draining = weights.update == WeightUpdate.DRAIN
+        is_draining = weights.update == "drain"
         self._leases = Leases(settings.rollout.trajectory_timeout_s) if is_draining else None
         self._pause = GenerationPause(self._llm)
         self._loading = asyncio.Lock()

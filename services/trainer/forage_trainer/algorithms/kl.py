@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from verl.trainer.ppo.core_algos import kl_penalty
 
-from forage_common.settings import KlControl, KlControlSettings
+from forage_common.settings import KlControlSettings
 
 _CLIP = 0.2
 
@@ -72,7 +72,7 @@ class KlController:
         """Adapt beta to the mean KL of a step with so many rows."""
         if not math.isfinite(kl):
             self.skipped += 1
-        elif self._settings.type is KlControl.ADAPTIVE:
+        elif self._settings.type == "adaptive":
             error = min(max(kl / self._settings.target_kl - 1, -_CLIP), _CLIP)
             self.beta *= max(0.0, 1 + error * rows / self._settings.horizon)
 
@@ -82,6 +82,6 @@ class KlController:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Restore a state of `state_dict`; a fixed coefficient stays that of the settings."""
-        if self._settings.type is KlControl.ADAPTIVE:
+        if self._settings.type == "adaptive":
             self.beta = float(state["beta"])
         self.skipped = int(state["skipped"])

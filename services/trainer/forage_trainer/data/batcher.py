@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import Counter
 
 from forage_common.errors import ForageError
-from forage_common.settings import PartialGroups, TrainerSettings
+from forage_common.settings import TrainerSettings
 from forage_common.streams.client import Entry, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
@@ -126,7 +126,7 @@ class Batcher:
             if first is not None and 0 < straggler_timeout < now - first:
                 straggler_timeout = 0.0  # report them once
                 self._report_stragglers(number, missing, now - first)
-                if self._settings.partial_groups is PartialGroups.DROP:
+                if self._settings.partial_groups == "drop":
                     break
             if now - arrived > timeout_s:
                 raise BatchTimeoutError(
@@ -224,7 +224,7 @@ class Batcher:
         return new
 
     def _report_stragglers(self, number: int, missing: list[int], waited_s: float) -> None:
-        drop = self._settings.partial_groups is PartialGroups.DROP
+        drop = self._settings.partial_groups == "drop"
         if drop:
             DROPPED.labels("straggler").inc(len(missing))
         get_logger().warning(

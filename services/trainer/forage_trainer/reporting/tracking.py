@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client import Counter
 
 from forage_common.errors import UserError
-from forage_common.settings import LoggerBackend, Settings
+from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.reporting.metrics import VERL_NAMES
 
@@ -84,7 +84,7 @@ class Tracker:
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{settings.run.dir.absolute() / 'mlflow.db'}")
         from verl.utils.tracking import Tracking
 
-        names = [backend.value for backend in self._backends]
+        names = [backend for backend in self._backends]
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with redirect_stdout(sys.stderr):
@@ -138,21 +138,21 @@ class Tracker:
     def _send(self, step: int, metrics: dict[str, float]) -> None:
         for backend in self._backends:
             try:
-                self._tracking.log(metrics, step, [backend.value])
+                self._tracking.log(metrics, step, [backend])
             except Exception as error:  # noqa: BLE001 - a tracker that is out of reach must not end the run
-                FAILED.labels(backend.value).inc()
-                get_logger().warning("tracking_failed", backend=backend.value, step=step, reason=_format_error(error))
+                FAILED.labels(backend).inc()
+                get_logger().warning("tracking_failed", backend=backend, step=step, reason=_format_error(error))
 
 
-def require_backend(backend: LoggerBackend) -> None:
+def require_backend(backend: str) -> None:
     """
     Raises:
         UserError: the backend's package is not installed; the message has the command.
     """
-    if importlib.util.find_spec(backend.value) is None:
+    if importlib.util.find_spec(backend) is None:
         raise UserError(
-            f"trainer.logger names {backend.value}, which is not installed: "
-            f"run '.venvs/uv/bin/uv pip install --python {sys.prefix} {backend.value}', or leave it out"
+            f"trainer.logger names {backend}, which is not installed: "
+            f"run '.venvs/uv/bin/uv pip install --python {sys.prefix} {backend}', or leave it out"
         )
 
 
