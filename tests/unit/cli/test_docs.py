@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,7 +28,9 @@ FORWARDED = ("index", "reward", "trainer")
 OTHER_NAMES = ("docs/deploy/", "docs/runbooks/", "docs/how-to/trace.md")
 """Pages whose names have the form of settings: values of the chart such as `rollout.mode`, and spans."""
 
-pytestmark = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+
+def each_page(pages: Iterable[Path] = PAGES) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(REPOSITORY)))
 
 
 def quoted(page: Path) -> Iterator[str]:
@@ -37,20 +39,21 @@ def quoted(page: Path) -> Iterator[str]:
     yield from re.findall(r"`([^`\n]+)`", text)
 
 
+@each_page()
 def test_files_exist(page: Path) -> None:
     paths = [text for text in quoted(page) if re.fullmatch(rf"({FOLDERS})/[\w./-]+\.[a-z]+", text)]
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
 
 
+@each_page()
 def test_modules_and_their_names_exist(page: Path) -> None:
     names = {text for text in quoted(page) if re.fullmatch(r"forage_\w+(\.\w+)+", text)}
     names |= {f"{module}.{name}" for module, name in _imports(page)}
     assert [name for name in sorted(names) if not _is_defined(name)] == []
 
 
+@each_page([page for page in PAGES if not str(page.relative_to(REPOSITORY)).startswith(OTHER_NAMES)])
 def test_settings_exist(page: Path) -> None:
-    if str(page.relative_to(REPOSITORY)).startswith(OTHER_NAMES):
-        pytest.skip("values of the chart, or spans, have the same form as settings")
     sections = "|".join(Settings.model_fields)
     names = [re.match(rf"({sections})(\.[a-z_0-9]+)+(?=$|[=:. ])", text) for text in quoted(page)]
     unknown = [
@@ -61,10 +64,12 @@ def test_settings_exist(page: Path) -> None:
     assert unknown == []
 
 
+@each_page()
 def test_commands_exist(page: Path) -> None:
     assert [line for line in _commands(page) if not _is_command(line)] == []
 
 
+@each_page()
 def test_make_targets_exist(page: Path) -> None:
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
