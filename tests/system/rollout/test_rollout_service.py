@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -112,26 +111,3 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
     assert service.wait(timeout=30) == 0
     _, alive = psutil.wait_procs(family, timeout=10)
     assert alive == []
-
-
-@pytest.mark.parametrize("port", ["rollout.grpc_address", "rollout.health_address"])
-def test_a_port_in_use_ends_with_one_sentence(
-    services: Services, addresses: dict[str, str], repository: Path, tmp_path: Path, port: str
-) -> None:
-    host, _, number = addresses[port].rpartition(":")
-    with socket.create_server((host, int(number))):
-        overrides = [f"{name}={address}" for name, address in addresses.items()]
-        service = services.start("rollout", f"model.path={repository}/models/tiny-policy", *overrides)
-        assert service.wait(timeout=60) == 2
-    lines = (tmp_path / "rollout.log").read_text().splitlines()
-    assert [line for line in lines if line.startswith("forage rollout: ")] == lines[-1:]
-    assert f"cannot listen on {addresses[port]}" in lines[-1]
-
-
-def test_a_missing_model_folder_ends_with_one_sentence(services: Services, tmp_path: Path) -> None:
-    service = services.start("rollout", f"model.path={tmp_path}/missing")
-    assert service.wait(timeout=60) == 2
-    assert (tmp_path / "rollout.log").read_text() == (
-        f"forage rollout: model.path {tmp_path}/missing does not exist: "
-        "set model.path to a complete Hugging Face folder\n"
-    )
