@@ -90,21 +90,14 @@ class PolicyStep:
         """
         groups, algorithm = batch.groups, self._trainer.algorithm
         selected = select_trajectories(groups, algorithm)
-        metrics = (
-            compute_trajectory_metrics(groups, policy.version)
-            | batch.metrics
-            | {
-                "dead_groups": selected.dead_groups,
-                "filtered_groups": len(selected.filtered),
-            }
-        )
+        unused = {"dead_groups": selected.dead_groups, "filtered_groups": len(selected.filtered)}
+        metrics = compute_trajectory_metrics(groups, policy.version) | batch.metrics | unused
         tensors = build_step_tensors(selected, policy.version, policy.epoch, self._pad_id, algorithm)
         if tensors is None:
             get_logger().warning(
                 "step_without_update",
                 batch=batch.number,
-                dead_groups=selected.dead_groups,
-                filtered_groups=len(selected.filtered),
+                **unused,
                 reason="no group has enough valid trajectories of unequal reward"
                 if selected.filtered
                 else "no group has enough valid trajectories",
@@ -204,11 +197,5 @@ class PolicyStep:
             compute_log_prob_metrics(result.log_probs, engine, reference, state, tensors.current)
             | compute_correction_metrics(result.log_probs, engine, state, correction)
             | result.metrics
-            | {
-                "entropy": result.entropy,
-                "grad_norm": result.grad_norm,
-                "lr": result.lr,
-                "loss": result.loss,
-                "clip_fraction": result.clip_fraction,
-            }
+            | {name: getattr(result, name) for name in ("entropy", "grad_norm", "lr", "loss", "clip_fraction")}
         )

@@ -19,7 +19,11 @@ MIN_CAPACITY = 32
 
 def rank_replicas(name: str, replicas: Iterable[str]) -> list[str]:
     """The replicas in the order in which the name prefers them."""
-    return sorted(replicas, key=lambda replica: _hash_pair(name, replica), reverse=True)
+
+    def hash_pair(replica: str) -> bytes:
+        return hashlib.blake2b(f"{replica}\n{name}".encode(), digest_size=8).digest()
+
+    return sorted(replicas, key=hash_pair, reverse=True)
 
 
 def order_replicas(name: str, loads: Mapping[str, int]) -> list[str]:
@@ -37,7 +41,3 @@ def order_replicas(name: str, loads: Mapping[str, int]) -> list[str]:
     capacity = max(MIN_CAPACITY, math.ceil(LOAD_FACTOR * (sum(loads.values()) + 1) / max(1, len(loads))))
     preferred = [replica for replica in rank_replicas(name, loads) if loads[replica] < capacity]
     return preferred + [replica for replica in by_load if loads[replica] >= capacity]
-
-
-def _hash_pair(name: str, replica: str) -> bytes:
-    return hashlib.blake2b(f"{replica}\n{name}".encode(), digest_size=8).digest()

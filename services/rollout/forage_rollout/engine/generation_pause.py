@@ -8,8 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.weights.policy import format_label
-from forage_rollout.weights.transport import TransferInfo
+from forage_rollout.weights.policy import TransferInfo, format_label
 
 
 class GenerationPause:

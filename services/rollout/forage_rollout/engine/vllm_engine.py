@@ -23,8 +23,14 @@ from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.adapter import Adapter, Adapters, build_engine_arguments, verify_adapter
 from forage_rollout.weights.filesystem import FilesystemTransport, fetch_policy
 from forage_rollout.weights.nccl import NcclTransport
-from forage_rollout.weights.policy import NotServingError, PolicyError, describe_policy, is_newer, parse_label
-from forage_rollout.weights.transport import TransferInfo
+from forage_rollout.weights.policy import (
+    NotServingError,
+    PolicyError,
+    TransferInfo,
+    describe_policy,
+    is_newer,
+    parse_label,
+)
 
 log = get_logger()
 _BATCHED_TOKENS_CPU = 4096
@@ -76,9 +82,8 @@ class VllmEngine:
             # On CPU a seeded request whose prompt is split kills the engine ("Generator does not use offset").
             tokens = max(engine.max_model_len, _BATCHED_TOKENS_CPU)
             arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
-            if (
-                engine.dtype == "auto"
-            ):  # on CPU half precision is slower, and its logprobs differ more from the trainer's
+            # On CPU half precision is slower, and its logprobs differ more from the trainer's.
+            if engine.dtype == "auto":
                 arguments["dtype"] = "float32"
         model = Path(settings.model.path).resolve()
         self._shapes = read_model_shapes(model)
@@ -305,9 +310,7 @@ class VllmEngine:
 
         def reached() -> bool:
             served = self.serving
-            return served is not None and (
-                served.epoch > epoch or (served.epoch == epoch and served.version >= version)
-            )
+            return served is not None and (served.epoch, served.version) >= (epoch, version)
 
         async with self._served_changed:
             with contextlib.suppress(TimeoutError):

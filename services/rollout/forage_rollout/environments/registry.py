@@ -62,7 +62,7 @@ def load_environments(settings: Settings, retriever: RetrieverClient) -> Environ
             loaded[source] = kind(rollout, retriever, **route.params)
             _check_environment(loaded[source])
         except (Exception, SystemExit) as error:  # user code may raise anything
-            is_sentence = isinstance(error, _NotAnEnvironmentError | ValueError)
+            is_sentence = isinstance(error, ValueError)
             reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
             raise SettingsError(
                 f"rollout.environments.{source} ({route.name or route.entry_point or route.path}): {reason}"
@@ -70,23 +70,19 @@ def load_environments(settings: Settings, retriever: RetrieverClient) -> Environ
     return Environments({name: kind(rollout, retriever) for name, kind in BUILT_IN.items()}, loaded)
 
 
-class _NotAnEnvironmentError(Exception):
-    """The named object is not an environment; the message says why, and what was expected."""
-
-
 def _find_class(route: EnvironmentRoute) -> type[Environment]:
     if route.name:
         if route.name not in BUILT_IN:
-            raise _NotAnEnvironmentError(f"no environment has this name: expected one of {', '.join(BUILT_IN)}")
+            raise ValueError(f"no environment has this name: expected one of {', '.join(BUILT_IN)}")
         return BUILT_IN[route.name]
     if route.path is not None:
         return _find_single_class(_import_file(route.path))
     module, colon, name = route.entry_point.partition(":")
     if not colon:
-        raise _NotAnEnvironmentError("entry_point must be module:class")
+        raise ValueError("entry_point must be module:class")
     kind = getattr(importlib.import_module(module), name, None)
     if not (inspect.isclass(kind) and issubclass(kind, Environment)):
-        raise _NotAnEnvironmentError(f"{name} is {kind!r}: expected a subclass of {Environment.__qualname__}")
+        raise ValueError(f"{name} is {kind!r}: expected a subclass of {Environment.__qualname__}")
     return kind
 
 
@@ -97,7 +93,7 @@ def _import_file(path: Path) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise _NotAnEnvironmentError("not a Python file: expected an existing .py file")
+        raise ValueError("not a Python file: expected an existing .py file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -116,7 +112,7 @@ def _find_single_class(module: ModuleType) -> type[Environment]:
     ]
     if len(own) != 1:
         names = ", ".join(kind.__name__ for kind in own) or "none"
-        raise _NotAnEnvironmentError(
+        raise ValueError(
             f"defines {len(own)} environments ({names}): expected one subclass of "
             "forage_rollout.environments.environment.Environment"
         )
@@ -126,16 +122,14 @@ def _find_single_class(module: ModuleType) -> type[Environment]:
 def _check_environment(environment: Environment) -> None:
     tags = environment.tags
     if not isinstance(tags, tuple) or not tags or not all(isinstance(t, str) and _TAG.fullmatch(t) for t in tags):
-        raise _NotAnEnvironmentError(f"tags is {tags!r}: expected a tuple of names such as ('search', 'answer')")
+        raise ValueError(f"tags is {tags!r}: expected a tuple of names such as ('search', 'answer')")
     if not isinstance(environment.feedback, str):
-        raise _NotAnEnvironmentError(f"feedback is {environment.feedback!r}: expected a string")
+        raise ValueError(f"feedback is {environment.feedback!r}: expected a string")
     turns = environment.max_turns
     if not isinstance(turns, int) or isinstance(turns, bool) or turns < 0:
-        raise _NotAnEnvironmentError(f"max_turns is {turns!r}: expected 0 or more turns")
+        raise ValueError(f"max_turns is {turns!r}: expected 0 or more turns")
     if not inspect.iscoroutinefunction(environment.respond):
-        raise _NotAnEnvironmentError(
-            "respond is not a coroutine function: write 'async def respond(self, action, episode)'"
-        )
+        raise ValueError("respond is not a coroutine function: write 'async def respond(self, action, episode)'")
     stops = environment.stops
     if not isinstance(stops, tuple) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise _NotAnEnvironmentError(f"stops is {stops!r}: expected a tuple of strings")
+        raise ValueError(f"stops is {stops!r}: expected a tuple of strings")

@@ -13,15 +13,7 @@ from dataclasses import dataclass, field
 from forage_common.errors import SettingsError
 from forage_common.settings import RolloutSettings
 from forage_common.text.observation import escape_tags, find_tag_names
-from forage_common.v1.trajectory_pb2 import (
-    ActionKind,
-    PolicySegment,
-    Role,
-    Span,
-    Status,
-    Trajectory,
-    Turn,
-)
+from forage_common.v1.trajectory_pb2 import ActionKind, PolicySegment, Role, Span, Status, Trajectory, Turn
 from forage_rollout.environments.environment import INVALID, Action, Environment, Episode, Observation
 from forage_rollout.loop.generation import Generation
 from forage_rollout.loop.tokens import FileTokenizer

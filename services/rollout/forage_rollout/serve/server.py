@@ -123,13 +123,6 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     os._exit(0)
 
 
-def _count_queues(streams: StreamClient) -> dict[str, int]:
-    return {
-        "prompts_on_stream": streams.count_backlog(streams.prompts),
-        "trajectories_on_stream": streams.count_backlog(streams.trajectories),
-    }
-
-
 async def _run_application(settings: Settings, cluster: Cluster, backend: ServeBackend, state: ServiceState) -> None:
     """Start the application, then keep its state current."""
     await asyncio.to_thread(cluster.start)
@@ -139,7 +132,10 @@ async def _run_application(settings: Settings, cluster: Cluster, backend: ServeB
     while True:
         with contextlib.suppress(UnavailableError):  # `watch_services` reports it
             state.announced = await asyncio.to_thread(streams.read_policy)
-            state.queues = await asyncio.to_thread(_count_queues, streams)
+            state.queues = {
+                "prompts_on_stream": await asyncio.to_thread(streams.count_backlog, streams.prompts),
+                "trajectories_on_stream": await asyncio.to_thread(streams.count_backlog, streams.trajectories),
+            }
         try:
             async with asyncio.timeout(_REFRESH_TIMEOUT_S):
                 await state.refresh(backend)

@@ -19,13 +19,13 @@ from forage_rollout.weights.policy import (
     SUFFIX,
     PolicyError,
     Shapes,
+    TransferInfo,
     describe_policy,
     list_files,
     read_tensor_shapes,
     verify_files,
     verify_shapes,
 )
-from forage_rollout.weights.transport import TransferInfo
 
 MAX_KEPT = 3
 _PARTIAL = ".partial-"

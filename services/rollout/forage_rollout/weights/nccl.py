@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from forage_common.errors import SettingsError
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.weights.policy import PolicyError, Shapes, describe_policy, verify_shapes
-from forage_rollout.weights.transport import TransferInfo
+from forage_rollout.weights.policy import PolicyError, Shapes, TransferInfo, describe_policy, verify_shapes
 
 _DTYPES = ("bfloat16", "float16", "float32")
 

@@ -16,12 +16,8 @@ from forage_trainer.weights.model_files import WeightsFile, write_model_folder
 
 _HEAD = "lm_head.weight"
 _LORA_META = "lora_train_meta.json"
-_PREFIX, _BASE, _DOWN, _UP = (
-    "base_model.model.",
-    ".base_layer.weight",
-    ".lora_A.default.weight",
-    ".lora_B.default.weight",
-)
+_PREFIX, _BASE = "base_model.model.", ".base_layer.weight"
+_DOWN, _UP = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 def find_checkpoint(source: Path, best: bool) -> Path:

@@ -19,14 +19,7 @@ from forage_common.settings import ActorSettings, CorrectionSettings, OffPolicyC
 from forage_trainer.algorithms.off_policy import importance_weights
 from forage_trainer.data.tensors import pad_jagged
 
-_PER_TOKEN = (
-    "response_mask",
-    "state_mask",
-    "advantages",
-    "old_log_probs",
-    "ref_log_prob",
-    "rollout_log_probs",
-)
+_PER_TOKEN = ("response_mask", "state_mask", "advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs")
 """Fields of a micro-batch over the response, jagged or padded."""
 
 

@@ -16,11 +16,7 @@ from verl.workers.utils.losses import value_loss
 from forage_common.settings import CriticSettings, Settings, TrainingEngineSettings
 from forage_trainer.data.rows import split_mini_batches
 from forage_trainer.data.tensors import Rows, unpad_response
-from forage_trainer.engine.engine_config import (
-    build_engine_config,
-    build_model_config,
-    build_optimizer_config,
-)
+from forage_trainer.engine.engine_config import build_engine_config, build_model_config, build_optimizer_config
 from forage_trainer.engine.spmd import Processes
 from forage_trainer.engine.verl_worker import VerlWorker, mean
 

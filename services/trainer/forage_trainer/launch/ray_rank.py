@@ -72,10 +72,10 @@ class Rank(Worker):  # type: ignore[misc, unused-ignore]
         self._stop = Stop()
         gpu = bool(ray.get_gpu_ids())
         self._location = RankLocation(self.rank, ray.util.get_node_ip_address(), socket.gethostname(), os.getpid(), gpu)
-        interface = _find_interface(self._location.node)
-        if interface is not None:
-            # Gloo would use the address of the host name, which other nodes may not be able to reach.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(entry.address == self._location.node for entry in addresses):
+                # Gloo would use the address of the host name, which other nodes may not be able to reach.
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
     @_on_every_rank
     def locate(self) -> RankLocation:
@@ -145,11 +145,3 @@ class Rank(Worker):  # type: ignore[misc, unused-ignore]
     def stop(self) -> None:
         """Request a stop at the next safe point; returns at once."""
         self._stop.request()
-
-
-def _find_interface(address: str) -> str | None:
-    """Find the network interface that has an address."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
-            return name
-    return None

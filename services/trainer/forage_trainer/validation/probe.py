@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
@@ -69,7 +69,9 @@ class ValidationProbe:
         if policy.version % self._probe.freq and policy.version != self._settings.trainer.total_training_steps:
             return {}
         metrics = self._read_metrics(policy) or self._run(policy, check)
-        _export_metrics(metrics)
+        for name, value in metrics.items():
+            if value is not None:
+                PROBE.labels(name.removeprefix(PREFIX)).set(value)
         return metrics
 
     def _run(self, policy: Policy, check: Callable[[], None]) -> dict[str, Any]:
@@ -125,9 +127,3 @@ def to_metrics(probes: Sequence[Probed]) -> dict[str, Any]:
         PREFIX + "undefined_spearman": summary.undefined_rho,
         PREFIX + "no_thought": summary.no_thought,
     }
-
-
-def _export_metrics(metrics: Mapping[str, Any]) -> None:
-    for name, value in metrics.items():
-        if value is not None:
-            PROBE.labels(name.removeprefix(PREFIX)).set(value)
