@@ -39,13 +39,13 @@ class Graph:
         self._names = {name.lower(): name for name in (*heads, *tails)}
 
     @classmethod
-    def of_file(cls, file: Path) -> Graph:
-        """From JSONL of {"head", "relation", "tail"}."""
+    def from_file(cls, file: Path) -> Graph:
+        """Read JSONL of {"head", "relation", "tail"}."""
         rows = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
         return cls((row["head"], row["relation"], row["tail"]) for row in rows)
 
     def query(self, function: str, entity: str, relation: str = "") -> list[str]:
-        """The names that answer, in the order of the triples. Letter case of the entity does not matter.
+        """Return the names that answer, in the order of the triples. Letter case of the entity does not matter.
 
         Raises:
             UnknownError: no such function, entity, or relation of this entity.
@@ -124,7 +124,7 @@ def main() -> None:
         sys.exit("usage: graph.py TRIPLES.jsonl HOST:PORT")
     file, (host, _, port) = Path(sys.argv[1]), sys.argv[2].rpartition(":")
     try:
-        graph = Graph.of_file(file)
+        graph = Graph.from_file(file)
     except (OSError, ValueError, LookupError, TypeError) as error:
         sys.exit(f"{file} is not a file of triples ({error!r}): make one with 'forage data knowledge-graph'")
     try:

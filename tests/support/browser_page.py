@@ -1,4 +1,4 @@
-"""A page in a real browser: what every page must hold to, and what a reader does with it."""
+"""A page in a real browser: checks that apply to every page, and the actions of a reader."""
 
 from __future__ import annotations
 
@@ -50,29 +50,29 @@ class Page:
         return self.driver.execute_script(script)
 
     def texts(self, selector: str) -> list[str]:
-        """Texts of the elements that can be seen."""
+        """Return the texts of the visible elements."""
         return [one.text for one in self.driver.find_elements(By.CSS_SELECTOR, selector) if one.is_displayed()]
 
     def column(self, table: str, place: int) -> list[str]:
-        """The cells of a table's column, from 0, as they stand."""
+        """Return the cells of a table's column, counted from 0."""
         return self.texts(f"{table} tbody td:nth-child({place + 1})")
 
     def click(self, selector: str) -> None:
         self.driver.find_element(By.CSS_SELECTOR, selector).click()
 
     def type(self, selector: str, text: str) -> None:
-        """Replace what an input holds."""
+        """Replace the text of an input."""
         field = self.driver.find_element(By.CSS_SELECTOR, selector)
         field.clear()
         field.send_keys(text)
 
     def style(self, selector: str, name: str) -> str:
-        """A style as it is computed."""
+        """Return the computed value of a style property."""
         script = "return getComputedStyle(document.querySelector(arguments[0])).getPropertyValue(arguments[1])"
         return str(self.driver.execute_script(script, selector, name))
 
     def screenshot(self, file: Path) -> None:
-        """The whole page as PNG."""
+        """Write the full page as PNG."""
         height = self.run("return document.documentElement.scrollHeight")
         width = self.run("return window.innerWidth")
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}

@@ -41,8 +41,8 @@ def decode(ids: list[int]) -> str:
     return "".join(ALPHABET[number] for number in ids)
 
 
-def character_model(folder: Path) -> Path:
-    """A model folder whose tokenizer knows single characters; without weights."""
+def write_character_model(folder: Path) -> Path:
+    """Write a model folder whose tokenizer knows single characters; without weights."""
     folder.mkdir()
     vocabulary = {character: number for number, character in enumerate(ALPHABET)}
     tokenizer = {"model": {"type": "WordLevel", "vocab": vocabulary}, "added_tokens": [], "decoder": None}
@@ -83,7 +83,7 @@ class CompletionsServer:
             return {"choices": [choice], "usage": {"completion_tokens": 1}}
         assert {name: body[name] for name in PLAIN} == PLAIN
         context = decode(body["prompt"])
-        cached = max((_common(body["prompt"], before["prompt"]) for before in self.asked), default=0)
+        cached = max((_count_common(body["prompt"], before["prompt"]) for before in self.asked), default=0)
         self.asked.append(body)
         texts = []
         for index in range(body["n"]):
@@ -100,7 +100,7 @@ class CompletionsServer:
         return {"choices": choices[::-1], "usage": usage}  # an index says which is which
 
 
-def _common(one: list[int], other: list[int]) -> int:
+def _count_common(one: list[int], other: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

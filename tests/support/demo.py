@@ -80,7 +80,7 @@ class Demo:
     def kill(self, program: str) -> None:
         """kill -9 the process that the supervisor started for a program."""
         for child in psutil.Process(self.process.pid).children():
-            if _environment(child).get("FORAGE_RUN_TOKEN", "").startswith(f"{program}-"):
+            if _read_environment(child).get("FORAGE_RUN_TOKEN", "").startswith(f"{program}-"):
                 child.kill()
                 return
         raise AssertionError(f"no {program} process to kill")
@@ -89,7 +89,7 @@ class Demo:
         """Interrupt the demo as Ctrl-C does."""
         os.kill(self.process.pid, signal.SIGINT)
 
-    def leftovers(self) -> list[str]:
+    def list_leftovers(self) -> list[str]:
         """Command lines of processes of this run that still live."""
         names = [f"{self.runs}/{path.name}" for path in self.runs.iterdir()] if self.runs.exists() else []
         return [
@@ -99,7 +99,7 @@ class Demo:
         ]
 
     def end(self) -> None:
-        """After a test, however it went."""
+        """End all processes of the run after a test, whether it passed or failed."""
         if self._process is not None and self._process.poll() is None:
             self.interrupt()
             try:
@@ -108,7 +108,7 @@ class Demo:
                 self._process.kill()
 
 
-def _environment(process: psutil.Process) -> dict[str, str]:
+def _read_environment(process: psutil.Process) -> dict[str, str]:
     try:
         return process.environ()
     except (psutil.Error, OSError):

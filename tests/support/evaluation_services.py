@@ -1,4 +1,4 @@
-"""A rollout service and a retriever on real sockets, whose policy says what a test tells it to."""
+"""A rollout service and a retriever on real sockets, whose policy is scripted by the test."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class _Http(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve(script: Scripted, free_address: Callable[[], str]) -> Iterator[list[str]]:
-    """The services, for a block; the settings that lead to them."""
+    """Serve both until the block ends. Yields the settings with their addresses."""
     grpc_address = free_address()
     server = grpc.server(ThreadPoolExecutor(16))
     add_RolloutServicer_to_server(script, server)

@@ -19,7 +19,7 @@ def write_weights(file: Path, shapes: dict[str, list[int]]) -> None:
     file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
 
 
-def smallest_model(parent: Path) -> Path:
+def write_smallest_model(parent: Path) -> Path:
     """`parent`/model, complete."""
     model = parent / "model"
     model.mkdir()

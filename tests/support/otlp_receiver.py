@@ -96,7 +96,7 @@ def grpc_receiver(address: str = "127.0.0.1:0") -> Iterator[Receiver]:
 
 
 @contextmanager
-def traced_process(service: str) -> Iterator[Receiver]:
+def trace_process(service: str) -> Iterator[Receiver]:
     """This process traces, as the given service, to a receiver over gRPC."""
     with grpc_receiver() as receiver, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")

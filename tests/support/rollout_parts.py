@@ -58,15 +58,15 @@ class Services:
             process.wait()
 
 
-def small_corpus(file: Path) -> None:
-    """Passages about invented countries; the capital of Norland is Norcity."""
+def write_small_corpus(file: Path) -> None:
+    """Write passages about invented countries; the capital of Norland is Norcity."""
     rows = [{"id": f"d{i}", "contents": f'"Land {i}"\nThe capital of Land {i} is City {i}.'} for i in range(20)]
     rows.append({"id": "north", "contents": '"Norland"\nThe capital of Norland is Norcity.'})
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def get(address: str, path: str) -> tuple[int, str]:
-    """(status, text); status 0 when nobody answers."""
+    """Return (status, text); status 0 when no process listens."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as reply:
             return reply.status, reply.read().decode()
@@ -76,8 +76,8 @@ def get(address: str, path: str) -> tuple[int, str]:
         return 0, ""
 
 
-def waits_for(address: str) -> set[str] | None:
-    """Return what /readyz waits for; None before the process listens."""
+def list_waiting(address: str) -> set[str] | None:
+    """List the parts that /readyz waits for; None before the process listens."""
     status, text = get(address, "/readyz")
     return set(json.loads(text)["waiting_for"]) if status else None
 
@@ -116,7 +116,7 @@ def prompt(position: int, batch: int, version: int, **fields: Any) -> Prompt:
 
 
 def take(streams: StreamClient, count: int, timeout_s: float = START_S) -> list[TrajectoryGroup]:
-    """Groups as they come, off the stream; also those whose delivery a Redis that died did not see acknowledged."""
+    """Claim groups from the stream, also those whose acknowledgement was lost with a killed Redis."""
     groups: list[TrajectoryGroup] = []
     deadline = time.monotonic() + timeout_s
     while len(groups) < count and time.monotonic() < deadline:

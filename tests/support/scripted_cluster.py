@@ -20,12 +20,14 @@ class ScriptedCluster(LocalCluster):
 
     def deploy(self) -> None:
         from ray import serve
-        from serve_parts import application
+        from serve_parts import build_application
 
         from forage_rollout.deployments.cluster import get_application_name
 
         engines = ReplicaSettings(min=REPLICAS, max=REPLICAS)
-        serve.run(application(self._settings, engines), name=get_application_name(self._settings), route_prefix=None)
+        serve.run(
+            build_application(self._settings, engines), name=get_application_name(self._settings), route_prefix=None
+        )
 
 
 @pytest.fixture(scope="module")

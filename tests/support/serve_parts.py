@@ -22,7 +22,7 @@ from forage_rollout.weights.policy import NotServingError, PolicyError
 
 @dataclass
 class Scripted:
-    """An engine that says which process answers."""
+    """A scripted engine; its tokens are the id of its process."""
 
     serving: Policy | None = None
     out_of_service: str = ""
@@ -58,7 +58,7 @@ class Scripted:
 
 
 class ScriptedDeployment(EngineDeployment):
-    """The shell as it is; only what is inside differs."""
+    """The engine deployment around a scripted engine."""
 
     async def __init__(self) -> None:  # type: ignore[misc]
         start_logs()
@@ -114,8 +114,8 @@ class CallerDeployment:
         return await broadcast(self._handle, method, *arguments)
 
 
-def application(settings: Settings, engines: ReplicaSettings, scripted: bool = True) -> Any:
-    """Engines, and in the dispatcher's place somebody who calls them."""
-    of, arguments = (ScriptedDeployment, []) if scripted else (EngineDeployment, [settings.model_dump_json()])
-    engine = build_engine_deployment(of, settings, engines, 0).bind(*arguments)
+def build_application(settings: Settings, engines: ReplicaSettings, scripted: bool = True) -> Any:
+    """Build an application of engines with a caller in the dispatcher's place."""
+    deployment, arguments = (ScriptedDeployment, []) if scripted else (EngineDeployment, [settings.model_dump_json()])
+    engine = build_engine_deployment(deployment, settings, engines, 0).bind(*arguments)
     return serve.deployment(name="Dispatcher", ray_actor_options={"num_cpus": 0.1})(CallerDeployment).bind(engine)

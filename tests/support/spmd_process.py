@@ -1,4 +1,4 @@
-"""One of several trainer processes (torchrun), or the only one: every call of a step, with what came of it.
+"""One of several trainer processes (torchrun), or the only one: every call of a step, with its results.
 
 `python -m torch.distributed.run … spmd_process.py MODEL OUT.safetensors [key.key=value …]`
 """
@@ -36,11 +36,11 @@ OPTIONS = [
 ]
 
 
-def settings(model: Path, *more: str) -> Settings:
+def build_settings(model: Path, *more: str) -> Settings:
     return load_settings(None, [f"model.path={model}", *OPTIONS, *more], {})
 
 
-def rows(settings: Settings) -> StepTensors:
+def build_rows(settings: Settings) -> StepTensors:
     """Two groups, of four rows and of three: of 2 processes, one runs out of rows."""
     groups = [
         TrajectoryGroup(
@@ -57,25 +57,25 @@ def rows(settings: Settings) -> StepTensors:
     return batch
 
 
-def noted_gradients(engine: Any, prefix: str) -> dict[str, torch.Tensor]:
-    """Fills with the whole gradients of every update to come."""
-    noted: dict[str, torch.Tensor] = {}
+def record_gradients(engine: Any, prefix: str) -> dict[str, torch.Tensor]:
+    """Record the full gradients of every later update in the returned mapping."""
+    gradients: dict[str, torch.Tensor] = {}
     count = 0
 
-    def note(*_: Any) -> None:
+    def record(*_: Any) -> None:
         nonlocal count
         for name, parameter in engine.module.named_parameters():
             if parameter.grad is not None:
-                noted[f"{prefix}.{count}.{name}"] = parameter.grad.full_tensor().detach().clone()
+                gradients[f"{prefix}.{count}.{name}"] = parameter.grad.full_tensor().detach().clone()
         count += 1
 
-    engine.optimizer.register_step_pre_hook(note)
-    return noted
+    engine.optimizer.register_step_pre_hook(record)
+    return gradients
 
 
 def run(worker: PolicyWorker, settings: Settings, state: Path) -> dict[str, torch.Tensor]:
-    """Everything that a loop asks a worker for."""
-    batch = rows(settings)
+    """Call every method of a worker that the loop calls."""
+    batch = build_rows(settings)
     old, reference = worker.log_probs(batch), worker.reference_log_probs(batch)
     assert reference is not None
     values = worker.values(batch)
@@ -102,15 +102,15 @@ def run(worker: PolicyWorker, settings: Settings, state: Path) -> dict[str, torc
 
 
 def main(model: Path, out: Path, *more: str) -> None:
-    configured = settings(model, *more)
-    worker = PolicyWorker(configured)
-    actor = noted_gradients(worker._actor.engine, "actor")
-    critic = noted_gradients(worker._critic._worker.engine, "critic")  # type: ignore[union-attr]
+    settings = build_settings(model, *more)
+    worker = PolicyWorker(settings)
+    actor = record_gradients(worker._actor.engine, "actor")
+    critic = record_gradients(worker._critic._worker.engine, "critic")  # type: ignore[union-attr]
     if worker.processes.rank:
         follow(worker)
         return
     try:
-        results = run(worker, configured, out.with_suffix(".state"))
+        results = run(worker, settings, out.with_suffix(".state"))
     finally:
         worker.close()
     everything = results | actor | critic

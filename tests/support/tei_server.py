@@ -52,7 +52,7 @@ class Server:
 
         @app.get("/info")
         async def info() -> Any:
-            return await self._failing("/info") or {
+            return await self._next_failure("/info") or {
                 "model_id": "sentence-transformers/all-MiniLM-L6-v2",
                 "model_sha": "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
                 "max_client_batch_size": MAX_BATCH,
@@ -62,13 +62,13 @@ class Server:
         async def embed(request: EmbedRequest) -> Any:
             assert len(request.inputs) <= MAX_BATCH
             assert request.truncate
-            if failure := await self._failing("/embed"):
+            if failure := await self._next_failure("/embed"):
                 return failure
             return self._encoder.encode_queries(request.inputs)[:, : self.width].tolist()
 
         @app.post("/rerank")
         async def rerank(request: RerankRequest) -> Any:
-            if failure := await self._failing("/rerank"):
+            if failure := await self._next_failure("/rerank"):
                 return failure
             scores = self._score(request.query, request.texts)
             best = sorted(range(len(scores)), key=lambda place: -scores[place])  # as the protocol has it: best first
@@ -76,7 +76,7 @@ class Server:
 
         return app
 
-    async def _failing(self, path: str) -> Response | None:
+    async def _next_failure(self, path: str) -> Response | None:
         self.calls.append(path)
         if not self.failures:
             return None

@@ -20,7 +20,7 @@ PARENTS = {
     "trainer.claim": "rollout.write",
     "trainer.train": "rollout.write",
 }
-"""Span → the span that it belongs to."""
+"""Span → its parent."""
 
 _OWN = {  # of spans that are not called after their service
     "retriever.search": "forage-rollout",
@@ -30,8 +30,8 @@ _OWN = {  # of spans that are not called after their service
 }
 
 
-def spans_of(receiver: Receiver, trace_id: str) -> dict[str, list[Received]]:
-    """The spans of a group's trace by name, each of the right service and under the right parent."""
+def find_spans(receiver: Receiver, trace_id: str) -> dict[str, list[Received]]:
+    """Find the spans of a group's trace by name, and check the service and the parent of each."""
     spans = [span for span in list(receiver.spans) if span.trace_id == trace_id]
     by_id = {span.span_id: span for span in spans}
     found: dict[str, list[Received]] = {}

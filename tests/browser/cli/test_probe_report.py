@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser_page import Page
-from completions_server import character_model, encode
+from completions_server import encode, write_character_model
 
 from forage_cli.probe import report
 from forage_common.probe.metrics import summarise_probes
@@ -58,7 +58,7 @@ def probed(number: int) -> Probed:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("probe")
-    settings = load_settings(None, [f"model.path={character_model(folder / 'model')}"])
+    settings = load_settings(None, [f"model.path={write_character_model(folder / 'model')}"])
     probes = [probed(number) for number in range(COUNT)]
     probes.append(Probed(trajectory_id="run/lost", turn=1, status=Status.STATUS_INVALID_INPUT, status_detail="it hung"))
     page = report.render_page(summarise_probes(PLAN, probes), probes, map(trajectory, range(COUNT)), settings)

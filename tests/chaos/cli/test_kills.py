@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 12
 
 
-def test_a_run_survives_the_death_of_each_of_its_processes(small_demo: Callable[[int], Demo]) -> None:
+def test_a_run_continues_after_a_kill_of_each_of_its_processes(small_demo: Callable[[int], Demo]) -> None:
     demo = small_demo(STEPS)
     demo.start("--seed", "3", "--base-port", str(demo.base_port))
     for step, program in ((1, "trainer"), (3, "rollout"), (5, "reward"), (7, "retriever"), (9, "redis")):
@@ -26,4 +26,4 @@ def test_a_run_survives_the_death_of_each_of_its_processes(small_demo: Callable[
     restarted = {name.removeprefix("restarts_") for name in summary if name.startswith("restarts_") and summary[name]}
     assert restarted == {"trainer", "rollout", "reward", "retriever", "redis"}
     assert summary["em_after"] is not None
-    assert demo.leftovers() == [], "the run left processes behind"
+    assert demo.list_leftovers() == [], "the run left processes behind"

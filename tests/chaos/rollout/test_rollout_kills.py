@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rollout_parts import ADDRESSES, Services, prompt, publish, small_corpus, take, until, waits_for
+from rollout_parts import ADDRESSES, Services, list_waiting, prompt, publish, take, until, write_small_corpus
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
@@ -50,12 +50,12 @@ class Load:
         assert len(found) >= count, f"{len(found)} of {count} groups came out"
         self.taken += found
 
-    def strike(self, kill: Callable[[], psutil.Process], whole: Callable[[], bool]) -> dict[str, float]:
+    def strike(self, kill: Callable[[], psutil.Process], is_complete: Callable[[], bool]) -> dict[str, float]:
         """Kill something in the middle of a batch.
 
         Args:
             kill: returns the process that must go.
-            whole: whether everything runs.
+            is_complete: whether everything runs.
 
         Returns:
             Seconds until another group comes out, and until the process is gone and everything runs.
@@ -66,7 +66,7 @@ class Load:
         begin = time.monotonic()
         self.take(1)
         flows = time.monotonic() - begin
-        until(lambda: gone(victim) and whole())
+        until(lambda: is_gone(victim) and is_complete())
         again = time.monotonic() - begin
         self.take(len(self.expected) - len(self.taken))
         return {"next_group_s": round(flows, 1), "whole_again_s": round(again, 1)}
@@ -76,35 +76,35 @@ class Load:
         return [(batch, position) for batch in range(1, self.batch + 1) for position in range(GROUPS)]
 
 
-def replicas(service: int, deployment: str) -> list[psutil.Process]:
+def list_replicas(service: int, deployment: str) -> list[psutil.Process]:
     """The worker processes of a deployment; Ray writes its name into their titles."""
     family = psutil.Process(service).children(recursive=True)
-    return [process for process in family if re.match(rf"ray::ServeReplica:[^:]*:{deployment}\b", title(process))]
+    return [process for process in family if re.match(rf"ray::ServeReplica:[^:]*:{deployment}\b", read_title(process))]
 
 
-def cores_of(engine: psutil.Process) -> list[psutil.Process]:
+def list_cores(engine: psutil.Process) -> list[psutil.Process]:
     """vLLM's process of an engine replica; none while the replica begins to start."""
     try:
-        return [child for child in engine.children(recursive=True) if "EngineCore" in title(child)]
+        return [child for child in engine.children(recursive=True) if "EngineCore" in read_title(child)]
     except psutil.NoSuchProcess:
         return []
 
 
-def title(process: psutil.Process) -> str:
+def read_title(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
 
 
-def gone(process: psutil.Process) -> bool:
+def is_gone(process: psutil.Process) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def test_every_group_is_written_exactly_once_whatever_is_killed(
+def test_every_group_is_written_exactly_once_after_every_kill(
     services: Services,
     free_address: Callable[[], str],
     redis_server: RedisSettings,
@@ -113,7 +113,7 @@ def test_every_group_is_written_exactly_once_whatever_is_killed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model, corpus = repository / "models/tiny-policy", tmp_path / "corpus.jsonl"
-    small_corpus(corpus)
+    write_small_corpus(corpus)
     addresses = {f"{name}_address": free_address() for name in ADDRESSES}
     common = [f"{name}={address}" for name, address in addresses.items()]
     common += [f"redis.url={redis_server.url}", "redis.reclaim_idle_s=3", "run.id=e2e", f"run.dir={tmp_path}/runs"]
@@ -128,41 +128,41 @@ def test_every_group_is_written_exactly_once_whatever_is_killed(
     publish(streams, model, tmp_path, 0, 1)
     load = Load(streams)
 
-    known: set[str] = set()  # engines that said that they serve, up to the last strike at one
-    awaited = ENGINES  # more than those
+    known: set[str] = set()  # engines that were serving at the last kill of an engine
+    awaited = ENGINES  # engines to appear besides those
 
-    def whole() -> bool:
-        engines, dispatchers = replicas(service, "Engine"), replicas(service, "Dispatcher")
-        cores = [core for engine in engines for core in cores_of(engine)]
+    def is_complete() -> bool:
+        engines, dispatchers = list_replicas(service, "Engine"), list_replicas(service, "Dispatcher")
+        cores = [core for engine in engines for core in list_cores(engine)]
         if not len(engines) == len(cores) == ENGINES or len(dispatchers) != 1:
             return False
         serving = set(streams.read_replicas()) - known
-        return len(serving) >= awaited and waits_for(addresses["rollout.health_address"]) == set()
+        return len(serving) >= awaited and list_waiting(addresses["rollout.health_address"]) == set()
 
-    def an_engine_goes() -> psutil.Process:
+    def choose_engine() -> psutil.Process:
         nonlocal known, awaited
         known, awaited = set(streams.read_replicas()), 1
-        return replicas(service, "Engine")[0]
+        return list_replicas(service, "Engine")[0]
 
-    until(whole)
+    until(is_complete)
 
     def kill_engine() -> psutil.Process:
-        """The replica alone: what it leaves behind must go, too."""
-        victim = an_engine_goes()
+        """Kill the replica alone; its child processes must end, too."""
+        victim = choose_engine()
         left = victim.children(recursive=True)
         assert left, "the engine has a process of its own"
         victim.kill()
-        until(lambda: all(map(gone, left)), 20)
+        until(lambda: all(map(is_gone, left)), 20)
         return victim
 
     def signal_core(signum: signal.Signals) -> psutil.Process:
-        victim = an_engine_goes()
-        (core,) = cores_of(victim)
+        victim = choose_engine()
+        (core,) = list_cores(victim)
         core.send_signal(signum)
         return victim
 
     def kill_dispatcher() -> psutil.Process:
-        (victim,) = replicas(service, "Dispatcher")
+        (victim,) = list_replicas(service, "Dispatcher")
         victim.kill()
         return victim
 
@@ -187,7 +187,7 @@ def test_every_group_is_written_exactly_once_whatever_is_killed(
             ("the dispatcher", kill_dispatcher),
             ("Redis, for 2 s", kill_redis),
         ):
-            times = load.strike(kill, whole)
+            times = load.strike(kill, is_complete)
             with capsys.disabled():
                 sys.stdout.write(f"\nkilled {name}: {json.dumps(times)}\n")
         assert take(streams, 1, 5.0) == [], "a group came out a second time"

@@ -54,7 +54,7 @@ def test_the_password_is_read_from_its_file(redis_server: RedisSettings, tmp_pat
         StreamClient(redis_server.model_copy(update={"password_file": file}), "run")
 
 
-def test_a_prompt_is_issued_once_however_often_it_is_asked_for(client: StreamClient) -> None:
+def test_a_prompt_is_issued_once(client: StreamClient) -> None:
     assert client.issue(prompt())
     assert not client.issue(prompt())
     assert client.issue(prompt(attempt=1)), "a further attempt is another issue"
@@ -62,7 +62,7 @@ def test_a_prompt_is_issued_once_however_often_it_is_asked_for(client: StreamCli
     assert client.read_issued() == {"1/1/0/0": "world/train/0/0", "1/1/0/1": "world/train/0/0"}
 
 
-def test_finishing_acknowledges_the_prompt_and_writes_its_group_together(client: StreamClient) -> None:
+def test_finish_acknowledges_the_prompt_and_writes_its_group_atomically(client: StreamClient) -> None:
     client.issue(prompt())
     (entry,) = client.claim_prompts("a", 1, 0.1)
     assert client.finish(entry, group())
@@ -72,7 +72,9 @@ def test_finishing_acknowledges_the_prompt_and_writes_its_group_together(client:
     assert taken.message == group()
 
 
-def test_of_two_workers_with_one_entry_the_first_to_finish_wins(redis_server: RedisSettings) -> None:
+def test_of_two_workers_with_the_same_entry_only_the_first_to_finish_writes_a_group(
+    redis_server: RedisSettings,
+) -> None:
     client = StreamClient(redis_server.model_copy(update={"reclaim_idle_s": 0.01}), "run")
     client.create_groups()
     client.issue(prompt())
@@ -85,7 +87,7 @@ def test_of_two_workers_with_one_entry_the_first_to_finish_wins(redis_server: Re
     assert client.count_backlog(client.trajectories) == 1
 
 
-def test_a_worker_that_keeps_alive_keeps_its_entries(redis_server: RedisSettings) -> None:
+def test_keep_alive_prevents_a_reclaim(redis_server: RedisSettings) -> None:
     client = StreamClient(redis_server.model_copy(update={"reclaim_idle_s": 0.4}), "run")
     client.create_groups()
     client.issue(prompt())
@@ -98,7 +100,7 @@ def test_a_worker_that_keeps_alive_keeps_its_entries(redis_server: RedisSettings
     assert [e.id for e in client.reclaim_prompts("b", 10)] == [entry.id]
 
 
-def test_groups_are_taken_again_until_their_step_is_acknowledged(client: StreamClient) -> None:
+def test_groups_are_reclaimed_until_their_step_is_acknowledged(client: StreamClient) -> None:
     client.issue(prompt())
     (entry,) = client.claim_prompts("a", 1, 0.1)
     client.finish(entry, group())
@@ -126,7 +128,7 @@ def test_a_trainer_of_an_older_epoch_is_fenced(client: StreamClient) -> None:
     assert client.read_replicas()["replica-0"].version == 2
 
 
-def test_what_is_no_message_is_put_aside_and_work_goes_on(client: StreamClient) -> None:
+def test_malformed_entries_are_rejected_and_valid_ones_are_claimed(client: StreamClient) -> None:
     client._redis.xadd(client.prompts, {"m": b"\xff\xff\xff"})
     client._redis.xadd(client.prompts, {"x": b""})
     client.issue(prompt())
@@ -135,7 +137,7 @@ def test_what_is_no_message_is_put_aside_and_work_goes_on(client: StreamClient) 
     assert client.count_backlog(client.prompts) == 1
 
 
-def test_nothing_is_lost_when_the_server_is_killed(tmp_path, free_address, redis_server: RedisSettings) -> None:
+def test_no_entry_is_lost_when_the_server_is_killed(tmp_path, free_address, redis_server: RedisSettings) -> None:
     import psutil
 
     client = StreamClient(redis_server, "run", patience_s=20)
@@ -164,7 +166,7 @@ def test_nothing_is_lost_when_the_server_is_killed(tmp_path, free_address, redis
             second.kill()
 
 
-def test_a_server_that_stays_away_is_a_clear_error(free_address) -> None:
+def test_an_unavailable_server_is_an_error_that_names_its_address(free_address) -> None:
     address = free_address()
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:\d+.*is it running"):
         StreamClient(RedisSettings(url=f"redis://{address}/0"), "run", patience_s=1).ping()

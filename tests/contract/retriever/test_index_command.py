@@ -52,7 +52,7 @@ def test_an_index_is_inspected_verified_and_converted(index: IndexCommand, corpu
     assert manifest.check_files(tmp_path / "one", manifest.read_manifest(tmp_path / "one")) == []
 
 
-def test_shards_are_built_and_shown_one_by_one(index: IndexCommand, corpus: Path) -> None:
+def test_shards_are_built_and_inspected_separately(index: IndexCommand, corpus: Path) -> None:
     options = ["--corpus", corpus, "--mode", "bm25", "--shards", "3"]
     built, verified = index.run_all(["build", "cut", *options], ["verify", "cut"])
     assert built.returncode == 0, built.stderr

@@ -141,7 +141,7 @@ def test_sigterm_drains_and_stops(start: Callable[..., Service]) -> None:
 
 
 @pytest.mark.parametrize("phase", ["loading the encoder", "loading the dense index"])
-def test_a_building_service_is_alive_reports_progress_and_can_be_stopped(
+def test_a_service_that_builds_its_index_is_alive_reports_progress_and_can_be_stopped(
     start_service: Callable[..., Any], settings: dict[str, str], repository: Path, corpus: Path, phase: str
 ) -> None:
     # Both take seconds: exporting an encoder, and encoding this many passages.
@@ -211,7 +211,9 @@ def test_a_bad_corpus_is_one_sentence_and_exit_code_2(
     assert not (corpus.parent / "cache").exists()
 
 
-def test_an_index_can_be_built_ahead(start_service: Callable[..., Any], settings: dict[str, str], corpus: Path) -> None:
+def test_an_index_can_be_built_before_the_start(
+    start_service: Callable[..., Any], settings: dict[str, str], corpus: Path
+) -> None:
     process = start_service("retriever.prepare", *(f"{key}={value}" for key, value in settings.items()))
     _, log = process.communicate(timeout=60)
     assert process.returncode == 0, log

@@ -163,7 +163,7 @@ def test_an_index_that_cannot_be_loaded_leaves_the_old_one_serving(
     assert service.metric("forage_retriever_swaps_total") == 0
 
 
-def test_the_old_index_serves_on_when_the_builder_of_a_new_one_is_killed(
+def test_the_old_index_is_served_when_the_build_of_a_new_one_is_killed(
     service: Service, start_service: Callable[..., Any], tmp_path: Path
 ) -> None:
     corpus, cache = tmp_path / "large.jsonl", tmp_path / "cache-large"

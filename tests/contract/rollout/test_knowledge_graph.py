@@ -161,7 +161,7 @@ async def test_an_unavailable_graph_leaves_a_status_and_no_score(reward: str, fr
         ("get_tail_entities(Atlantis, capital)", "The graph has no entity Atlantis."),
     ],
 )
-async def test_the_graph_answers(graph: str, query: str, shown: str) -> None:
+async def test_the_graph_answers_each_function(graph: str, query: str, shown: str) -> None:
     made = environment.KnowledgeGraph(RolloutSettings(), None, address=graph)
     action = made.parse(turn(query), None)
     observation = await made.respond(action, None)

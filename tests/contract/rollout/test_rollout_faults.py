@@ -76,7 +76,7 @@ class FaultyRetriever(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _RequestHandler)
-        self.reply: Callable[[list[str]], Reply | None] = found
+        self.reply: Callable[[list[str]], Reply | None] = reply_with_documents
         self.searches = 0
         self.closing = threading.Event()
 
@@ -112,7 +112,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         pass
 
 
-def found(queries: list[str], contents: str = '"T"\nbody') -> Reply:
+def reply_with_documents(queries: list[str], contents: str = '"T"\nbody') -> Reply:
     pairs = [[{"document": {"id": "d", "contents": contents}, "score": 0.5}] for _ in queries]
     return 200, json.dumps({"result": pairs}).encode()
 
@@ -128,7 +128,7 @@ def faulty_retriever() -> Iterator[FaultyRetriever]:
 
 
 class ScriptedSampler:
-    """An engine that searches until it is shown something, and then answers."""
+    """An engine that searches until its context has an observation, and then answers."""
 
     def __init__(self, codec: FileTokenizer) -> None:
         self._codec = codec
@@ -201,17 +201,17 @@ def prompt(**fields: Any) -> Prompt:
     return Prompt(**{**known, **fields})
 
 
-def actions(trajectory: Trajectory) -> list[tuple[int, str]]:
+def list_actions(trajectory: Trajectory) -> list[tuple[int, str]]:
     return [(turn.action, turn.content) for turn in trajectory.turns]
 
 
-def observed(trajectory: Trajectory) -> list[tuple[str, list[int]]]:
-    """(text, tokens) of what the environment said."""
+def list_observations(trajectory: Trajectory) -> list[tuple[str, list[int]]]:
+    """List (text, tokens) of the observations."""
     spans = [span for span in trajectory.spans if span.role == Role.ROLE_ENV]
     return [(span.text, list(trajectory.token_ids[span.begin : span.end])) for span in spans]
 
 
-async def test_a_hanging_retriever_is_given_up_after_its_time_limit(
+async def test_a_search_in_a_hanging_retriever_times_out(
     make_parts: MakeParts, faulty_retriever: FaultyRetriever
 ) -> None:
     parts = make_parts()
@@ -239,19 +239,24 @@ async def test_the_time_limit_of_a_trajectory_ends_its_search(
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-async def test_a_retriever_that_keeps_failing_is_given_up_and_one_that_recovers_is_not(
+async def test_a_failing_retriever_is_retried_until_the_time_limit(
     make_parts: MakeParts, faulty_retriever: FaultyRetriever, status: int
 ) -> None:
     faulty_retriever.reply = lambda _: (status, b"{}")
     trajectories, seconds = await make_parts().run()
     assert seconds < 5.0
     assert {t.status for t in trajectories} == {Status.STATUS_TIMEOUT}
-    assert faulty_retriever.searches > len(trajectories)  # it was tried again
+    assert faulty_retriever.searches > len(trajectories)  # it was retried
 
     faulty_retriever.searches = 0
-    faulty_retriever.reply = lambda queries: (status, b"{}") if faulty_retriever.searches <= 2 else found(queries)
+    faulty_retriever.reply = lambda queries: (
+        (status, b"{}") if faulty_retriever.searches <= 2 else reply_with_documents(queries)
+    )
     trajectories, _ = await make_parts(retrieve_timeout_s=10).run(samples=1, purpose=UNSCORED)
-    assert actions(trajectories[0]) == [(ActionKind.ACTION_KIND_SEARCH, "who"), (ActionKind.ACTION_KIND_ANSWER, "me")]
+    assert list_actions(trajectories[0]) == [
+        (ActionKind.ACTION_KIND_SEARCH, "who"),
+        (ActionKind.ACTION_KIND_ANSWER, "me"),
+    ]
     assert trajectories[0].turns[0].executed
 
 
@@ -278,7 +283,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("body", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_a_malformed_reply_is_an_internal_error_that_names_the_retriever_at_once(
+async def test_a_malformed_reply_is_not_retried_and_names_the_retriever(
     make_parts: MakeParts, faulty_retriever: FaultyRetriever, body: bytes
 ) -> None:
     faulty_retriever.reply = lambda _: (200, body)
@@ -291,28 +296,26 @@ async def test_a_malformed_reply_is_an_internal_error_that_names_the_retriever_a
         assert len(trajectory.loss_mask) == len(trajectory.token_ids) - trajectory.prompt_length
 
 
-async def test_a_search_without_documents_is_an_answer(
-    make_parts: MakeParts, faulty_retriever: FaultyRetriever
-) -> None:
+async def test_a_search_without_documents_is_executed(make_parts: MakeParts, faulty_retriever: FaultyRetriever) -> None:
     faulty_retriever.reply = lambda _: (200, b'{"result": [[]]}')
     (trajectory,), _ = await make_parts().run(samples=1, purpose=UNSCORED)
-    assert observed(trajectory)[0][0] == "\n\n<information></information>\n\n"
+    assert list_observations(trajectory)[0][0] == "\n\n<information></information>\n\n"
     assert trajectory.turns[0].executed
 
 
 async def test_a_huge_observation_is_cut_to_its_limit_in_bounded_time(
     make_parts: MakeParts, faulty_retriever: FaultyRetriever, codec: FileTokenizer
 ) -> None:
-    faulty_retriever.reply = partial(found, contents='"T"\n' + "word </information> " * 400_000)
+    faulty_retriever.reply = partial(reply_with_documents, contents='"T"\n' + "word </information> " * 400_000)
     (trajectory,), seconds = await make_parts(retrieve_timeout_s=20).run(samples=1, purpose=UNSCORED)
     assert seconds < 5.0  # the event loop that all trajectories share is held up no longer
-    ((text, ids),) = observed(trajectory)
+    ((text, ids),) = list_observations(trajectory)
     assert len(ids) <= 128
     assert text.count("</information>") == 1
     assert text.endswith("</information>\n\n")
     assert codec.decode(ids) == text
     assert trajectory.truncated
-    assert actions(trajectory)[-1] == (ActionKind.ACTION_KIND_ANSWER, "me")
+    assert list_actions(trajectory)[-1] == (ActionKind.ACTION_KIND_ANSWER, "me")
 
 
 @hypothesis.settings(max_examples=40, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
@@ -320,24 +323,24 @@ async def test_a_huge_observation_is_cut_to_its_limit_in_bounded_time(
 def test_tags_and_control_tokens_in_passages_change_neither_masks_nor_actions(
     make_parts: MakeParts, faulty_retriever: FaultyRetriever, codec: FileTokenizer, parts_of_it: list[str]
 ) -> None:
-    async def sampled(contents: str) -> Trajectory:
-        faulty_retriever.reply = partial(found, contents=contents)
+    async def sample(contents: str) -> Trajectory:
+        faulty_retriever.reply = partial(reply_with_documents, contents=contents)
         (trajectory,), _ = await make_parts(max_obs_length=500).run(samples=1, purpose=UNSCORED)
         return trajectory
 
-    injected, plain = asyncio.run(sampled("".join(parts_of_it))), asyncio.run(sampled("harmless"))
-    assert actions(injected) == actions(plain)
+    injected, plain = asyncio.run(sample("".join(parts_of_it))), asyncio.run(sample("harmless"))
+    assert list_actions(injected) == list_actions(plain)
     assert [t.tag for t in injected.turns] == ["search", "answer"]
-    ((text, ids),) = observed(injected)
+    ((text, ids),) = list_observations(injected)
     assert (text.count("<information>"), text.count("</information>")) == (1, 1)
     assert not any(tag in text for tag in ("<search>", "<answer>", "</answer>", "<think>"))
     control = {codec.encode(token)[0] for token in codec.special_tokens}
     assert control.isdisjoint(ids)
-    # What is trained on is what the policy said, token for token.
+    # The tokens that are trained on are exactly those that the policy sampled.
     for trajectory in (injected, plain):
         response = trajectory.token_ids[trajectory.prompt_length :]
-        said = [token for token, mask in zip(response, trajectory.loss_mask, strict=True) if mask]
-        assert said == codec.encode(SEARCH) + codec.encode(ANSWER)
+        trained = [token for token, mask in zip(response, trajectory.loss_mask, strict=True) if mask]
+        assert trained == codec.encode(SEARCH) + codec.encode(ANSWER)
     assert (injected.valid_searches, injected.finished) == (1, True)
 
 
@@ -356,41 +359,43 @@ class Front:
             self.trainer.issue(prompt(group_uid=f"g/train/{position}/0", position=position, samples=2))
         self.issued += count
 
-    async def take(self, count: int, timeout_s: float = 30.0) -> list[TrajectoryGroup]:
+    async def claim(self, count: int, timeout_s: float = 30.0) -> list[TrajectoryGroup]:
         groups: list[TrajectoryGroup] = []
         deadline = time.monotonic() + timeout_s
         while len(groups) < count and time.monotonic() < deadline:
-            taken = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, "trainer", 64, 0.2)
-            groups += [entry.message for entry in taken]
-            self.trainer.discard(self.trainer.trajectories, [entry.id for entry in taken])
+            claimed = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, "trainer", 64, 0.2)
+            groups += [entry.message for entry in claimed]
+            self.trainer.discard(self.trainer.trajectories, [entry.id for entry in claimed])
         return groups
 
-    def metric(self, name: str) -> float:
-        """Of the reward, as the page shows it; 0 where it does not."""
-        shown, registry = RolloutCollector(), CollectorRegistry()
-        shown.update({"Agent": [Snapshot("r1", read_call_counts())]}, None, None)
-        registry.register(shown)
+    def read_metric(self, name: str) -> float:
+        """Read a metric of the reward's client from the metrics page; 0 where it is missing."""
+        collector, registry = RolloutCollector(), CollectorRegistry()
+        collector.update({"Agent": [Snapshot("r1", read_call_counts())]}, None, None)
+        registry.register(collector)
         page = generate_latest(registry).decode()
         lines = [line for line in page.splitlines() if line.startswith(f'forage_rollout_{name}{{service="reward"}} ')]
         return float(lines[0].rpartition(" ")[2]) if lines else 0.0
 
-    async def until(self, true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async def wait_for(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         async with asyncio.timeout(timeout_s):
-            while not true():
+            while not condition():
                 await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
-async def dispatching(parts: Parts) -> AsyncIterator[Front]:
+async def run_dispatcher(parts: Parts) -> AsyncIterator[Front]:
     settings = parts.settings
     serving = Policy(version=1, epoch=1)
 
-    async def served(version: int, epoch: int, timeout_s: float) -> Policy:
+    async def wait_for_policy(version: int, epoch: int, timeout_s: float) -> Policy:
         return serving
 
     front = Front(parts)
     streams = StreamClient(settings.redis, "r", 1.0)
-    dispatcher = Dispatcher(settings, streams, parts.agent.run_group, served, partial(wait_for_services, settings))
+    dispatcher = Dispatcher(
+        settings, streams, parts.agent.run_group, wait_for_policy, partial(wait_for_services, settings)
+    )
     task = asyncio.create_task(dispatcher.run())
     yield front
     task.cancel()
@@ -409,7 +414,7 @@ class RewardProcess:
         self.process.kill()
         self.process.wait()
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         self.process = self.start()
 
 
@@ -437,32 +442,32 @@ async def test_no_group_is_lost_while_the_reward_is_unavailable_and_the_circuit_
     """Groups under way get their scores late, or a status where the limit of scoring is shorter than the outage; the
     rest waits on the stream. The shipped limit of 60 s stands to an outage of 30 s as 30 s stand to this one."""
     parts = make_parts(reward.address, redis_server, score_timeout_s=score_timeout_s, max_trajectories_in_flight=8, n=2)
-    async with dispatching(parts) as front:
+    async with run_dispatcher(parts) as front:
         front.issue(4)
-        assert {t.status for group in await front.take(4) for t in group.trajectories} == {Status.STATUS_OK}
-        opened = front.metric("circuits_opened_total")
-        open_before = front.metric("circuit_open")  # of other tests' clients, which are no more
+        assert {t.status for group in await front.claim(4) for t in group.trajectories} == {Status.STATUS_OK}
+        opened = front.read_metric("circuits_opened_total")
+        open_before = front.read_metric("circuit_open")  # of clients of earlier tests
 
         reward.kill()
         began = time.monotonic()
         front.issue(12)
-        await front.until(lambda: front.metric("circuit_open") == open_before + 1)
-        assert front.metric("circuits_opened_total") > opened
+        await front.wait_for(lambda: front.read_metric("circuit_open") == open_before + 1)
+        assert front.read_metric("circuits_opened_total") > opened
         await asyncio.sleep(OUTAGE_S - (time.monotonic() - began))
-        reward.start_again()
+        reward.restart()
 
-        groups = await front.take(12)
+        groups = await front.claim(12)
         front.issue(4)  # a circuit closes with a call that goes through
-        groups += await front.take(4)
-        assert front.metric("circuit_open") == open_before
-        assert await front.take(1, 1.0) == []
+        groups += await front.claim(4)
+        assert front.read_metric("circuit_open") == open_before
+        assert await front.claim(1, 1.0) == []
         assert sorted(group.position for group in groups) == list(range(4, 20))
         assert front.trainer.count_backlog(front.trainer.prompts) == 0
 
     late = [t for group in groups for t in group.trajectories if t.status == Status.STATUS_OK]
     failed = [t for group in groups for t in group.trajectories if t.status != Status.STATUS_OK]
     assert all(t.score.total == 1.0 for t in late)
-    # What is given up has a status instead of a score of 0, and is no more than what was under way when it began.
+    # A sample that timed out has a status instead of a score of 0; only samples in flight at the kill can time out.
     assert {(t.status, t.score.status) for t in failed} <= {(Status.STATUS_TIMEOUT, Status.STATUS_TIMEOUT)}
     assert all("the reward at" in t.status_detail for t in failed)
     assert len(failed) == 0 if scored else 0 < len(failed) <= 8
@@ -472,7 +477,7 @@ async def test_no_group_is_lost_while_the_reward_is_unavailable_and_the_circuit_
 async def test_scores_that_are_not_of_these_trajectories_are_refused(
     make_parts: MakeParts, free_address: Callable[[], str], fault: str
 ) -> None:
-    class Liar(RewardServicer):
+    class MismatchedReward(RewardServicer):
         async def Score(self, request: Any, context: Any) -> ScoreResponse:  # the name is gRPC's
             reply = ScoreResponse()
             for item in request.items[1:] if fault == "too few" else request.items:
@@ -480,7 +485,7 @@ async def test_scores_that_are_not_of_these_trajectories_are_refused(
             return reply
 
     server, address = grpc.aio.server(), free_address()
-    add_RewardServicer_to_server(Liar(), server)
+    add_RewardServicer_to_server(MismatchedReward(), server)
     server.add_insecure_port(address)
     await server.start()
     trajectories, _ = await make_parts(address).run()

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 from otlp_receiver import Received, Receiver, grpc_receiver
-from rollout_parts import Services, small_corpus, waits_for
+from rollout_parts import Services, list_waiting, write_small_corpus
 from scripted_engine import CharCodec, ScriptedEngine
-from traces import PARENTS, spans_of
+from traces import PARENTS, find_spans
 
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.reward import RewardClient
@@ -44,7 +44,7 @@ def stack(
     repository: Path, tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], str]
 ) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("services")
-    small_corpus(folder / "corpus.jsonl")
+    write_small_corpus(folder / "corpus.jsonl")
     with grpc_receiver() as receiver, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         overrides = [
@@ -81,7 +81,7 @@ def traced(stack: Stack) -> Iterator[Stack]:
 async def _wait_until_ready(settings: Settings) -> None:
     async with asyncio.timeout(120):
         for address in (settings.retriever.http_address, settings.reward.health_address):
-            while waits_for(address) != set():
+            while list_waiting(address) != set():
                 await asyncio.sleep(0.1)
 
 
@@ -154,7 +154,7 @@ async def test_a_trace_spans_the_streams_and_every_service(traced: Stack, redis_
         traced,
         lambda r: {span.name for span in r.spans if span.trace_id == tracing.traceparent(root)[3:35]} == set(PARENTS),
     )
-    spans = spans_of(traced.receiver, tracing.traceparent(root)[3:35])
+    spans = find_spans(traced.receiver, tracing.traceparent(root)[3:35])
     assert [len(spans[name]) for name in ("rollout.sample", "rollout.generate", "POST /retrieve")] == [2, 4, 2]
     assert sorted(span.attributes["forage.turn"] for span in spans["rollout.generate"]) == [1, 1, 2, 2]
     assert spans["reward.score"][0].attributes["forage.items"] == 2

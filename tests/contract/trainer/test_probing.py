@@ -55,27 +55,27 @@ LENGTH = 20
 POLICY = Policy(version=4, epoch=2)
 
 
-def answer(context: str, right: bool) -> str:
+def write_answer(context: str, right: bool) -> str:
     number = re.search(r"number (\d+)", context)
     assert number is not None
     return f" n{number[1]}</answer>" if right else " nothing</answer>"
 
 
-def kept(context: str) -> float:
-    """Share of the thought."""
+def measure_kept_share(context: str) -> float:
+    """Measure the share of the thought that the context keeps."""
     return context.rpartition("<think>")[2].removesuffix(CONNECTIVE).count(".") / LENGTH
 
 
-def thoughtful(context: str, chance: random.Random) -> str:
-    return answer(context, chance.random() < kept(context))
+def answer_by_kept_share(context: str, chance: random.Random) -> str:
+    return write_answer(context, chance.random() < measure_kept_share(context))
 
 
-def hasty(context: str, chance: random.Random) -> str:
+def answer_early(context: str, chance: random.Random) -> str:
     """Answer correctly as long as less than half of the thought is kept."""
-    return answer(context, kept(context) < 0.5)
+    return write_answer(context, measure_kept_share(context) < 0.5)
 
 
-def trajectory(prompt: Prompt, sample: int, policy: Policy) -> Trajectory:
+def build_trajectory(prompt: Prompt, sample: int, policy: Policy) -> Trajectory:
     """A search and an answer in tokens of single characters, rewarded by turns."""
     parts = [
         (Role.ROLE_PROMPT, prompt.messages[-1].content),
@@ -125,7 +125,9 @@ class Sampler(RolloutServicer):
     def Run(self, request: RunRequest, context: Any) -> RunResponse:  # the names are gRPC's
         self.prompts.append(request.prompt)
         samples = range(request.prompt.samples)
-        return RunResponse(group=TrajectoryGroup(trajectories=[trajectory(request.prompt, i, POLICY) for i in samples]))
+        return RunResponse(
+            group=TrajectoryGroup(trajectories=[build_trajectory(request.prompt, i, POLICY) for i in samples])
+        )
 
     def GetStatus(self, request: GetStatusRequest, context: Any) -> GetStatusResponse:
         return GetStatusResponse(serving=self.serving())
@@ -138,7 +140,7 @@ class CharacterRollout(ScriptedRollout):
         group = super()._answer(prompt, policy)
         assert group is not None
         del group.trajectories[:]
-        group.trajectories.extend(trajectory(prompt, i, policy) for i in range(prompt.samples))
+        group.trajectories.extend(build_trajectory(prompt, i, policy) for i in range(prompt.samples))
         return group
 
 
@@ -175,7 +177,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], 
 
 @pytest.fixture
 def scripted() -> Iterator[CompletionsServer]:
-    with completions_server(thoughtful) as server:
+    with completions_server(answer_by_kept_share) as server:
         yield server
 
 
@@ -201,26 +203,26 @@ def settings(
     return make
 
 
-def probe_of(settings: Settings) -> ValidationProbe:
+def make_probe(settings: Settings) -> ValidationProbe:
     return ValidationProbe(settings, read_questions(settings.data.val_files).rows, StateFile(settings.run.folder))
 
 
-def counted(purpose: str, outcome: str) -> float:
+def count_probes(purpose: str, outcome: str) -> float:
     labels = {"purpose": purpose, "outcome": outcome}
     return REGISTRY.get_sample_value("forage_trainer_probes_total", labels) or 0.0
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     pass
 
 
-def test_held_out_questions_are_answered_greedily_and_probed_and_the_result_is_kept(
+def test_held_out_questions_are_answered_greedily_and_probed_and_the_result_is_stored(
     settings: Callable[..., Settings], scripted: CompletionsServer, sampler: tuple[Sampler, str], tmp_path: Path
 ) -> None:
-    probe = probe_of(settings())
-    assert probe.run(Policy(version=3, epoch=2), nothing) == {}
+    probe = make_probe(settings())
+    assert probe.run(Policy(version=3, epoch=2), do_nothing) == {}
     assert scripted.asked == []
-    result = probe.run(POLICY, nothing)
+    result = probe.run(POLICY, do_nothing)
     assert (result["val-probe/count"], result["val-probe/failed"]) == (4, 0)
     assert [result[f"val-probe/confidence@{k}"] for k in range(11)] == pytest.approx(
         [k / 10 for k in range(11)], abs=0.1
@@ -231,24 +233,26 @@ def test_held_out_questions_are_answered_greedily_and_probed_and_the_result_is_k
     assert result["val-probe/aoc/mean"] == pytest.approx(0.5, abs=0.1)
     assert {(p.sampling.temperature, p.samples) for p in sampler[0].prompts} == {(0.0, 1)}
     assert REGISTRY.get_sample_value("forage_trainer_probe", {"metric": "confidence@10"}) == 1.0
-    kept = json.loads((tmp_path / "r/probes/step-4.json").read_text())
-    assert kept["figures"] == result
-    assert (kept["version"], kept["plan"]["samples"], kept["sets"]["all"]["count"]) == (4, 50, 4)
-    assert kept["sets"]["incorrect"]["confidence_at"][-1] == 1.0
+    stored = json.loads((tmp_path / "r/probes/step-4.json").read_text())
+    assert stored["figures"] == result
+    assert (stored["version"], stored["plan"]["samples"], stored["sets"]["all"]["count"]) == (4, 50, 4)
+    assert stored["sets"]["incorrect"]["confidence_at"][-1] == 1.0
     assert not list((tmp_path / "r").glob("validation/*"))
     # A restarted trainer reads it, and a later policy is asked the same questions.
     asked = len(scripted.asked)
-    assert probe_of(settings()).run(POLICY, nothing) == result
+    assert make_probe(settings()).run(POLICY, do_nothing) == result
     assert len(scripted.asked) == asked
     sampler[0].serving = lambda: Policy(version=6, epoch=2)
-    assert probe.run(Policy(version=6, epoch=2), nothing)["val-probe/count"] == 4
+    assert probe.run(Policy(version=6, epoch=2), do_nothing)["val-probe/count"] == 4
     uids = [prompt.group_uid for prompt in sampler[0].prompts]
     assert sorted(uids[:4]) == sorted(uids[4:])
 
 
-def test_every_turn_can_be_probed_and_few_questions_are_all_of_them(settings: Callable[..., Settings]) -> None:
+def test_every_turn_can_be_probed_and_the_number_of_questions_bounds_the_probes(
+    settings: Callable[..., Settings],
+) -> None:
     every = ["trainer.probe.turn=any", "trainer.probe.trajectories=100", "trainer.probe.samples=2"]
-    result = probe_of(settings(*every, "trainer.probe.points=1")).run(POLICY, nothing)
+    result = make_probe(settings(*every, "trainer.probe.points=1")).run(POLICY, do_nothing)
     assert (result["val-probe/count"], result["val-probe/failed"]) == (18, 0)
 
 
@@ -257,37 +261,37 @@ def test_a_probe_waits_until_its_policy_is_served(
 ) -> None:
     served = [Policy(version=9, epoch=1), Policy(version=3, epoch=2), POLICY]
     sampler[0].serving = lambda: served.pop(0) if len(served) > 1 else served[0]
-    result = probe_of(settings("trainer.probe.points=1", "trainer.probe.samples=2")).run(POLICY, nothing)
+    result = make_probe(settings("trainer.probe.points=1", "trainer.probe.samples=2")).run(POLICY, do_nothing)
     assert result["val-probe/count"] == 4
     assert served == [POLICY]
 
 
-def test_transient_failures_are_repeated_and_others_are_counted(
+def test_transient_failures_are_retried_and_others_are_counted(
     settings: Callable[..., Settings], scripted: CompletionsServer, tmp_path: Path
 ) -> None:
     small = ["trainer.probe.points=1", "trainer.probe.samples=2"]
     scripted.failures = [503, 500, 400]
-    before = counted("validation", "failed")
-    result = probe_of(settings(*small)).run(POLICY, nothing)
+    before = count_probes("validation", "failed")
+    result = make_probe(settings(*small)).run(POLICY, do_nothing)
     # The connective is asked for first, and refused once; the second attempt finds all of it.
     assert (result["val-probe/count"], result["val-probe/failed"]) == (4, 0)
     scripted.failures = [400] * 100
-    result = probe_of(settings(*small, "run.id=refused")).run(POLICY, nothing)
+    result = make_probe(settings(*small, "run.id=refused")).run(POLICY, do_nothing)
     assert result == {"val-probe/count": 0, "val-probe/failed": 4, "val-probe/seconds": result["val-probe/seconds"]}
-    assert counted("validation", "failed") - before == 4
-    assert not (tmp_path / "refused/probes").exists(), "what gave nothing may be done again"
+    assert count_probes("validation", "failed") - before == 4
+    assert not (tmp_path / "refused/probes").exists(), "a probe without results is repeated"
 
 
-def test_an_unavailable_service_costs_a_bounded_time(settings: Callable[..., Settings]) -> None:
-    before = counted("validation", "failed")
+def test_a_probe_of_an_unavailable_service_ends_within_its_time_limit(settings: Callable[..., Settings]) -> None:
+    before = count_probes("validation", "failed")
     unreachable = settings("rollout.http_address=127.0.0.1:9", "trainer.probe.timeout_s=1.5")
     began = time.monotonic()
-    result = probe_of(unreachable).run(POLICY, nothing)
+    result = make_probe(unreachable).run(POLICY, do_nothing)
     assert time.monotonic() - began < 10
     assert result["val-probe/failed"] == 4
-    assert counted("validation", "failed") - before == 4
+    assert count_probes("validation", "failed") - before == 4
     with pytest.raises(SettingsError, match="auth_token_file"):
-        probe_of(settings("rollout.auth_token_file=/missing"))
+        make_probe(settings("rollout.auth_token_file=/missing"))
 
 
 def test_a_killed_probe_is_repeated(
@@ -317,7 +321,7 @@ def test_a_killed_probe_is_repeated(
         process.send_signal(signal.SIGKILL)
     assert not (tmp_path / "r/probes").exists()
     scripted.delay_s = 0.0
-    assert probe_of(own).run(POLICY, nothing)["val-probe/count"] == 4
+    assert make_probe(own).run(POLICY, do_nothing)["val-probe/count"] == 4
     assert (tmp_path / "r/probes/step-4.json").exists()
 
 
@@ -367,19 +371,19 @@ def test_training_probes_policy_and_trajectories_and_repeats_a_stopped_probe(
     player.start()
     process = OneProcess(own, redis_server, sampler[0])
 
-    def stopping(context: str, chance: random.Random) -> str:
+    def answer_and_stop(context: str, chance: random.Random) -> str:
         if (folder / "checkpoints/step_2").exists():
             process.stop.request()
             time.sleep(0.3)
-        return hasty(context, chance)
+        return answer_early(context, chance)
 
-    scripted.policy = stopping
+    scripted.policy = answer_and_stop
     try:
         with pytest.raises(Stopped):
             process.run()
         assert sorted(file.name for file in folder.glob("probes/*")) == ["step-0.json"]
         assert "val-probe/count" not in read_lines(folder / "metrics.jsonl")[1]
-        scripted.policy = hasty
+        scripted.policy = answer_early
         OneProcess(own, redis_server, sampler[0]).run()
     finally:
         player.end()

@@ -26,4 +26,4 @@ def test_a_demo_whose_trainer_is_killed_completes_and_no_group_is_lost_or_duplic
     assert summary["restarts_trainer"] == 1
     assert summary["logprob_diff_mean"] < 1e-3, "the trainer and the engine see the same policy"
     assert (demo.run / "report.html").stat().st_size > 0
-    assert demo.leftovers() == [], "the run left processes behind"
+    assert demo.list_leftovers() == [], "the run left processes behind"

@@ -109,7 +109,7 @@ def service(
         log.close()
 
 
-def test_requests_generated_from_the_openapi_page(service: Service) -> None:
+def test_requests_generated_from_the_openapi_page_are_answered_as_documented(service: Service) -> None:
     schema = schemathesis.openapi.from_url(f"http://{service.http}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
     searches = [operation for operation in operations if operation.method.upper() == "POST" and operation.body]
@@ -247,7 +247,7 @@ async def bombard(service: Service, count: int, seed: int) -> set[int]:
     return seen
 
 
-async def test_malformed_bytes_on_the_http_port(service: Service) -> None:
+async def test_malformed_bytes_on_the_http_port_are_refused(service: Service) -> None:
     host, port = service.http.split(":")
     half_open = [await asyncio.open_connection(host, int(port)) for _ in range(50)]
     for _, writer in half_open:
@@ -297,7 +297,7 @@ def message(chance: random.Random) -> bytes:
             return odd
 
 
-async def test_malformed_grpc_messages(service: Service) -> None:
+async def test_malformed_grpc_messages_are_refused(service: Service) -> None:
     def as_they_are(value: bytes) -> bytes:
         return value
 

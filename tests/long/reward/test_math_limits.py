@@ -12,7 +12,7 @@ def compute_score(answer: str, target: str, timeout_s: float) -> Score:
     return bind_reward("math", {"timeout_s": timeout_s}, "here")(view, GroundTruth((target,)))
 
 
-def test_a_tower_of_powers_has_no_score_and_the_next_answer_has_one() -> None:
+def test_a_tower_of_powers_has_no_score_and_the_next_answer_is_scored() -> None:
     score = compute_score("9^{9^{9^{9}}}", "5", timeout_s=1.0)
     assert score.status in (Status.TIMEOUT, Status.INTERNAL)
     assert score.components == ()

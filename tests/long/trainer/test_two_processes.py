@@ -33,7 +33,7 @@ dist.barrier()
 """
 
 
-def test_two_processes_take_the_step_that_one_takes(
+def test_a_step_of_two_processes_equals_that_of_one(
     tmp_path: Path, free_address: Callable[[], str], repository: Path
 ) -> None:
     """Groups of four and three rows, so that one process lacks a row; every gradient, metric and weight."""
@@ -55,7 +55,7 @@ def test_two_processes_take_the_step_that_one_takes(
         assert all(torch.equal(results[n], results[n.replace("again", "second")]) for n in results if "again" in n)
 
 
-def test_shards_of_two_processes_merge_into_whole_tensors(tmp_path: Path) -> None:
+def test_shards_of_two_processes_merge_into_full_tensors(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     (tmp_path / "state").mkdir()
     command = [sys.executable, "-c", TWO_PROCESSES]

@@ -16,7 +16,7 @@ from dashboard_queries import PanelQuery, list_queries, load_dashboards, substit
 from demo import Demo
 from otlp_receiver import Receiver, grpc_receiver
 from prometheus_scrape import EXPORTER, Prometheus
-from traces import PARENTS, spans_of
+from traces import PARENTS, find_spans
 
 from forage_common.files.step_file import read_step, step_file_path
 from forage_common.files.trajectory_file import read_trajectories
@@ -79,7 +79,7 @@ def test_an_interrupted_demo_resumes_answers_questions_and_is_evaluated(
     demo.wait_for(lambda: demo.steps >= 3, 400)
     demo.interrupt()
     assert demo.finish(60) == 130
-    assert demo.leftovers() == [], "Ctrl-C left processes behind"
+    assert demo.list_leftovers() == [], "Ctrl-C left processes behind"
 
     demo.start("--resume")
     demo.wait_for(lambda: demo.steps >= 5, 400)
@@ -110,7 +110,7 @@ def test_an_interrupted_demo_resumes_answers_questions_and_is_evaluated(
         assert all(CLOSING.search(turn).end() == len(turn) for turn in closed), "a turn ends at its first closing tag"
     for file in ("settings.yaml", "report.html", "curve.png", "validation/before.jsonl", "validation/after.jsonl"):
         assert (demo.run / file).stat().st_size > 0
-    assert demo.leftovers() == []
+    assert demo.list_leftovers() == []
     _check_traces(demo, receiver)
 
     out = tmp_path / "evaluation"
@@ -150,7 +150,7 @@ def test_an_interrupted_demo_resumes_answers_questions_and_is_evaluated(
         [*FORAGE, "eval", "compare", f"{out}:untrained", f"{out}:trained"], capture_output=True, text=True, timeout=60
     )
     assert compared.returncode == 0, compared.stderr
-    assert demo.leftovers() == []
+    assert demo.list_leftovers() == []
 
     if shutil.which("chromium"):  # the pages' own tests say where it is missing
         page: Page = request.getfixturevalue("open_page")(out / "report.html")
@@ -165,7 +165,7 @@ def _check_traces(demo: Demo, receiver: Receiver) -> None:
     assert len(trajectories) == 4 * 4
     searched = 0
     for trace_id in {trajectory.trace_id for trajectory in trajectories}:
-        spans = spans_of(receiver, trace_id)
+        spans = find_spans(receiver, trace_id)
         of_group = [trajectory for trajectory in trajectories if trajectory.trace_id == trace_id]
         searched += len(spans.get("rollout.respond", ()))
         optional = {"rollout.respond", "retriever.search", "POST /retrieve", "retriever.index"}

@@ -25,9 +25,9 @@ from forage_rollout.deployments.cluster import JoinedCluster, open_cluster
 class Scripted(JoinedCluster):
     def deploy(self):
         from ray import serve
-        from serve_parts import application
+        from serve_parts import build_application
         from forage_rollout.deployments.cluster import get_application_name
-        bound = application(self._settings, ReplicaSettings())
+        bound = build_application(self._settings, ReplicaSettings())
         serve.run(bound, name=get_application_name(self._settings), route_prefix=None)
 
 configure_logs("rollout")  # to stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
-from rollout_parts import ADDRESSES, Services, get, prompt, publish, small_corpus, take, until, waits_for
+from rollout_parts import ADDRESSES, Services, get, list_waiting, prompt, publish, take, until, write_small_corpus
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
@@ -37,7 +37,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
 ) -> None:
     model = repository / "models/tiny-policy"
     corpus = tmp_path / "corpus.jsonl"
-    small_corpus(corpus)
+    write_small_corpus(corpus)
     common = [f"{name}={address}" for name, address in addresses.items()]
     common += [f"redis.url={redis_server.url}", "redis.reclaim_idle_s=3", "run.id=e2e", f"run.dir={tmp_path}/runs"]
     common += [f"model.path={model}", f"data.corpus={corpus}", "retriever.mode=bm25", "rollout.max_groups_in_flight=4"]
@@ -45,11 +45,11 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
 
     # It says what it waits for: first for everything, in the end for the policy alone.
     service = services.start("rollout", *common)
-    until(lambda: waits_for(health) is not None)
-    assert {"retriever", "reward", "engine", "policy"} <= (waits_for(health) or set())
+    until(lambda: list_waiting(health) is not None)
+    assert {"retriever", "reward", "engine", "policy"} <= (list_waiting(health) or set())
     services.start("reward", *common)
     services.start("retriever", *common, f"retriever.cache_dir={tmp_path}/cache")
-    until(lambda: waits_for(health) == {"policy"})
+    until(lambda: list_waiting(health) == {"policy"})
 
     # Prompts wait for the policy; then they come back complete.
     streams = StreamClient(redis_server, "e2e")
@@ -67,7 +67,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
         assert {(s.version, s.epoch) for s in trajectory.segments} == {(0, 1)}
         assert len(trajectory.loss_mask) == len(trajectory.token_ids) - trajectory.prompt_length
     assert list(streams.read_replicas().values()) == [first]
-    until(lambda: waits_for(health) == set())
+    until(lambda: list_waiting(health) == set())
 
     # One prompt off the streams goes through the same loop.
     with grpc.insecure_channel(addresses["rollout.grpc_address"]) as channel:

@@ -17,7 +17,7 @@ import grpc
 import httpx
 import openai
 import pytest
-from rollout_parts import ADDRESSES, Services, get, prompt, publish, small_corpus, until, waits_for
+from rollout_parts import ADDRESSES, Services, get, list_waiting, prompt, publish, until, write_small_corpus
 
 from forage_common.clients.auth import authorization_metadata
 from forage_common.settings import RedisSettings
@@ -56,7 +56,7 @@ def test_the_front_of_a_real_service(
     tmp_path: Path,
 ) -> None:
     model, corpus, token = repository / "models/tiny-policy", tmp_path / "corpus.jsonl", tmp_path / "token"
-    small_corpus(corpus)
+    write_small_corpus(corpus)
     token.write_text("secret\n")
     addresses = {f"{name}_address": free_address() for name in ADDRESSES}
     common = [f"{name}={address}" for name, address in addresses.items()]
@@ -69,7 +69,7 @@ def test_the_front_of_a_real_service(
     streams = StreamClient(redis_server, "e2e")
     streams.create_groups()
     first = publish(streams, model, tmp_path, 5, 1)
-    until(lambda: waits_for(health) == set())
+    until(lambda: list_waiting(health) == set())
 
     metadata = authorization_metadata(token)
     with grpc.insecure_channel(addresses["rollout.grpc_address"]) as channel:

@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.mark.usefixtures("caller")
 def test_replicas_are_added_as_the_queue_grows() -> None:
     from ray import serve
-    from serve_parts import application
+    from serve_parts import build_application
 
     engines = ReplicaSettings(min=1, max=2, target_ongoing=2, upscale_delay_s=1)
-    elastic = serve.run(application(Settings(), engines), name="elastic", route_prefix=None)
+    elastic = serve.run(build_application(Settings(), engines), name="elastic", route_prefix=None)
     assert len(elastic.everywhere.remote("take_snapshot").result(timeout_s=200)) == 1
     busy = elastic.many.remote(["g"] * 40, 6000)
     deadline = time.monotonic() + 60
@@ -37,13 +37,15 @@ def test_replicas_are_added_as_the_queue_grows() -> None:
 @pytest.mark.usefixtures("caller")
 def test_an_endpoint_replaces_the_engine(repository: Path) -> None:
     from ray import serve
-    from serve_parts import application
+    from serve_parts import build_application
 
     folder = repository / "models" / "tiny-policy"
     with openai_server(FileTokenizer(folder), ["said </x>"]) as server:
         rollout = RolloutSettings(engine=EngineSettings(endpoint=server.url))
         settings = Settings(model=ModelSettings(path=folder), rollout=rollout)
-        remote = serve.run(application(settings, ReplicaSettings(), scripted=False), name="remote", route_prefix=None)
+        remote = serve.run(
+            build_application(settings, ReplicaSettings(), scripted=False), name="remote", route_prefix=None
+        )
         said = remote.many.remote(["g", "h"], 5).result(timeout_s=200)
         assert said == [FileTokenizer(folder).encode("said </x>")[0]] * 2
         (snapshot,) = remote.everywhere.remote("take_snapshot").result(timeout_s=200)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from model_folders import smallest_model
+from model_folders import write_smallest_model
 
 from forage_cli.local import preflight
 from forage_common.errors import DataError, UserError
@@ -97,7 +97,7 @@ def of_environment(path: Path, **params: str) -> Settings:
 
 
 def test_a_remote_model_needs_no_weights_and_cannot_be_trained(tmp_path: Path) -> None:
-    (smallest_model(tmp_path) / "model.safetensors").unlink()
+    (write_smallest_model(tmp_path) / "model.safetensors").unlink()
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "1", "contents": "x"}\n')
     paths = [f"model.path={tmp_path / 'model'}", f"data.corpus={corpus}"]

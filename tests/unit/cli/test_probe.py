@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from completions_server import CompletionsServer, character_model, completions_server, encode
+from completions_server import CompletionsServer, completions_server, encode, write_character_model
 from evaluation_services import write_questions
 from rich.console import Console
 
@@ -112,7 +112,7 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         *shift_ports(27000 + os.getpid() % 200 * 20),
         f"run.dir={folder}",
         "reward.routes={world_facts: {name: search_r1_format}, puzzle: {name: countdown}}",
-        f"model.path={character_model(folder / 'model')}",
+        f"model.path={write_character_model(folder / 'model')}",
         "rollout.max_prompt_length=2000",
         "rollout.max_response_length=500",
         "rollout.engine.max_model_len=4000",

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from model_folders import smallest_model, write_weights
+from model_folders import write_smallest_model, write_weights
 
 from forage_cli.local.serving import publish
 from forage_common.settings import RedisSettings, RunSettings, Settings
@@ -14,7 +14,7 @@ from forage_common.streams.client import StreamClient
 
 
 def test_every_shard_of_a_policy_is_published(redis_server: RedisSettings, tmp_path: Path) -> None:
-    folder = smallest_model(tmp_path)
+    folder = write_smallest_model(tmp_path)
     (folder / "model.safetensors").unlink()
     names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     for tensor, name in names.items():

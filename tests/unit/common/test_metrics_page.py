@@ -5,7 +5,7 @@ from __future__ import annotations
 from metrics_page import DOCUMENT, assert_current, read_series_names, render_external_sections
 
 
-def test_the_page_of_metrics_is_current() -> None:
+def test_the_reference_page_of_metrics_is_current() -> None:
     assert_current("common")
     assert render_external_sections() in DOCUMENT.read_text(encoding="utf-8")
 

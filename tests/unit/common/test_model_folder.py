@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from model_folders import smallest_model, write_weights
+from model_folders import write_smallest_model, write_weights
 
 from forage_common.errors import DataError
 from forage_common.files.model_folder import check_model_folder, read_model_shapes
@@ -16,7 +16,7 @@ from forage_common.files.model_folder import check_model_folder, read_model_shap
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return smallest_model(tmp_path)
+    return write_smallest_model(tmp_path)
 
 
 def test_a_complete_folder_is_accepted(folder: Path) -> None:

@@ -22,7 +22,7 @@ PIECES = ("<think>", "</think>", "<answer>", "</answer>", "a", " ", "<", ">\n", 
 @pytest.mark.parametrize(
     "row", [json.loads(line) for line in TABLE.read_text().splitlines()], ids=lambda row: row["why"]
 )
-def test_boundaries_and_kept_tokens_are_those_of_the_table(row: dict[str, Any]) -> None:
+def test_boundaries_and_kept_tokens_equal_the_table(row: dict[str, Any]) -> None:
     cot = find_cot([TAGS.get(number) or chr(0x4E00 + number) for number in row["ids"]])
     boundary = CotBoundary.Name(cot.boundary).removeprefix("COT_BOUNDARY_")
     assert (cot.begin, cot.end, boundary) == (row["begin"], row["end"], row["boundary"])
@@ -46,7 +46,7 @@ def test_tokens_that_merge_a_tag_with_its_neighbours_belong_to_the_tag(tokens: l
 
 
 @given(st.lists(st.sampled_from(PIECES)), st.integers(1, 40), st.randoms(use_true_random=False))
-def test_the_thought_lies_between_the_tags_however_the_text_is_cut(pieces: list[str], points: int, random: Any) -> None:
+def test_the_thought_lies_between_the_tags_for_every_tokenization(pieces: list[str], points: int, random: Any) -> None:
     text = "".join(pieces)
     cuts = sorted({0, len(text), *(random.randrange(len(text) + 1) for _ in range(random.randrange(9)))})
     for tokens in (list(text), [text[a:b] for a, b in pairwise(cuts)]):
@@ -65,6 +65,6 @@ def test_the_thought_lies_between_the_tags_however_the_text_is_cut(pieces: list[
         assert kept == sorted(kept)
 
 
-def test_a_curve_needs_a_point() -> None:
+def test_a_curve_without_points_is_an_error() -> None:
     with pytest.raises(ValueError, match="points is 0"):
         kept_lengths(5, 0)

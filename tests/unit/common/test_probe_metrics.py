@@ -34,7 +34,7 @@ def probed(correct: list[int], samples: int, own: bool = True) -> Probed:
 @pytest.mark.parametrize(
     "row", [json.loads(line) for line in TABLE.read_text().splitlines()], ids=lambda row: row["why"]
 )
-def test_measures_are_those_of_the_table(row: dict[str, Any]) -> None:
+def test_measures_equal_the_table(row: dict[str, Any]) -> None:
     probe = probed(row["correct"], row["samples"], row["own"])
     found, sets = metrics.measure(probe), metrics.summarise([probe])
     assert found.confidence == pytest.approx(row["confidence"])
@@ -53,7 +53,7 @@ def test_measures_are_those_of_the_table(row: dict[str, Any]) -> None:
 
 
 @given(st.integers(1, 200), st.data())
-def test_wilsons_interval_is_that_of_the_formula_and_holds_the_share(samples: int, data: st.DataObject) -> None:
+def test_the_wilson_interval_equals_its_formula_and_contains_the_share(samples: int, data: st.DataObject) -> None:
     correct = data.draw(st.integers(0, samples))
     low, high = metrics.wilson_interval(correct, samples)
     z, share = 1.959963984540054, correct / samples
@@ -64,7 +64,7 @@ def test_wilsons_interval_is_that_of_the_formula_and_holds_the_share(samples: in
 
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=15))
-def test_measures_keep_their_bounds_and_turn_with_the_curve(correct: list[int]) -> None:
+def test_measures_are_bounded_and_change_sign_when_the_curve_is_reversed(correct: list[int]) -> None:
     there, back = metrics.measure(probed(correct, 20)), metrics.measure(probed(correct[::-1], 20))
     assert back.overconfidence == pytest.approx(-there.overconfidence, abs=1e-9)
     assert (there.rho is None) == (len(set(correct)) == 1)
@@ -100,13 +100,13 @@ def test_measures_keep_their_bounds_and_turn_with_the_curve(correct: list[int]) 
         ([point(0, 0, 9, a=9), point(0, 0, 9, a=9)], None),
     ],
 )
-def test_the_area_over_the_curve_is_the_share_of_the_thought_without_which_the_answer_differs(
+def test_the_area_over_the_curve_is_the_share_of_the_thought_before_the_final_answer(
     points: list[ProbePoint], area: float | None
 ) -> None:
     assert metrics.area_over_curve(points) == (area if area is None else pytest.approx(area))
 
 
-def test_sets_are_told_apart_by_the_trajectorys_own_answer_and_failures_are_left_out() -> None:
+def test_sets_depend_on_the_trajectorys_answer_and_exclude_failed_probes() -> None:
     lost = Probed(status=Status.STATUS_TIMEOUT, correct=True)
     sets = metrics.summarise([probed([0, 10], 10), probed([0, 8], 10), probed([2, 0], 10, own=False), lost])
     assert {name: one.count for name, one in sets.items()} == {"all": 3, "correct": 2, "incorrect": 1}

@@ -83,7 +83,7 @@ def client(server: FailingServer, timeout_s: float = 20.0) -> RetrieverClient:
     return RetrieverClient(server.address, timeout_s)
 
 
-async def test_it_sends_what_is_asked_and_gives_what_comes_on_one_connection(server: FailingServer) -> None:
+async def test_searches_send_all_fields_and_return_documents_over_one_connection(server: FailingServer) -> None:
     server.orders = [
         reply({"result": [[ROW], []]}, X_Forage_Index_Digest="i", X_Forage_Corpus_Digest="c", X_Forage_Mode="bm25"),
         reply({"result": [[]], "partial": True}, X_Forage_Partial="1"),
@@ -105,7 +105,7 @@ async def test_it_sends_what_is_asked_and_gives_what_comes_on_one_connection(ser
 @pytest.mark.parametrize(
     "failure", [RESET, NOT_HTTP, reply(status=500), reply(status=502), reply(status=503), reply(status=429)]
 )
-async def test_what_may_pass_is_tried_again(server: FailingServer, failure: Order) -> None:
+async def test_transient_failures_are_retried(server: FailingServer, failure: Order) -> None:
     server.orders = [failure, failure, reply()]
     retried = _total(calls.RETRIED)
     async with client(server) as retriever:
@@ -114,7 +114,7 @@ async def test_what_may_pass_is_tried_again(server: FailingServer, failure: Orde
     assert _total(calls.RETRIED) == retried + 2
 
 
-async def test_retry_after_is_obeyed_and_never_opens_the_circuit(server: FailingServer) -> None:
+async def test_retry_after_is_respected_and_never_opens_the_circuit(server: FailingServer) -> None:
     later = reply(status=503, Retry_After="1")
     server.orders = [*[later] * (2 * FAILURES), reply()]
     opened = _total(OPENED)
@@ -126,7 +126,7 @@ async def test_retry_after_is_obeyed_and_never_opens_the_circuit(server: Failing
 
 
 @pytest.mark.parametrize("order", [HANG, reply(status=503, Retry_After="60")])
-async def test_the_deadline_is_over_all_attempts(server: FailingServer, order: Order) -> None:
+async def test_the_deadline_covers_all_attempts(server: FailingServer, order: Order) -> None:
     server.orders = [order]
     given_up = _total(calls.GIVEN_UP)
     async with client(server, timeout_s=0.3) as retriever:
@@ -136,7 +136,7 @@ async def test_the_deadline_is_over_all_attempts(server: FailingServer, order: O
     assert _total(calls.GIVEN_UP) == given_up + 1
 
 
-async def test_a_refusal_is_final_and_says_why(server: FailingServer) -> None:
+async def test_a_rejected_request_is_not_retried_and_its_error_has_the_reason(server: FailingServer) -> None:
     server.orders = [reply({"detail": "topk is -1"}, 422)]
     async with client(server) as retriever:
         for _ in range(FAILURES + 1):
@@ -157,7 +157,7 @@ async def test_a_refusal_is_final_and_says_why(server: FailingServer) -> None:
         reply(b"no gzip", Content_Encoding="gzip"),
     ],
 )
-async def test_an_answer_of_another_format_is_told_apart(server: FailingServer, order: Order) -> None:
+async def test_a_malformed_reply_is_an_error_of_its_own_and_not_retried(server: FailingServer, order: Order) -> None:
     server.orders = [order]
     async with client(server) as retriever:
         with pytest.raises(MalformedReplyError, match="is it a retriever's address"):
@@ -165,7 +165,7 @@ async def test_an_answer_of_another_format_is_told_apart(server: FailingServer, 
     assert len(server.requests) == 1
 
 
-async def test_a_server_that_keeps_failing_is_left_alone_until_one_probe_goes_through(server: FailingServer) -> None:
+async def test_an_open_circuit_sends_no_call_until_a_probe_succeeds(server: FailingServer) -> None:
     server.orders = [RESET]
     opened = _total(OPENED)
     async with client(server) as patient:
@@ -185,7 +185,7 @@ async def test_a_server_that_keeps_failing_is_left_alone_until_one_probe_goes_th
     assert _total(OPENED) >= opened + 2
 
 
-async def test_a_deadline_within_the_pause_gives_up_without_a_call(server: FailingServer) -> None:
+async def test_a_deadline_before_the_circuit_closes_fails_without_a_call(server: FailingServer) -> None:
     server.orders = [RESET]
     async with client(server, timeout_s=OPEN_S / 2) as hasty:
         await asyncio.gather(*(hasty.search(["a"]) for _ in range(FAILURES)), return_exceptions=True)
@@ -220,7 +220,9 @@ ENDS = st.sampled_from([None, AWAY, ANSWERED, CANCELLED])
 
 
 @given(st.lists(st.tuples(ENDS, st.sampled_from([0.0, 0.6, 1.0])), max_size=40), st.integers(1, 3))
-def test_a_circuit_does_what_its_state_says(history: list[tuple[BaseException | None, float]], most: int) -> None:
+def test_a_circuit_opens_after_failures_and_closes_after_a_successful_probe(
+    history: list[tuple[BaseException | None, float]], most: int
+) -> None:
     clock = Clock()
     circuit = Circuit("s", "a", failures=most, open_s=1.0, clock=clock)
     failures, probe_at = 0, -1.0
@@ -238,7 +240,7 @@ def test_a_circuit_does_what_its_state_says(history: list[tuple[BaseException | 
         assert circuit.is_open == (probe_at >= 0)
 
 
-def test_one_probe_at_a_time() -> None:
+def test_a_circuit_allows_one_probe_at_a_time() -> None:
     clock = Clock()
     circuit = Circuit("s", "a", failures=1, open_s=1.0, clock=clock)
     attempt(circuit, AWAY)
@@ -248,7 +250,7 @@ def test_one_probe_at_a_time() -> None:
     assert attempt(circuit, None)
 
 
-def test_the_last_of_many_failures_under_way_does_not_lengthen_the_pause() -> None:
+def test_a_failure_of_a_call_begun_earlier_does_not_keep_the_circuit_open_longer() -> None:
     clock = Clock()
     circuit = Circuit("s", "a", failures=1, open_s=1.0, clock=clock)
     early = circuit.attempt()

@@ -64,7 +64,7 @@ async def until(replica: Replica, reward: RewardClient, calls: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_calls_go_to_every_replica_in_turn(replicas: tuple[Replica, Replica]) -> None:
+async def test_calls_are_distributed_round_robin(replicas: tuple[Replica, Replica]) -> None:
     for replica in replicas:
         await replica.start()
     reward = client(replicas)
@@ -76,7 +76,7 @@ async def test_calls_go_to_every_replica_in_turn(replicas: tuple[Replica, Replic
     assert [replica.calls - b for replica, b in zip(replicas, before, strict=True)] == [10, 10]
 
 
-async def test_a_replica_that_ends_fails_no_call_and_is_used_again_when_it_is_back(
+async def test_a_stopped_replica_fails_no_call_and_is_used_again_after_its_restart(
     replicas: tuple[Replica, Replica],
 ) -> None:
     (one, other), reward = replicas, client(replicas)
@@ -92,7 +92,7 @@ async def test_a_replica_that_ends_fails_no_call_and_is_used_again_when_it_is_ba
     await until(one, reward, before + 1)
 
 
-async def test_connections_that_the_server_ends_for_their_age_cost_no_call(replicas: tuple[Replica, Replica]) -> None:
+async def test_connections_closed_at_their_maximum_age_fail_no_call(replicas: tuple[Replica, Replica]) -> None:
     for replica in replicas:
         await replica.start(("grpc.max_connection_age_ms", 100))
     reward, before = client(replicas), RETRIED.labels("reward")._value.get()

@@ -13,7 +13,7 @@ from forage_common.errors import SettingsError
 from forage_common.settings import Settings, load_settings, settings_from_arguments
 
 
-def test_the_file_then_the_environment_then_the_command_line_win(tmp_path: Path) -> None:
+def test_the_environment_overrides_the_file_and_the_command_line_overrides_both(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("run: {seed: 1}\nrollout: {n: 2, max_turns: 5}\n")
     environ = {"FORAGE__RUN__SEED": "2", "FORAGE__ROLLOUT__N": "3", "PATH": "/bin"}
@@ -44,7 +44,7 @@ def test_a_resolved_tree_reads_back_equal(tmp_path: Path) -> None:
         ("run.seed.x=1", "run.seed"),
     ],
 )
-def test_a_bad_setting_is_one_sentence_with_its_name(override: str, sentence: str) -> None:
+def test_an_invalid_setting_is_one_sentence_with_its_name(override: str, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence) as caught:
         load_settings(None, [override], {})
     assert "\n" not in str(caught.value)

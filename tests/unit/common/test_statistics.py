@@ -17,7 +17,7 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("values", SAMPLES.values(), ids=SAMPLES)
-def test_the_interval_equals_scipys(values: np.ndarray) -> None:
+def test_the_interval_equals_that_of_scipy(values: np.ndarray) -> None:
     expected = stats.bootstrap(
         (values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(1)
     ).confidence_interval
@@ -57,14 +57,14 @@ def test_a_real_difference_is_significant() -> None:
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.02, 0.05])
-def test_p_agrees_with_the_t_test(shift: float) -> None:
+def test_the_p_value_agrees_with_the_t_test(shift: float) -> None:
     a = GENERATOR.random(400)
     b = a + GENERATOR.normal(shift, 0.5, 400)
     found = paired_difference(list(a), list(b))
     assert found.p == pytest.approx(stats.ttest_rel(b, a).pvalue, abs=0.03)
 
 
-def test_no_difference_has_p_1_and_missing_values_are_an_error() -> None:
+def test_equal_samples_have_p_value_1_and_missing_values_are_an_error() -> None:
     found = paired_difference([0.0, 1.0], [0.0, 1.0])
     assert (found.mean, found.low, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="no questions"):

@@ -9,7 +9,7 @@ import httpx
 from forage_common.telemetry.health import Health, serve_health
 
 
-def test_the_metrics_say_what_the_probe_says(free_address: Callable[[], str]) -> None:
+def test_the_metrics_agree_with_the_readiness_probe(free_address: Callable[[], str]) -> None:
     health, address = Health(), free_address()
     server = serve_health(address, health)
     try:

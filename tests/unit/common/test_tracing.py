@@ -80,7 +80,9 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk"
 
 
 @pytest.mark.parametrize(("protocol", "make"), [("grpc", grpc_receiver), ("http", http_receiver)])
-def test_spans_arrive_with_who_sent_them_and_what_belongs_to_what(protocol: str, make: Callable[[], Any]) -> None:
+def test_spans_are_exported_with_their_resource_parents_attributes_and_links(
+    protocol: str, make: Callable[[], Any]
+) -> None:
     with make() as receiver:
         tracing.start(settings(receiver.endpoint, f"tracing.protocol={protocol}"), "test")
         with span("outer", {"forage.a": 1, "forage.b": "x"}, kind=SpanKind.SERVER) as outer:
@@ -108,7 +110,7 @@ def test_spans_arrive_with_who_sent_them_and_what_belongs_to_what(protocol: str,
     assert {"service.version", "service.instance.id"} <= set(sender)
 
 
-def test_opentelemetrys_own_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_of_opentelemetry_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with grpc_receiver() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=abc")
@@ -127,7 +129,7 @@ def test_opentelemetrys_own_variables_are_read(monkeypatch: pytest.MonkeyPatch) 
     ("parent", "trace", "above"),
     [(ELSEWHERE, ELSEWHERE[3:35], ELSEWHERE[36:52]), ("", None, ""), ("nonsense", None, "")],
 )
-def test_a_parent_elsewhere_is_a_traceparent_and_without_a_good_one_a_trace_begins(
+def test_a_remote_parent_is_a_traceparent_and_an_invalid_one_starts_a_trace(
     receiver: Receiver, parent: str, trace: str | None, above: str
 ) -> None:
     with span("outer"), span("called", parent=parent) as called:
@@ -139,7 +141,7 @@ def test_a_parent_elsewhere_is_a_traceparent_and_without_a_good_one_a_trace_begi
     assert trace in (None, found.trace_id)
 
 
-def test_an_exception_passes_and_marks_the_span_and_a_cancellation_is_no_failure(receiver: Receiver) -> None:
+def test_an_exception_marks_the_span_as_failed_and_a_cancellation_does_not(receiver: Receiver) -> None:
     with suppress(ValueError), span("wrong"):
         raise ValueError("too short")
 
@@ -159,21 +161,21 @@ def test_an_exception_passes_and_marks_the_span_and_a_cancellation_is_no_failure
     assert (waits.failed, waits.events) == (False, ("cancelled",))
 
 
-def test_spans_side_by_side_do_not_become_each_others_parents(receiver: Receiver) -> None:
+def test_inactive_spans_are_not_parents(receiver: Receiver) -> None:
     with span("first", active=False), span("second", active=False):
         assert tracing.traceparent(tracing.current_span()) == ""
     found = receiver.wait_for(lambda r: len(r.spans) == 2 and r.spans)
     assert [one.parent_id for one in found] == ["", ""]
 
 
-def test_a_span_may_have_begun_earlier(receiver: Receiver) -> None:
+def test_a_span_can_have_an_earlier_start(receiver: Receiver) -> None:
     with span("late", began_ns=time.time_ns() - 3 * 10**9):
         pass
     (found,) = receiver.wait_for(lambda r: r.spans)
     assert 3 <= found.seconds < 10
 
 
-def test_a_prompt_carries_the_trace_context_that_is_attached_to_it() -> None:
+def test_trace_context_is_attached_to_a_prompt() -> None:
     with grpc_receiver() as receiver:
         tracing.start(settings(receiver.endpoint, "tracing.sample_ratio=0"), "test")
         prompt = Prompt()
@@ -195,7 +197,7 @@ def test_a_prompt_carries_the_trace_context_that_is_attached_to_it() -> None:
         (0.0, "", UNSAMPLED, False),
     ],
 )
-def test_who_begins_a_trace_decides_whether_it_is_sampled(ratio: float, parent: str, link: str, sampled: bool) -> None:
+def test_the_root_of_a_trace_decides_whether_it_is_sampled(ratio: float, parent: str, link: str, sampled: bool) -> None:
     with grpc_receiver() as receiver:
         tracing.start(settings(receiver.endpoint, f"tracing.sample_ratio={ratio}"), "test")
         with span("one", parent=parent, links=[link]):
@@ -204,7 +206,7 @@ def test_who_begins_a_trace_decides_whether_it_is_sampled(ratio: float, parent: 
         assert [found.name for found in receiver.spans] == ["one"] * sampled
 
 
-def test_about_the_share_of_traces_that_is_asked_for_is_sampled() -> None:
+def test_the_sampling_ratio_is_respected() -> None:
     with grpc_receiver() as receiver:
         tracing.start(settings(receiver.endpoint, "tracing.sample_ratio=0.25"), "test")
         for _ in range(1000):
@@ -215,7 +217,7 @@ def test_about_the_share_of_traces_that_is_asked_for_is_sampled() -> None:
         assert {one.trace_id for one in receiver.named("one")} == {two.trace_id for two in receiver.named("two")}
 
 
-def test_a_collector_that_is_away_costs_one_warning_no_time_and_spans_that_are_counted(
+def test_an_unavailable_collector_is_logged_once_delays_nothing_and_its_lost_spans_are_counted(
     free_address: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
@@ -245,7 +247,7 @@ def test_a_collector_that_is_away_costs_one_warning_no_time_and_spans_that_are_c
     assert dropped()["export"] >= before["export"] + 3
 
 
-def test_the_end_does_not_wait_for_a_collector_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_does_not_wait_for_a_hanging_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     with grpc_receiver() as receiver:
         monkeypatch.setattr(receiver, "take", lambda *_: time.sleep(20))
         tracing.start(settings(receiver.endpoint), "test")
@@ -315,6 +317,6 @@ def test_log_lines_within_a_span_carry_its_ids(receiver: Receiver) -> None:
         ("tracing.enable=true", "did you mean 'enabled'"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named(override: str, complaint: str) -> None:
+def test_an_invalid_tracing_setting_is_named(override: str, complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
         load_settings(overrides=[override], environ={})

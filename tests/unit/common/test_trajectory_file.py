@@ -44,7 +44,7 @@ def trajectory(number: int) -> Trajectory:
     )
 
 
-def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+def test_written_trajectories_are_read_back_bit_for_bit(tmp_path: Path) -> None:
     file = tmp_path / "new" / "out.parquet"
     many = [trajectory(number) for number in range(600)]  # several row groups
     with TrajectoryWriter(file, "<|im_end|>") as writer:
@@ -68,7 +68,7 @@ def test_other_tools_see_columns(tmp_path: Path) -> None:
     assert (failed["status"], failed["score"], failed["answer"]) == ("TIMEOUT", None, None)
 
 
-def test_interrupted_work_stays_and_can_be_gone_on_with(tmp_path: Path) -> None:
+def test_a_file_is_kept_after_an_interruption_and_can_be_continued(tmp_path: Path) -> None:
     file = tmp_path / "out.parquet"
 
     def interrupted() -> None:
@@ -89,7 +89,7 @@ def test_interrupted_work_stays_and_can_be_gone_on_with(tmp_path: Path) -> None:
     assert [left.name for left in tmp_path.iterdir()] == ["out.parquet"]
 
 
-def test_a_file_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_without_trajectories_is_refused_by_name(tmp_path: Path) -> None:
     text, other, newer, damaged = (tmp_path / name for name in ("text", "other", "newer", "damaged"))
     text.write_text("no parquet")
     pq.write_table(pa.table({"id": ["a"]}), other)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from otlp_receiver import Receiver, traced_process
+from otlp_receiver import Receiver, trace_process
 from scripted_engine import CharCodec
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "rollout"
@@ -17,7 +17,7 @@ DATA = Path(__file__).resolve().parents[2] / "data" / "rollout"
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     """A collector; this process traces, as the rollout service."""
-    with traced_process("rollout") as made:
+    with trace_process("rollout") as made:
         yield made
 
 

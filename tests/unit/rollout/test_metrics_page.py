@@ -12,7 +12,7 @@ from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.metrics import read_call_counts
 
 
-def test_the_page_of_metrics_is_current() -> None:
+def test_the_reference_page_of_metrics_is_current() -> None:
     assert_current("rollout")
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from model_folders import smallest_model, write_weights
+from model_folders import write_smallest_model, write_weights
 
 from forage_common.files.model_folder import read_model_shapes, read_safetensors_header
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
@@ -25,7 +25,7 @@ from forage_rollout.weights.policy import (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return smallest_model(tmp_path)
+    return write_smallest_model(tmp_path)
 
 
 def make_policy(folder: Path, version: int = 1, epoch: int = 1) -> Policy:

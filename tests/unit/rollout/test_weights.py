@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from model_folders import smallest_model, write_weights
+from model_folders import write_smallest_model, write_weights
 
 from forage_common.errors import SettingsError
 from forage_common.files.model_folder import read_model_shapes
@@ -24,7 +24,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return smallest_model(tmp_path)
+    return write_smallest_model(tmp_path)
 
 
 def sha256(content: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from otlp_receiver import Receiver, traced_process
+from otlp_receiver import Receiver, trace_process
 
 from forage_common.streams.prompt_identity import build_group
 from forage_common.telemetry import tracing
@@ -17,7 +17,7 @@ from forage_trainer.waiting import Stop, Stopped
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with traced_process("trainer") as made:
+    with trace_process("trainer") as made:
         yield made
 
 

@@ -26,7 +26,7 @@ def test_every_row_is_distributed_once_and_processes_get_equally_many(lengths: l
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5, 9])
 def test_shards_add_up_to_the_batch(processes: int, tmp_path: Path) -> None:
-    batch = spmd_process.rows(spmd_process.settings(tmp_path))
+    batch = spmd_process.build_rows(spmd_process.build_settings(tmp_path))
     shares = [shard_rows(batch.data, rank, processes) for rank in range(processes)]
     together = sum(scatter_rows(batch.mask, [(share["row"], pad_jagged(share["response_mask"]))]) for share in shares)
     assert torch.equal(torch.as_tensor(together), batch.mask)
@@ -40,7 +40,7 @@ def test_an_announcement_arrives_complete(monkeypatch: pytest.MonkeyPatch, tmp_p
     sender, receiver = Processes(0, 1), Processes(0, 1)
     monkeypatch.setattr(sender, "_broadcast", lambda tensor: wire.append(tensor.clone()))
     monkeypatch.setattr(receiver, "_broadcast", lambda tensor: tensor.copy_(wire.pop(0)))
-    batch = spmd_process.rows(spmd_process.settings(tmp_path))
+    batch = spmd_process.build_rows(spmd_process.build_settings(tmp_path))
     sent = {
         "batch": batch,
         "advantages": torch.randn(3, 2),
