@@ -12,7 +12,7 @@ from prometheus_client import Counter
 
 from forage_common.errors import UserError
 from forage_common.files.questions import Questions
-from forage_common.settings import AdvantageEstimator, GuardAction, Settings
+from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
@@ -226,14 +226,12 @@ class TrainingLoop:
         trips = self._guards.check(metrics, groups)
         metrics["guards"] = [trip.guard for trip in trips]
         for trip in trips:
-            TRIPS.labels(trip.guard, trip.action.value).inc()
-            get_logger().warning(
-                "guard_tripped", step=step, guard=trip.guard, action=trip.action.value, reason=trip.reason
-            )
-        if trips and trips[0].action is not GuardAction.WARN:
+            TRIPS.labels(trip.guard, trip.action).inc()
+            get_logger().warning("guard_tripped", step=step, guard=trip.guard, action=trip.action, reason=trip.reason)
+        if trips and trips[0].action != "warn":
             # The line stays for diagnosis until the next start, which takes the step again.
             self._metrics_file.append(self._line(step, metrics, clock, time.perf_counter() - began))
-            if trips[0].action is GuardAction.STOP:
+            if trips[0].action == "stop":
                 raise make_stop_error(step, trips[0])
             raise self._rollbacks.roll_back(step, trips[0])
 

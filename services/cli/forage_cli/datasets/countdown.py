@@ -97,12 +97,7 @@ def draw_problem(size: int, rng: random.Random, max_number: int = MAX_NUMBER) ->
 
 
 def build_countdown(
-    out: Path,
-    counts: dict[str, int],
-    sizes: Sequence[int],
-    max_target: int,
-    seed: int,
-    max_number: int = MAX_NUMBER,
+    out: Path, counts: dict[str, int], sizes: Sequence[int], max_target: int, seed: int, max_number: int = MAX_NUMBER
 ) -> CountdownSummary:
     """Write a Parquet file for each split and `manifest.json` to `out` (created if missing).
 

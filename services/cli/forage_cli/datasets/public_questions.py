@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forage_cli.datasets.download import download
 from forage_cli.datasets.manifest import write_manifest
 from forage_cli.datasets.question_file import NUMBER, TEXT, TEXTS, make_question_row, write_question_rows
 from forage_common.errors import DataError
+from forage_common.files import durable
 from forage_common.text.search_prompt import format_search_prompt
 
 COLLECTION = "RUC-NLPIR/FlashRAG_datasets"
@@ -38,6 +39,7 @@ SPLITS = {
 
 NO_QUESTION, NO_ANSWER = "no question", "no answer"
 _ROWS = 10_000
+_TIMEOUT_S = 30.0
 _INFO = {"split": TEXT, "index": NUMBER, "id": TEXT, "question": TEXT}
 
 
@@ -62,8 +64,35 @@ def fetch_collection(source: str, cache: Path) -> dict[str, Path]:
         file = files[split] = cache / source / f"{split}.jsonl"
         if not file.exists():
             url = f"{hub}/datasets/{COLLECTION}/resolve/main/{source}/{split}.jsonl"
-            download(url, file, f"give the collection's files, as in --file {split}={split}.jsonl")
+            _download(url, file, f"give the collection's files, as in --file {split}={split}.jsonl")
     return files
+
+
+def _download(url: str, file: Path, remedy: str) -> None:
+    """Download `url` to `file`; creates its folder.
+
+    Args:
+        remedy: advice that ends the error's sentence.
+
+    Raises:
+        DataError: downloads are forbidden, or the download failed.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):  # as in Hugging Face's tools
+        raise DataError(f"{url} is not downloaded, because HF_HUB_OFFLINE is set: {remedy}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with (
+            httpx.stream("GET", url, follow_redirects=True, timeout=_TIMEOUT_S) as reply,
+            durable.stage_file(file) as partial,
+            partial.open("wb") as out,
+        ):
+            reply.raise_for_status()
+            for part in reply.iter_bytes():
+                out.write(part)
+    except httpx.HTTPStatusError as error:
+        raise DataError(f"{url} answers {error.response.status_code}: {remedy}") from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise DataError(f"{url} cannot be reached ({' '.join(str(error).split())}): {remedy}") from None
 
 
 def convert_collection(source: str, files: Mapping[str, Path], out: Path) -> Summary:

@@ -51,7 +51,8 @@ def run_demo(settings: Settings, console: Console) -> report.Summary:
     preflight.check_all(settings, programs)
     stack = Stack(settings, programs)
     folder = RunFolder(stack.folder)
-    started = time.time() - _read_minutes(folder) * 60
+    minutes_file = folder.path / "minutes"  # of the parts before an interruption
+    started = time.time() - (float(minutes_file.read_text()) * 60 if minutes_file.is_file() else 0.0)
     with interrupt_on_signals():
         try:
             stack.start()
@@ -63,7 +64,7 @@ def run_demo(settings: Settings, console: Console) -> report.Summary:
             discard_empty_run(folder)
             raise
         except KeyboardInterrupt:
-            _write_minutes(folder, started)
+            minutes_file.write_text(f"{(time.time() - started) / 60:.3f}\n")
             console.print("stopping …  (continue with [bold]forage demo --resume[/])")
             raise
         finally:
@@ -151,12 +152,3 @@ def _print_summary(folder: RunFolder, summary: report.Summary, page: Path, conso
         highlight=False,
     )
     console.print(f"report  {page}\ncurve   {folder.path / 'curve.png'}\nsummary {folder.path / 'summary.json'}")
-
-
-def _read_minutes(folder: RunFolder) -> float:
-    file = folder.path / "minutes"
-    return float(file.read_text()) if file.is_file() else 0.0
-
-
-def _write_minutes(folder: RunFolder, started: float) -> None:
-    (folder.path / "minutes").write_text(f"{(time.time() - started) / 60:.3f}\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ Row = dict[str, Any]
 class Progress:
     """The trainer's current phase and its progress in it."""
 
-    phase: str
-    detail: str
-    done: int
-    total: int
+    phase: str = "starting"
+    detail: str = ""
+    done: int = 0
+    total: int = 0
 
 
 class RunFolder:
@@ -48,12 +48,7 @@ class RunFolder:
 
     def read_progress(self) -> Progress:
         row = _read_object(self.path / "state.json") or {}
-        return Progress(
-            str(row.get("phase", "starting")),
-            str(row.get("detail", "")),
-            int(row.get("done", 0)),
-            int(row.get("total", 0)),
-        )
+        return Progress(**{field.name: row[field.name] for field in fields(Progress) if field.name in row})
 
     def read_validation(self, label: str) -> Row | None:
         """Read the metrics of a validation ("before", "after"); None before it has ended."""

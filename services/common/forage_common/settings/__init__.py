@@ -17,7 +17,6 @@ from forage_common.settings.algorithm import (
     AlgorithmSettings,
     CorrectionSettings,
     KlControlSettings,
-    OffPolicyCorrection,
     RewardPlacement,
 )
 from forage_common.settings.data import DataSettings, TrainFile
@@ -31,16 +30,8 @@ from forage_common.settings.retriever import (
     RetrieverSettings,
 )
 from forage_common.settings.reward import RewardComponent, RewardRoute, RewardSettings, UserReward
-from forage_common.settings.rollout import (
-    EngineSettings,
-    EnvironmentRoute,
-    ReplicaSettings,
-    RolloutSettings,
-)
+from forage_common.settings.rollout import EngineSettings, EnvironmentRoute, ReplicaSettings, RolloutSettings
 from forage_common.settings.run import ModelSettings, RedisSettings, RunSettings
 from forage_common.settings.tracing import TracingSettings
-from forage_common.settings.trainer import (
-    PublishSettings,
-    TrainerSettings,
-)
+from forage_common.settings.trainer import PublishSettings, TrainerSettings
 from forage_common.settings.tree import Settings

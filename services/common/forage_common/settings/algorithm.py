@@ -36,15 +36,6 @@ class RewardPlacement(StrEnum):
     FINAL_TOKEN_ONLY = "final_token_only"
 
 
-class OffPolicyCorrection(StrEnum):
-    """Weights for tokens that the engine sampled under slightly other probabilities than the trainer's."""
-
-    NONE = "none"
-    TIS = "tis"
-    DECOUPLED = "decoupled"
-    ICEPOP = "icepop"
-
-
 class KlControlSettings(Section):
     """Coefficient of the KL in the reward."""
 
@@ -61,8 +52,8 @@ class KlControlSettings(Section):
 class CorrectionSettings(Section):
     """Importance weights by the ratio of trainer to engine probability of each token."""
 
-    mode: OffPolicyCorrection = Field(
-        OffPolicyCorrection.TIS,
+    mode: Literal["none", "tis", "decoupled", "icepop"] = Field(
+        "tis",
         description="Weight of a token: none: 1; tis: the ratio, at most rollout_is_threshold; decoupled: the ratio; "
         "icepop: the ratio, 0 outside icepop_low to icepop_high",
     )

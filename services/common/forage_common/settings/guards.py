@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
 from forage_common.settings.base import Section
 
-
-class GuardAction(StrEnum):
-    """Action of the trainer when a guard trips."""
-
-    IGNORE = "ignore"
-    WARN = "warn"
-    STOP = "stop"
-    ROLLBACK = "rollback"
+GuardAction = Literal["ignore", "warn", "stop", "rollback"]
+"""What happens when a guard trips."""
 
 
 class Guard(Section):
     """A check of one metric after every optimizer step."""
 
     action: GuardAction = Field(
-        GuardAction.WARN,
+        "warn",
         description="Reaction when the guard trips: ignore, log a warning, stop the run, or rollback to a checkpoint",
     )
 
@@ -31,7 +25,7 @@ class NonFiniteGuard(Guard):
     """Trips when the loss or the gradient norm is NaN or infinite."""
 
     action: GuardAction = Field(
-        GuardAction.ROLLBACK, description="Reaction when the loss or the gradient norm is NaN or infinite"
+        "rollback", description="Reaction when the loss or the gradient norm is NaN or infinite"
     )
 
 

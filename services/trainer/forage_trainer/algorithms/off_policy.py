@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from forage_common.settings import CorrectionSettings, OffPolicyCorrection
+from forage_common.settings import CorrectionSettings
 
 _MAX_LOG_RATIO = 20.0
 
@@ -33,13 +33,13 @@ def importance_weights(
     """
     ratio = (trainer - engine).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
     match settings.mode:
-        case OffPolicyCorrection.NONE:
+        case "none":
             weights = torch.ones_like(ratio)
-        case OffPolicyCorrection.TIS:
+        case "tis":
             weights = ratio.clamp(max=settings.rollout_is_threshold)
-        case OffPolicyCorrection.DECOUPLED:
+        case "decoupled":
             weights = ratio
-        case OffPolicyCorrection.ICEPOP:
+        case "icepop":
             weights = torch.where((ratio >= settings.icepop_low) & (ratio <= settings.icepop_high), ratio, 0.0)
     return torch.where(state.bool(), weights, 1.0)
 
@@ -56,7 +56,7 @@ def compute_correction_metrics(
     """
     weights = importance_weights(trainer, engine, state, settings)[state.bool()]
     ratio = (trainer - engine)[state.bool()].exp()
-    cut = ratio > settings.rollout_is_threshold if settings.mode is OffPolicyCorrection.TIS else torch.zeros(1)
+    cut = ratio > settings.rollout_is_threshold if settings.mode == "tis" else torch.zeros(1)
     return {
         "is_mean": float(weights.mean()),
         "is_max": float(weights.max()),

@@ -15,7 +15,7 @@ from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from forage_common.settings import ActorSettings, CorrectionSettings, OffPolicyCorrection
+from forage_common.settings import ActorSettings, CorrectionSettings
 from forage_trainer.algorithms.off_policy import importance_weights
 from forage_trainer.data.tensors import pad_jagged
 
@@ -74,7 +74,7 @@ class ActorLoss:
             data["old_log_probs"] = log_probs
         # Of the old log-probabilities, not the current ones: the weight corrects for the policy that sampled, and
         # stays constant over the updates of a step; PPO's own ratio covers the change since.
-        if self._correction.mode is not OffPolicyCorrection.NONE:
+        if self._correction.mode != "none":
             data["rollout_is_weights"] = importance_weights(
                 data["old_log_probs"], data["rollout_log_probs"], data["state_mask"], self._correction
             )

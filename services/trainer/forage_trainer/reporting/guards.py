@@ -11,7 +11,7 @@ from typing import Any
 
 from forage_common.settings import GuardAction, GuardSettings
 
-_ORDER = (GuardAction.ROLLBACK, GuardAction.STOP, GuardAction.WARN)
+_ORDER = ("rollback", "stop", "warn")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Guards:
             metrics: of one step, by the names of the metrics file.
             groups: number of groups in its batch.
         """
-        trips = [trip for trip in self._find_trips(metrics, groups) if trip.action is not GuardAction.IGNORE]
+        trips = [trip for trip in self._find_trips(metrics, groups) if trip.action != "ignore"]
         return sorted(trips, key=lambda trip: _ORDER.index(trip.action))
 
     def state_dict(self) -> dict[str, Any]:
