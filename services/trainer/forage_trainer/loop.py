@@ -75,7 +75,7 @@ class TrainingLoop:
         self._guards = Guards(trainer.guards)
         for name, guard in trainer.guards:
             if action := getattr(guard, "action", None):
-                TRIPS.labels(name, action.value)  # exported as 0 from the start
+                TRIPS.labels(name, action)  # exported as 0 from the start
         self._rollbacks = Rollbacks(folder, trainer.guards.max_rollbacks)
         self._batches = make_batches(train.rows, settings)
         self._feeder = Feeder(settings, streams, self._batches, self._retry)
