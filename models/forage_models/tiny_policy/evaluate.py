@@ -213,8 +213,8 @@ def main() -> None:
     world = World(args.data)
     model = Qwen2ForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    for name, figures in measure_start(model, tokenizer, world, world.read_episodes(args.split)).items():
-        LOG.info("%s %s", name, json.dumps(figures))
+    for name, metrics in measure_start(model, tokenizer, world, world.read_episodes(args.split)).items():
+        LOG.info("%s %s", name, json.dumps(metrics))
 
 
 if __name__ == "__main__":

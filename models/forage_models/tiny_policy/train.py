@@ -198,8 +198,8 @@ def main() -> None:
         if (step + 1) % args.every == 0:
             mean, seconds = sum(losses) / len(losses), time.monotonic() - started
             losses.clear()
-            figures = measure_start(model, data.tokenizer, world, world.read_episodes("validation")[:80])
-            LOG.info("step %d seconds %.0f loss %.3f %s", step + 1, seconds, mean, json.dumps(figures))
+            metrics = measure_start(model, data.tokenizer, world, world.read_episodes("validation")[:80])
+            LOG.info("step %d seconds %.0f loss %.3f %s", step + 1, seconds, mean, json.dumps(metrics))
             save(model, data.tokenizer, args.out)
     save(model, data.tokenizer, args.out)
     LOG.info("test %s", json.dumps(measure_start(model, data.tokenizer, world, world.read_episodes("test"))))

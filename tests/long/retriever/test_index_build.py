@@ -59,7 +59,7 @@ def corpus(tmp_path: Path) -> Path:
     return file
 
 
-def answers(folder: Path, repository: Path) -> Iterator[list[tuple[str, float]]]:
+def iterate_answers(folder: Path, repository: Path) -> Iterator[list[tuple[str, float]]]:
     settings = RetrieverSettings(index=folder, cache_dir=repository / ".cache/retriever", nprobe=2)
     index = load.load_index(Path("unused"), settings, lambda what: None)
     for query in ("birds", "bridges 16", "which islands are there?", "Number 42"):
@@ -90,7 +90,9 @@ def test_a_build_killed_at_any_stage_resumes_to_the_identical_index(
     assert kept["killed"].model_copy(update={"files": {}}) == kept["whole"].model_copy(update={"files": {}})
     for name, one in kept.items():
         assert manifest.check_files(tmp_path / name, one) == []
-    assert list(answers(tmp_path / "killed", repository)) == list(answers(tmp_path / "whole", repository))
+    assert list(iterate_answers(tmp_path / "killed", repository)) == list(
+        iterate_answers(tmp_path / "whole", repository)
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "killed", "whole"]
 
 

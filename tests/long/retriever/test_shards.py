@@ -37,16 +37,16 @@ class Processes:
     def ask(self, name: str, **body: Any) -> httpx.Response:
         return httpx.post(f"http://{self.http[name]}/retrieve", json=body, timeout=60).raise_for_status()
 
-    def ids(self, name: str, **body: Any) -> list[list[str]]:
+    def retrieve_ids(self, name: str, **body: Any) -> list[list[str]]:
         return [[row["id"] for row in rows] for rows in self.ask(name, **body).json()["result"]]
 
-    def until(self, partial: bool) -> None:
-        """Ask the front new questions until its answers are whole, or partial."""
+    def wait_for_answers(self, partial: bool) -> None:
+        """Send new questions to the front until its answers are complete, or partial."""
         for number in range(600):
             if self.ask("front", queries=[f"question {number}"]).json().get("partial", False) is partial:
                 return
             time.sleep(0.1)
-        pytest.fail(f"answers of the front never became {'partial' if partial else 'whole'}")
+        pytest.fail(f"answers of the front never became {'partial' if partial else 'complete'}")
 
 
 @pytest.fixture
@@ -95,12 +95,14 @@ def processes(
 def test_shards_answer_like_one_index_and_partially_without_one_of_them(processes: Processes) -> None:
     asked = {"queries": QUESTIONS, "topk": 5}
     for mode in ("dense", "title"):
-        assert processes.ids("front", **asked, mode=mode) == processes.ids("whole", **asked, mode=mode)
-    hybrid, whole = processes.ids("front", **asked), processes.ids("whole", **asked)
+        assert processes.retrieve_ids("front", **asked, mode=mode) == processes.retrieve_ids(
+            "whole", **asked, mode=mode
+        )
+    hybrid, whole = processes.retrieve_ids("front", **asked), processes.retrieve_ids("whole", **asked)
     shared = [len(set(ours) & set(theirs)) for ours, theirs in zip(hybrid, whole, strict=True)]
     assert sum(shared) >= 0.8 * 5 * len(QUESTIONS), (hybrid, whole)  # word frequencies differ between shards
     filtered = {"queries": ["tea"], "topk": 9, "mode": "dense", "filters": {"place": ["Oslo", "Recife"]}}
-    assert processes.ids("front", **filtered) == processes.ids("whole", **filtered)
+    assert processes.retrieve_ids("front", **filtered) == processes.retrieve_ids("whole", **filtered)
     row = processes.ask("front", queries=["kandy"], topk=1).json()["result"][0][0]
     assert set(row) == {"id", "contents", "place"}
     known = processes.ask("front", queries=["kept?"])
@@ -118,11 +120,13 @@ def test_shards_answer_like_one_index_and_partially_without_one_of_them(processe
     assert (reply.partial, {document.id[:4] for document in reply.results[0].documents}) == (True, {"Oslo"})
 
     processes.start("second")
-    processes.until(partial=False)
-    assert processes.ids("front", **asked, mode="dense") == processes.ids("whole", **asked, mode="dense")
+    processes.wait_for_answers(partial=False)
+    assert processes.retrieve_ids("front", **asked, mode="dense") == processes.retrieve_ids(
+        "whole", **asked, mode="dense"
+    )
 
     processes.running["first"].kill()
-    processes.until(partial=True)
+    processes.wait_for_answers(partial=True)
     metrics = httpx.get(f"http://{processes.http['front']}/metrics", timeout=20).text
     assert f'forage_retriever_shard_up{{shard="{processes.grpc["first"]}"}} 0.0' in metrics
     assert httpx.get(f"http://{processes.http['front']}/readyz", timeout=20).status_code == 200

@@ -44,7 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def cross_encoder(folder: Path, labels: int) -> Path:
+def write_cross_encoder(folder: Path, labels: int) -> Path:
     """A BERT of two layers that scores pairs; its weights, and so its digest, are the same in every run."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
@@ -103,7 +103,7 @@ def test_a_cross_encoder_scores_pairs_as_torch_does(tmp_path: Path, repository: 
     import torch
     from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-    folder = cross_encoder(tmp_path, labels=1)
+    folder = write_cross_encoder(tmp_path, labels=1)
     asked = RetrieverSettings(
         cache_dir=repository / ".cache/retriever",
         encoder=EncoderSettings(precision=EncoderPrecision.FP32),
@@ -127,6 +127,6 @@ def test_a_cross_encoder_scores_pairs_as_torch_does(tmp_path: Path, repository: 
 
 
 def test_a_model_with_several_scores_is_refused_as_a_reranker(tmp_path: Path) -> None:
-    folder = cross_encoder(tmp_path, labels=3)
+    folder = write_cross_encoder(tmp_path, labels=3)
     with pytest.raises(ExportError, match=r"gives 3 scores, a reranker gives one"):
         rerank.load_reranker(RetrieverSettings(cache_dir=tmp_path / "cache", rerank=RerankSettings(model=str(folder))))

@@ -27,20 +27,20 @@ from forage_common.streams.client import StreamClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LR = 1e-6
-FIGURES = ("loss", "grad_norm", "critic/vf_loss", "critic/grad_norm", "entropy", "reward_mean")
-PLACE = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+METRICS = ("loss", "grad_norm", "critic/vf_loss", "critic/grad_norm", "entropy", "reward_mean")
+RANK_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
-def inherited() -> dict[str, str]:
-    """The environment without what an engine that other tests built in this process has left there."""
-    return {name: value for name, value in os.environ.items() if name not in PLACE}
+def build_environment() -> dict[str, str]:
+    """Build the environment without the variables that engines of earlier tests in this process have set."""
+    return {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
 
 
 @pytest.fixture
 def ray_address(repository: Path, tmp_path: Path) -> Iterator[str]:
     """Address of a cluster of two nodes, each with a CPU."""
     folder = tempfile.mkdtemp(prefix="forage-")  # sockets live in there, and their paths must stay below 108 bytes
-    environment = inherited() | ray_cluster.ENVIRONMENT | {"RAY_TMPDIR": folder}
+    environment = build_environment() | ray_cluster.ENVIRONMENT | {"RAY_TMPDIR": folder}
     command = [sys.executable, str(repository / "tests/support/ray_cluster.py")]
     with (tmp_path / "ray.log").open("wb") as errors:
         cluster = subprocess.Popen(
@@ -99,9 +99,9 @@ def test_ppo_in_two_processes_equals_one_process(
         command = [sys.executable, *launch, "-m", "forage_trainer", *settings]
         quiet = ray_cluster.ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         with log.open("wb") as output:
-            return Popen(command, env=inherited() | quiet, stdout=output, stderr=output)
+            return Popen(command, env=build_environment() | quiet, stdout=output, stderr=output)
 
-    def until_step(process: Popen[bytes], step: int) -> None:
+    def wait_for_step(process: Popen[bytes], step: int) -> None:
         metrics = tmp_path / "runs/two/metrics.jsonl"
         deadline = time.monotonic() + 300
         while not metrics.exists() or len(read_lines(metrics)) < step:
@@ -118,27 +118,27 @@ def test_ppo_in_two_processes_equals_one_process(
         player.start()
     try:
         process = start("two", 100, torchrun)
-        until_step(process, 1)
+        wait_for_step(process, 1)
         process.send_signal(signal.SIGTERM)
         process.wait(25)
         assert '"stopped"' in log.read_text()
         steps = len(read_lines(tmp_path / "runs/two/metrics.jsonl"))
 
         process = start("two", 100, settings=on_ray)
-        until_step(process, steps + 1)
-        ranks = [line for line in events(log) if line["event"] == "rank_placed"]
+        wait_for_step(process, steps + 1)
+        ranks = [line for line in read_events(log) if line["event"] == "rank_placed"]
         assert [(line["rank"], line["node"]) for line in ranks] == list(enumerate(ray_cluster.NODES))
         os.kill(int(str(ranks[1]["pid"])), signal.SIGKILL)
         end(process, 1)
-        (failed,) = (line for line in events(log) if line["event"] == "rank_failed")
+        (failed,) = (line for line in read_events(log) if line["event"] == "rank_failed")
         assert str(failed["reason"]).startswith(f"rank 1 (pid {ranks[1]['pid']} on 127.0.0.2")
-        (started,) = (line for line in events(log) if line["event"] == "trainer_started")
+        (started,) = (line for line in read_events(log) if line["event"] == "trainer_started")
         assert started["rank"] == 0
         assert started["step"] == steps
         steps = len(read_lines(tmp_path / "runs/two/metrics.jsonl"))
 
         process = start("two", 100, settings=on_ray)
-        until_step(process, steps + 1)
+        wait_for_step(process, steps + 1)
         process.send_signal(signal.SIGTERM)
         end(process, 143)
         steps = len(read_lines(tmp_path / "runs/two/metrics.jsonl")) + 1
@@ -153,10 +153,10 @@ def test_ppo_in_two_processes_equals_one_process(
     one, two = (read_lines(tmp_path / f"runs/{name}/metrics.jsonl") for name in ("one", "two"))
     assert [line["step"] for line in one] == [line["step"] for line in two] == list(range(1, steps + 1))
     for left, right in zip(one, two, strict=True):
-        assert {n: right[n] for n in FIGURES} == pytest.approx({n: left[n] for n in FIGURES}, abs=1e-5)
+        assert {n: right[n] for n in METRICS} == pytest.approx({n: left[n] for n in METRICS}, abs=1e-5)
     ledgers = [StreamClient(redis_server, name).read_ledger() for name in ("one", "two")]
     assert all(ledgers[0][step].group_uids == ledgers[1][step].group_uids for step in range(1, steps + 1))
-    weights = [load_file(policy(tmp_path / "runs" / name, steps)) for name in ("one", "two")]
+    weights = [load_file(find_policy(tmp_path / "runs" / name, steps)) for name in ("one", "two")]
     assert weights[0].keys() == weights[1].keys()
     # Adam moves a weight by its learning rate however small the gradient, so where that is 0 but for rounding its sign
     # decides.
@@ -164,10 +164,10 @@ def test_ppo_in_two_processes_equals_one_process(
     assert far <= 2.1 * steps * LR
 
 
-def events(log: Path) -> list[dict[str, object]]:
+def read_events(log: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
 
 
-def policy(run: Path, version: int) -> Path:
-    """The newest of that version: a start publishes the policy of its checkpoint again."""
+def find_policy(run: Path, version: int) -> Path:
+    """Find the newest policy of a version: a start publishes the policy of its checkpoint again."""
     return max((run / "policies").glob(f"v{version}-*/model.safetensors"), key=lambda path: path.stat().st_mtime_ns)

@@ -1,4 +1,4 @@
-"""The trainer as a process: however it was ended, the next start resumes and the result is the same, to the bit."""
+"""The trainer as a process: after any end, the next start resumes and the result is the same, to the bit."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def test_an_extended_killed_and_stopped_run_consumes_the_same_groups_as_an_unint
     assert json.loads((broken.folder / "state.json").read_text())["phase"] == "done"
 
 
-def plain(value: Any) -> Any:
-    """A state that `==` compares to the bit."""
+def to_plain(value: Any) -> Any:
+    """Convert a state to values that `==` compares to the bit."""
     match value:
         case dict():
-            return {name: plain(one) for name, one in value.items()}
+            return {name: to_plain(one) for name, one in value.items()}
         case list() | tuple():
-            return [plain(one) for one in value]
+            return [to_plain(one) for one in value]
         case DTensor():
-            return plain(value.to_local())
+            return to_plain(value.to_local())
         case torch.Tensor():
             return str(value.dtype), list(value.shape), value.contiguous().view(-1).view(torch.uint8).tolist()
     return value
@@ -119,7 +119,7 @@ def test_a_run_killed_at_five_points_is_bit_equal_to_an_uninterrupted_one(
         result = [torch.load(one / f"state/{kind}_world_size_1_rank_0.pt", weights_only=False) for one in last]
         if kind == "extra_state":
             result = [{"lr": one["lr_scheduler"], "rng": one["rng"]["cpu"]} for one in result]
-        assert plain(result[0]) == plain(result[1]), kind
+        assert to_plain(result[0]) == to_plain(result[1]), kind
     assert read_checkpoint(last[0]).parts == read_checkpoint(last[1]).parts
     assert broken.streams.count_backlog(broken.streams.trajectories) == 0
     assert broken.streams.count_backlog(broken.streams.prompts) == 0

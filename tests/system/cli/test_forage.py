@@ -188,7 +188,7 @@ def _check_traces(demo: Demo, receiver: Receiver) -> None:
     assert {span.service for span in searches} == {"forage-retriever"}
 
 
-def test_every_panel_of_the_dashboards_showed_the_demo(prometheus: Prometheus | None) -> None:
+def test_every_panel_of_the_dashboards_has_data_of_the_demo(prometheus: Prometheus | None) -> None:
     if prometheus is None:
         pytest.skip("prometheus is missing: apt-get install prometheus")
     if not prometheus.has_targets:

@@ -26,26 +26,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest
 TOLERANCE = 1e-3
 
 
-def merged(model: Path, adapter: Path) -> Any:
-    """The model with the adapter's product added to its weights."""
+def merge_adapter(model: Path, adapter: Path) -> Any:
+    """Load the model and add the adapter's product to its weights."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    found = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    model_with_adapter = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     config = json.loads((adapter / CONFIG).read_text())
     matrices = load_file(adapter / WEIGHTS)
-    weights = dict(found.named_parameters())
+    weights = dict(model_with_adapter.named_parameters())
     with torch.no_grad():
         for name, low in matrices.items():
             if name.endswith("lora_A.weight"):
                 high = matrices[name.replace("lora_A", "lora_B")]
                 module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
                 weights[f"{module}.weight"] += config["lora_alpha"] / config["r"] * high @ low
-    return found
+    return model_with_adapter
 
 
-def logprobs(model: Any, context: list[int], sampled: list[int]) -> list[float]:
+def compute_logprobs(model: Any, context: list[int], sampled: list[int]) -> list[float]:
     import torch
 
     with torch.no_grad():
@@ -83,7 +83,9 @@ async def test_logprobs_are_those_of_the_merged_model(parts: Parts, tmp_path: Pa
         assert await parts.engine.load_policy(policy) == 0.0
         for _ in range(2):  # the second time from the prefix cache, of this adapter alone
             done = await parts.engine.generate(request)
-            expected = logprobs(merged(parts.model, tmp_path / str(seed)), request.token_ids, done.token_ids)
+            expected = compute_logprobs(
+                merge_adapter(parts.model, tmp_path / str(seed)), request.token_ids, done.token_ids
+            )
             assert max(abs(a - b) for a, b in zip(done.logprobs, expected, strict=True)) < TOLERANCE
             assert done.versions == [(policy.version, 1, 0, len(done.token_ids))]
             assert done.token_ids != bare.token_ids
@@ -109,8 +111,8 @@ async def test_a_generation_keeps_its_adapter_to_its_end_and_the_adapter_is_remo
     assert [g.versions[0][0] for g in done] == [old.version] * len(requests) + [new.version]
     for request, generation in zip([*requests, ask(99)], done, strict=True):
         assert len(generation.versions) == 1
-        expected = logprobs(
-            merged(parts.model, folders[generation.versions[0][0]]), request.token_ids, generation.token_ids
+        expected = compute_logprobs(
+            merge_adapter(parts.model, folders[generation.versions[0][0]]), request.token_ids, generation.token_ids
         )
         assert max(abs(a - b) for a, b in zip(generation.logprobs, expected, strict=True)) < TOLERANCE
     assert len(await parts.engine.llm.list_loras()) == 1

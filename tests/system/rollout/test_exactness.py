@@ -253,7 +253,7 @@ async def run(agent: Agent, prompts: Sequence[Prompt]) -> list[Trajectory]:
     ],
     ids=["whole", "responses", "observations", "contexts"],
 )
-async def test_every_token_of_a_trajectory_is_accounted_for(
+async def test_every_token_has_its_mask_turn_version_and_logprob(
     parts: Parts, limits: dict[str, int], seen: str, record_property: Any
 ) -> None:
     policy, _ = await parts.serve("a")
@@ -358,7 +358,7 @@ async def test_a_damaged_or_older_policy_is_refused_and_nothing_changes(parts: P
     assert [list(t.token_ids) for t in after] == [list(t.token_ids) for t in before]
 
 
-async def test_a_search_is_answered_and_an_answer_ends(parts: Parts) -> None:
+async def test_a_search_adds_an_observation_and_an_answer_ends_the_trajectory(parts: Parts) -> None:
     await parts.serve("a")
     agent, _ = parts.agent()
     trajectories = await run(agent, [prompt(number) for number in range(4)])

@@ -107,7 +107,7 @@ def run(head: str, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         service.end()
 
 
-def test_runs_share_a_cluster_and_leave_it_as_it_was(run: Callable[..., Run], tmp_path: Path) -> None:
+def test_runs_share_a_cluster_and_remove_only_their_applications(run: Callable[..., Run], tmp_path: Path) -> None:
     one = run("one")
     assert one.answers() == "answers 3\n", (tmp_path / "one.log").read_text()
     two = run("two")

@@ -106,7 +106,7 @@ async def test_chats_and_completions_answer_with_and_without_stream(parts: Parts
     assert "".join([chunk.choices[0].text async for chunk in stream]) == completion.choices[0].text
 
 
-async def test_an_engine_at_an_endpoint_samples_what_the_engine_itself_does(parts: Parts) -> None:
+async def test_an_engine_at_an_endpoint_samples_the_same_tokens_as_the_engine(parts: Parts) -> None:
     rollout = RolloutSettings(engine=EngineSettings(endpoint=f"http://{parts.settings.rollout.http_address}/v1"))
     remote = EndpointEngine(parts.settings.model_copy(update={"rollout": rollout}))
     await remote.connect()

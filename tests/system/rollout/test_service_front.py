@@ -48,7 +48,7 @@ def metric(health: str, name: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_front_of_a_real_service(
+def test_the_endpoints_of_a_real_service(
     services: Services,
     free_address: Callable[[], str],
     redis_server: RedisSettings,

@@ -123,7 +123,7 @@ def test_a_steps_rows_read_like_those_of_a_validation(run: Path) -> None:
     assert [compute_sort_value(r, SortKey.ADVANTAGE) for r in rows] == pytest.approx([4 / 3, 4 / 3, -4 / 3, None])
     assert [compute_sort_value(r, SortKey.MISMATCH) for r in rows] == pytest.approx([0.25, 0.0, 0.5, None])
     by = sort_rows(rows, SortKey.MISMATCH, ascending=False)
-    assert [r["question"][7] for r in by] == ["b", "a", "a", "d"], "those without the figure come last"
+    assert [r["question"][7] for r in by] == ["b", "a", "a", "d"], "those without the metric come last"
     assert [r["question"][7] for r in sort_rows(rows, SortKey.REWARD, ascending=True)] == ["b", "a", "a", "d"]
 
 

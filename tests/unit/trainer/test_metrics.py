@@ -1,4 +1,4 @@
-"""Figures of a step that follow from trajectories and tensors."""
+"""Metrics of a step that follow from trajectories and tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures for trackers: their names, TensorBoard's real files, and trackers that are missing or break."""
+"""Metrics for trackers: their names, TensorBoard's real files, and trackers that are missing or break."""
 
 from __future__ import annotations
 
