@@ -48,7 +48,7 @@ class Received:
 
 
 class Receiver(TraceServiceServicer):
-    """Keeps spans. `headers` are those of the last export, `resources` what the senders say of themselves."""
+    """Keeps spans. `headers` are those of the last export, `resources` the attributes of each sender."""
 
     def __init__(self) -> None:
         self.spans: list[Received] = []
@@ -69,7 +69,7 @@ class Receiver(TraceServiceServicer):
                 self.spans += [_received(known["service.name"], span) for span in scope.spans]
 
     def named(self, name: str, trace_id: str = "") -> list[Received]:
-        """All spans of a name; of one trace where it is given."""
+        """Find all spans of a name; of one trace where it is given."""
         return [span for span in list(self.spans) if span.name == name and trace_id in ("", span.trace_id)]
 
     def wait_for(self, condition: Callable[[Receiver], Any], timeout_s: float = 20.0) -> Any:
@@ -83,7 +83,7 @@ class Receiver(TraceServiceServicer):
 
 @contextmanager
 def grpc_receiver(address: str = "127.0.0.1:0") -> Iterator[Receiver]:
-    """A receiver at http://127.0.0.1:… over gRPC."""
+    """Serve a receiver at http://127.0.0.1:… over gRPC."""
     receiver = Receiver()
     server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
     add_TraceServiceServicer_to_server(receiver, server)
@@ -97,7 +97,7 @@ def grpc_receiver(address: str = "127.0.0.1:0") -> Iterator[Receiver]:
 
 @contextmanager
 def trace_process(service: str) -> Iterator[Receiver]:
-    """This process traces, as the given service, to a receiver over gRPC."""
+    """Trace this process, as the given service, to a receiver over gRPC."""
     with grpc_receiver() as receiver, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         overrides = ["tracing.enabled=true", f"tracing.endpoint={receiver.endpoint}"]
@@ -108,7 +108,7 @@ def trace_process(service: str) -> Iterator[Receiver]:
 
 @contextmanager
 def http_receiver() -> Iterator[Receiver]:
-    """A receiver at http://127.0.0.1:… over HTTP."""
+    """Serve a receiver at http://127.0.0.1:… over HTTP."""
     receiver = Receiver()
 
     class Desk(BaseHTTPRequestHandler):

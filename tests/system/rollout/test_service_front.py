@@ -41,7 +41,7 @@ def services(repository: Path, tmp_path: Path) -> Iterator[Services]:
     made.end()
 
 
-def metric(health: str, name: str) -> float:
+def read_metric(health: str, name: str) -> float:
     lines = get(health, "/metrics")[1].splitlines()
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")))
 
@@ -91,7 +91,7 @@ def test_the_endpoints_of_a_real_service(
         assert acted == sum(len(t.turns) for t in group.trajectories)
         observed = [event for event in events if event.WhichOneof("event") == "observed"]
         assert any(event.observed.documents and "<information>" in event.text for event in observed)
-        again = stub.Run(RunRequest(prompt=rendered(prompt(1, 0, 0), group)), timeout=60, metadata=metadata).group
+        again = stub.Run(RunRequest(prompt=render_prompt(prompt(1, 0, 0), group)), timeout=60, metadata=metadata).group
         assert [list(t.token_ids) for t in again.trajectories] == [list(t.token_ids) for t in group.trajectories]
 
         # A bad prompt is refused by field.
@@ -117,13 +117,13 @@ def test_the_endpoints_of_a_real_service(
         call = stub.RunStream(RunStreamRequest(prompt=prompt(3, 0, 0, samples=256)), timeout=60, metadata=metadata)
         next(call)
         call.cancel()
-        until(lambda: metric(health, "forage_rollout_samples_in_flight") == 0, 15)
+        until(lambda: read_metric(health, "forage_rollout_samples_in_flight") == 0, 15)
 
         # Weights without a trainer: never older ones, never altered ones.
         with pytest.raises(grpc.RpcError, match="not newer than what is served, version 5 of epoch 1") as refused:
             stub.UpdateWeights(UpdateWeightsRequest(policy=first), timeout=60, metadata=metadata)
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-        newer = copied(model, tmp_path / "newer", version=6)
+        newer = copy_policy(model, tmp_path / "newer", version=6)
         altered = Policy(version=6, epoch=1, uri=newer.uri, digest="0" * 64)
         with pytest.raises(grpc.RpcError, match="digest") as refused:
             stub.UpdateWeights(UpdateWeightsRequest(policy=altered), timeout=60, metadata=metadata)
@@ -154,8 +154,8 @@ def test_the_endpoints_of_a_real_service(
     with pytest.raises(openai.NotFoundError):
         client.completions.create(**{**asked, "model": "other"})
 
-    assert metric(health, "forage_rollout_policy_updates_total") == 2
-    assert metric(health, "forage_rollout_token_staleness_count") > 0
+    assert read_metric(health, "forage_rollout_policy_updates_total") == 2
+    assert read_metric(health, "forage_rollout_token_staleness_count") > 0
     service.send_signal(signal.SIGTERM)
     assert service.wait(timeout=40) == 0
 
@@ -178,8 +178,8 @@ def test_an_http_port_in_use_or_a_token_file_without_token_ends_with_one_sentenc
     assert f"rollout.auth_token_file {token} holds no single token" in said[1]
 
 
-def rendered(asked: Prompt, group: Any) -> Prompt:
-    """The same prompt by the token ids that it was rendered to."""
+def render_prompt(asked: Prompt, group: Any) -> Prompt:
+    """Replace the messages of a prompt by the token ids of its group."""
     same = Prompt()
     same.CopyFrom(asked)
     same.ClearField("messages")
@@ -188,7 +188,7 @@ def rendered(asked: Prompt, group: Any) -> Prompt:
     return same
 
 
-def copied(model: Path, folder: Path, version: int) -> Policy:
+def copy_policy(model: Path, folder: Path, version: int) -> Policy:
     shutil.copytree(model, folder)
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     return Policy(version=version, epoch=1, uri=str(folder), digest=digest)

@@ -9,7 +9,7 @@ from pydantic import Field
 from forage_common.settings.base import Section
 
 GuardAction = Literal["ignore", "warn", "stop", "rollback"]
-"""What happens when a guard trips."""
+"""Action of the trainer when a guard trips."""
 
 
 class Guard(Section):
