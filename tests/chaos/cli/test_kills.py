@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from demo import Demo
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 STEPS = 12
 
 

@@ -20,7 +20,7 @@ from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import Status, TrajectoryGroup
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.timeout(1200)]
 GROUPS = 24
 ENGINES = 2
 

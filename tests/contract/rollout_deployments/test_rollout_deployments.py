@@ -14,7 +14,7 @@ from scripted_cluster import REPLICAS
 from forage_common.errors import SettingsError
 from forage_common.v1.trajectory_pb2 import Policy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 
 def test_a_group_goes_to_one_replica_and_groups_to_all(caller: Any) -> None:

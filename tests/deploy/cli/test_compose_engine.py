@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from compose_engine import PORTS, Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.timeout(7200)]
 STEPS = 5
 JOBS = {"retriever", "reward", "rollout", "trainer", "redis"}
 _LEDGER = """

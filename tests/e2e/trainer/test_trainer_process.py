@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from trainer_process import BATCH, TrainerProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 STEPS = 6
 
 

@@ -25,7 +25,7 @@ from trainer_parts import ScriptedRollout, read_lines, write_model, write_questi
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 LR = 1e-6
 METRICS = ("loss", "grad_norm", "critic/vf_loss", "critic/grad_norm", "entropy", "reward_mean")
 RANK_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}

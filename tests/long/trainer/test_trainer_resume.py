@@ -17,7 +17,7 @@ from trainer_process import BATCH, TrainerProcess
 
 from forage_trainer.checkpoints.manifest import read_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 HALF = 4
 
 

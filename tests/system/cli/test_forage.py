@@ -22,7 +22,7 @@ from forage_common.files.step_file import read_step, step_file_path
 from forage_common.files.trajectory_file import read_trajectories
 
 pytest_plugins = ["browser_fixtures"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 STEPS = 8
 CLOSING = re.compile("</search>|</answer>")
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]

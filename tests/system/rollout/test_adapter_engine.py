@@ -22,7 +22,7 @@ from forage_rollout.loop.generation import Request
 from forage_rollout.weights.adapter import CONFIG, WEIGHTS
 from forage_rollout.weights.policy import PolicyError
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 TOLERANCE = 1e-3
 
 

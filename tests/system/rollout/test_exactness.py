@@ -41,7 +41,7 @@ from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.weights.policy import PolicyError
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 TOLERANCE = 1e-3
 VERSIONS = itertools.count(1)
 QUESTIONS = (

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 LOOPBACK = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name
 SERVICE = """
 import sys

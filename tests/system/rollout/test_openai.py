@@ -29,7 +29,7 @@ from forage_rollout.loop.generation import Request
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import make_app
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 CHAT: Any = [{"role": "user", "content": "the capital of France"}]
 
 

@@ -46,7 +46,6 @@ def read_metric(health: str, name: str) -> float:
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_endpoints_of_a_real_service(
     services: Services,

@@ -14,7 +14,7 @@ from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.weights.policy import PolicyError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 
 @pytest.mark.usefixtures("caller")

@@ -27,7 +27,6 @@ def test_a_download_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert smollm2.fetch_gguf(tmp_path) == file
 
 
-@pytest.mark.slow
 def test_a_file_that_is_no_gguf_is_refused_by_the_trainers_environment(tmp_path: Path) -> None:
     file = tmp_path / "mine.gguf"
     file.write_text("not a model")

@@ -27,7 +27,7 @@ from forage_rollout.engine.vllm_engine import EngineHangsError, VllmEngine
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.policy import NotServingError, PolicyError
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 VERSIONS = itertools.count(1)
 TOLERANCE = 1e-3
 
