@@ -26,7 +26,7 @@ FOLDERS = "benchmarks|configs|deploy|docs|examples|models|proto|scripts|services
 FORWARDED = ("index", "reward", "trainer")
 """Commands that run in a service's environment, which knows their options."""
 OTHER_NAMES = ("docs/deploy/", "docs/runbooks/", "docs/how-to/trace.md", "CHANGELOG.md")
-"""Pages with other names in the form of settings: values of the chart such as `rollout.mode`, spans, former settings."""
+"""Pages with other names in the form of settings: chart values such as `rollout.mode`, spans, former settings."""
 
 
 def each_page(pages: Iterable[Path] = PAGES) -> pytest.MarkDecorator:
