@@ -19,9 +19,10 @@ from safetensors.torch import load_file
 from forage_common.files import durable
 from forage_common.files.model_folder import WEIGHTS
 from forage_common.settings import Settings, load_settings
+from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
-from forage_trainer.waiting import RedisRetry, Stop
+from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
 
 _SHAPE, _TENSORS = (2000, 2048), 32

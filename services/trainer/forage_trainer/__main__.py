@@ -21,8 +21,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from forage_common import service
 from forage_common.errors import UserError
 from forage_common.settings import Settings
+from forage_common.stop import Stop
 from forage_trainer.run import check_settings, run_follower, run_leader
-from forage_trainer.waiting import Stop
 
 
 def main(settings: Settings) -> None:

@@ -13,6 +13,7 @@ from prometheus_client import Counter
 from forage_common.errors import UserError
 from forage_common.files.questions import Questions
 from forage_common.settings import AdvantageEstimator, Settings
+from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
@@ -35,7 +36,7 @@ from forage_trainer.reporting.trajectories import StepFiles
 from forage_trainer.step import PolicyStep, Stopwatch
 from forage_trainer.validation.evaluation import Validation
 from forage_trainer.validation.probe import ValidationProbe
-from forage_trainer.waiting import RedisRetry, Stop
+from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.publisher import Publisher
 
 _PHASES = ("wait", "logp", "ref", "values", "critic", "probe", "update", "publish", "checkpoint")

@@ -8,6 +8,7 @@ from forage_common.errors import FencedError, UserError
 from forage_common.files.model_folder import check_model_folder
 from forage_common.files.questions import Questions, read_questions
 from forage_common.settings import AdvantageEstimator, Settings
+from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
@@ -15,7 +16,7 @@ from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.data.batcher import BatchTimeoutError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
 from forage_trainer.data.dataset import make_batches, report_questions
-from forage_trainer.waiting import CALL_TIMEOUT_S, Stop, Stopped
+from forage_trainer.waiting import CALL_TIMEOUT_S
 
 EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
 

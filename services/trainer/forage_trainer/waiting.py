@@ -1,17 +1,15 @@
-"""Waits that a stop request ends: a flag that SIGTERM sets, and calls repeated while Redis is unavailable."""
+"""Calls that are repeated while Redis is unavailable, until a stop is requested."""
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from prometheus_client import Counter
 
-from forage_common.errors import InterruptedWorkError, UnavailableError
+from forage_common.errors import UnavailableError
+from forage_common.stop import Stop
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 
@@ -20,53 +18,6 @@ REDIS_WAITS = Counter("forage_trainer_redis_waits_total", "Calls that found Redi
 CALL_TIMEOUT_S = 4.0
 """Time limit of one call to Redis: short, so that a stop request is noticed while the server is unavailable."""
 _RETRY_INTERVAL_S = 0.5
-
-
-class Stopped(InterruptedWorkError):
-    """The process was asked to stop; the next start resumes its work."""
-
-
-class Stop:
-    """A flag that long waits look at. Thread-safe.
-
-    Not an Event: a signal handler that sets an Event while `wait` holds the Event's lock would deadlock.
-    """
-
-    def __init__(self) -> None:
-        self._requested = False
-        self._wake: SimpleQueue[None] = SimpleQueue()
-
-    def request(self) -> None:
-        self._requested = True
-        self._wake.put(None)
-
-    @property
-    def is_requested(self) -> bool:
-        return self._requested
-
-    def install_handler(self) -> None:
-        """Set the flag on SIGTERM (main thread only)."""
-        signal.signal(signal.SIGTERM, lambda *_: self.request())
-
-    def check(self) -> None:
-        """Mark a safe point to stop at.
-
-        Raises:
-            Stopped: the flag is set.
-        """
-        if self._requested:
-            raise Stopped("asked to stop")
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep, at most until a stop is requested.
-
-        Raises:
-            Stopped: the flag is set.
-        """
-        with contextlib.suppress(Empty):
-            self._wake.get(timeout=seconds)
-            self._wake.put(None)  # wake the other sleepers too
-        self.check()
 
 
 class RedisRetry:

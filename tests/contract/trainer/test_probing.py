@@ -28,6 +28,7 @@ from forage_common.files.questions import Questions, read_questions
 from forage_common.files.step_file import read_step, step_file_path
 from forage_common.probe.contexts import CONNECTIVE
 from forage_common.settings import RedisSettings, Settings, load_settings
+from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
@@ -49,7 +50,6 @@ from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.loop import TrainingLoop
 from forage_trainer.reporting.progress import StateFile
 from forage_trainer.validation.probe import ValidationProbe
-from forage_trainer.waiting import Stop, Stopped
 
 LENGTH = 20
 POLICY = Policy(version=4, epoch=2)

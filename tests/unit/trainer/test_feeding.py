@@ -14,13 +14,14 @@ from trainer_parts import group
 from forage_common.errors import SettingsError
 from forage_common.files.questions import Question
 from forage_common.settings import RedisSettings, Settings, load_settings
+from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import GROUP, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
 from forage_trainer.data.batcher import WAIT_SECONDS, Batcher, BatchTimeoutError
 from forage_trainer.data.dataset import Batches
 from forage_trainer.data.feeder import Feeder, sampling_seed
-from forage_trainer.waiting import RedisRetry, Stop, Stopped
+from forage_trainer.waiting import RedisRetry
 
 SIZE = 3
 T = TypeVar("T")

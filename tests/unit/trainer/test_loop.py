@@ -15,13 +15,13 @@ from trainer_parts import ScriptedRollout, read_lines, write_model, write_questi
 from forage_common.files.questions import read_questions
 from forage_common.files.step_file import step_file_path
 from forage_common.settings import RedisSettings, Settings, load_settings
+from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
 from forage_trainer.data.batcher import BatchTimeoutError
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.loop import TrainingLoop
-from forage_trainer.waiting import Stop
 
 BATCH, SAMPLES = 2, 3
 

@@ -16,10 +16,11 @@ from trainer_parts import write_model
 
 from forage_common.errors import FencedError, UserError
 from forage_common.settings import RedisSettings
+from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_trainer.files import compute_digest
-from forage_trainer.waiting import RedisRetry, Stop
+from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.model_files import Adapter, split_shards, write_model_folder
 from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
 from forage_trainer.weights.safetensors_file import write_safetensors

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from otlp_receiver import Receiver, trace_process
 
+from forage_common.stop import Stop, Stopped
 from forage_common.streams.prompt_identity import build_group
 from forage_common.telemetry import tracing
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, TrajectoryGroup
 from forage_trainer.data import spans
 from forage_trainer.step import Stopwatch
-from forage_trainer.waiting import Stop, Stopped
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from trainer_parts import write_model, write_questions
 
 from forage_common.errors import UserError
 from forage_common.settings import load_settings
+from forage_common.stop import Stop
 from forage_trainer.run import run_leader
-from forage_trainer.waiting import Stop
 
 
 @pytest.fixture(scope="module")

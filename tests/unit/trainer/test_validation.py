@@ -12,6 +12,7 @@ from trainer_parts import read_lines, trajectory
 
 from forage_common.files.questions import Question
 from forage_common.settings import RedisSettings, load_settings
+from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.streams.prompt_identity import build_group
 from forage_common.telemetry.health import Health
@@ -20,7 +21,7 @@ from forage_trainer.data.batcher import BatchTimeoutError
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trainer.reporting.progress import StateFile
 from forage_trainer.validation.evaluation import RETRIES, Validation
-from forage_trainer.waiting import RedisRetry, Stop
+from forage_trainer.waiting import RedisRetry
 
 COUNT = 4
 POLICY = Policy(version=6, epoch=2, uri="u", digest="d")

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from forage_trainer.waiting import Stop, Stopped
+from forage_common.stop import Stop, Stopped
 
 SLEEPS = """
 import signal
-from forage_trainer.waiting import Stop, Stopped
+from forage_common.stop import Stop, Stopped
 
 stop = Stop()
 signal.signal(signal.SIGALRM, lambda *_: stop.request())

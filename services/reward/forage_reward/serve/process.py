@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from queue import SimpleQueue
 
 from forage_common.settings import Settings
+from forage_common.stop import Stop
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_reward.serve.server import DRAIN_S, Server
@@ -18,10 +18,8 @@ def serve(settings: Settings) -> None:
     Raises:
         UserError: a route or a user reward is invalid, or a port is in use.
     """
-    # Not an Event: set by a handler that interrupts its own `wait`, it can wait for the lock that `wait` holds.
-    stop: SimpleQueue[int] = SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: stop.put(number))
+    stop = Stop()
+    stop.install_handler(signal.SIGTERM, signal.SIGINT)
     ready = Health()
     serving = WorkerPool(settings, ready) if settings.reward.workers > 1 else Server(settings)
     health = serve_health(settings.reward.health_address, ready, serving.metrics)
@@ -34,7 +32,7 @@ def serve(settings: Settings) -> None:
         routes={source: route.title for source, route in settings.reward.routes.items()},
         workers=settings.reward.workers,
     )
-    stop.get()
+    stop.wait()
     log.info("draining", grace_s=DRAIN_S)
     ready.wait_for("stop", "draining")
     serving.drain()

@@ -13,6 +13,7 @@ from prometheus_client import Counter
 
 from forage_common.errors import ForageError
 from forage_common.settings import TrainerSettings
+from forage_common.stop import Stopped
 from forage_common.streams.client import Entry, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
@@ -20,7 +21,7 @@ from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.data import spans
 from forage_trainer.data.dataset import refill_number
 from forage_trainer.data.feeder import Feeder
-from forage_trainer.waiting import RedisRetry, Stopped
+from forage_trainer.waiting import RedisRetry
 
 CONSUMER = "trainer"
 """Name of the consumer on the stream: that of every trainer, so that a restarted one reclaims its own entries."""

@@ -23,9 +23,9 @@ from forage_common.addresses import split_address
 from forage_common.errors import UserError
 from forage_common.ray_environment import ray_environment
 from forage_common.settings import Settings, TrainerSettings
+from forage_common.stop import Stop, Stopped
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.run import EXIT_FAILED, EXIT_STOPPED
-from forage_trainer.waiting import Stop, Stopped
 
 if TYPE_CHECKING:
     from forage_trainer.launch.ray_rank import RankLocation

@@ -23,10 +23,10 @@ from verl.single_controller.base.decorator import Dispatch, Execute, register
 from forage_common.errors import UserError
 from forage_common.files.model_folder import check_model_folder
 from forage_common.settings import Settings
+from forage_common.stop import Stop
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs
 from forage_trainer.run import run_follower, run_leader
-from forage_trainer.waiting import Stop
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
