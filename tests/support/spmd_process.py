@@ -105,7 +105,7 @@ def main(model: Path, out: Path, *more: str) -> None:
     settings = build_settings(model, *more)
     worker = PolicyWorker(settings)
     actor = record_gradients(worker._actor.engine, "actor")
-    critic = record_gradients(worker._critic._worker.engine, "critic")  # type: ignore[union-attr]
+    critic = record_gradients(worker._critic.worker.engine, "critic")  # type: ignore[union-attr]
     if worker.processes.rank:
         follow(worker)
         return
