@@ -16,12 +16,12 @@ from pathlib import Path
 import batch as made
 from plain import PlainActor, split_rows
 
-from forage_cli.local.stack import repository
 from forage_common.settings import Settings, load_settings
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.engine.cpu_engine import CACHE_TOKENS, cut_micro_batches
 from forage_trainer.engine.policy_worker import PolicyWorker
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 PADDED_ROWS = 16
 Update = Callable[[], tuple[float, float]]
 """→ (loss, norm of the gradient)."""
@@ -80,7 +80,7 @@ class Updates:
 
 
 def main(groups: int, rounds: int, overrides: Sequence[str]) -> None:
-    updates = Updates(load_settings(repository() / "configs/demo.yaml", overrides, environ={}), groups)
+    updates = Updates(load_settings(REPOSITORY / "configs/demo.yaml", overrides, environ={}), groups)
     updates.warm_up()
     shape = {"rows": updates.rows, "tokens": updates.tokens, "longest": updates.longest}
     for number in range(rounds):
