@@ -32,7 +32,7 @@ def tensors(groups: int, algorithm: AlgorithmSettings) -> StepTensors:
 
 
 def _trajectory(row: plan.Row) -> Trajectory:
-    chance = random.Random(row.query(0))
+    chance = random.Random(row.build_query(0))
     mask: list[int] = []
     turns: list[int] = []
     for turn, tokens in enumerate(row.lengths, start=1):
@@ -41,7 +41,7 @@ def _trajectory(row: plan.Row) -> Trajectory:
         turns += [-1] * observed + [turn] * tokens
     prompt = random.Random(row.uid).randint(PROMPT_TOKENS - _SPREAD, PROMPT_TOKENS + _SPREAD)
     return Trajectory(
-        id=row.query(0),
+        id=row.build_query(0),
         group_uid=row.uid,
         sample=row.sample,
         data_source=plan.DATA_SOURCE,
