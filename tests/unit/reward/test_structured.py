@@ -215,3 +215,9 @@ def test_turn_and_trajectory_rewards_are_read_from_the_components() -> None:
     assert reward.turns == pytest.approx({1: 0.25, 2: 0.25})
     assert reward.whole == pytest.approx(0.7)
     assert reward.mean_of_turns + reward.whole == pytest.approx(score.total)
+
+
+def test_a_component_for_logs_is_rewarded_nowhere_whatever_it_holds() -> None:
+    logged = (Component("_log", 7.0, 7.0), Component("_a.turn_1", 3.0, 3.0))
+    reward = structured_reward((Component("turn_1", 0.5, 0.5), *logged, Component("exact_match", 1.0, 0.25)))
+    assert (reward.turns, reward.whole) == ({1: 0.5}, 0.25)
