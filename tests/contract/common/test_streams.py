@@ -45,7 +45,7 @@ def test_the_password_is_read_from_its_file(redis_server: RedisSettings, tmp_pat
     admin.config_set("requirepass", "word")
     try:
         assert StreamClient(redis_server.model_copy(update={"password_file": file}), "run").ping()
-        with pytest.raises(UnavailableError, match="HELLO must be called with the client already authenticated"):
+        with pytest.raises(SettingsError, match=r"refuses this client .HELLO must.*check user, password"):
             StreamClient(redis_server, "run", patience_s=2).ping()
     finally:
         admin.config_set("requirepass", "")

@@ -29,6 +29,16 @@ class RedisSettings(Section):
     url: str = Field("redis://127.0.0.1:18600/0", description="URL of the server; rediss:// for TLS")
     password_file: Path | None = Field(None, description="File with the server's password, if the URL has none")
     timeout_s: float = Field(10.0, gt=0, description="Limit of one command")
+    max_stream_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Memory of groups that wait in Redis above which no more prompts are issued; unset: half of the"
+        " server's maxmemory; 0: no limit",
+    )
+    require_durable: bool = Field(
+        True,
+        description="Refuse to train on a server that can lose acknowledged writes or evict keys; false only warns",
+    )
     reclaim_idle_s: float = Field(
         10.0, gt=0, description="Time without a keep-alive after which another worker reclaims a prompt"
     )

@@ -21,12 +21,10 @@ from typing import Any, Generic, TypeVar
 
 import redis
 from google.protobuf.message import DecodeError, Message
-from redis.backoff import ExponentialWithJitterBackoff
-from redis.retry import Retry
 
-from forage_common.clients.auth import read_token
-from forage_common.errors import FencedError, UnavailableError
+from forage_common.errors import FencedError
 from forage_common.settings import RedisSettings
+from forage_common.streams.connection import connect, name_server, translate_error
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, TrajectoryGroup
 
 GROUP = "forage"
@@ -79,20 +77,11 @@ class StreamClient:
     Every call raises `UnavailableError` if the server is unavailable for about `patience_s`.
 
     Raises:
-        SettingsError: the file with the password cannot be read, or is empty.
+        SettingsError: the file with the password cannot be read, or is empty; the server refuses the credentials.
     """
 
     def __init__(self, settings: RedisSettings, run_id: str, patience_s: float = 60.0) -> None:
-        retries = max(1, int(patience_s / 2))
-        file = settings.password_file
-        self._redis = redis.Redis.from_url(
-            settings.url,
-            password=read_token(file, "redis.password_file") if file else None,
-            socket_timeout=settings.timeout_s,
-            socket_connect_timeout=settings.timeout_s,
-            retry=Retry(ExponentialWithJitterBackoff(cap=2.0, base=0.05), retries),
-            retry_on_error=[redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
-        )
+        self._redis = connect(settings, patience_s)
         self._settings = settings
         self._prefix = f"forage:{run_id}:"
         self.prompts = self.key("prompts")
@@ -179,6 +168,15 @@ class StreamClient:
         """Count the entries of a stream that are not acknowledged yet, claimed or not."""
         return int(self._call(self._redis.xlen, stream))
 
+    def measure_bytes(self, stream: str) -> int:
+        """Measure the memory that a stream takes in the server."""
+        return int(self._call(self._redis.memory_usage, stream, samples=0) or 0)
+
+    def read_byte_limit(self) -> int:
+        """Read how many bytes the groups on a stream may take; 0 if neither settings nor server set a limit."""
+        limit = self._settings.max_stream_bytes
+        return self._read_memory_limit() // 2 if limit is None else limit
+
     def delete(self, *names: str) -> None:
         """Delete streams or keys by full name."""
         if names:
@@ -253,14 +251,16 @@ class StreamClient:
         while True:
             try:
                 return command(*args, **kwargs)
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                where = self._redis.connection_pool.connection_kwargs
-                raise UnavailableError(
-                    f"no answer from Redis at {where.get('host')}:{where.get('port')} ({error}): is it running?"
-                ) from error
-            except redis.ResponseError as error:
+            except redis.RedisError as error:
                 # A server that lost its data (no append-only file) has lost the consumer groups too: create them.
-                if "NOGROUP" not in str(error) or time.monotonic() > deadline:
+                if "NOGROUP" in str(error) and time.monotonic() < deadline:
+                    self.create_groups()
+                    time.sleep(0.1)
+                    continue
+                typed = translate_error(error, name_server(self._settings), self._read_memory_limit)
+                if typed is None:
                     raise
-                self.create_groups()
-                time.sleep(0.1)
+                raise typed from error
+
+    def _read_memory_limit(self) -> int:
+        return int(self._call(self._redis.info, "memory")["maxmemory"])
