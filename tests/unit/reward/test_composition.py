@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RewardComponent, RewardRoute, RewardSettings, load_settings
-from forage_common.structured_to_tokens import structured_reward
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward import registry
 from forage_reward.composition import Part, compose_scorers
@@ -129,14 +128,14 @@ def test_the_same_reward_may_come_twice_under_two_labels() -> None:
     assert scored_item.score.reward == "em+strict"
 
 
-def test_a_structured_part_can_be_spread_over_tokens_after_composition() -> None:
+def test_a_structured_part_keeps_its_turns_after_composition() -> None:
     scored_item = build_router(RewardComponent(name="structured", weight=2.0), RewardComponent(name="em")).score(
         build_item("<think>t</think><answer>Oslo</answer>")
     )
-    components = [Component(part.name, part.raw, part.weighted) for part in scored_item.score.components]
-    reward = structured_reward(components)
-    assert reward.turns == pytest.approx({1: 0.5})
-    assert reward.mean_of_turns + reward.whole == pytest.approx(scored_item.score.total)
+    weighted = {part.name: part.weighted for part in scored_item.score.components}
+    assert weighted["structured.turn_1"] == pytest.approx(0.5)
+    counted = [value for name, value in weighted.items() if not name.startswith("_")]
+    assert sum(counted) == pytest.approx(scored_item.score.total)
 
 
 def test_a_sum_that_is_not_finite_is_internal_and_never_a_reward() -> None:

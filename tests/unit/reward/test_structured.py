@@ -1,4 +1,4 @@
-"""The structured reward and its distribution over tokens."""
+"""The structured reward."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from forage_common.structured_to_tokens import (
-    Strategy,
-    StructuredReward,
-    structured_reward,
-    structured_to_tokens,
-)
 from forage_reward.parsing.turns import MAX_GENERATION, parse_action, parse_strict_action, read_turns
 from forage_reward.registry import bind_reward
 from forage_reward.rewards.structured import compute_otc_factor, flag_valid_queries
@@ -169,55 +161,10 @@ def test_otc_decreases_the_reward_with_every_search() -> None:
     assert (scaled["_searches"].raw, scaled["_searches"].weighted) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize("row", rows("structured_to_tokens.jsonl"))
-def test_tokens_get_the_expected_rewards(row: dict[str, Any]) -> None:
-    whole = sum(value for name, value in row["whole"].items() if not name.startswith("_"))
-    reward = StructuredReward({int(turn): value for turn, value in row["turns"]}, whole)
-    result = structured_to_tokens(reward, row["mask"], row["turn_ids"], Strategy(row["strategy"]))
-    assert result.rewards == pytest.approx(row["want"])
-    assert result.flagged == (not any(row["mask"]))
-
-
-def test_a_mask_and_turn_ids_of_different_lengths_are_an_error() -> None:
-    with pytest.raises(ValueError, match="2 mask values but 1 turn ids"):
-        structured_to_tokens(StructuredReward({}, 1.0), [1, 1], [1], Strategy.FINAL_TOKEN_ONLY)
-
-
-values = st.floats(-10, 10)
-tokens = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([-1, 1, 2, 3, 4])), max_size=40)
-
-
-@given(st.dictionaries(st.integers(1, 5), values, max_size=5), values, tokens, st.sampled_from(Strategy))
-def test_the_conversion_conserves_its_sum(
-    turns: dict[int, float], whole: float, response: list[tuple[int, int]], strategy: Strategy
-) -> None:
-    mask, turn_ids = [mask for mask, _ in response], [turn for _, turn in response]
-    result = structured_to_tokens(StructuredReward(turns, whole), mask, turn_ids, strategy)
-    with_tokens = {turn for valid, turn in response if valid}
-    if not any(mask):
-        assert result.flagged
-        assert result.rewards == [0.0] * len(mask)
-        return
-    sums = {
-        Strategy.TURN_PROPORTIONAL: sum(value for turn, value in turns.items() if turn in with_tokens) + whole,
-        Strategy.FINAL_TOKEN_ONLY: (sum(turns.values()) / len(turns) if turns else 0.0) + whole,
-    }
-    assert sum(result.rewards) == pytest.approx(sums[strategy], abs=1e-9)
-    assert result.turn_sum == pytest.approx(sums[Strategy.TURN_PROPORTIONAL], abs=1e-9)
-    assert result.mean_sum == pytest.approx(sums[Strategy.FINAL_TOKEN_ONLY], abs=1e-9)
-    assert all(reward == 0.0 for reward, valid in zip(result.rewards, mask, strict=True) if not valid)
-
-
-def test_turn_and_trajectory_rewards_are_read_from_the_components() -> None:
+def test_the_components_of_turns_are_shares_of_their_mean() -> None:
     spans = (Span(Role.MODEL, QUERY), Span(Role.ENV, "<information>Oslo</information>"), Span(Role.MODEL, ANSWER))
     score = compute_score(TrajectoryView(spans))
-    reward = structured_reward(score.components)
-    assert reward.turns == pytest.approx({1: 0.25, 2: 0.25})
-    assert reward.whole == pytest.approx(0.7)
-    assert reward.mean_of_turns + reward.whole == pytest.approx(score.total)
-
-
-def test_a_component_for_logs_is_rewarded_nowhere_whatever_it_holds() -> None:
-    logged = (Component("_log", 7.0, 7.0), Component("_a.turn_1", 3.0, 3.0))
-    reward = structured_reward((Component("turn_1", 0.5, 0.5), *logged, Component("exact_match", 1.0, 0.25)))
-    assert (reward.turns, reward.whole) == ({1: 0.5}, 0.25)
+    turns = [part for part in score.components if part.name.startswith("turn_")]
+    assert [(part.name, part.raw) for part in turns] == [("turn_1", 0.25), ("turn_2", 0.25)]
+    assert [part.weighted for part in turns] == pytest.approx([0.125, 0.125])
+    assert sum(part.weighted for part in score.components) == pytest.approx(score.total) == pytest.approx(0.95)

@@ -14,7 +14,12 @@ from trainer_parts import PROMPT_TOKENS, group
 
 from forage_common.settings import AlgorithmSettings, RewardPlacement
 from forage_common.v1.trajectory_pb2 import Component, Score, Status, Trajectory
-from forage_trainer.algorithms.token_rewards import compute_token_rewards, to_structured_reward
+from forage_trainer.algorithms.token_rewards import (
+    StructuredReward,
+    compute_token_rewards,
+    place_reward,
+    to_structured_reward,
+)
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import build_step_tensors
 
@@ -24,11 +29,6 @@ SPREAD, LAST = RewardPlacement.TURN_PROPORTIONAL, RewardPlacement.FINAL_TOKEN_ON
 
 def examples(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DATA / path).read_text().splitlines()]
-
-
-def with_turns(example: dict[str, Any]) -> bool:
-    """Components name turns from 1 only."""
-    return bool(example["turns"]) and all(turn >= 1 for turn, _ in example["turns"])
 
 
 def turned(turns: dict[int, float], whole: dict[str, float], mask: list[int], turn_ids: list[int]) -> Trajectory:
@@ -48,11 +48,46 @@ def test_an_outcome_reward_is_on_the_last_state_token(example: dict[str, Any], p
     assert [[place, value] for place, value in enumerate(result.rewards) if value] == example["nonzero"]
 
 
-@pytest.mark.parametrize("example", filter(with_turns, examples("reward/structured_to_tokens.jsonl")))
-def test_a_score_with_turns_is_placed_as_specified(example: dict[str, Any]) -> None:
-    turns = dict(example["turns"])
-    row = turned(turns, example["whole"], example["mask"], example["turn_ids"])
-    assert compute_token_rewards(row, RewardPlacement(example["strategy"])).rewards == pytest.approx(example["want"])
+@pytest.mark.parametrize("example", examples("trainer/structured_to_tokens.jsonl"))
+def test_tokens_get_the_expected_rewards(example: dict[str, Any]) -> None:
+    turns, placement = dict(example["turns"]), RewardPlacement(example["strategy"])
+    whole = sum(value for name, value in example["whole"].items() if not name.startswith("_"))
+    result = place_reward(StructuredReward(turns, whole), example["mask"], example["turn_ids"], placement)
+    assert result.rewards == pytest.approx(example["want"])
+    assert result.flagged == (not any(example["mask"]))
+    if turns and min(turns) >= 1:  # components name turns from 1 only
+        row = turned(turns, example["whole"], example["mask"], example["turn_ids"])
+        assert compute_token_rewards(row, placement).rewards == pytest.approx(example["want"])
+
+
+def test_a_mask_and_turn_ids_of_different_lengths_are_an_error() -> None:
+    with pytest.raises(ValueError, match="2 mask values but 1 turn ids"):
+        place_reward(StructuredReward({}, 1.0), [1, 1], [1], LAST)
+
+
+values = st.floats(-10, 10)
+tokens = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([-1, 1, 2, 3, 4])), max_size=40)
+
+
+@given(st.dictionaries(st.integers(1, 5), values, max_size=5), values, tokens, st.sampled_from([SPREAD, LAST]))
+def test_the_placement_conserves_its_sum(
+    turns: dict[int, float], whole: float, response: list[tuple[int, int]], placement: RewardPlacement
+) -> None:
+    mask, turn_ids = [mask for mask, _ in response], [turn for _, turn in response]
+    result = place_reward(StructuredReward(turns, whole), mask, turn_ids, placement)
+    with_tokens = {turn for valid, turn in response if valid}
+    if not any(mask):
+        assert result.flagged
+        assert result.rewards == [0.0] * len(mask)
+        return
+    sums = {
+        SPREAD: sum(value for turn, value in turns.items() if turn in with_tokens) + whole,
+        LAST: (sum(turns.values()) / len(turns) if turns else 0.0) + whole,
+    }
+    assert sum(result.rewards) == pytest.approx(sums[placement], abs=1e-9)
+    assert result.turn_sum == pytest.approx(sums[SPREAD], abs=1e-9)
+    assert result.mean_sum == pytest.approx(sums[LAST], abs=1e-9)
+    assert all(reward == 0.0 for reward, valid in zip(result.rewards, mask, strict=True) if not valid)
 
 
 @settings(max_examples=100, deadline=None)
@@ -79,6 +114,12 @@ def test_a_weighted_part_of_a_composition_keeps_its_turns() -> None:
     reward = to_structured_reward(Score(total=1.15, components=parts))
     assert reward.turns == pytest.approx({1: 0.15, 2: 0.15})
     assert reward.whole == pytest.approx(1.0)
+
+
+def test_a_component_for_logs_is_rewarded_nowhere_whatever_it_holds() -> None:
+    values = {"turn_1": 0.5, "_log": 7.0, "_a.turn_1": 3.0, "exact_match": 0.25}
+    reward = to_structured_reward(Score(components=[Component(name=name, weighted=one) for name, one in values.items()]))
+    assert (reward.turns, reward.whole) == ({1: 0.5}, 0.25)
 
 
 @pytest.mark.parametrize(
