@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from forage_cli.commands import (
     ask,
@@ -24,7 +22,7 @@ from forage_cli.commands import (
     up,
 )
 from forage_common import __version__
-from forage_common.errors import ForageError, UserError
+from forage_common.command import run_command
 
 app = typer.Typer(
     name="forage",
@@ -67,15 +65,5 @@ app.add_typer(rollout.app, name="rollout")
 
 
 def main() -> None:
-    """Run the command. A user's error is printed as one sentence with exit code 2; Ctrl-C ends with 130."""
-    errors = Console(stderr=True, soft_wrap=True, highlight=False)
-    try:
-        app()
-    except UserError as error:
-        errors.print(f"[red]forage:[/] {error}", markup=True)
-        sys.exit(error.exit_code)
-    except ForageError as error:
-        errors.print(f"[red]forage:[/] {error}")
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    """Run the command; a user's error is one sentence and exit code 2."""
+    run_command(app, "forage")

@@ -4,6 +4,8 @@
 class ForageError(Exception):
     """Base of all typed errors of Forage."""
 
+    exit_code = 1
+
 
 class UserError(ForageError):
     """Wrong input or a problem of the machine: the process prints this sentence and exits with code 2."""

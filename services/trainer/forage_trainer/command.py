@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forage_common.errors import ForageError, UserError
+from forage_common.command import run_command
 from forage_common.settings import PublishSettings
 from forage_common.telemetry.logs import configure_logs
 
@@ -61,13 +60,7 @@ def export_checkpoint(
 def main() -> None:
     """Entry point of `python -m forage_trainer.command`: a user's error is one sentence and exit code 2."""
     configure_logs("trainer", "WARNING")
-    try:
-        app(prog_name="forage trainer")
-    except ForageError as error:
-        Console(stderr=True, soft_wrap=True).print(f"forage: {error}", style="red", markup=False, highlight=False)
-        sys.exit(error.exit_code if isinstance(error, UserError) else 1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_command(app, "forage trainer")
 
 
 if __name__ == "__main__":

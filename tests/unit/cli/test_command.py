@@ -74,6 +74,7 @@ def test_commands_that_need_a_checkout_say_so_when_installed_from_a_wheel(
         (["demo", "rollout.nn=1"], "unknown setting 'rollout.nn': did you mean 'n'?"),
         (["demo", "--resume"], "there is no run to resume"),
         (["trajectories", "nothing"], "nothing is not a run"),
+        (["trajectories", "[bold]x[/y]"], "[bold]x[/y] is not a run"),
     ],
 )
 def test_bad_input_ends_with_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:

@@ -24,6 +24,7 @@ from forage_retriever.index.build import build_index
 from forage_retriever.index.cache import build_cached
 from forage_retriever.index.convert import convert_index
 from forage_retriever.index.manifest import DamagedError
+from forage_retriever.index.progress import open_report
 from forage_retriever.index.recipe import Recipe
 from forage_retriever.index.workspace import Workspace
 from forage_retriever.search import faiss_build
@@ -357,3 +358,9 @@ def test_a_kill_after_the_rename_leaves_a_complete_index(
     assert built("index", mode=RetrievalMode.BM25) == folder
     assert not (tmp_path / ".index").exists()
     assert manifest.check_files(folder, manifest.read_manifest(folder)) == []
+
+
+def test_an_interrupted_build_says_that_its_work_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), open_report():
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "stopped: the same command resumes from here\n"

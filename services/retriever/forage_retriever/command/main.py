@@ -13,7 +13,8 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from forage_common.errors import ForageError, SettingsError, UserError
+from forage_common.command import run_command
+from forage_common.errors import SettingsError
 from forage_common.settings import RetrievalMode, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
 from forage_retriever.corpus.read import hash_corpus as corpus_digest
@@ -199,15 +200,7 @@ def bench(
 def main() -> None:
     """Entry point of `python -m forage_retriever.command`: a user error is one sentence and exit code 2."""
     configure_logs("retriever", "INFO")
-    errors = Console(stderr=True, soft_wrap=True)
-    try:
-        app(prog_name="forage index")
-    except ForageError as error:
-        errors.print(f"forage: {error}", style="red", markup=False, highlight=False)
-        sys.exit(error.exit_code if isinstance(error, UserError) else 1)
-    except KeyboardInterrupt:
-        errors.print("stopped: the same command resumes from here", markup=False)
-        sys.exit(130)
+    run_command(app, "forage index")
 
 
 def _load_settings(

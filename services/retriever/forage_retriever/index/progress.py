@@ -75,13 +75,17 @@ class BarReport:
 
 @contextmanager
 def open_report() -> Iterator[Report]:
-    """A report: bars where standard error is a terminal, log lines elsewhere."""
+    """A report: bars where standard error is a terminal, log lines elsewhere. Says on Ctrl-C that work is kept."""
     console = Console(stderr=True)
-    if console.is_terminal:
-        with BarReport(console) as bars:
-            yield bars
-    else:
-        yield LogReport(lambda sentence: None)
+    try:
+        if console.is_terminal:
+            with BarReport(console) as bars:
+                yield bars
+        else:
+            yield LogReport(lambda sentence: None)
+    except KeyboardInterrupt:
+        console.print("stopped: the same command resumes from here", markup=False)
+        raise
 
 
 def _format_progress(stage: str, done: int, total: int | None, left_s: int | None) -> str:

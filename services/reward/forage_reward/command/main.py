@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from forage_common.errors import DataError, ForageError, SettingsError, UserError
+from forage_common.command import run_command
+from forage_common.errors import DataError, SettingsError
 from forage_common.files.parquet_rows import stream_parquet_rows
 from forage_common.settings import RewardRoute, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
@@ -126,13 +127,7 @@ def score(
 def main() -> None:
     """Run `python -m forage_reward.command`; a user's error is one sentence and exit code 2."""
     configure_logs("reward", "WARNING")
-    try:
-        app(prog_name="forage reward")
-    except ForageError as error:
-        Console(stderr=True, soft_wrap=True).print(f"forage: {error}", style="red", markup=False, highlight=False)
-        sys.exit(error.exit_code if isinstance(error, UserError) else 1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_command(app, "forage reward")
 
 
 @contextlib.contextmanager
