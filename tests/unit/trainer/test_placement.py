@@ -117,8 +117,9 @@ def test_a_weighted_part_of_a_composition_keeps_its_turns() -> None:
 
 
 def test_a_component_for_logs_is_rewarded_nowhere_whatever_it_holds() -> None:
-    values = {"turn_1": 0.5, "_log": 7.0, "_a.turn_1": 3.0, "exact_match": 0.25}
-    reward = to_structured_reward(Score(components=[Component(name=name, weighted=one) for name, one in values.items()]))
+    weighted = {"turn_1": 0.5, "_log": 7.0, "_a.turn_1": 3.0, "exact_match": 0.25}
+    parts = [Component(name=name, weighted=value) for name, value in weighted.items()]
+    reward = to_structured_reward(Score(components=parts))
     assert (reward.turns, reward.whole) == ({1: 0.5}, 0.25)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import IO, Any
 
@@ -85,23 +86,23 @@ def get_application_name(settings: Settings) -> str:
     return f"forage-rollout-{settings.run.id}"
 
 
-class Cluster:
+class Cluster(ABC):
     """One run's Serve application in the Ray that this process is connected to."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
+    @abstractmethod
     def start(self) -> None:
         """Block until all deployments run, which takes most of a minute on CPU.
 
         Raises:
             Exception: there is no Ray, or Serve gave up on a deployment.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self, timeout_s: float) -> None:
         """End what was started, by force where it does not end by itself within the time."""
-        raise NotImplementedError
 
     def deploy(self) -> None:
         import ray
