@@ -146,17 +146,20 @@ def build(tag: bool) -> None:
 def find_missing_files(folder: Path) -> list[str]:
     """List the committed files of packages and chart that no wheel or chart in `folder` contains as a regular file.
 
-    The chart's rules and dashboards are symbolic links in the repository.
+    Every wheel needs a license of its own: hatchling packs the LICENSE beside each pyproject.toml. The chart's rules and dashboards are symbolic links in the repository.
     """
     packed: set[str] = set()
-    for wheel in folder.glob("*.whl"):
+    unlicensed = []
+    for wheel in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             packed |= {f"services/*/{name}" for name in archive.namelist()}
+            if not any(name.endswith(".dist-info/licenses/LICENSE") for name in archive.namelist()):
+                unlicensed.append(f"{wheel.name}/LICENSE")
     for chart in folder.glob("forage-*.tgz"):
         with tarfile.open(chart) as archive:
             packed |= {f"deploy/helm/{member.name}" for member in archive.getmembers() if member.isfile()}
     committed = _run("git", "ls-files", "services/*/forage_*", CHART).splitlines()
-    return [file for file in committed if re.sub(r"^services/\w+/", "services/*/", file) not in packed]
+    return unlicensed + [file for file in committed if re.sub(r"^services/\w+/", "services/*/", file) not in packed]
 
 
 def list_images(version: str) -> list[str]:

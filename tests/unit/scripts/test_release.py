@@ -94,6 +94,7 @@ def packed(tmp_path: Path) -> Path:
         zipfile.ZipFile(tmp_path / "forage-0-py3-none-any.whl", "w") as wheel,
         tarfile.open(tmp_path / "forage-0.tgz", "w:gz", dereference=True) as chart,
     ):
+        wheel.writestr("forage-0.dist-info/licenses/LICENSE", "")
         for file in listed.splitlines():
             if file.startswith("services/"):
                 wheel.writestr(file.split("/", 2)[2], "")
@@ -111,6 +112,19 @@ def test_files_that_a_wheel_or_the_chart_lacks_are_found(packed: Path) -> None:
     missing = find_missing_files(packed)
     assert {"services/cli/forage_cli/reports/run.html", "services/common/forage_common/py.typed"} <= set(missing)
     assert not any(file.startswith("deploy/") for file in missing)
+
+
+def test_a_wheel_without_a_license_is_found(packed: Path) -> None:
+    with zipfile.ZipFile(packed / "other-0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("LICENSE", "")
+    assert find_missing_files(packed) == ["other-0-py3-none-any.whl/LICENSE"]
+
+
+def test_every_package_has_the_license_that_its_wheel_contains() -> None:
+    packages = sorted(REPOSITORY.glob("services/*/pyproject.toml"))
+    assert len(packages) == 6
+    for package in packages:
+        assert (package.parent / "LICENSE").read_bytes() == (REPOSITORY / "LICENSE").read_bytes()
 
 
 def test_symbolic_links_in_the_packaged_chart_count_as_missing(packed: Path) -> None:
