@@ -146,7 +146,8 @@ def build(tag: bool) -> None:
 def find_missing_files(folder: Path) -> list[str]:
     """List the committed files of packages and chart that no wheel or chart in `folder` contains as a regular file.
 
-    Every wheel needs a license of its own: hatchling packs the LICENSE beside each pyproject.toml. The chart's rules and dashboards are symbolic links in the repository.
+    Every wheel needs a license of its own: hatchling packs the LICENSE beside each pyproject.toml. The chart's rules
+    and dashboards are symbolic links in the repository.
     """
     packed: set[str] = set()
     unlicensed = []
