@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,7 +15,7 @@ from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_trainer.algorithms.estimators.registry import Rewards, estimate_advantages
+from forage_trainer.algorithms.estimators.registry import NonFiniteValueError, Rewards, estimate_advantages
 from forage_trainer.algorithms.kl import KlController, apply_kl_penalty
 from forage_trainer.algorithms.off_policy import compute_correction_metrics
 from forage_trainer.data.batcher import Batch
@@ -94,17 +95,8 @@ class PolicyStep:
         metrics = compute_trajectory_metrics(groups, policy.version) | batch.metrics | unused
         tensors = build_step_tensors(selected, policy.version, policy.epoch, self._pad_id, algorithm)
         if tensors is None:
-            get_logger().warning(
-                "step_without_update",
-                batch=batch.number,
-                **unused,
-                reason="no group has enough valid trajectories of unequal reward"
-                if selected.filtered
-                else "no group has enough valid trajectories",
-            )
-            if on_record is not None:
-                on_record(StepRecord(groups, (), policy.version))
-            return metrics | to_verl_names(metrics)
+            which = "valid trajectories of unequal reward" if selected.filtered else "valid trajectories"
+            return self._skip_update(batch, policy, metrics, f"no group has enough {which}", on_record)
         # During the critic's warm-up the actor is not updated, and the same policy is published again.
         updates_actor = policy.version >= self._trainer.critic_warmup
         overconfidence = None
@@ -113,7 +105,11 @@ class PolicyStep:
                 overconfidence = self._penalty.measure_overconfidence(selected.trajectories, policy, check)
             metrics |= self._penalty.compute_metrics(overconfidence, selected.trajectories)
         record = StepRecord(groups, selected.trajectories, policy.version, tensors, overconfidence=overconfidence)
-        record, estimate_metrics = self._estimate(record, tensors, clock, check)
+        try:
+            record, estimate_metrics = self._estimate(record, tensors, clock, check)
+        except NonFiniteValueError as error:
+            # Nothing may be trained on it. The loss that there is not trips the guard, which decides how to go on.
+            return self._skip_update(batch, policy, metrics | {"loss": math.nan}, str(error), on_record)
         metrics |= estimate_metrics
         advantages, returns, old = record.advantages, record.returns, record.log_probs
         assert advantages is not None
@@ -128,6 +124,20 @@ class PolicyStep:
             metrics |= self._update_metrics(tensors, record.reference, result)
         if on_record is not None:
             on_record(record)
+        return metrics | to_verl_names(metrics)
+
+    def _skip_update(
+        self,
+        batch: Batch,
+        policy: Policy,
+        metrics: dict[str, Any],
+        reason: str,
+        on_record: Callable[[StepRecord], object] | None,
+    ) -> dict[str, Any]:
+        unused = {name: metrics[name] for name in ("dead_groups", "filtered_groups")}
+        get_logger().warning("step_without_update", batch=batch.number, **unused, reason=reason)
+        if on_record is not None:
+            on_record(StepRecord(batch.groups, (), policy.version))
         return metrics | to_verl_names(metrics)
 
     def _estimate(
@@ -169,6 +179,7 @@ class PolicyStep:
                 turn_rewards=tensors.turn_rewards,
                 whole_rewards=tensors.whole_rewards,
                 values=values,
+                ids=[trajectory.id for trajectory in record.rows],
             ),
             algorithm,
         )

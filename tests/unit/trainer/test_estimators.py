@@ -24,7 +24,7 @@ from forage_trainer.algorithms.estimators.gae import gae
 from forage_trainer.algorithms.estimators.groups import find_participants
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.algorithms.estimators.grpo_multiturn import grpo_multiturn
-from forage_trainer.algorithms.estimators.registry import ESTIMATORS, Rewards, estimate_advantages
+from forage_trainer.algorithms.estimators.registry import ESTIMATORS, NonFiniteValueError, Rewards, estimate_advantages
 from forage_trainer.algorithms.token_rewards import compute_token_rewards
 
 DATA = Path(__file__).parents[2] / "data/trainer"
@@ -343,6 +343,44 @@ def test_a_group_whose_rewards_are_all_equal_has_advantage_zero(name: AdvantageE
     rewards = Rewards(tokens, mask, ["a"] * 8, mask.long(), [{1: reward}] * 8, whole_rewards)
     result = estimate_advantages(rewards, AlgorithmSettings(adv_estimator=name))
     assert result.advantages.abs().max() == pytest.approx(0.0, abs=1e-7 if name == "rloo" else 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("reward", [0.1, 0.3, 0.7, 1.0, 13.1])
+def test_equal_scores_spread_over_different_lengths_have_advantage_zero(dtype: torch.dtype, reward: float) -> None:
+    lengths = [3, 7, 11, 130, 997, 4001]
+    turns = [Component(name=f"turn_{turn}", weighted=reward / 6) for turn in (1, 2, 3)]
+    score = Score(total=reward, components=[*turns, Component(name="whole", weighted=reward / 2)])
+    mask, tokens = torch.zeros(len(lengths), max(lengths)), torch.zeros(len(lengths), max(lengths), dtype=dtype)
+    for row, length in enumerate(lengths):
+        ids = [1 + 3 * place // length for place in range(length)]
+        placed = compute_token_rewards(
+            Trajectory(loss_mask=[1] * length, turn_ids=ids, score=score), RewardPlacement.TURN_PROPORTIONAL
+        )
+        mask[row, :length], tokens[row, :length] = 1, torch.tensor(placed.rewards, dtype=dtype)
+    assert torch.equal(grpo_outcome(tokens, mask, ["a"] * len(lengths)), torch.zeros_like(mask))
+    tokens[0, 0] += 0.01
+    assert grpo_outcome(tokens, mask, ["a"] * len(lengths)).abs().max() > 1  # scores that do differ are told apart
+
+
+def test_turn_rewards_that_differ_by_rounding_are_equal() -> None:
+    turns, mask = [{1: 0.1 + 0.2}, {1: 0.3}], torch.ones(2, 1)
+    result = grpo_multiturn(turns, torch.tensor([0.3, 0.1 + 0.2], dtype=torch.double), mask.long(), mask, ["a", "a"])
+    assert torch.equal(result, torch.zeros_like(mask))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_refused_inside_the_mask_alone(value: float) -> None:
+    mask, values = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]), torch.zeros(2, 3)
+    values[0, 2] = value
+    rewards = replace(some(torch.ones(2, 3), mask, values), ids=["run/a/0", "run/a/1"])
+    algorithm = AlgorithmSettings(adv_estimator="gae")
+    assert estimate_advantages(rewards, algorithm).advantages.isfinite().all()
+    values[1, 1] = value
+    with pytest.raises(
+        NonFiniteValueError, match=rf"value of trajectory run/a/1 is {value} at token 1 of its response"
+    ):
+        estimate_advantages(rewards, algorithm)
 
 
 @settings(max_examples=100, deadline=None)

@@ -150,6 +150,6 @@ def test_tensors_hold_the_placed_rewards_and_the_parts_of_the_score() -> None:
         assert turns == pytest.approx({1: gain, 2: 0.1})
     assert result.whole_rewards.tolist() == pytest.approx([0.3, 0.3])
     first = [0.2 / 6 + 0.3 / 11] * 6 + [0.0] * 7 + [0.1 / 5 + 0.3 / 11] * 5
-    torch.testing.assert_close(result.token_rewards[0], torch.tensor(first))
+    torch.testing.assert_close(result.token_rewards[0], torch.tensor(first, dtype=torch.double))
     assert result.turn_ids[0].tolist() == list(both.trajectories[0].turn_ids)
     assert len(first) == len(both.trajectories[0].token_ids) - PROMPT_TOKENS

@@ -14,6 +14,7 @@ from forage_common.v1.trajectory_pb2 import Policy, Status, TrajectoryGroup
 from forage_trainer.data.batcher import Batch
 from forage_trainer.data.tensors import StepTensors
 from forage_trainer.engine.policy_worker import UpdateResult
+from forage_trainer.reporting.guards import Guards
 from forage_trainer.reporting.trajectories import StepRecord
 from forage_trainer.step import PolicyStep, Stopwatch
 
@@ -149,6 +150,21 @@ def test_gae_uses_the_critics_values_and_updates_it() -> None:
     torch.testing.assert_close(worker.given["returns"][1][mask[1]], torch.ones(int(mask[1].sum())))
     assert metrics["critic/vf_loss"] == 0.5
     assert metrics["critic/values/mean"] == 0.25
+
+
+def test_a_value_that_is_not_finite_updates_nothing_and_trips_the_guard(capsys: pytest.CaptureFixture[str]) -> None:
+    class BrokenCritic(Worker):
+        def values(self, batch: StepTensors) -> torch.Tensor:
+            values = super().values(batch)
+            values[1, 0] = torch.nan
+            return values
+
+    worker = BrokenCritic()
+    chosen = settings("trainer.algorithm.adv_estimator=gae")
+    metrics, _ = take(worker, chosen, group("a", [0.0, 1.0]))
+    assert worker.asked == ["reference", "values"]
+    assert [trip.guard for trip in Guards(chosen.trainer.guards).check(metrics, 1)] == ["non_finite"]
+    assert "test/a/1" in capsys.readouterr().out
 
 
 def test_the_actor_is_not_updated_during_the_critics_warmup() -> None:

@@ -43,7 +43,8 @@ class StepTensors(Rows):
     """The tensors of one optimizer step.
 
     state: (rows, tokens) float32, 1 on state tokens: those that the policy sampled, not the environment's.
-    token_rewards, engine_log_probs: (rows, tokens) float32, 0 outside the state tokens.
+    token_rewards: (rows, tokens) float64, 0 outside the state tokens: their sums are compared within a group.
+    engine_log_probs: (rows, tokens) float32, 0 outside the state tokens.
     turn_ids: (rows, tokens) long, from 1 on state tokens, -1 elsewhere.
     turn_rewards, whole_rewards: for each row, the rewards of its turns by turn id, and (rows,) the rest of its score.
     current: (rows, tokens) bool, state tokens sampled under exactly the policy that is being trained. On these alone
@@ -104,7 +105,7 @@ def build_step_tensors(
         mask=_padded(masks),
         state=state,
         token_rewards=_padded(
-            [np.asarray(compute_token_rewards(t, settings.placement).rewards, dtype=np.float32) for t in trajectories]
+            [np.asarray(compute_token_rewards(t, settings.placement).rewards, dtype=np.float64) for t in trajectories]
         ),
         engine_log_probs=_padded(log_probs),
         turn_ids=_padded([np.asarray(t.turn_ids, dtype=np.int64) for t in trajectories], beyond=-1),

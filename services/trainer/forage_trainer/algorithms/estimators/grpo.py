@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from forage_trainer.algorithms.estimators.groups import normalize_in_groups
+from forage_trainer.algorithms.estimators.groups import measure_rounding, normalize_in_groups
 
 
 def grpo_outcome(
@@ -19,6 +19,7 @@ def grpo_outcome(
     """Compute advantages, (rows, tokens), float32; the returns are the same.
 
     A row's score, the sum of its token rewards, is normalized within its uid and given to every token of the mask.
+    Scores that differ only by the rounding of their terms are equal.
 
     Args:
         token_rewards: (rows, tokens).
@@ -26,5 +27,6 @@ def grpo_outcome(
         uids: group of each row.
         norm_by_std: False leaves out the division (Dr. GRPO).
     """
-    scores = normalize_in_groups(token_rewards.double().sum(-1), uids, norm_by_std)
+    rounding = measure_rounding(token_rewards.abs().sum(-1))
+    scores = normalize_in_groups(token_rewards.double().sum(-1), uids, norm_by_std, rounding)
     return (scores.unsqueeze(-1) * mask).float()

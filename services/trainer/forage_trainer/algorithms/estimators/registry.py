@@ -9,12 +9,17 @@ from typing import Any
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
+from forage_common.errors import ForageError
 from forage_common.settings import AdvantageEstimator, AlgorithmSettings
 from forage_trainer.algorithms.estimators.gae import gae
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.algorithms.estimators.grpo_multiturn import grpo_multiturn
 from forage_trainer.algorithms.estimators.reinforce_plus_plus import reinforce_plus_plus
 from forage_trainer.algorithms.estimators.rloo import rloo
+
+
+class NonFiniteValueError(ForageError, ValueError):
+    """A critic's value of a token that is trained on is NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Rewards:
     turn_ids: (rows, tokens) long, from 1, -1 outside turns.
     turn_rewards, whole_rewards: for each row, the rewards of its turns by turn id, and (rows,) the rest of its score.
     values: (rows, tokens), the critic's; None without a critic.
+    ids: trajectory of each row, for errors; without them a row is named by its group.
     """
 
     token_rewards: torch.Tensor
@@ -34,6 +40,7 @@ class Rewards:
     turn_rewards: Sequence[Mapping[int, float]]
     whole_rewards: torch.Tensor
     values: torch.Tensor | None = None
+    ids: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ def estimate_advantages(rewards: Rewards, settings: AlgorithmSettings) -> Advant
 
     Raises:
         ValueError: a reward is not finite, the mask is empty, or the estimator lacks the critic's values.
+        NonFiniteValueError: a value is not finite; whitening would spread it over the whole batch.
     """
     mask = rewards.mask.bool()
     if not mask.any():
@@ -62,6 +70,11 @@ def estimate_advantages(rewards: Rewards, settings: AlgorithmSettings) -> Advant
     numbers.append(torch.tensor([value for turns in rewards.turn_rewards for value in turns.values()]))
     if not all(part.isfinite().all() for part in numbers):
         raise ValueError("a reward is NaN or infinite: trajectories with such a score are invalid (data/selection.py)")
+    if rewards.values is not None and (bad := (mask & ~rewards.values.isfinite()).nonzero()).numel():
+        row, token = bad[0].tolist()
+        name = f"trajectory {rewards.ids[row]}" if rewards.ids else f"row {row} of group {rewards.uids[row]}"
+        value = float(rewards.values[row, token])
+        raise NonFiniteValueError(f"the critic's value of {name} is {value} at token {token} of its response")
     inside = replace(rewards, token_rewards=torch.where(mask, rewards.token_rewards, 0.0))
     return ESTIMATORS[settings.adv_estimator](inside, settings)
 
