@@ -56,7 +56,7 @@ class RetrieverServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RetrieveStream(self, request_iterator, context):
-        """Every request gets one reply with its id, in the order in which searches end.
+        """Every request gets one reply with its id, in the order in which searches end; at most 64 are in work at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,14 +33,14 @@ class RetrieverStub:
     def __new__(cls, channel: _aio.Channel) -> RetrieverAsyncStub: ...
     Retrieve: _grpc.UnaryUnaryMultiCallable[_retriever_pb2.RetrieveRequest, _retriever_pb2.RetrieveResponse]
     RetrieveStream: _grpc.StreamStreamMultiCallable[_retriever_pb2.RetrieveStreamRequest, _retriever_pb2.RetrieveStreamResponse]
-    """Every request gets one reply with its id, in the order in which searches end."""
+    """Every request gets one reply with its id, in the order in which searches end; at most 64 are in work at a time."""
 
 @_typing.type_check_only
 class RetrieverAsyncStub(RetrieverStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Retrieve: _aio.UnaryUnaryMultiCallable[_retriever_pb2.RetrieveRequest, _retriever_pb2.RetrieveResponse]  # type: ignore[assignment]
     RetrieveStream: _aio.StreamStreamMultiCallable[_retriever_pb2.RetrieveStreamRequest, _retriever_pb2.RetrieveStreamResponse]  # type: ignore[assignment]
-    """Every request gets one reply with its id, in the order in which searches end."""
+    """Every request gets one reply with its id, in the order in which searches end; at most 64 are in work at a time."""
 
 class RetrieverServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -56,6 +56,6 @@ class RetrieverServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_retriever_pb2.RetrieveStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_retriever_pb2.RetrieveStreamResponse], _abc.AsyncIterator[_retriever_pb2.RetrieveStreamResponse]]:
-        """Every request gets one reply with its id, in the order in which searches end."""
+        """Every request gets one reply with its id, in the order in which searches end; at most 64 are in work at a time."""
 
 def add_RetrieverServicer_to_server(servicer: RetrieverServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

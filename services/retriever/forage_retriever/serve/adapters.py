@@ -1,13 +1,4 @@
-"""The JSON bodies of search agents' clients, each with the reply that they expect.
-
-| endpoint | clients | body | reply |
-|---|---|---|---|
-| `/retrieve` | Search-R1, verl, slime, ASearcher | `queries`, `topk`, `return_scores` | `{"result": [[document]]}` |
-| `/retrieve` | SkyRL | `query`, `topk`, `return_scores` | the same, for one query |
-| `/retrieve` | rLLM | `query`, `top_k` or `k` | `{"results": [{"document", "score"}]}` |
-| `/queries` | R1-Searcher | `queries`, `k` | `{"answers": [["number, tab, text"]]}` |
-| `/access` | ASearcher | `urls` | `{"result": [page or null]}` |
-"""
+"""The JSON bodies of search agents' clients, each with the reply that they expect: docs/how-to/serve-retrieval.md."""
 
 from __future__ import annotations
 
@@ -24,7 +15,8 @@ from forage_retriever.serve.retrieval import Results
 from forage_retriever.serve.source import QueryResult
 
 Value = str | bool | int | float
-Count = Annotated[int | None, Field(description="documents per query; absent, null or 0 = the server's default")]
+Count = Annotated[int | None, Field(description="documents per query; absent, null or 0 = `retriever.topk`")]
+Queries = Annotated[list[str], Field(description="at most 4096")]
 WithScores = Annotated[bool, Field(description="pair each document with its score")]
 
 
@@ -39,9 +31,11 @@ class Search(Body, ABC):
     """A body that asks for documents."""
 
     filters: dict[str, Value | list[Value]] | None = Field(
-        None, description="corpus field → the value, or values, of which a document must have one"
+        None, description="field of `retriever.filter_fields` → its value, or a list of values; all fields must match"
     )
-    mode: str | None = Field(None, description="bm25, dense, hybrid or title; absent or null = the server's default")
+    mode: str | None = Field(
+        None, description="bm25, dense, hybrid or title (the query is the title); absent or null = the index's own"
+    )
 
     @property
     @abstractmethod
@@ -67,7 +61,7 @@ class RetrieveRequest(Search):
     """Queries, as Search-R1 sends them."""
 
     example = '{"queries": [text, …], "topk": number, "return_scores": true or false}'
-    queries: list[str]
+    queries: Queries
     topk: Count = None
     return_scores: WithScores = False
 
@@ -113,7 +107,7 @@ class QueriesRequest(Search):
     """Queries, as R1-Searcher sends them."""
 
     example = '{"queries": [text, …], "k": number}'
-    queries: list[str]
+    queries: Queries
     k: Count = None
 
     @property

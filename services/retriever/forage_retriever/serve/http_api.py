@@ -1,6 +1,17 @@
-"""The HTTP server: searches, probes, metrics, and the reload of the index.
+"""Searches in the formats of several projects' clients, probes, metrics, and the reload of the index.
 
-Errors are `{"detail": sentence}`. 503 with Retry-After means that the same request may succeed later.
+Replies to POST carry the headers `X-Forage-Corpus-Digest`, `X-Forage-Encoder-Digest`,
+`X-Forage-Index-Digest` and `X-Forage-Mode`; one that lacks the passages of some shards also has `X-Forage-Partial: 1`.
+
+Errors are `{"detail": sentence}`:
+
+- 422: the request is invalid; the sentence names the field, the error and what to send.
+- 413, 408: the body is larger than 16 MiB, or did not arrive within 20 s.
+- 503 with `Retry-After`: not ready, overloaded or too late; the same request may succeed later.
+- 409: there is no index to reload, or it cannot be loaded.
+- 500: an internal error; the log has the details.
+
+The service itself shows this API at `/docs`, for a browser, and at `/openapi.json`.
 """
 
 from __future__ import annotations
@@ -74,25 +85,32 @@ def make_app(retrieval: Retrieval, health: Health, swap: IndexSwap | None = None
     app.router.route_class = _Route
 
     async def retrieve(body: bytes) -> Response:
+        """Documents for each query. `queries` as Search-R1 sends them, or one `query` as SkyRL and rLLM do."""
         return await _search(retrieval, _parse_search(body))
 
     async def queries(body: bytes) -> Response:
+        """Documents for each query, for the clients of R1-Searcher."""
         return await _search(retrieval, _parse_body(adapters.QueriesRequest, body))
 
     async def access(body: bytes) -> Response:
+        """Pages by address, for the clients of ASearcher. Needs the field `url` in `retriever.filter_fields`."""
         return JSONResponse({"result": await retrieval.find_pages(_parse_body(adapters.AccessRequest, body).urls)})
 
     async def healthz(_: Request) -> Response:
+        """Whether the process answers."""
         return JSONResponse({"status": "ok"})
 
     async def readyz(_: Request) -> Response:
+        """Whether searches are answered."""
         waiting = health.waiting
         return JSONResponse({"ready": not waiting, "waiting_for": waiting}, 503 if waiting else 200)
 
     async def metrics(_: Request) -> Response:
+        """Metrics in the text format of Prometheus."""
         return Response(generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def reload(_: bytes) -> Response:
+        """Replace the index by the one that the settings name now; takes no body."""
         if swap is None:
             raise _RefusedError(409, "this retriever merges the answers of shards: reload the shards")
         return JSONResponse((await swap.reload()).model_dump())
@@ -104,6 +122,7 @@ def make_app(retrieval: Retrieval, health: Health, swap: IndexSwap | None = None
             _make_endpoint(retrieval, health, answer, path),
             methods=["POST"],
             name=answer.__name__,
+            description=answer.__doc__,
             responses={200: {"model": reduce(or_, replies)}} | {code: {"model": Refusal} for code in codes},
             openapi_extra={"requestBody": _describe_bodies(bodies)} if bodies else None,
         )
