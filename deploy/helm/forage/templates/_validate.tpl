@@ -40,7 +40,7 @@
 {{- if and $streams (not (or $values.redis.enabled $values.redis.external.url $values.redis.external.existingSecret)) }}
 {{- fail "redis.enabled is false and no external Redis is set: set redis.external.url or redis.external.existingSecret" }}
 {{- end }}
-{{- if regexMatch "//[^/]*@" $values.redis.external.url }}
+{{- if regexMatch "//[^/@]*:[^/@]*@" $values.redis.external.url }}
 {{- fail "redis.external.url contains a password, which would be stored in a ConfigMap: put the whole URL into a Secret and name it in redis.external.existingSecret" }}
 {{- end }}
 

@@ -23,11 +23,26 @@ class RunSettings(Section):
         return self.dir / self.id
 
 
+_NODES = r"([^@/]*@)?[^,:/@]+:\d+(,[^,:/@]+:\d+)*"
+_REDIS_URL = rf"^(((rediss?|unix)://.+)|(rediss?\+sentinel://{_NODES}/[^/]+(/\d+)?)|(rediss?\+cluster://{_NODES}/?))$"
+
+
 class RedisSettings(Section):
     """The Redis server whose streams carry prompts and trajectory groups."""
 
-    url: str = Field("redis://127.0.0.1:18600/0", description="URL of the server; rediss:// for TLS")
+    url: str = Field(
+        "redis://127.0.0.1:18600/0",
+        pattern=_REDIS_URL,
+        description="URL of the server: redis://[user[:password]@]host:port/database; rediss:// for TLS; unix://path;"
+        " redis+sentinel://host:port,host:port/master asks sentinels for the primary; redis+cluster://host:port,host:port",
+    )
     password_file: Path | None = Field(None, description="File with the server's password, if the URL has none")
+    sentinel_password_file: Path | None = Field(None, description="File with the sentinels' own password, if any")
+    ca_file: Path | None = Field(None, description="PEM file of the authority that signed the server's certificate")
+    cert_file: Path | None = Field(
+        None, description="PEM file of this client's certificate, if the server asks for one"
+    )
+    key_file: Path | None = Field(None, description="PEM file of the private key of cert_file")
     timeout_s: float = Field(10.0, gt=0, description="Limit of one command")
     max_stream_bytes: int | None = Field(
         None,

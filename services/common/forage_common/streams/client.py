@@ -81,7 +81,7 @@ class StreamClient:
     """
 
     def __init__(self, settings: RedisSettings, run_id: str, patience_s: float = 60.0) -> None:
-        self._redis = connect(settings, patience_s)
+        self._redis = connect(settings, patience_s, f"forage:{{{run_id}}}:")
         self._settings = settings
         self._prefix = f"forage:{run_id}:"
         self.prompts = self.key("prompts")

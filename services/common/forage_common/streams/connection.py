@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.cluster import ClusterNode
+from redis.connection import parse_url
 from redis.retry import Retry
 
+from forage_common.addresses import split_address
 from forage_common.clients.auth import read_token
 from forage_common.errors import ForageError, SettingsError, UnavailableError
 from forage_common.settings import RedisSettings
@@ -23,6 +30,7 @@ _REASONS = {
     "LOADING": "is still reading its data from disk: wait",
     "CLUSTERDOWN": "has lost a part of its cluster: start the missing nodes",
     "TRYAGAIN": "is moving keys between nodes of its cluster: wait",
+    "ASK": "is moving keys between nodes of its cluster: wait",
     "MASTERDOWN": "is a replica that has lost its primary: start the primary, or wait for the failover to end",
     "NOREPLICAS": "has fewer replicas than min-replicas-to-write: start the missing ones",
     "BUSY": "is busy with a script that does not end: wait, or stop it with SCRIPT KILL",
@@ -32,21 +40,83 @@ _REFUSALS = (redis.AuthenticationError, redis.exceptions.AuthorizationError, red
 _CODE = re.compile(rf"(?:^|[ -]-?)({'|'.join(_REASONS)}) ")
 
 
-def connect(settings: RedisSettings, patience_s: float) -> redis.Redis:
+def connect(settings: RedisSettings, patience_s: float, key: str = "") -> redis.Redis:
     """Open connections to the server of the settings, whose commands are retried for about `patience_s`.
 
+    Args:
+        key: any key of the run. In a cluster all keys of a run are on one node, which the connections follow.
+
     Raises:
-        SettingsError: the file with the password cannot be read, or is empty.
+        SettingsError: a file of the settings cannot be read, or holds no password.
     """
-    file = settings.password_file
-    return redis.Redis.from_url(
-        settings.url,
-        password=read_token(file, "redis.password_file") if file else None,
-        socket_timeout=settings.timeout_s,
-        socket_connect_timeout=settings.timeout_s,
-        retry=Retry(ExponentialWithJitterBackoff(cap=2.0, base=0.05), max(1, int(patience_s / 2))),
-        retry_on_error=[redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
-    )
+    url = urlsplit(settings.url)
+    scheme, _, topology = url.scheme.partition("+")
+    files = {"ssl_ca_certs": settings.ca_file, "ssl_certfile": settings.cert_file, "ssl_keyfile": settings.key_file}
+    tls = {name: str(file) for name, file in files.items() if file} if scheme == "rediss" else {}
+    for file in tls.values():
+        if not os.access(file, os.R_OK):
+            raise SettingsError(f"{file} of redis.ca_file, cert_file or key_file cannot be read: give PEM files")
+    options: dict[str, Any] = {
+        "password": _read_password(settings.password_file, "redis.password_file"),
+        "socket_timeout": settings.timeout_s,
+        "socket_connect_timeout": settings.timeout_s,
+        "retry": Retry(ExponentialWithJitterBackoff(cap=2.0, base=0.05), max(1, int(patience_s / 2))),
+        "retry_on_error": [redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
+        **tls,
+    }
+    if not topology:
+        return redis.Redis.from_url(settings.url, **options)
+    login, at, hosts = url.netloc.rpartition("@")
+    name, _, database = url.path.strip("/").partition("/")
+    first = f"{scheme}://{login}{at}{hosts.partition(',')[0]}/{database}"
+    nodes = [split_address(host) for host in hosts.split(",")]
+    once: dict[str, Any] = {"socket_timeout": min(2.0, settings.timeout_s), "retry": Retry(NoBackoff(), 0), **tls}
+    once["ssl"] = scheme == "rediss"
+    if topology == "sentinel":
+        once["password"] = _read_password(settings.sentinel_password_file, "redis.sentinel_password_file")
+        find = functools.partial(redis.Sentinel(nodes, sentinel_kwargs=once).discover_master, name)
+    else:
+        login_of_url = {name: value for name, value in parse_url(first).items() if name in ("username", "password")}
+        find = functools.partial(_find_owner, nodes, key, {"password": options["password"], **login_of_url, **once})
+    kind = _TlsFollower if scheme == "rediss" else _Follower
+    return redis.Redis.from_url(first, connection_class=kind, find=find, **options)
+
+
+def _find_owner(nodes: list[tuple[str, int]], key: str, options: dict[str, Any]) -> tuple[str, int]:
+    try:
+        starts = [ClusterNode(*node) for node in nodes]
+        with redis.RedisCluster(startup_nodes=starts, require_full_coverage=False, **options) as cluster:
+            node = cluster.get_node_from_key(key)
+            return node.host, node.port
+    except redis.exceptions.RedisClusterException as error:
+        raise redis.ConnectionError(str(error)) from error
+
+
+class _Follower(redis.Connection):
+    """A connection that finds out at each connect which server is the primary now."""
+
+    def __init__(self, find: Callable[[], tuple[str, int]], **options: Any) -> None:
+        self._find = find
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+
+    def _connect(self) -> Any:
+        self.host, self.port = self._find()
+        return super()._connect()  # type: ignore[no-untyped-call]
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().read_response(*args, **options)
+        except (redis.exceptions.ReadOnlyError, redis.exceptions.MovedError) as error:
+            self.disconnect()  # type: ignore[no-untyped-call]
+            raise redis.ConnectionError(f"the primary has changed: {error}") from error
+
+
+class _TlsFollower(_Follower, redis.SSLConnection):
+    """The same with TLS."""
+
+
+def _read_password(file: Path | None, setting: str) -> str | None:
+    return read_token(file, setting) if file else None
 
 
 def name_server(settings: RedisSettings) -> str:
