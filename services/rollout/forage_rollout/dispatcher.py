@@ -29,6 +29,7 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
+from forage_rollout.weights.policy import has_reached
 
 log = get_logger()
 T = TypeVar("T")
@@ -100,9 +101,9 @@ class Dispatcher:
         self._consumer = f"rollout-{uuid.uuid4().hex[:12]}"
         self._claimed: dict[bytes, asyncio.Task[None]] = {}
         self._samples: dict[bytes, int] = {}
-        # (epoch, version) that every engine serves. Engines never go back, and a new one starts with the announced
-        # policy: for what was reached once, engines need not be asked again.
-        self._reached = (0, -1)
+        # The announced policy that every engine was found to have reached. While it stays announced no engine goes
+        # back, and a new one starts with it: engines need not be asked again.
+        self._reached: Policy | None = None
         self._engines_load_policies = not settings.rollout.engine.endpoint
         self._draining = False
         self.counts = DispatchCounts()
@@ -242,7 +243,7 @@ class Dispatcher:
                 continue
             # Of the epoch announced now: versions of two epochs cannot be compared, and the latest trainer counts.
             version, epoch = prompt.min_policy_version, announced.epoch
-            if self._reached >= (epoch, max(version, announced.version)):
+            if announced == self._reached and version <= announced.version:
                 return True
             try:
                 served = await self._wait_for_policy(version, epoch, min(left, 5.0))
@@ -250,8 +251,9 @@ class Dispatcher:
                 log.warning("waiting_for_engine", detail=str(error))
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
-            if served is not None and (served.epoch, served.version) >= (epoch, version):
-                self._reached = max(self._reached, (served.epoch, served.version))
+            if has_reached(served, version, epoch):
+                if has_reached(served, announced.version, epoch):
+                    self._reached = announced
                 return True
             await asyncio.sleep(POLL_INTERVAL_S)
         return False

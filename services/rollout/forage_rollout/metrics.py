@@ -135,8 +135,9 @@ class VersionTokens:
         for trajectory in group.trajectories:
             for segment in trajectory.segments:
                 key = (segment.epoch, segment.version)
-                self.counts[key] = self.counts.get(key, 0) + segment.end - segment.begin
-        for old in sorted(self.counts)[:-_VERSIONS_KEPT]:
+                # The latest goes last: after a lost Redis volume its epoch may be lower than those before.
+                self.counts[key] = self.counts.pop(key, 0) + segment.end - segment.begin
+        for old in list(self.counts)[:-_VERSIONS_KEPT]:
             del self.counts[old]
 
 

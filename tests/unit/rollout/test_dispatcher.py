@@ -18,10 +18,7 @@ from forage_common.streams.client import StreamClient
 from forage_common.telemetry import tracing
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
 from forage_rollout import dispatcher as module
-from forage_rollout.deployments import follower
-from forage_rollout.deployments.follower import catch_up, follow_policy
 from forage_rollout.dispatcher import Dispatcher
-from forage_rollout.weights.policy import PolicyError
 
 
 def prompt(position: int, **fields: Any) -> Prompt:
@@ -35,19 +32,10 @@ async def answer(asked: Prompt) -> TrajectoryGroup:
 
 
 class Served:
-    """An engine that serves the policy that it last loaded."""
+    """Engines of which the oldest serves this policy."""
 
     def __init__(self, serving: Policy | None = None) -> None:
         self.serving = serving
-        self.refuse = False
-        self.out_of_service = ""
-
-    async def load_policy(self, policy: Policy) -> float:
-        if self.refuse:
-            raise PolicyError("altered")
-        self.serving = policy
-        self.out_of_service = ""
-        return 0.0
 
     async def wait(self, version: int, epoch: int, timeout_s: float) -> Policy | None:
         await asyncio.sleep(0.01)
@@ -265,6 +253,21 @@ async def test_a_prompt_waits_for_the_epoch_that_was_published_last(bench: Bench
         assert len(await bench.groups(1)) == 1
 
 
+async def test_a_prompt_waits_for_a_lower_epoch_that_was_announced_after_a_higher_one(bench: Bench) -> None:
+    bench.engine.serving = Policy(version=20, epoch=3)
+    bench.trainer.publish(bench.engine.serving)
+    bench.trainer.issue(prompt(0, min_policy_version=18))
+    async with bench.working():
+        assert len(await bench.groups(1)) == 1
+        bench.trainer.delete(bench.trainer.key("policy"))  # the server lost its volume, and epochs begin again
+        bench.trainer.publish(Policy(version=18, epoch=1))
+        bench.trainer.issue(prompt(1, min_policy_version=18))
+        await asyncio.sleep(0.7)
+        assert bench.runs == ["g/0"], "version 20 of another epoch is not version 18 of this one"
+        bench.engine.serving = Policy(version=18, epoch=1)
+        assert len(await bench.groups(1)) == 1
+
+
 async def test_a_full_stream_of_trajectories_stops_claiming(bench: Bench) -> None:
     most = 2 * 2 * (bench.settings.trainer.save_freq + bench.settings.trainer.max_staleness + 1)
     for position in range(most + 6):
@@ -300,65 +303,6 @@ async def test_groups_outlive_a_redis_that_hangs(bench: Bench, redis_server: Red
             process.send_signal(signal.SIGCONT)
         assert [group.position for group in await bench.groups(1)] == [0]
         assert bench.runs == ["g/0"]
-
-
-async def test_the_follower_loads_newer_policies_and_acknowledges_them(bench: Bench) -> None:
-    engine = Served()
-    streams = StreamClient(bench.settings.redis, "r", 1.0)
-    task = asyncio.create_task(follow_policy(streams, engine, "replica"))
-
-    def served(version: int, epoch: int) -> bool:
-        found = bench.trainer.read_replicas().get("replica")
-        return found is not None and (found.version, found.epoch) == (version, epoch)
-
-    await bench.until(lambda: served(1, 1))
-    engine.refuse = True
-    bench.trainer.publish(Policy(version=2, epoch=1))
-    await asyncio.sleep(0.5)
-    assert engine.serving == Policy(version=1, epoch=1)
-    engine.refuse = False
-    await bench.until(lambda: served(2, 1))
-    bench.trainer.publish(Policy(version=1, epoch=2))
-    await bench.until(lambda: served(1, 2))
-    task.cancel()
-
-
-async def test_an_engine_that_cannot_load_the_announced_policy_is_out_of_service_until_it_can(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(follower, "RETRY_INTERVAL_S", 0.05)
-    engine = Served(Policy(version=1, epoch=1))
-    engine.refuse = True
-    task = asyncio.create_task(follow_policy(StreamClient(bench.settings.redis, "r", 1.0), engine, "replica"))
-    await asyncio.sleep(0.3)
-    assert engine.out_of_service == "", "nothing newer was announced"
-    bench.trainer.publish(Policy(version=2, epoch=1))
-    await bench.until(lambda: engine.out_of_service == "altered")
-    engine.refuse = False
-    await bench.until(lambda: engine.out_of_service == "" and engine.serving == Policy(version=2, epoch=1))
-    task.cancel()
-
-
-async def test_a_new_engine_is_ready_once_it_serves_the_announced_policy(bench: Bench) -> None:
-    engine = Served()
-    await catch_up(StreamClient(bench.settings.redis, "r", 1.0), engine)
-    assert engine.serving == Policy(version=1, epoch=1)
-
-
-async def test_a_new_engine_is_ready_with_its_own_weights_when_no_policy_is_announced(bench: Bench) -> None:
-    engine = Served()
-    await catch_up(StreamClient(bench.settings.redis, "another-run", 1.0), engine)
-    assert (engine.serving, engine.out_of_service) == (None, "")
-
-
-async def test_a_new_engine_that_cannot_load_the_announced_policy_starts_out_of_service(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(follower, "RETRY_INTERVAL_S", 0.05)
-    engine = Served()
-    engine.refuse = True
-    await catch_up(StreamClient(bench.settings.redis, "r", 1.0), engine, 0.3)
-    assert (engine.serving, engine.out_of_service) == (None, "altered")
 
 
 async def test_no_prompt_is_claimed_before_retriever_and_reward_are_ready(bench: Bench) -> None:

@@ -107,6 +107,14 @@ def test_only_the_latest_versions_are_kept() -> None:
     assert (1, 99) in tokens.counts
 
 
+def test_tokens_of_a_lower_epoch_that_came_later_are_kept() -> None:
+    tokens = VersionTokens()
+    for epoch, version in [*((3, version) for version in range(40)), (1, 18), (1, 18)]:
+        segment = PolicySegment(version=version, epoch=epoch, begin=0, end=5)
+        tokens.add_group(TrajectoryGroup(trajectories=[Trajectory(segments=[segment])]))
+    assert tokens.counts[1, 18] == 10
+
+
 def test_an_open_circuit_is_counted_until_it_closes() -> None:
     now = [0.0]
     circuit = Circuit("oracle", "host:1", failures=2, open_s=1.0, clock=lambda: now[0])

@@ -214,9 +214,20 @@ async def test_with_a_token_file_calls_need_the_token_and_follow_its_rotation(
 
 def test_the_oldest_policy_is_none_while_an_engine_has_none() -> None:
     one, two = Policy(version=9, epoch=1), Policy(version=1, epoch=2)
-    assert find_oldest([two, one]) == one
-    assert find_oldest([one, None]) is None
-    assert find_oldest([]) is None
+    assert find_oldest([two, one], None) == one
+    assert find_oldest([one, None], two) is None
+    assert find_oldest([], two) is None
+
+
+def test_an_engine_of_another_epoch_than_the_announced_one_is_the_oldest_also_when_its_epoch_is_higher() -> None:
+    before, now, newer = (
+        Policy(version=20, epoch=3),
+        Policy(version=18, epoch=1),
+        Policy(version=19, epoch=1),
+    )
+    assert find_oldest([now, before, newer], newer) == before
+    assert find_oldest([now, newer], newer) == now
+    assert find_oldest([now, before], before) == now
 
 
 async def drain(call: Any) -> list[Any]:

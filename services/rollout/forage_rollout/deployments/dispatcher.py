@@ -34,7 +34,8 @@ class DispatcherDeployment:
         async def wait_for_policy(version: int, epoch: int, timeout_s: float) -> Policy | None:
             served = await broadcast(engine, "wait_for_policy", version, epoch, timeout_s)
             # None stands for a replica out of service, which gets no generations and so holds nobody back.
-            return find_oldest([Policy.FromString(one) if one else None for one in served if one is not None])
+            policies = [Policy.FromString(one) if one else None for one in served if one is not None]
+            return find_oldest(policies, Policy(version=version, epoch=epoch))
 
         streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S)
         self._dispatcher = Dispatcher(

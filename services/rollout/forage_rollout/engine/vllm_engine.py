@@ -28,6 +28,7 @@ from forage_rollout.weights.policy import (
     PolicyError,
     TransferInfo,
     describe_policy,
+    has_reached,
     is_newer,
     parse_label,
 )
@@ -230,11 +231,14 @@ class VllmEngine:
             final = output
         return final
 
-    async def load_policy(self, policy: Policy) -> float:
+    async def load_policy(self, policy: Policy, allow_older: bool = False) -> float:
         """Serve another policy; a caller that is cancelled does not stop the load.
 
         Running generations go on under the new policy; those with an adapter keep theirs to their end. In drain mode
         the load waits until all leases are released.
+
+        Args:
+            allow_older: the policy need not be newer than the served one: it is the one that the trainer announced.
 
         Returns:
             Seconds that generation was paused.
@@ -243,12 +247,12 @@ class VllmEngine:
             PolicyError: the policy must not be served; the engine goes on as before.
         """
         # Shielded, because a load that stops halfway leaves weights of two policies.
-        return await asyncio.shield(asyncio.ensure_future(self._load(policy)))
+        return await asyncio.shield(asyncio.ensure_future(self._load(policy, allow_older)))
 
-    async def _load(self, policy: Policy) -> float:
+    async def _load(self, policy: Policy, allow_older: bool) -> float:
         async with self._loading:
             try:
-                if not is_newer(policy, self.serving):
+                if not allow_older and not is_newer(policy, self.serving):
                     assert self.serving is not None
                     raise PolicyError(
                         f"{describe_policy(policy)} is not newer than {describe_policy(self.serving)}, now served"
@@ -306,15 +310,17 @@ class VllmEngine:
             self._served_changed.notify_all()
 
     async def wait_for_policy(self, version: int, epoch: int, timeout_s: float) -> Policy | None:
-        """The served policy, once it is at least this version of this epoch, or after the time-out."""
+        """The served policy, once it is at least this version of this epoch or of a new one, or after the time-out."""
+        before = self.serving
 
-        def reached() -> bool:
-            served = self.serving
-            return served is not None and (served.epoch, served.version) >= (epoch, version)
+        def may_return() -> bool:
+            # A policy of another epoch means that another trainer works now: the caller looks for whose policy it asks.
+            has_new_epoch = self.serving is not None and (before is None or self.serving.epoch != before.epoch)
+            return has_new_epoch or has_reached(self.serving, version, epoch)
 
         async with self._served_changed:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._served_changed.wait_for(reached), timeout_s)
+                await asyncio.wait_for(self._served_changed.wait_for(may_return), timeout_s)
         return self.serving
 
     async def pause(self, drain: bool) -> None:

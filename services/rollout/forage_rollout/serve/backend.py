@@ -117,7 +117,7 @@ class ServiceState:
             UnavailableError: a replica does not answer; the state stays as it was.
         """
         snapshots = await backend.take_snapshots()
-        self.serving = find_oldest([snapshot.serving for snapshot in snapshots["Engine"]])
+        self.serving = find_oldest([snapshot.serving for snapshot in snapshots["Engine"]], self.announced)
         self.collector.update(snapshots, self.serving, self.announced, self.queues)
 
     def require_running(self) -> None:

@@ -39,24 +39,31 @@ class NotServingError(ForageError):
 
 
 def is_newer(candidate: Policy, serving: Policy | None) -> bool:
-    """Whether the candidate replaces the served policy.
+    """Whether the candidate replaces the served policy without being announced.
 
-    The epoch decides first: policies of a trainer that was replaced never come back, whatever their version.
+    The epoch decides first: policies of a trainer that was replaced do not come back, whatever their version.
     """
     return serving is None or (candidate.epoch, candidate.version) > (serving.epoch, serving.version)
 
 
-def is_same(one: Policy | None, other: Policy | None) -> bool:
-    """Whether both are the same publication."""
-    return one is not None and other is not None and (one.epoch, one.version) == (other.epoch, other.version)
+def has_reached(served: Policy | None, version: int, epoch: int) -> bool:
+    """Whether the served policy is at least this version of this epoch.
+
+    Versions of two epochs cannot be compared: those of another trainer say nothing about this one's.
+    """
+    return served is not None and served.epoch == epoch and served.version >= version
 
 
-def find_oldest(policies: Sequence[Policy | None]) -> Policy | None:
-    """The policy that every engine has reached; None where an engine has none, or there are no engines."""
+def find_oldest(policies: Sequence[Policy | None], announced: Policy | None) -> Policy | None:
+    """The policy that every engine has reached; None where an engine has none, or there are no engines.
+
+    Policies of another epoch than the announced one count as older than all of it, even those of a higher epoch.
+    """
     served = [policy for policy in policies if policy is not None]
     if not served or len(served) < len(policies):
         return None
-    return min(served, key=lambda policy: (policy.epoch, policy.version))
+    epoch = None if announced is None else announced.epoch
+    return min(served, key=lambda policy: (policy.epoch == epoch, policy.epoch, policy.version))
 
 
 def format_label(policy: Policy) -> str:

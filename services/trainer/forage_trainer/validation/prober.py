@@ -122,11 +122,11 @@ class TrainingProber:
             await asyncio.sleep(_PAUSE_S if attempt < ATTEMPTS else 0)
 
     async def _wait_until_served(self, policy: Policy) -> None:
-        """Wait until every engine serves the policy or a later one."""
+        """Wait until every engine serves the policy or a later one of its epoch."""
         async with RolloutClient(self._settings) as rollout:
             while True:
                 serving = (await rollout.status()).serving
-                if (serving.epoch, serving.version) >= (policy.epoch, policy.version):
+                if serving.epoch == policy.epoch and serving.version >= policy.version:
                     return
                 await asyncio.sleep(POLL_INTERVAL_S)
 
