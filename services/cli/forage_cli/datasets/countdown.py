@@ -12,7 +12,6 @@ from forage_cli.datasets.manifest import write_manifest
 from forage_common.errors import UserError
 
 DATA_SOURCE = "countdown"
-SPLITS = ("train", "test")
 SIZES = range(3, 7)
 """Allowed counts of numbers in a problem."""
 MAX_NUMBER = 99

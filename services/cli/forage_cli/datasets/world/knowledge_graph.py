@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from forage_cli.datasets.manifest import write_manifest
-from forage_cli.datasets.world.facts import SOURCE_PACKAGES, Facts, load_facts
-from forage_cli.datasets.world.questions import make_questions
-from forage_cli.datasets.world.write import write_questions
+from forage_cli.datasets.world.facts import Facts, load_facts
+from forage_cli.datasets.world.write import write_data_set
 
 DATA_SOURCE = "knowledge_graph"
 PROMPT_PREFIX = (
@@ -69,16 +66,9 @@ def build_knowledge_graph(out: Path, seed: int) -> GraphSummary:
 
     The same seed and the same package versions give the same bytes; the splits are those of the world.
     """
-    out.mkdir(parents=True, exist_ok=True)
     facts = load_facts()
     graph = make_triples(facts)
-    by_split = make_questions(facts, seed)
-    with (out / "triples.jsonl").open("w", encoding="utf-8", newline="\n") as lines:
-        for triple in graph:
-            lines.write(json.dumps(triple._asdict(), ensure_ascii=False) + "\n")
-    for split, found in by_split.items():
-        write_questions(out / f"{split}.parquet", found, DATA_SOURCE, PROMPT_PREFIX)
-    questions = {split: len(found) for split, found in by_split.items()}
-    names = ["triples.jsonl", *(f"{split}.parquet" for split in by_split)]
-    counts = {"seed": seed, "triples": len(graph), "questions": questions}
-    return GraphSummary(len(graph), questions, write_manifest(out, counts, names, (*SOURCE_PACKAGES, "pyarrow")))
+    rows = {"triples": [triple._asdict() for triple in graph]}
+    return GraphSummary(
+        len(graph), *write_data_set(out, seed, facts, "triples.jsonl", rows, DATA_SOURCE, PROMPT_PREFIX)
+    )
