@@ -61,7 +61,7 @@ class ProbeFolder:
         report: the page.
 
     Args:
-        plan: what is probed and how; figures and texts by name. What serves it follows by `agree`.
+        plan: what is probed and how; numbers and texts by name. What serves it follows by `agree`.
         fresh: forget what the folder holds.
 
     Raises:

@@ -27,7 +27,7 @@ def apply_style() -> Iterator[None]:
     """Apply the style to figures drawn in the block; also a decorator of the function that draws.
 
     Example:
-        @figures.style()
+        @figures.apply_style()
         def draw() -> Figure:
             figure, axes = pyplot.subplots(figsize=(9, 4))
     """

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from forage_common.errors import ForageError, UserError
 
@@ -163,9 +163,15 @@ class ParentConnection:
         self._file.write(_LENGTH.pack(len(frame)) + frame)
         self._file.flush()
 
-    def report_ready(self, problem: str = "") -> None:
-        """Answer `Child.wait_until_ready`."""
-        self.send(problem.encode(errors="replace"))
+    @contextlib.contextmanager
+    def report_start(self) -> Iterator[None]:
+        """Answer `Child.wait_until_ready` after a block; a UserError in it is the problem, and ends this process."""
+        try:
+            yield
+        except UserError as error:
+            self.send(str(error).encode(errors="replace"))
+            sys.exit(error.exit_code)
+        self.send(b"")
 
 
 def _exit_with_parent(parent: int) -> None:

@@ -23,9 +23,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.WARNING)  # math-verify warns that its time limit is off
     parent = ParentConnection(int(sys.argv[1]))
-    compare_answers("1", ["1"])  # import and first use take seconds, so they come before the first request
-    limit_memory(MEMORY_MIB * 2**20)
-    parent.report_ready()
+    with parent.report_start():
+        compare_answers("1", ["1"])  # import and first use take seconds, so they come before the first request
+        limit_memory(MEMORY_MIB * 2**20)
     while (frame := parent.receive()) is not None:
         item = reward_pb2.ScoreItem.FromString(frame)
         try:

@@ -10,7 +10,6 @@ import resource
 import signal
 import sys
 
-from forage_common.errors import UserError
 from forage_common.v1 import reward_pb2
 from forage_reward.isolation.child import ParentConnection
 from forage_reward.isolation.user_code import UserFunction, call_user_function, load_function
@@ -27,12 +26,8 @@ def main() -> None:
     os.dup2(2, 1)  # what the function prints goes to the log
     parent = ParentConnection(int(descriptor))
     limit_memory(int(memory_mib) * 2**20)
-    try:
+    with parent.report_start():
         function = load_function(path, entry_point, function_name)
-    except UserError as error:
-        parent.report_ready(str(error))
-        sys.exit(error.exit_code)
-    parent.report_ready()
     while (frame := parent.receive()) is not None:
         parent.send(_answer(name, function, frame))
 

@@ -11,7 +11,6 @@ import sys
 
 import yaml
 
-from forage_common.errors import UserError
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import configure_logs
 from forage_common.v1 import reward_pb2
@@ -29,13 +28,9 @@ def main() -> None:
     configure_logs("reward-shadow")
     parent = ParentConnection(int(sys.argv[1]))
     settings = Settings.model_validate(yaml.safe_load(parent.receive() or b"")).reward
-    try:
+    with parent.report_start():
         user = UserRewards(settings.user, REWARDS)
         router = RewardRouter(settings.shadow, user.rewards, "reward.shadow")
-    except UserError as error:
-        parent.report_ready(str(error))
-        sys.exit(error.exit_code)
-    parent.report_ready()
     while (frame := parent.receive()) is not None:
         parent.send(router.score(reward_pb2.ScoreItem.FromString(frame)).SerializeToString())
     user.close()

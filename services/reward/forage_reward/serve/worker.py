@@ -13,7 +13,6 @@ from pathlib import Path
 
 import yaml
 
-from forage_common.errors import UserError
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs, get_logger
@@ -30,12 +29,8 @@ def main() -> None:
     address = WorkerAddress(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     settings = Settings.model_validate(yaml.safe_load(parent.receive() or b""))
     tracing.start(settings, "reward")
-    try:
+    with parent.report_start():
         server = Server(settings, address).listen()
-    except UserError as error:
-        parent.report_ready(str(error))
-        sys.exit(error.exit_code)
-    parent.report_ready()
     get_logger().info("worker_serving", pid=os.getpid())
     while parent.receive() is not None:
         pass
