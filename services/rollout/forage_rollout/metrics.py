@@ -62,7 +62,7 @@ _COUNTERS = {
     "policy_pause_seconds": "Time that generation stood still for new weights",
     "policy_updates": "Policies loaded",
     "prompt_tokens": "Prompt tokens of requests, those in the prefix cache included",
-    "redis_waits": "Calls that found Redis away and were repeated",
+    "redis_waits": "Calls that were repeated because Redis was unavailable",
     "requests": "Generations asked of the engine",
     "restarts": "Restarts of a dispatcher after an unexpected error",
     "retrieve_seconds": "Time of trajectories in the environment",

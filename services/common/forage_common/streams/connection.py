@@ -1,4 +1,4 @@
-"""Connections to Redis, and what its errors mean: those that pass by themselves are told from all others."""
+"""Connections to Redis, and what its errors mean: those that pass by themselves are distinguished from all others."""
 
 from __future__ import annotations
 
