@@ -59,7 +59,7 @@ class Service:
             while issued < len(uids) and issued - len(passed.finished) < outstanding:
                 self._issue(uids[issued], samples, issued)
                 issued += 1
-            entries = self._streams.claim_groups(self._streams.trajectories, "trainer", 64, 1.0)
+            entries = self._streams.claim_groups(self._streams.trajectories, 64, 1.0)
             now = time.perf_counter()
             for entry in entries:
                 passed.finished.append(now)

@@ -35,8 +35,9 @@ class Publishing:
         self._folder = settings.run.folder / "policies"
         streams, retry = StreamClient(settings.redis, settings.run.id), RedisRetry(Stop(), Health())
         retry(streams.create_groups)
-        epoch, model = retry(streams.acquire_epoch), Path(settings.model.path)
-        self._publisher = Publisher(self._folder, model, streams, epoch, settings.trainer.publish.shard_bytes, retry)
+        retry(streams.acquire_epoch)
+        model = Path(settings.model.path)
+        self._publisher = Publisher(self._folder, model, streams, settings.trainer.publish.shard_bytes, retry)
         self._version = 0
         draw = torch.Generator().manual_seed(0)
         self._weights: dict[str, Mapping[str, torch.Tensor]] = {

@@ -120,8 +120,8 @@ def take(streams: StreamClient, count: int, timeout_s: float = START_S) -> list[
     groups: list[TrajectoryGroup] = []
     deadline = time.monotonic() + timeout_s
     while len(groups) < count and time.monotonic() < deadline:
-        entries = streams.reclaim_groups(streams.trajectories, "trainer", count)
-        entries = entries or streams.claim_groups(streams.trajectories, "trainer", count, 0.5)
+        entries = streams.reclaim_groups(streams.trajectories, ())
+        entries = entries or streams.claim_groups(streams.trajectories, count, 0.5)
         groups += [entry.message for entry in entries]
         streams.discard(streams.trajectories, [entry.id for entry in entries])
     return groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_trainer.checkpoints.checkpoint import Checkpoints
-from forage_trainer.checkpoints.manifest import Stateful
+from forage_trainer.checkpoints.kept_groups import KeptGroups
+from forage_trainer.checkpoints.manifest import Manifest, Stateful
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.checkpoints.rollbacks import Rollbacks, make_stop_error
 from forage_trainer.checkpoints.upload import Uploader
@@ -37,12 +39,24 @@ from forage_trainer.step import PolicyStep, Stopwatch
 from forage_trainer.validation.evaluation import Validation
 from forage_trainer.validation.probe import ValidationProbe
 from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.publisher import Publisher
+from forage_trainer.weights.publisher import Publisher, highest_epoch
 
 _PHASES = ("wait", "logp", "ref", "values", "critic", "probe", "update", "publish", "checkpoint")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LOGGED = ("step", "total_steps", "reward_mean", "em_mean", "search_rate", "grad_norm", "logprob_diff_mean")
 TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that tripped a guard", ["guard", "action"])
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a process begins.
+
+    checkpoint: (state folder, manifest); None at step 0. acknowledged: the last step in the ledger, which is later than
+    the checkpoint if a newer checkpoint was damaged.
+    """
+
+    checkpoint: tuple[Path, Manifest] | None
+    acknowledged: int
 
 
 class TrainingLoop:
@@ -90,6 +104,8 @@ class TrainingLoop:
         self._health = health
         self._version = 0
         self._pending = PendingSteps(streams, self._retry)
+        self._kept_groups = KeptGroups(checkpoints / "groups")
+        self._replay_until = 0
         self._parts: dict[str, Stateful] = {
             "guards": self._guards,
             "kl": self._step.kl,
@@ -120,15 +136,19 @@ class TrainingLoop:
         self._state.set(Phase.STARTING, "taking over the run")
         self._checkpoints.require_space()
         self._retry(self._streams.create_groups)
-        self._resume()
-        # The epoch fences off an older trainer of this run that is still alive: Redis refuses what it publishes.
-        epoch = self._retry(self._streams.acquire_epoch)
         folder = self._settings.run.folder
+        start = self._find_start()  # what cannot be resumed must not fence off a trainer that runs
+        # From here on Redis refuses an older trainer of this run that is still alive.
+        floor = max(self._checkpoints.highest_epoch(), highest_epoch(folder / "policies"))
+        epoch = self._retry(lambda: self._streams.acquire_epoch(floor))
+        if self._read_last_step() != start.acknowledged:
+            start = self._find_start()  # the other one has gone on meanwhile
+        self._resume(start)
         model, shard_bytes = self._settings.model.path, self._settings.trainer.publish.shard_bytes
-        self._publisher = Publisher(folder / "policies", model, self._streams, epoch, shard_bytes, self._retry)
+        self._publisher = Publisher(folder / "policies", model, self._streams, shard_bytes, self._retry)
         policy = self._publish()
-        self._pending.acknowledge()
-        held = self._batcher.start(self._version)
+        self._acknowledge()
+        held = self._batcher.start(max(self._version, self._replay_until))
         get_logger().info("trainer_started", step=self._version, total=self._total, epoch=epoch, groups_held=held)
         self._health.mark_started()
         if self._settings.trainer.val_before_train and self._version == 0:
@@ -158,7 +178,10 @@ class TrainingLoop:
         self._state.set(Phase.TRAINING, f"step {step}", self._version, self._total)
         self._feeder.issue_up_to_bound(self._version)
         with clock("wait", traced=False):
-            batch = self._batcher.next_batch(step, self._settings.trainer.batch_timeout_s)
+            if step <= self._replay_until:
+                batch = self._kept_groups.read(step)
+            else:
+                batch = self._batcher.next_batch(step, self._settings.trainer.batch_timeout_s)
         with spans.trace_step(step, batch.groups, began_ns):
             return self._train_on(batch, policy, clock, began)
 
@@ -175,22 +198,39 @@ class TrainingLoop:
             self._check_guards(step, metrics, len(batch.groups), clock, began)
         self._version = step
         stragglers = tuple(self._batches.group(step, position)[0] for position in batch.stragglers)
-        self._pending.add(batch, policy.epoch, stragglers)
-        self._batcher.mark_consumed(step)
+        if step > self._replay_until:
+            self._pending.add(batch, policy.epoch, stragglers)
+            self._batcher.mark_consumed(step)
+            if self._settings.trainer.max_ckpt_to_keep > 1:
+                self._kept_groups.write(batch)
         with clock("publish"):
             policy = self._publish()
         metrics["publish_bytes"] = sum(file.bytes for file in policy.files)
         line = self._line(step, metrics, clock, time.perf_counter() - began)
-        if step % self._settings.trainer.save_freq == 0 or step == self._total or self._is_validated(step):
+        if (
+            step % self._settings.trainer.save_freq == 0
+            or step == self._total
+            or self._is_validated(step)
+            or self._is_stream_full()
+        ):
             with clock("checkpoint"):
                 saved = self._save(policy.epoch, line)
                 # Only now: the checkpoint that holds the effect of these groups is durable.
-                self._pending.acknowledge()
+                self._acknowledge()
+                self._kept_groups.prune(self._checkpoints.oldest_kept())
             if self._uploader is not None:
                 self._uploader.add(saved)
             line = self._line(step, metrics, clock, time.perf_counter() - began)
         self._report(line)
         return policy
+
+    def _acknowledge(self) -> None:
+        self._batcher.forget(self._pending.acknowledge())
+
+    def _is_stream_full(self) -> bool:
+        """Whether trained groups must leave the stream now: at its limit the rollout service pauses."""
+        limit = self._retry(self._streams.read_byte_limit)
+        return 0 < limit <= self._retry(lambda: self._streams.measure_bytes(self._streams.trajectories))
 
     def _is_validated(self, step: int) -> bool:
         """Whether a validation follows this step. Such a step has a checkpoint too, which may be the best one."""
@@ -236,8 +276,16 @@ class TrainingLoop:
                 raise make_stop_error(step, trips[0])
             raise self._rollbacks.roll_back(step, trips[0])
 
-    def _resume(self) -> None:
-        """Restore weights, step and pending acknowledgements from the newest checkpoint, if there is one."""
+    def _read_last_step(self) -> int:
+        """The last step that Redis knows as acknowledged."""
+        return max(self._retry(self._streams.read_ledger), default=0)
+
+    def _find_start(self) -> _Start:
+        """Find the newest checkpoint that the run can go on from.
+
+        Raises:
+            UserError: there is none, and Redis or the folder says that the run has begun.
+        """
         checkpoint = self._checkpoints.find_newest()
         run = self._settings.run
         if checkpoint is not None and not self._settings.trainer.resume:
@@ -245,18 +293,25 @@ class TrainingLoop:
                 f"{run.folder} holds a checkpoint of step {checkpoint[1].step}, and trainer.resume is false: "
                 "give another run.id, or set trainer.resume=true to resume"
             )
-        ledger = self._retry(self._streams.read_ledger)
-        saved_step = checkpoint[1].step if checkpoint is not None else 0
-        # Acknowledged groups are gone from the stream: an older checkpoint would have to train without them.
-        if max(ledger, default=0) > saved_step:
+        saved_step, acknowledged = checkpoint[1].step if checkpoint is not None else 0, self._read_last_step()
+        # Acknowledged groups are gone from the stream. The files have those since the checkpoint before the newest.
+        again = range(saved_step + 1, acknowledged + 1)
+        if not self._kept_groups.has(again):
             raise UserError(
-                f"run '{run.id}' was acknowledged up to step {max(ledger)} in Redis, but {run.folder} holds "
+                f"run '{run.id}' was acknowledged up to step {acknowledged} in Redis, but {run.folder} holds "
                 f"{f'a checkpoint of step {saved_step}' if saved_step else 'no checkpoint'}: give another run.id"
             )
-        if checkpoint is None:
+        if again:
+            get_logger().warning("steps_taken_again", first=again[0], last=again[-1], checkpoint=saved_step)
+        return _Start(checkpoint, acknowledged)
+
+    def _resume(self, start: _Start) -> None:
+        """Restore weights, step and pending acknowledgements from the checkpoint, if there is one."""
+        self._replay_until = start.acknowledged
+        if start.checkpoint is None:
             self._metrics_file.rewind(0)
             return
-        state, manifest = checkpoint
+        state, manifest = start.checkpoint
         manifest.require_world_size(self._worker.world_size)
         if manifest.data != self._data_digest:
             get_logger().warning("training_data_changed", since_step=manifest.step)
@@ -265,7 +320,7 @@ class TrainingLoop:
         self._version = manifest.step
         self._metrics_file.rewind(manifest.step)
         self._metrics_file.append_missing(manifest.figures)
-        self._pending.restore(manifest, ledger)
+        self._pending.restore(manifest, self._retry(self._streams.read_ledger))
         get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch)
 
     def _publish(self) -> Policy:

@@ -14,7 +14,7 @@ from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
 from forage_common.streams.connection import translate_error
-from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt
+from forage_common.v1.trajectory_pb2 import ChatMessage, LedgerEntry, Policy, Prompt, TrajectoryGroup
 
 WHERE = "Redis at server:6379"
 
@@ -46,12 +46,24 @@ def save(server: redis.Redis, outcome: str) -> None:
         time.sleep(0.02)
 
 
-def test_a_full_server_is_waited_for(server: redis.Redis, client: StreamClient) -> None:
+def test_a_full_server_refuses_no_script_and_other_commands_are_waited_for(
+    server: redis.Redis, client: StreamClient
+) -> None:
     server.config_set("maxmemory", "1mb")
-    with pytest.raises(UnavailableError, match=r"^Redis at 127.* is full \(maxmemory 1mb\): raise its maxmemory"):
-        client.issue(prompt())
-    server.config_set("maxmemory", "0")
+    client.create_groups()
+    assert client.acquire_epoch() == 1
     assert client.issue(prompt())
+    [entry] = client.claim_prompts("worker", 1, 0.1)
+    assert client.finish(entry, TrajectoryGroup(group_uid="uid-0", batch=1))
+    [group] = client.claim_groups(client.trajectories, 1, 0.1)
+    client.publish(Policy(version=1, epoch=1))
+    client.acknowledge_policy("replica", Policy(version=1, epoch=1))
+    client.acknowledge(LedgerEntry(step=1), [group.id])
+    assert client.count_backlog(client.trajectories) == 0, "what frees memory is possible"
+    with pytest.raises(UnavailableError, match=r"^Redis at 127.* is full \(maxmemory 1mb\): raise its maxmemory"):
+        client._call(client._redis.set, "other", "x")
+    server.config_set("maxmemory", "0")
+    client._call(client._redis.set, "other", "x")
 
 
 def test_a_server_that_cannot_write_its_data_is_waited_for(server: redis.Redis, client: StreamClient) -> None:

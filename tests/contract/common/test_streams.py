@@ -12,7 +12,7 @@ import redis
 
 from forage_common.errors import FencedError, SettingsError, UnavailableError
 from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
+from forage_common.streams.client import Issue, StreamClient
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Purpose, TrajectoryGroup
 
 
@@ -59,7 +59,7 @@ def test_a_prompt_is_issued_once(client: StreamClient) -> None:
     assert not client.issue(prompt())
     assert client.issue(prompt(attempt=1)), "a further attempt is another issue"
     assert len(client.claim_prompts("a", 10, 0.1)) == 2
-    assert client.read_issued() == {"1/1/0/0": "world/train/0/0", "1/1/0/1": "world/train/0/0"}
+    assert client.read_issued() == [Issue(1, 0, attempt, "world/train/0/0") for attempt in (0, 1)]
 
 
 def test_finish_acknowledges_the_prompt_and_writes_its_group_atomically(client: StreamClient) -> None:
@@ -67,8 +67,8 @@ def test_finish_acknowledges_the_prompt_and_writes_its_group_atomically(client: 
     (entry,) = client.claim_prompts("a", 1, 0.1)
     assert client.finish(entry, group())
     assert client.count_backlog(client.prompts) == 0
-    assert client.reclaim_groups(client.trajectories, "t", 10) == []
-    (taken,) = client.claim_groups(client.trajectories, "t", 10, 0.1)
+    assert client.reclaim_groups(client.trajectories, ()) == []
+    (taken,) = client.claim_groups(client.trajectories, 10, 0.1)
     assert taken.message == group()
 
 
@@ -104,21 +104,21 @@ def test_groups_are_reclaimed_until_their_step_is_acknowledged(client: StreamCli
     client.issue(prompt())
     (entry,) = client.claim_prompts("a", 1, 0.1)
     client.finish(entry, group())
-    (first,) = client.claim_groups(client.trajectories, "trainer", 10, 0.1)
-    (again,) = client.reclaim_groups(client.trajectories, "trainer", 10)
+    (first,) = client.claim_groups(client.trajectories, 10, 0.1)
+    (again,) = client.reclaim_groups(client.trajectories, ())
     assert again == first
     step = LedgerEntry(step=1, group_uids=[group().group_uid])
     client.acknowledge(step, [first.id])
     client.acknowledge(LedgerEntry(step=1, group_uids=["another"]), [first.id])
     assert client.read_ledger() == {1: step}, "a repeated acknowledgement changes nothing"
-    assert client.reclaim_groups(client.trajectories, "trainer", 10) == []
+    assert client.reclaim_groups(client.trajectories, ()) == []
     assert client.count_backlog(client.trajectories) == 0
 
 
 def test_a_trainer_of_an_older_epoch_is_fenced(client: StreamClient) -> None:
     old, new = client.acquire_epoch(), client.acquire_epoch()
     client.publish(Policy(version=3, epoch=new, uri="new"))
-    with pytest.raises(FencedError, match="taken over"):
+    with pytest.raises(FencedError, match="has taken over"):
         client.publish(Policy(version=9, epoch=old, uri="old"))
     policy = client.read_policy()
     assert policy is not None

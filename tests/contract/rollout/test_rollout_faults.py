@@ -363,7 +363,7 @@ class Front:
         groups: list[TrajectoryGroup] = []
         deadline = time.monotonic() + timeout_s
         while len(groups) < count and time.monotonic() < deadline:
-            claimed = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, "trainer", 64, 0.2)
+            claimed = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, 64, 0.2)
             groups += [entry.message for entry in claimed]
             self.trainer.discard(self.trainer.trajectories, [entry.id for entry in claimed])
         return groups

@@ -128,7 +128,7 @@ async def run_group(settings: Settings, redis: RedisSettings, asked: Prompt) -> 
     streams.publish(Policy(version=1, epoch=1))
     streams.issue(asked)
     async with run_dispatcher(settings, streams), asyncio.timeout(30):
-        while not (claimed := await asyncio.to_thread(streams.claim_groups, streams.trajectories, "trainer", 1, 0.2)):
+        while not (claimed := await asyncio.to_thread(streams.claim_groups, streams.trajectories, 1, 0.2)):
             pass
     return claimed[0].message
 

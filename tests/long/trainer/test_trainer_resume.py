@@ -42,8 +42,10 @@ def test_an_extended_killed_and_stopped_run_consumes_the_same_groups_as_an_unint
     assert len(consumed) == len(set(consumed)) == 2 * HALF * BATCH
     assert broken.streams.count_backlog(broken.streams.trajectories) == 0
     assert broken.streams.count_backlog(broken.streams.prompts) == 0
-    again = [name for name in broken.streams.read_issued() if not name.endswith("/0")]
-    assert again == [f"1/{HALF + 1}/1/1"], "the group that came with version 0 was dropped and issued again"
+    again = [issue for issue in broken.streams.read_issued() if issue.attempt]
+    assert [(i.batch, i.position, i.attempt) for i in again] == [(HALF + 1, 1, 1)], (
+        "the group that came with version 0 was dropped and issued again"
+    )
     assert [row["step"] for row in broken.metrics] == list(range(1, 2 * HALF + 1))
     for label, version in (("before", 0), ("after", 2 * HALF)):
         result = json.loads((broken.folder / "validation" / f"{label}.json").read_text())

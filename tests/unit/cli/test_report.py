@@ -108,7 +108,7 @@ def test_lost_and_duplicated_groups_are_counted(redis_server: RedisSettings) -> 
     for batch in (1, 2, 3):
         for attempt in (0, 1):  # an issue repeated is still one group
             client.issue(Prompt(group_uid=f"g{batch}", batch=batch, attempt=attempt, purpose=Purpose.PURPOSE_TRAIN))
-    client.issue(Prompt(group_uid="v", batch=1, purpose=Purpose.PURPOSE_VALIDATION))
+    client.issue(Prompt(group_uid="v", batch=1, purpose=Purpose.PURPOSE_VALIDATION, reply_stream="validation-before"))
     client.acknowledge(LedgerEntry(step=1, group_uids=["g1"]), [])
     client.acknowledge(LedgerEntry(step=2, group_uids=["g2"]), [])
     assert count_groups(client) == GroupCounts(3, 2, 1, 0)

@@ -78,7 +78,7 @@ class Bench:
         found: list[TrajectoryGroup] = []
         deadline = time.monotonic() + timeout_s
         while len(found) < count and time.monotonic() < deadline:
-            taken = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, "trainer", 64, 0.2)
+            taken = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, 64, 0.2)
             found += [entry.message for entry in taken]
             self.trainer.discard(self.trainer.trajectories, [entry.id for entry in taken])
         return found

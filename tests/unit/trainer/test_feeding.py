@@ -49,7 +49,10 @@ class Bench:
         return self.write(group(prompt.group_uid, rewards, prompt.batch, prompt.position, prompt.attempt))
 
     def write(self, result: TrajectoryGroup) -> TrajectoryGroup:
-        self.streams._redis.xadd(self.streams.trajectories, {"m": result.SerializeToString()})  # as `finish` does
+        # As `issue` and `finish` do.
+        table = self.streams.key(f"issued:trajectories:{result.batch}")
+        self.streams._redis.hset(table, f"{result.position}/{result.attempt}", f"0-1 {result.group_uid}")
+        self.streams._redis.xadd(self.streams.trajectories, {"m": result.SerializeToString()})
         return result
 
     def taken(self) -> int:
@@ -247,11 +250,11 @@ def test_a_restarted_trainer_reclaims_unacknowledged_groups(bench: Callable[...,
 def test_groups_whose_delivery_was_lost_are_reclaimed(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_trainer.data.batcher._RECLAIM_INTERVAL_S", 0.2)
+    monkeypatch.setattr("forage_trainer.data.batcher.SILENCE_S", 0.2)
     b = bench()
     for position in range(SIZE):
         b.answer(1, position)
-    assert len(b.streams.claim_groups(b.streams.trajectories, "trainer", 2, 0.1)) == 2  # a reply that got lost
+    assert len(b.streams.claim_groups(b.streams.trajectories, 2, 0.1)) == 2  # a reply that got lost
     assert b.uids(1, timeout_s=20) == [f"q/1/{p}" for p in range(SIZE)]
 
 

@@ -178,7 +178,7 @@ def test_an_overlapped_validation_survives_a_restart_and_its_checkpoint_is_kept(
     result = json.loads((settings.run.folder / "validation" / "step-2.json").read_text())
     assert (result["version"], result["count"], result["later_version_share"]) == (2, 2, 1.0)
     checkpoints = settings.run.folder / "checkpoints"
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "latest", "step_2", "step_4"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "groups", "latest", "step_2", "step_4"]
     assert (checkpoints / "best").read_text() == "step_2\n"
 
 
@@ -193,6 +193,7 @@ def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(train: Callabl
     assert [line["trajectories"] for line in result] == [6, 3, 6]
     assert all(line["grad_norm"] > 0 for line in result)
     ledger = StreamClient(settings.redis, settings.run.id).read_ledger()
-    missing = StreamClient(settings.redis, settings.run.id).read_issued()[f"{Purpose.PURPOSE_TRAIN}/2/0/0"]
+    issues = StreamClient(settings.redis, settings.run.id).read_issued()
+    [missing] = {issue.group_uid for issue in issues if (issue.batch, issue.position) == (2, 0)}
     assert [list(ledger[step].dropped_group_uids) for step in (1, 2, 3)] == [[], [missing], []]
     assert [len(ledger[step].group_uids) for step in (1, 2, 3)] == [2, 1, 2]

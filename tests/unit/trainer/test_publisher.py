@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import resource
@@ -37,7 +38,9 @@ def publisher(tmp_path: Path, streams: StreamClient, epoch: int, shard_bytes: in
     (model / "config.json").write_text(json.dumps({"architectures": ["X"], "torch_dtype": "bfloat16"}))
     (model / "tokenizer.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"the initial weights, not to be copied")
-    return Publisher(tmp_path / "policies", model, streams, epoch, shard_bytes, RedisRetry(Stop(), Health()))
+    own = copy.copy(streams)
+    own.epoch = epoch
+    return Publisher(tmp_path / "policies", model, own, shard_bytes, RedisRetry(Stop(), Health()))
 
 
 def test_a_published_policy_is_a_model_folder_with_its_checksum(tmp_path: Path, streams: StreamClient) -> None:
@@ -75,7 +78,7 @@ def test_weights_above_the_limit_are_shards_with_an_index_that_transformers_read
 
     model = AutoModelForCausalLM.from_pretrained(write_model(tmp_path / "real"), dtype=torch.bfloat16)
     weights = {name: w for name, w in model.state_dict().items() if name != "lm_head.weight"}
-    source = Publisher(tmp_path / "policies", tmp_path / "real", streams, 1, 20_000, RedisRetry(Stop(), Health()))
+    source = Publisher(tmp_path / "policies", tmp_path / "real", streams, 20_000, RedisRetry(Stop(), Health()))
     policy = source.publish(7, weights)
     folder = Path(policy.uri)
     written = sorted(folder.glob("*.safetensors"))
@@ -160,7 +163,7 @@ def test_an_older_trainer_is_fenced(tmp_path: Path, streams: StreamClient) -> No
     old, new = publisher(tmp_path, streams, 1), publisher(tmp_path, streams, 2)
     old.publish(0, {"w": torch.zeros(1)})
     announced = new.publish(0, {"w": torch.zeros(1)})
-    with pytest.raises(FencedError, match="epoch 1 is over"):
+    with pytest.raises(FencedError, match=r"taken over this run \(epoch 2\)"):
         old.publish(1, {"w": torch.ones(1)})
     assert streams.read_policy() == announced
 

@@ -196,7 +196,7 @@ def test_an_open_validation_continues_after_a_restart(make: Callable, tmp_path: 
     first, answering, _ = make()
     first.begin("step-6", POLICY)
     answering()
-    assert first._claim(first._open, 0.1) == COUNT, "taken, and nothing written"
+    assert len(first._open.arrivals.claim(0.1)) == COUNT, "taken, and nothing written"
     second, nobody, _ = make()
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     second.resume()
@@ -214,7 +214,7 @@ def test_a_restarted_trainer_reclaims_the_answers_of_the_one_before(make: Callab
     stream = streams.key("validation-after")
     validation.begin("after", POLICY)
     answering()
-    assert len(streams.claim_groups(stream, "trainer", 2, 0.1)) == 2
+    assert len(streams.claim_groups(stream, 2, 0.1)) == 2
     result = run(validation, "after", POLICY)
     assert result["count"] == COUNT
     assert len(answering.prompts) == COUNT

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Purpose
 
 
 @dataclass(frozen=True)
@@ -21,16 +20,15 @@ class GroupCounts:
 
 def count_groups(client: StreamClient) -> GroupCounts:
     """Compare the groups issued for training with those that the ledger records as consumed."""
-    issued = set()
-    for name, uid in client.read_issued().items():
-        purpose, batch, _position, _attempt = name.split("/")
-        if int(purpose) == Purpose.PURPOSE_TRAIN:
-            issued.add((int(batch), uid))
+    # A position may have been issued several times, with other questions too: one of its groups is consumed.
+    issued: dict[tuple[int, int], set[tuple[int, str]]] = defaultdict(set)
+    for issue in client.read_issued():
+        issued[issue.batch, issue.position].add((issue.batch, issue.group_uid))
     consumed = Counter((step, uid) for step, entry in client.read_ledger().items() for uid in entry.group_uids)
     uids = Counter(uid for _, uid in consumed.elements())
     return GroupCounts(
         groups_issued=len(issued),
         groups_trained=len(consumed),
-        groups_lost=len(issued - set(consumed)),
+        groups_lost=sum(groups.isdisjoint(consumed) for groups in issued.values()),
         groups_duplicated=sum(count - 1 for count in uids.values()),
     )

@@ -1,22 +1,26 @@
 """Prompts from trainer to rollout and trajectory groups back, each exactly once, on Redis streams.
 
-Rules (one Lua script each, which Redis runs atomically and logs as one transaction):
+Rules (one Lua script each in `scripts/`, which Redis runs atomically and logs as one transaction):
 
 - *issue*: a (batch, position, attempt) enters the prompts stream once, however often it is issued.
 - *finish*: a prompt is acknowledged and its group written together, or neither; if two workers claim one entry, the
   first to finish wins.
 - *acknowledge*: the groups of a step leave the stream, and the step enters the ledger, together.
-- *publish*: a policy replaces the current one unless a trainer with a higher epoch has published.
+- *publish*: a policy replaces the current one.
 
-Every script is idempotent, so the client can retry after a lost reply and through a restart of the server. The entries
-of a worker that stops calling `keep_alive` are reclaimed by another worker.
+Every script of the trainer carries its epoch and is refused once a later trainer has acquired one. Every script is
+idempotent, so the client can retry after a lost reply and through a restart of the server. Every script runs on a
+server that is out of memory too: refusing one could block the call that frees memory. The dispatcher's back-pressure
+bounds what the streams hold. The entries of a worker that stops calling `keep_alive` are reclaimed by another worker.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any, Generic, TypeVar
 
 import redis
@@ -30,37 +34,30 @@ from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Traject
 GROUP = "forage"
 _FIELD = b"m"
 _RECLAIM_SCAN = 64
+_PENDING_PAGE = 1000
+_REJECTED_KEPT = 1000
+REPLICA_SILENCE_S = 60
+"""A replica that gave no sign of life for so long is gone."""
+_CONSUMER_SILENCE_MS = 3_600_000
 M = TypeVar("M", bound=Message)
 
-# HSETNX is the test whether the prompt was issued before: the stream itself forgets acknowledged entries.
-_ISSUE = """
-if redis.call('HSETNX', KEYS[2], ARGV[1], ARGV[2]) == 0 then return 0 end
-redis.call('XADD', KEYS[1], '*', 'm', ARGV[3])
-return 1
-"""
-# XACK counts 0 when another worker has finished the entry: its group must not be written twice.
-_FINISH = """
-if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
-redis.call('XDEL', KEYS[1], ARGV[2])
-redis.call('XADD', KEYS[2], '*', 'm', ARGV[3])
-return 1
-"""
-# The ledger keeps the first record of a step, so a repeated call changes nothing.
-_ACKNOWLEDGE = """
-redis.call('HSETNX', KEYS[2], ARGV[2], ARGV[3])
-for i = 4, #ARGV do
-  redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
-  redis.call('XDEL', KEYS[1], ARGV[i])
-end
-return 1
-"""
-# The epoch fences off a trainer that was replaced and does not know it yet.
-_PUBLISH = """
-local epoch = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
-if tonumber(ARGV[1]) < epoch then return epoch end
-redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'm', ARGV[2])
-return -1
-"""
+
+@cache
+def read_script(name: str) -> str:
+    """Read a Lua script; those of the trainer include the check of its epoch."""
+    folder = resources.files("forage_common.streams") / "scripts"
+    fence = (folder / "fence.lua").read_text()
+    return (folder / f"{name}.lua").read_text().replace("--@fence\n", fence)
+
+
+@dataclass(frozen=True)
+class Issue:
+    """A prompt that was issued. attempt: 0 at first, one more each time that its position is issued again."""
+
+    batch: int
+    position: int
+    attempt: int
+    group_uid: str
 
 
 @dataclass(frozen=True)
@@ -83,13 +80,13 @@ class StreamClient:
     def __init__(self, settings: RedisSettings, run_id: str, patience_s: float = 60.0) -> None:
         self._redis = connect(settings, patience_s, f"forage:{{{run_id}}}:")
         self._settings = settings
-        self._prefix = f"forage:{run_id}:"
+        # The braces put all keys of a run on one node of a cluster, as scripts over several keys need it.
+        self._prefix = f"forage:{{{run_id}}}:"
         self.prompts = self.key("prompts")
         self.trajectories = self.key("trajectories")
-        self._issue = self._redis.register_script(_ISSUE)
-        self._finish = self._redis.register_script(_FINISH)
-        self._acknowledge = self._redis.register_script(_ACKNOWLEDGE)
-        self._publish = self._redis.register_script(_PUBLISH)
+        self._scripts: dict[str, Any] = {}
+        self.epoch = 0
+        """That of the trainer which uses this client, once it has acquired one."""
 
     def key(self, name: str) -> str:
         """The full name of a key of the run."""
@@ -101,23 +98,59 @@ class StreamClient:
     def create_groups(self, *streams: str) -> None:
         """Create the consumer group of each stream, from its beginning, unless it exists."""
         for stream in streams or (self.prompts, self.trajectories):
-            try:
-                self._call(self._redis.xgroup_create, stream, GROUP, id="0", mkstream=True)
-            except redis.ResponseError as error:
-                if "BUSYGROUP" not in str(error):
-                    raise
+            self._run("create_group", [stream], GROUP)
+
+    def open_replies(self, stream: str, batch: int) -> None:
+        """Create a reply stream; if it did not exist, what was issued for it is issued again."""
+        self._run("create_group", [stream, self._issue_table(stream, batch)], GROUP)
+
+    def close_replies(self, stream: str, batch: int) -> None:
+        """Delete a reply stream and the table of what was issued for it.
+
+        Raises:
+            FencedError: a later trainer has taken over; so do `issue`, `reclaim_groups`, `acknowledge`, `discard`,
+                `prune` and `publish`.
+        """
+        self._run_fenced("close_stream", [stream, self._issue_table(stream, batch)])
 
     # Prompts: the trainer issues them, the rollout service claims and finishes them.
 
     def issue(self, prompt: Prompt) -> bool:
-        """Put a prompt on the stream; False if its (purpose, batch, position, attempt) was issued before."""
-        name = f"{prompt.purpose}/{prompt.batch}/{prompt.position}/{prompt.attempt}"
-        keys = [self.prompts, self.key("issued")]
-        return bool(self._call(self._issue, keys=keys, args=[name, prompt.group_uid, prompt.SerializeToString()]))
+        """Put a prompt on the stream; False if its (reply stream, batch, position, attempt) was issued before."""
+        stream = prompt.reply_stream or self.trajectories
+        keys = [self.prompts, self._issue_table(stream, prompt.batch), self.key("ledger")]
+        place = f"{prompt.position}/{prompt.attempt}"
+        step = str(prompt.batch) if stream == self.trajectories else ""
+        return bool(self._run_fenced("issue", keys, place, prompt.group_uid, prompt.SerializeToString(), step))
 
-    def read_issued(self) -> dict[str, str]:
-        """Read all prompts ever issued: "purpose/batch/position/attempt" → group uid."""
-        return {name: uid.decode() for name, uid in self._read_hash("issued").items()}
+    def read_issues(self, stream: str, batch: int) -> dict[tuple[int, int], str]:
+        """Read the prompts issued for a batch of a reply stream: (position, attempt) → group uid.
+
+        Empty once the batch is acknowledged.
+        """
+        table = self._call(self._redis.hgetall, self._issue_table(stream, batch))
+        return {_parse_place(place): value.decode().partition(" ")[2] for place, value in table.items()}
+
+    def find_absent(self, stream: str, batch: int) -> set[tuple[int, int]]:
+        """The (position, attempt) of a batch whose prompts are not on the stream: each was finished, or is lost."""
+        return {_parse_place(p) for p in self._run("find_absent", [self.prompts, self._issue_table(stream, batch)])}
+
+    def read_issued(self) -> list[Issue]:
+        """Read every prompt that was issued for training, attempts included, in the order of batches."""
+        history = {
+            int(batch): [line.split(" ", 1) for line in lines.decode().split("\n")]
+            for batch, lines in self._read_hash("issued").items()
+        }
+        issues = [Issue(batch, *_parse_place(place), uid) for batch, rows in history.items() for place, uid in rows]
+        batch = 1
+        while batch <= max(history, default=0) or self._call(
+            self._redis.exists, self._issue_table(self.trajectories, batch)
+        ):
+            if batch not in history:
+                table = self.read_issues(self.trajectories, batch)
+                issues += [Issue(batch, *place, uid) for place, uid in table.items()]
+            batch += 1
+        return sorted(issues, key=lambda issue: (issue.batch, issue.position, issue.attempt))
 
     def claim_prompts(self, consumer: str, count: int, block_s: float) -> list[Entry[Prompt]]:
         """Claim new prompts; wait up to `block_s` for the first."""
@@ -134,30 +167,55 @@ class StreamClient:
             self._call(self._redis.xclaim, self.prompts, GROUP, consumer, 0, claimed, justid=True)
 
     def finish(self, entry: Entry[Prompt], group: TrajectoryGroup) -> bool:
-        """Acknowledge a prompt and write its group, atomically; False if another worker has finished it."""
-        keys = [self.prompts, entry.message.reply_stream or self.trajectories]
-        return bool(self._call(self._finish, keys=keys, args=[GROUP, entry.id, group.SerializeToString()]))
+        """Acknowledge a prompt and write its group, atomically.
+
+        False if another worker has finished it, or nobody waits for the group any more.
+        """
+        keys = [self.prompts, entry.message.reply_stream or self.trajectories, self.trajectories]
+        return int(self._run("finish", keys, GROUP, entry.id, group.SerializeToString())) == 1
 
     # Groups: the rollout service writes them, the trainer claims and acknowledges them.
 
-    def claim_groups(self, stream: str, consumer: str, count: int, block_s: float) -> list[Entry[TrajectoryGroup]]:
-        """Claim new groups; wait up to `block_s` for the first."""
-        return self._claim(stream, TrajectoryGroup, consumer, count, block_s)
+    def claim_groups(self, stream: str, count: int, block_s: float) -> list[Entry[TrajectoryGroup]]:
+        """Claim new groups; wait up to `block_s` for the first.
 
-    def reclaim_groups(self, stream: str, consumer: str, count: int) -> list[Entry[TrajectoryGroup]]:
-        """Claim again the groups that an earlier process of this consumer claimed and did not acknowledge."""
-        return self._reclaim(stream, TrajectoryGroup, consumer, count, 0.0)
+        Raises:
+            FencedError: a later trainer has taken over. It reclaims what was claimed here.
+        """
+        entries = self._claim(stream, TrajectoryGroup, self._trainer, count, block_s)
+        self.check_epoch()
+        return entries
+
+    def reclaim_groups(self, stream: str, known: Collection[bytes]) -> list[Entry[TrajectoryGroup]]:
+        """Claim groups that are claimed and not acknowledged, except those that the caller knows.
+
+        They were claimed by an earlier process of the trainer, or their delivery to this one was lost.
+        """
+        entries: list[Entry[TrajectoryGroup]] = []
+        begin = "-"
+        while page := self._call(self._redis.xpending_range, stream, GROUP, begin, "+", _PENDING_PAGE):
+            ids = [row["message_id"] for row in page if row["message_id"] not in known]
+            for i in range(0, len(ids), _RECLAIM_SCAN):
+                rows = self._run_fenced("reclaim", [stream], GROUP, self._trainer, *ids[i : i + _RECLAIM_SCAN])
+                pairs = [(id, dict(zip(f[::2], f[1::2], strict=True))) for id, f in filter(None, rows)]
+                entries += self._decode(stream, TrajectoryGroup, pairs)
+            begin = "(" + page[-1]["message_id"].decode()
+        return entries
 
     def acknowledge(self, ledger: LedgerEntry, ids: Sequence[bytes]) -> None:
         """Remove a step's groups from the stream and record the step in the ledger, atomically."""
-        args = [GROUP, str(ledger.step), ledger.SerializeToString(), *ids]
-        self._call(self._acknowledge, keys=[self.trajectories, self.key("ledger")], args=args)
+        table = self._issue_table(self.trajectories, ledger.step)
+        keys = [self.trajectories, self.key("ledger"), table, self.key("issued")]
+        self._run_fenced("acknowledge", keys, GROUP, str(ledger.step), ledger.SerializeToString(), *ids)
 
     def discard(self, stream: str, ids: Sequence[bytes]) -> None:
-        """Remove groups that are never trained on: stale ones, and those of a finished validation."""
+        """Remove groups that are never trained on: stale ones, and superseded ones."""
         if ids:
-            self._call(self._redis.xack, stream, GROUP, *ids)
-            self._call(self._redis.xdel, stream, *ids)
+            self._run_fenced("discard", [stream], GROUP, *ids)
+
+    def reject(self, stream: str, id: bytes, content: bytes) -> None:
+        """Remove an entry that nobody can use; a copy is kept for diagnosis."""
+        self._run("reject", [stream, self.key("rejected")], GROUP, id, content, _REJECTED_KEPT)
 
     def read_ledger(self) -> dict[int, LedgerEntry]:
         """Read the ledger: step → the groups it consumed."""
@@ -177,27 +235,35 @@ class StreamClient:
         limit = self._settings.max_stream_bytes
         return self._read_memory_limit() // 2 if limit is None else limit
 
-    def delete(self, *names: str) -> None:
-        """Delete streams or keys by full name."""
-        if names:
-            self._call(self._redis.delete, *names)
-
     # The policy: the trainer publishes it, replicas follow.
 
-    def acquire_epoch(self) -> int:
-        """Acquire an epoch (fencing token) that is higher than any before."""
-        return int(self._call(self._redis.incr, self.key("epoch")))
+    def acquire_epoch(self, floor: int = 0) -> int:
+        """Acquire an epoch (fencing token) that is higher than any before.
+
+        Args:
+            floor: the highest epoch that the trainer's files name: the server may have lost its data.
+        """
+        self.epoch = int(self._run("acquire_epoch", [self.key("epoch"), self.key("policy")], floor))
+        return self.epoch
+
+    def check_epoch(self) -> None:
+        """
+        Raises:
+            FencedError: a later trainer has taken over.
+        """
+        latest = int(self._call(self._redis.get, self.key("epoch")) or 0)
+        if latest > self.epoch:
+            raise _make_fenced_error(latest)
 
     def publish(self, policy: Policy) -> None:
-        """Publish the policy that replicas must serve.
+        """Publish the policy that replicas must serve, under its epoch."""
+        self._run("publish", [self.key("epoch"), self.key("policy")], policy.epoch, policy.SerializeToString())
+        self.epoch = policy.epoch
 
-        Raises:
-            FencedError: a trainer with a higher epoch has published.
-        """
-        args = [policy.epoch, policy.SerializeToString()]
-        found = int(self._call(self._publish, keys=[self.key("policy")], args=args))
-        if found >= 0:
-            raise FencedError(f"epoch {policy.epoch} is over: a trainer with epoch {found} has taken over this run")
+    def prune(self) -> None:
+        """Forget replicas and consumers that are gone."""
+        keys = [self.key("replicas"), self.key("alive"), self.prompts, self.trajectories]
+        self._run_fenced("prune", keys, GROUP, REPLICA_SILENCE_S, _CONSUMER_SILENCE_MS)
 
     def read_policy(self) -> Policy | None:
         """Read the policy that was published last."""
@@ -205,12 +271,34 @@ class StreamClient:
         return None if found is None else Policy.FromString(found)
 
     def acknowledge_policy(self, replica: str, policy: Policy) -> None:
-        """Record the policy that a replica serves."""
-        self._call(self._redis.hset, self.key("replicas"), replica, policy.SerializeToString())
+        """Record the policy that a replica serves, as a sign of life too: repeat it every few seconds."""
+        self._run("acknowledge_policy", [self.key("replicas"), self.key("alive")], replica, policy.SerializeToString())
 
     def read_replicas(self) -> dict[str, Policy]:
-        """Read replica → the policy that it serves."""
-        return {replica: Policy.FromString(policy) for replica, policy in self._read_hash("replicas").items()}
+        """Read replica → the policy that it serves, of those that gave a sign of life lately."""
+        rows = self._run("read_replicas", [self.key("replicas"), self.key("alive")], REPLICA_SILENCE_S)
+        return {name.decode(): Policy.FromString(policy) for name, policy in zip(rows[::2], rows[1::2], strict=True)}
+
+    @property
+    def _trainer(self) -> str:
+        """The trainer's consumer: each has its own, so that an old one cannot take its successor's entries."""
+        return f"trainer-{self.epoch}"
+
+    def _issue_table(self, stream: str, batch: int) -> str:
+        return self.key(f"issued:{stream.removeprefix(self._prefix)}:{batch}")
+
+    def _run(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
+        if script not in self._scripts:
+            self._scripts[script] = self._redis.register_script(read_script(script))
+        try:
+            return self._call(self._scripts[script], keys=keys, args=arguments)
+        except redis.ResponseError as error:
+            if "FENCED" not in str(error):
+                raise
+            raise _make_fenced_error(int(str(error).split()[-1])) from None
+
+    def _run_fenced(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
+        return self._run(script, [self.key("epoch"), *keys], self.epoch, *arguments)
 
     def _read_hash(self, name: str) -> dict[str, bytes]:
         return {field.decode(): value for field, value in self._call(self._redis.hgetall, self.key(name)).items()}
@@ -240,10 +328,7 @@ class StreamClient:
             try:
                 entries.append(Entry(id, kind.FromString(fields[_FIELD])))
             except (DecodeError, KeyError, TypeError):
-                # No worker could ever finish it. A copy is kept for diagnosis.
-                fields = {"stream": stream, "fields": repr(fields)}
-                self._call(self._redis.xadd, self.key("rejected"), fields, maxlen=1000)
-                self.discard(stream, [id])
+                self.reject(stream, id, repr(fields).encode())  # no worker could ever finish it
         return entries
 
     def _call(self, command: Any, *args: Any, **kwargs: Any) -> Any:
@@ -254,7 +339,9 @@ class StreamClient:
             except redis.RedisError as error:
                 # A server that lost its data (no append-only file) has lost the consumer groups too: create them.
                 if "NOGROUP" in str(error) and time.monotonic() < deadline:
-                    self.create_groups()
+                    names = [name for value in args for name in (value if isinstance(value, dict) else [value])]
+                    asked = {name for name in names if isinstance(name, str) and name.startswith(self._prefix)}
+                    self.create_groups(*{self.prompts, self.trajectories, *asked})
                     time.sleep(0.1)
                     continue
                 typed = translate_error(error, name_server(self._settings), self._read_memory_limit)
@@ -264,3 +351,13 @@ class StreamClient:
 
     def _read_memory_limit(self) -> int:
         return int(self._call(self._redis.info, "memory")["maxmemory"])
+
+
+def _parse_place(place: bytes | str) -> tuple[int, int]:
+    text = place.decode() if isinstance(place, bytes) else place
+    position, attempt = text.split("/")
+    return int(position), int(attempt)
+
+
+def _make_fenced_error(latest: int) -> FencedError:
+    return FencedError(f"a later trainer has taken over this run (epoch {latest}): this one must end")

@@ -6,6 +6,7 @@ names of the newest checkpoint and of the one with the best validation score.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 import time
@@ -166,6 +167,19 @@ class Checkpoints:
             write_text(self._folder / BEST, self._path(best).name + "\n")
             get_logger().info("best_checkpoint", step=best, score=scores[best])
         return best
+
+    def highest_epoch(self) -> int:
+        """The highest epoch of a trainer that wrote one of the checkpoints; 0 without any."""
+        epochs = [0]
+        for path in list_checkpoints(self._folder):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # `find_newest` reports a damaged one
+                epochs.append(Manifest.read(path / MANIFEST).epoch)
+        return max(epochs)
+
+    def oldest_kept(self) -> int:
+        """The step of the oldest of the newest checkpoints; 0 while there is one alone."""
+        kept = self._list_steps()[: self._keep]
+        return kept[-1] if len(kept) > 1 else 0
 
     def find_newest(self) -> tuple[Path, Manifest] | None:
         """Find the newest undamaged checkpoint: (state folder, manifest), or None.

@@ -48,8 +48,13 @@ class PendingSteps:
         """Take over the steps of a checkpoint that are not in the ledger, which has the acknowledged ones."""
         self._pending = [step for step in manifest.consumed if step.step not in acknowledged]
 
-    def acknowledge(self) -> None:
-        """Acknowledge every pending step and enter it in the ledger; call it once their checkpoint is durable."""
+    def acknowledge(self) -> list[bytes]:
+        """Acknowledge every pending step and enter it in the ledger; call it once their checkpoint is durable.
+
+        Returns:
+            The ids of the entries that have left the stream.
+        """
+        acknowledged = []
         for step in self._pending:
             entry = LedgerEntry(
                 step=step.step,
@@ -60,4 +65,6 @@ class PendingSteps:
             )
             ids = [group.entry.encode() for group in step.groups]
             self._retry(partial(self._streams.acknowledge, entry, ids))
+            acknowledged += ids
         self._pending = []
+        return acknowledged

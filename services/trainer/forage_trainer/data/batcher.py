@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,19 +19,16 @@ from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.data import spans
+from forage_trainer.data.arrivals import SILENCE_S, Arrivals
 from forage_trainer.data.dataset import refill_number
 from forage_trainer.data.feeder import Feeder
 from forage_trainer.waiting import RedisRetry
 
-CONSUMER = "trainer"
-"""Name of the consumer on the stream: that of every trainer, so that a restarted one reclaims its own entries."""
 LOG_INTERVAL_S = 10.0
-RECLAIM_COUNT = 100_000
-"""Entries of one reclaim: above all that may be outstanding."""
-_CLAIM_COUNT = 64
+MAX_STALE_ATTEMPTS = 10
+"""Attempts of one position that may be dropped as stale: more mean that the engines do not take what is published."""
 _BLOCK_S = 1.0
 _AHEAD_INTERVAL_S = 0.05
-_RECLAIM_INTERVAL_S = 10.0
 WAIT_SECONDS = Counter("forage_trainer_wait_seconds_total", "Time waited for groups; grows during the wait")
 DROPPED = Counter("forage_trainer_groups_dropped_total", "Groups that are not trained on", ["reason"])
 for _reason in ("stale", "duplicate", "equal", "straggler"):
@@ -40,6 +37,10 @@ for _reason in ("stale", "duplicate", "equal", "straggler"):
 
 class BatchTimeoutError(ForageError):
     """A batch did not become complete in time."""
+
+
+class StaleGroupsError(ForageError):
+    """A position was sampled too stale again and again."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,12 @@ class Batcher:
         Args:
             feeder: issues stale groups again, and other questions for groups of equal rewards.
         """
-        self._streams = streams
         self._size = batch_size
         self._settings = settings
         self._feeder = feeder
         self._retry = retry
         self._health = health
+        self._arrivals = Arrivals(streams, streams.trajectories, retry, lambda batch: batch <= self._consumed)
         self._held: dict[int, dict[int, Entry[TrajectoryGroup]]] = {}
         self._consumed = 0
         self._stale: dict[int, int] = {}
@@ -104,7 +105,7 @@ class Batcher:
         """Forget batches up to `consumed`, and reclaim what an earlier process had claimed. Returns groups held."""
         self._consumed = consumed
         self._held = {number: held for number, held in self._held.items() if number > consumed}
-        self._reclaim()
+        self._accept(self._arrivals.reclaim())
         return sum(len(held) for held in self._held.values())
 
     def next_batch(self, number: int, timeout_s: float) -> Batch:
@@ -112,9 +113,11 @@ class Batcher:
 
         Raises:
             BatchTimeoutError: nothing arrived for `timeout_s` while groups were missing.
+            StaleGroupsError: a position was sampled too stale again and again.
+            FencedError: a later trainer has taken over.
             Stopped: the process was asked to stop.
         """
-        began = arrived = logged = reclaimed = counted = time.monotonic()
+        began = arrived = logged = searched = counted = time.monotonic()
         first: float | None = None
         straggler_timeout = self._settings.straggler_timeout_s
         self._drop_stale(number)
@@ -146,11 +149,9 @@ class Batcher:
                 )
             if self._claim():
                 arrived = time.monotonic()
-            elif now - max(arrived, reclaimed) > _RECLAIM_INTERVAL_S:
-                # Redis marks entries as claimed when it sends them. Where that reply was lost, they are ours without
-                # our knowledge, and no other consumer will get them.
-                reclaimed = now
-                if self._reclaim():
+            elif now - max(arrived, searched) > SILENCE_S:
+                searched = now
+                if self._find_lost(number):
                     arrived = time.monotonic()
             self._drop_stale(number)
         WAIT_SECONDS.inc(time.monotonic() - counted)
@@ -177,8 +178,12 @@ class Batcher:
                 over.set()
             claiming.result()
 
+    def forget(self, ids: Iterable[bytes]) -> None:
+        """Note that these groups were acknowledged. Until then they are ours, although their batch is consumed."""
+        self._arrivals.forget(ids)
+
     def mark_consumed(self, number: int) -> None:
-        """Note that the batch was trained on: later copies of its groups are duplicates."""
+        """Note that the batch was trained on: later copies of its groups are superseded."""
         self._held.pop(number, None)
         self._stale.pop(number, None)
         self._consumed = max(self._consumed, number)
@@ -188,23 +193,27 @@ class Batcher:
         return [p for p in range(self._size) if p not in held]
 
     def _claim(self, block_s: float = _BLOCK_S) -> int:
-        stream = self._streams.trajectories
-        return self._accept(self._retry(lambda: self._streams.claim_groups(stream, CONSUMER, _CLAIM_COUNT, block_s)))
+        return self._accept(self._arrivals.claim(block_s))
 
     def _claim_until(self, over: threading.Event) -> None:
         with suppress(Stopped):  # the body meets the stop request itself
             while not over.wait(_AHEAD_INTERVAL_S):
                 self._claim(0.0)
 
-    def _reclaim(self) -> int:
-        stream = self._streams.trajectories
-        return self._accept(self._retry(lambda: self._streams.reclaim_groups(stream, CONSUMER, RECLAIM_COUNT)))
+    def _find_lost(self, number: int) -> bool:
+        """Look for claimed groups that never reached us, and issue lost ones again. Whether there were any."""
+        before = self._missing_positions(number)
+        lost = self._arrivals.find_lost(number, self._accept, lambda: self._missing_positions(number))
+        for position, (attempt, uid) in lost.items():
+            self._feeder.issue_again(number, position, attempt, refill_number(uid) if uid else 0)
+        return bool(lost) or self._missing_positions(number) != before
 
     def _accept(self, entries: list[Entry[TrajectoryGroup]]) -> int:
         """Keep new groups and discard the others. Returns how many were new.
 
-        Entries stay unacknowledged while they are held: when this process dies, the next one reclaims them. A
-        position can receive a second group after a crash between reissue and discard, and a batch a late straggler.
+        Entries stay unacknowledged while they are held, and after their step until its checkpoint: when this process
+        dies, the next one reclaims them. Only superseded groups are discarded: a position can receive a second group
+        after a crash between reissue and discard, and a batch a late straggler.
         """
         new = 0
         for entry in entries:
@@ -244,15 +253,22 @@ class Batcher:
             version = oldest_version(entry.message)
             if version is None or version >= bound:
                 continue
+            attempts = entry.message.attempt - refill_number(entry.message.group_uid)
+            if attempts >= MAX_STALE_ATTEMPTS:
+                raise StaleGroupsError(
+                    f"batch {number}, position {position}: after {attempts} further attempts the group was still "
+                    f"sampled under version {version}, older than {bound}: the engines do not take what is published; "
+                    "look for policy_refused in the rollout service's log"
+                )
             # The new prompt first, the old group second. A crash between the two repeats both, and issuing is
-            # idempotent; in the other order it would leave the position without a group for ever.
+            # idempotent; in the other order it would leave the position without a group until it is found missing.
             self._feeder.reissue(entry.message)
             del held[position]
             self._stale[number] = self._stale.get(number, 0) + 1
             self._discard(entry, "stale")
 
     def _discard(self, entry: Entry[TrajectoryGroup], reason: str) -> None:
-        self._retry(lambda: self._streams.discard(self._streams.trajectories, [entry.id]))
+        self._arrivals.discard([entry.id])
         DROPPED.labels(reason).inc()
         group = entry.message
         spans.record_drop(group, reason)

@@ -62,7 +62,7 @@ class Feeder:
 
     def reissue(self, group: TrajectoryGroup) -> None:
         """Issue the question of a group again, to be sampled under the current policy version or later."""
-        self._issue_next_attempt(group, refill_number(group.group_uid))
+        self.issue_again(group.batch, group.position, group.attempt + 1, refill_number(group.group_uid))
 
     def refill(self, group: TrajectoryGroup) -> bool:
         """Issue another question at the position of a group whose rewards are all equal. False: keep the group."""
@@ -70,13 +70,14 @@ class Feeder:
         refill = refill_number(group.group_uid) + 1
         if refill > trainer.max_refills or not find_equal_groups([group], trainer.algorithm.adv_estimator):
             return False
-        self._issue_next_attempt(group, refill)
+        self.issue_again(group.batch, group.position, group.attempt + 1, refill)
         return True
 
-    def _issue_next_attempt(self, group: TrajectoryGroup, refill: int) -> None:
+    def issue_again(self, batch: int, position: int, attempt: int, refill: int = 0) -> None:
+        """Issue a further attempt at a position, to be sampled under the current policy version or later."""
         # Groups of batches ahead arrive early; they must not ask for a version older than their own batch allows.
-        version = max(self._version, group.batch - 1 - self._settings.trainer.max_staleness)
-        self.issue(group.batch, group.position, group.attempt + 1, version, refill)
+        version = max(self._version, batch - 1 - self._settings.trainer.max_staleness)
+        self.issue(batch, position, attempt, version, refill)
 
     def issue(self, batch: int, position: int, attempt: int, version: int, refill: int = 0) -> None:
         """Issue one group of a batch, to be sampled under `version` or later.

@@ -6,19 +6,19 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from prometheus_client import Gauge
 
 from forage_common.files.questions import Question
 from forage_common.settings import Settings
-from forage_common.streams.client import Entry, StreamClient
+from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory
 from forage_trainer.data import spans
-from forage_trainer.data.batcher import CONSUMER, LOG_INTERVAL_S, RECLAIM_COUNT, BatchTimeoutError
+from forage_trainer.data.arrivals import SILENCE_S, Arrivals, Entries
+from forage_trainer.data.batcher import LOG_INTERVAL_S, BatchTimeoutError
 from forage_trainer.data.feeder import ISSUED
 from forage_trainer.files import write_json, write_text
 from forage_trainer.reporting.progress import Phase, StateFile
@@ -27,7 +27,6 @@ from forage_trainer.waiting import RedisRetry
 
 RETRIES = 2
 """Times that a failed question is issued again before it counts as failed."""
-_CLAIM_COUNT = 256
 _BLOCK_S = 1.0
 _POLL_BLOCK_S = 0.001
 EM = Gauge("forage_trainer_validation_em", "Exact match of a validation", ["label"])
@@ -41,6 +40,7 @@ class _Evaluation:
     label: str
     policy: Policy
     stream: str
+    arrivals: Arrivals
     began: float
     answers: dict[int, Trajectory | None] = field(default_factory=dict)
 
@@ -95,21 +95,22 @@ class Validation:
         """
         stream = self._streams.key(f"validation-{label}")
         if self.is_done(label, policy.version):
-            self._retry(lambda: self._streams.delete(stream))
+            self._retry(lambda: self._streams.close_replies(stream, policy.version))
             return
-        self._retry(lambda: self._streams.create_groups(stream))
-        self._open = _Evaluation(label, policy, stream, time.monotonic())
+        self._retry(lambda: self._streams.open_replies(stream, policy.version))
+        arrivals = Arrivals(self._streams, stream, self._retry)
+        self._open = _Evaluation(label, policy, stream, arrivals, time.monotonic())
         for position in range(len(self._questions)):
             self._issue(self._open, position, 0)
         # Redis ignores questions that an earlier process issued; their answers may have been claimed by it.
-        self._reclaim(self._open)
+        self._accept(self._open, arrivals.reclaim())
 
     def poll(self) -> dict[str, Any] | None:
         """Claim the answers that have arrived; returns the result once complete, None before or if none is open."""
         if self._open is None:
             return None
-        while self._claim(self._open, _POLL_BLOCK_S):
-            pass
+        while entries := self._open.arrivals.claim(_POLL_BLOCK_S):
+            self._accept(self._open, entries)
         return self._end(self._open) if len(self._open.answers) == len(self._questions) else None
 
     def finish(self) -> dict[str, Any] | None:
@@ -169,7 +170,7 @@ class Validation:
 
     def _collect(self, evaluation: _Evaluation) -> None:
         total = len(self._questions)
-        arrived = logged = time.monotonic()
+        arrived = logged = searched = time.monotonic()
         while True:
             self._state.set(Phase.VALIDATING, evaluation.label, len(evaluation.answers), total)
             if len(evaluation.answers) == total:
@@ -185,21 +186,28 @@ class Validation:
             if now - logged > LOG_INTERVAL_S:
                 logged = now
                 get_logger().info("validating", label=evaluation.label, have=len(evaluation.answers), want=total)
-            # As in the batcher: entries whose delivery was lost are reclaimed after a silence.
-            if self._claim(evaluation, _BLOCK_S) or (now - arrived > LOG_INTERVAL_S and self._reclaim(evaluation)):
+            if self._accept(evaluation, evaluation.arrivals.claim(_BLOCK_S)):
                 arrived = time.monotonic()
+            elif now - max(arrived, searched) > SILENCE_S:
+                searched = now
+                if self._find_lost(evaluation):
+                    arrived = time.monotonic()
 
-    def _claim(self, evaluation: _Evaluation, block_s: float) -> int:
-        stream = evaluation.stream
-        entries = self._retry(lambda: self._streams.claim_groups(stream, CONSUMER, _CLAIM_COUNT, block_s))
-        return self._accept(evaluation, entries)
+    def _find_lost(self, evaluation: _Evaluation) -> bool:
+        """As the batcher does."""
 
-    def _reclaim(self, evaluation: _Evaluation) -> int:
-        entries = self._retry(lambda: self._streams.reclaim_groups(evaluation.stream, CONSUMER, RECLAIM_COUNT))
-        answered = evaluation.answers
-        return self._accept(evaluation, [entry for entry in entries if entry.message.position not in answered])
+        def list_missing() -> list[int]:
+            return [position for position in range(len(self._questions)) if position not in evaluation.answers]
 
-    def _accept(self, evaluation: _Evaluation, entries: Sequence[Entry[TrajectoryGroup]]) -> int:
+        before = list_missing()
+        lost = evaluation.arrivals.find_lost(
+            evaluation.policy.version, lambda entries: self._accept(evaluation, entries), list_missing
+        )
+        for position, (attempt, _) in lost.items():
+            self._issue(evaluation, position, attempt)
+        return bool(lost) or list_missing() != before
+
+    def _accept(self, evaluation: _Evaluation, entries: Entries) -> int:
         """Keep answers, issue failed questions again. Returns the number of entries."""
         answers = evaluation.answers
         for entry in entries:
@@ -214,7 +222,7 @@ class Validation:
             elif group.attempt < RETRIES:
                 # The new attempt first, the failed answer second: a crash in between repeats both.
                 self._issue(evaluation, position, group.attempt + 1)
-                self._retry(partial(self._streams.discard, evaluation.stream, [entry.id]))
+                evaluation.arrivals.discard([entry.id])
             else:
                 answers[position] = None
         return len(entries)
@@ -232,7 +240,7 @@ class Validation:
         write_text(self._folder / f"{label}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
         write_json(self._folder / f"{label}.json", result)
         self._open = None
-        self._retry(lambda: self._streams.delete(evaluation.stream))
+        self._retry(lambda: self._streams.close_replies(evaluation.stream, policy.version))
         if result["em"] is not None:
             EM.labels(label).set(result["em"])
         for source in list_sources(self._questions):

@@ -29,15 +29,20 @@ BYTES = Gauge("forage_trainer_publish_bytes", "Bytes of weights of the last publ
 SECONDS = Gauge("forage_trainer_publish_seconds", "Seconds to write and announce the last policy")
 
 
+def highest_epoch(folder: Path) -> int:
+    """The highest epoch in the names of the policies of a folder; 0 without any."""
+    names = [path.name.rpartition("-e")[2] for path in folder.glob("v*-e*")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
 class Publisher:
-    """Writes and announces versions under one epoch."""
+    """Writes and announces versions under the epoch of its client."""
 
     def __init__(
         self,
         folder: Path,
         model_folder: Path,
         streams: StreamClient,
-        epoch: int,
         shard_bytes: int,
         retry: RedisRetry,
     ) -> None:
@@ -50,7 +55,6 @@ class Publisher:
         self._folder = folder
         self._model_folder = model_folder
         self._streams = streams
-        self._epoch = epoch
         self._shard_bytes = shard_bytes
         self._retry = retry
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +68,7 @@ class Publisher:
             UserError: no disk space.
         """
         began = time.perf_counter()
-        target = self._folder / f"v{version}-e{self._epoch}"
+        target = self._folder / f"v{version}-e{self._streams.epoch}"
         try:
             with stage_folder(target) as folder:
                 if isinstance(weights, Adapter):
@@ -82,7 +86,7 @@ class Publisher:
             version=version,
             uri=str(target.resolve()),
             digest=files[0].digest if len(files) == 1 else "",
-            epoch=self._epoch,
+            epoch=self._streams.epoch,
             published_unix_ms=int(time.time() * 1000),
             files=[PolicyFile(name=file.name, digest=file.digest, bytes=file.bytes) for file in files],
             adapter=isinstance(weights, Adapter),
@@ -95,7 +99,7 @@ class Publisher:
         get_logger().info(
             "policy_published",
             version=version,
-            epoch=self._epoch,
+            epoch=self._streams.epoch,
             digests=[file.digest[:12] for file in files],
             bytes=size,
             seconds=round(seconds, 3),
@@ -104,6 +108,7 @@ class Publisher:
         return policy
 
     def _delete_unserved(self, current: Path) -> None:
+        self._retry(self._streams.prune)
         # Read after the announcement: from then on a replica moves to the new version only, never to an old one.
         serving = self._retry(self._streams.read_replicas)
         served = {Path(policy.uri) for policy in serving.values()} | {current.resolve()}

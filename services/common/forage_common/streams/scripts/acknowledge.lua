@@ -1,0 +1,21 @@
+#!lua flags=allow-oom
+-- The groups of a step leave the stream and the step enters the ledger. A repeated call changes nothing.
+-- KEYS: epoch, trajectories, ledger, the batch's issue table, issued.
+-- ARGV: epoch, consumer group, step, ledger entry, entry ids …
+--@fence
+redis.call('HSETNX', KEYS[3], ARGV[3], ARGV[4])
+-- From now on the ledger says that the batch was issued; only what was issued for it stays, for the final count.
+local issues = redis.call('HGETALL', KEYS[4])
+if #issues > 0 then
+  local lines = {}
+  for i = 1, #issues, 2 do
+    lines[#lines + 1] = issues[i] .. ' ' .. string.match(issues[i + 1], ' (.*)$')
+  end
+  redis.call('HSETNX', KEYS[5], ARGV[3], table.concat(lines, '\n'))
+  redis.call('DEL', KEYS[4])
+end
+for i = 5, #ARGV do
+  redis.call('XACK', KEYS[2], ARGV[2], ARGV[i])
+  redis.call('XDEL', KEYS[2], ARGV[i])
+end
+return 1

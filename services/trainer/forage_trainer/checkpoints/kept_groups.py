@@ -1,0 +1,74 @@
+"""The groups of steps whose checkpoint is not old yet, as files, so that a damaged checkpoint costs no run.
+
+Redis forgets the groups of a step once the step's checkpoint is durable. If that checkpoint turns out to be damaged,
+the run goes back to the one before it and takes the steps between the two again, with the same groups from these files.
+
+Layout of `<run folder>/checkpoints/groups/`: `step_<n>.<sha256>`, length-prefixed TrajectoryGroup messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from io import BytesIO
+from pathlib import Path
+
+from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
+
+from forage_common.errors import DataError
+from forage_common.files import durable
+from forage_common.streams.client import Entry
+from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trainer.data.batcher import Batch
+from forage_trainer.files import remove_leftovers
+
+
+class KeptGroups:
+    """The files of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+
+    def write(self, batch: Batch) -> None:
+        """Write the groups of a step durably, before they are acknowledged."""
+        content = BytesIO()
+        for group in batch.groups:
+            serialize_length_prefixed(group, content)
+        data = content.getvalue()
+        target = self._folder / f"step_{batch.number}.{hashlib.sha256(data).hexdigest()}"
+        with durable.stage_file(target) as partial:
+            partial.write_bytes(data)
+        for other in self._list(batch.number):
+            if other != target:  # of a process that took the step before and lost it
+                other.unlink()
+
+    def has(self, steps: range) -> bool:
+        """Whether the groups of all these steps are here."""
+        return all(self._list(step) for step in steps)
+
+    def read(self, step: int) -> Batch:
+        """Read the groups of a step.
+
+        Raises:
+            DataError: they are not here, or damaged.
+        """
+        files = self._list(step)
+        if not files:
+            raise DataError(f"{self._folder} has no groups of step {step}")
+        data = files[0].read_bytes()
+        if hashlib.sha256(data).hexdigest() != files[0].suffix[1:]:
+            raise DataError(f"{files[0]} is damaged: give another run.id")
+        content, groups = BytesIO(data), []
+        while (group := parse_length_prefixed(TrajectoryGroup, content)) is not None:
+            groups.append(group)
+        return Batch(step, tuple(Entry(b"", group) for group in groups), stale=0)
+
+    def prune(self, step: int) -> None:
+        """Delete the groups up to a step, that of the oldest checkpoint that the run may go back to."""
+        for file in self._folder.glob("step_*"):
+            if int(file.name.removeprefix("step_").partition(".")[0]) <= step:
+                file.unlink()
+
+    def _list(self, step: int) -> list[Path]:
+        return list(self._folder.glob(f"step_{step}.*"))

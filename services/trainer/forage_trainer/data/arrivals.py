@@ -1,0 +1,129 @@
+"""Groups that arrive on a reply stream: claimed, found again after a lost delivery, and checked against the issues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+from prometheus_client import Counter
+
+from forage_common.streams.client import Entry, StreamClient
+from forage_common.telemetry.logs import get_logger
+from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_trainer.waiting import RedisRetry
+
+SILENCE_S = 10.0
+"""After so long without a new group, claimed entries and lost groups are looked for."""
+_CLAIM_COUNT = 64
+Entries = list[Entry[TrajectoryGroup]]
+REJECTED = Counter("forage_trainer_groups_rejected_total", "Groups that this run never issued, or that are malformed")
+LOST = Counter("forage_trainer_groups_lost_total", "Groups that vanished from Redis and were issued again")
+
+
+class Arrivals:
+    """The groups of one reply stream that this process has claimed and not acknowledged."""
+
+    def __init__(
+        self,
+        streams: StreamClient,
+        stream: str,
+        retry: RedisRetry,
+        is_over: Callable[[int], bool] = lambda batch: False,
+    ) -> None:
+        """
+        Args:
+            is_over: whether a batch was consumed: what was issued for it is forgotten, so its groups are not checked.
+        """
+        self._streams = streams
+        self._stream = stream
+        self._retry = retry
+        self._is_over = is_over
+        self._known: set[bytes] = set()
+        self._issues: dict[int, dict[tuple[int, int], str]] = {}
+
+    def claim(self, block_s: float) -> Entries:
+        """Claim new groups; wait up to `block_s` for the first.
+
+        Raises:
+            FencedError: a later trainer has taken over.
+        """
+        return self._admit(self._retry(lambda: self._streams.claim_groups(self._stream, _CLAIM_COUNT, block_s)))
+
+    def reclaim(self) -> Entries:
+        """Claim the groups that were claimed by an earlier process, or whose delivery to this one was lost.
+
+        Redis marks entries as claimed when it sends them. Where that reply was lost, no other consumer gets them.
+        """
+        return self._admit(self._retry(lambda: self._streams.reclaim_groups(self._stream, self._known)))
+
+    def discard(self, ids: Iterable[bytes]) -> None:
+        """Remove groups from the stream that are never trained on."""
+        ids = list(ids)
+        self._retry(lambda: self._streams.discard(self._stream, ids))
+        self.forget(ids)
+
+    def forget(self, ids: Iterable[bytes]) -> None:
+        """Note that these groups have left the stream."""
+        self._known.difference_update(ids)
+
+    def find_lost(
+        self, batch: int, accept: Callable[[Entries], object], list_missing: Callable[[], Collection[int]]
+    ) -> dict[int, tuple[int, str | None]]:
+        """Find the groups of a batch that are nowhere: neither asked for, nor answered.
+
+        A prompt leaves the prompts stream in the transaction that writes its group. So a group whose prompt was gone
+        at first and that is not among all groups read after that was deleted, rejected, or lost with the server's data.
+
+        Args:
+            accept: takes the groups that are found on the way.
+            list_missing: returns the missing positions.
+
+        Returns:
+            position → (the attempt to issue next, the uid of the last one or None where none was issued).
+        """
+        absent = self._retry(partial(self._streams.find_absent, self._stream, batch))
+        issues = self._retry(partial(self._streams.read_issues, self._stream, batch))
+        while entries := self.claim(0.0):
+            accept(entries)
+        accept(self.reclaim())
+        lost: dict[int, tuple[int, str | None]] = {}
+        for position in list_missing():
+            attempts = [place for place in issues if place[0] == position]
+            if absent.issuperset(attempts):
+                last = max(attempts, default=None)
+                lost[position] = (0, None) if last is None else (last[1] + 1, issues[last])
+                LOST.inc()
+                get_logger().warning("group_lost", batch=batch, position=position, attempts=len(attempts))
+        return lost
+
+    def _admit(self, entries: Entries) -> Entries:
+        """The entries that answer a prompt of this run; the others are rejected."""
+        admitted = []
+        for entry in entries:
+            if self._is_issued(entry.message):
+                self._known.add(entry.id)
+                admitted.append(entry)
+            else:
+                group = entry.message
+                content = group.SerializeToString()
+                self._retry(partial(self._streams.reject, self._stream, entry.id, content))
+                REJECTED.inc()
+                get_logger().warning(
+                    "group_rejected",
+                    run=group.run_id,
+                    group=group.group_uid,
+                    batch=group.batch,
+                    position=group.position,
+                )
+        return admitted
+
+    def _is_issued(self, group: TrajectoryGroup) -> bool:
+        if self._is_over(group.batch):
+            return True
+        place = group.position, group.attempt
+        if self._issues.get(group.batch, {}).get(place) != group.group_uid:
+            issues = self._retry(partial(self._streams.read_issues, self._stream, group.batch))
+            self._issues = {b: table for b, table in self._issues.items() if not self._is_over(b)} | {
+                group.batch: issues
+            }
+        return self._issues[group.batch].get(place) == group.group_uid
