@@ -79,6 +79,7 @@ class AgentBackend:
         self.paused = False
         self.drained = False
         self.dead = False
+        self.dispatchers: list[Snapshot] = []
         self.passed: list[tuple[str, str, list[tuple[str, str]], bytes]] = []
 
     async def run_group(self, prompt: Prompt) -> TrajectoryGroup:
@@ -123,4 +124,5 @@ class AgentBackend:
 
     async def take_snapshots(self) -> dict[str, list[Snapshot]]:
         engines = [Snapshot(f"e{i}", {("paused",): float(self.paused)}, p) for i, p in enumerate(self.policies)]
-        return {"Engine": engines, "Agent": [Snapshot("a", {("generated_tokens",): 7.0})], "Dispatcher": []}
+        agents = [Snapshot("a", {("generated_tokens",): 7.0})]
+        return {"Engine": engines, "Agent": agents, "Dispatcher": self.dispatchers}

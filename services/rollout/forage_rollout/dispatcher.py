@@ -9,7 +9,8 @@ Each group is written exactly once, whichever worker dies when:
 - A worker that was only slow may finish a prompt that another has reclaimed. `finish` writes the group of the first and
   tells the second that it was a duplicate.
 
-An unavailable Redis, engine, retriever or reward delays the work and never ends it.
+An unavailable Redis, engine, retriever or reward delays the work and never ends it. A finished group stays in memory,
+and its prompt claimed, until Redis takes it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
+from forage_rollout.backpressure import Backpressure, Hold
 from forage_rollout.weights.policy import has_reached
 
 log = get_logger()
@@ -38,6 +40,7 @@ WaitForPolicy = Callable[[int, int, float], Awaitable[Policy | None]]
 WaitForServices = Callable[[], Awaitable[None]]
 BLOCK_S = 1.0
 RETRY_INTERVAL_S = 0.5
+MAX_RETRY_INTERVAL_S = 8.0
 POLL_INTERVAL_S = 0.1
 POLICY_TIMEOUT_S = 20.0
 MAX_RUNS = 5
@@ -60,10 +63,14 @@ class DispatchCounts:
     backpressure_seconds: float = 0.0
     redis_waits: int = 0
     restarts: int = 0
+    writes_repeated: int = 0
 
 
 class Dispatcher:
     """One consumer of a run's prompts.
+
+    Attributes:
+        hold: why no prompts are claimed now although there is room for them; None while they are.
 
     Args:
         run_group: runs a prompt; raises when the engine fails, and is then called again.
@@ -94,10 +101,8 @@ class Dispatcher:
         self._samples_per_group = rollout.n
         self._reclaim_s = settings.redis.reclaim_idle_s / 2
         self._keep_alive_s = min(3.0, settings.redis.reclaim_idle_s / 3)
-        # The trainer acknowledges a group when the checkpoint of its step is durable. A working trainer leaves up to
-        # this many groups on the stream; twice as many mean that it is down, and more groups would only fill Redis.
-        trainer = settings.trainer
-        self._max_backlog = 2 * settings.data.train_batch_size * (trainer.save_freq + trainer.max_staleness + 1)
+        self._backpressure = Backpressure(settings, streams)
+        self._refusals: dict[str, str] = {}  # call of Redis → why it was refused last
         self._consumer = f"rollout-{uuid.uuid4().hex[:12]}"
         self._claimed: dict[bytes, asyncio.Task[None]] = {}
         self._samples: dict[bytes, int] = {}
@@ -106,7 +111,16 @@ class Dispatcher:
         self._reached: Policy | None = None
         self._engines_load_policies = not settings.rollout.engine.endpoint
         self._draining = False
+        self.hold: Hold | None = None
         self.counts = DispatchCounts()
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What holds the work up now: topic → sentence."""
+        notes = {"backpressure": self.hold.detail} if self.hold is not None else {}
+        if self._refusals:
+            notes["writes"] = next(iter(self._refusals.values()))
+        return notes
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -156,12 +170,22 @@ class Dispatcher:
                 if self._claimed:
                     await asyncio.wait(list(self._claimed.values()), return_when=asyncio.FIRST_COMPLETED)
                 continue
-            if await self._call_redis(self._streams.count_backlog, self._streams.trajectories) >= self._max_backlog:
+            if await self._is_held():
                 self.counts.backpressure_seconds += RETRY_INTERVAL_S
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             for entry in await self._call_redis(self._streams.claim_prompts, self._consumer, free, BLOCK_S):
                 self._start(entry)
+
+    async def _is_held(self) -> bool:
+        """Whether the stream of trajectories is full; logged when that begins and ends."""
+        held = await self._call_redis(self._backpressure.find_hold)
+        if held is not None and self.hold is None:
+            log.warning("backpressure", reason=held.reason, detail=held.detail)
+        elif held is None and self.hold is not None:
+            log.info("backpressure_over", reason=self.hold.reason)
+        self.hold = held
+        return held is not None
 
     async def _reclaim(self) -> None:
         """Take over prompts whose worker stopped keeping them alive."""
@@ -221,8 +245,7 @@ class Dispatcher:
             self._must_check_services = True
         with tracing.span("rollout.write", kind=SpanKind.PRODUCER) as writing:
             group.traceparent = tracing.traceparent(writing) or group.traceparent
-            # One transaction writes the group and acknowledges the prompt, or does nothing where it was written before.
-            written = await self._call_redis(self._streams.finish, entry, group)
+            written = await self._write(entry, group)
             writing.set_attributes({"forage.duplicate": not written})
         if written:
             self.counts.groups_done += 1
@@ -230,6 +253,26 @@ class Dispatcher:
         else:
             self.counts.groups_duplicated += 1
             log.info("group_was_done_elsewhere", group=group.group_uid, batch=group.batch)
+
+    async def _write(self, entry: Entry[Prompt], group: TrajectoryGroup) -> bool:
+        """Write the group and acknowledge its prompt in one transaction; False where another worker has written it.
+
+        Repeated until Redis takes it, whatever the error: without its group the prompt would be generated again.
+        """
+        wait_s = RETRY_INTERVAL_S
+        while True:
+            try:
+                written = await self._call_redis(self._streams.finish, entry, group)
+            except Exception as error:  # noqa: BLE001 - protects a finished group from an error nobody thought of
+                self.counts.writes_repeated += 1
+                detail = f"{type(error).__name__}: {error}"
+                self._refusals[group.group_uid] = f"group {group.group_uid} cannot be written ({detail})"
+                log.error("group_not_written", group=group.group_uid, detail=detail, retry_s=wait_s)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, MAX_RETRY_INTERVAL_S)
+            else:
+                self._refusals.pop(group.group_uid, None)
+                return written
 
     async def _wait_until_policy_served(self, prompt: Prompt) -> bool:
         """Whether engines serve the prompt's `min_policy_version`, after waiting `POLICY_TIMEOUT_S` at most."""
@@ -275,14 +318,19 @@ class Dispatcher:
 
     async def _call_redis(self, function: Callable[..., T], *args: Any) -> T:
         """Call the stream client in a thread, repeatedly while Redis is unavailable: results in memory are not lost."""
+        name = function.__name__
         while True:
             try:
-                return await asyncio.to_thread(function, *args)
+                result = await asyncio.to_thread(function, *args)
             except UnavailableError as error:
                 self.counts.redis_waits += 1
+                self._refusals[name] = str(error)
                 tracing.current_span().add_event("redis_unavailable")
                 log.warning("waiting_for_redis", detail=str(error), claimed=len(self._claimed))
                 await asyncio.sleep(RETRY_INTERVAL_S)
+            else:
+                self._refusals.pop(name, None)
+                return result
 
 
 def _build_failed_group(prompt: Prompt, detail: str) -> TrajectoryGroup:

@@ -25,6 +25,7 @@ CountKey = tuple[str, ...]
 Counts = Mapping[CountKey, float]
 _PREFIX = "forage_rollout_"
 _GAUGES = {
+    "backpressure": "1 while no prompts are claimed because groups that wait for the trainer reach this limit",
     "circuit_open": "Circuits that are open: the service is left alone for a moment",
     "groups_in_flight": "Prompts being worked on",
     "out_of_service": "Engines that do not serve: the announced policy could not be loaded",
@@ -76,8 +77,10 @@ _COUNTERS = {
     "turns": "Turns of trajectories",
     "unfinished_trajectories": "Trajectories that ended without an answer",
     "wait_seconds": "Time of trajectories between their issue and their start",
+    "writes_repeated": "Writes of a finished group that failed unexpectedly and were repeated",
 }
 _LABELS = {
+    "backpressure": ("reason",),
     "call_retries": ("service",),
     "calls_given_up": ("service",),
     "circuit_open": ("service",),
@@ -150,12 +153,14 @@ class Snapshot:
         counts: since it started.
         serving: engines only; None = nothing published.
         version_tokens: agents only, see `VersionTokens.counts`.
+        notes: dispatchers only: what holds their work up, by topic.
     """
 
     replica: str
     counts: Counts
     serving: Policy | None = None
     version_tokens: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 class RolloutCollector(Collector):

@@ -24,3 +24,17 @@ def test_the_metrics_agree_with_the_readiness_probe(free_address: Callable[[], s
         assert 'forage_common_waiting{what="redis"} 0.0' in httpx.get(f"http://{address}/metrics").text
     finally:
         server.shutdown()
+
+
+def test_notes_of_a_ready_service_are_shown(free_address: Callable[[], str]) -> None:
+    health, address = Health(), free_address()
+    server = serve_health(address, health)
+    try:
+        health.mark_started()
+        health.set_notes({"backpressure": "the trainer is slow"})
+        probe = httpx.get(f"http://{address}/readyz")
+        assert (probe.status_code, probe.json()["notes"]) == (200, {"backpressure": "the trainer is slow"})
+        health.set_notes({})
+        assert httpx.get(f"http://{address}/readyz").json()["notes"] == {}
+    finally:
+        server.shutdown()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import psutil
 import pytest
+import redis
 from otlp_receiver import Receiver
 
 from forage_common.settings import DataSettings, RedisSettings, RolloutSettings, Settings
@@ -18,6 +19,7 @@ from forage_common.streams.client import StreamClient
 from forage_common.telemetry import tracing
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
 from forage_rollout import dispatcher as module
+from forage_rollout.backpressure import Backpressure
 from forage_rollout.dispatcher import Dispatcher
 
 
@@ -45,8 +47,8 @@ class Served:
 class Bench:
     """A dispatcher at work, and the trainer's end of the streams."""
 
-    def __init__(self, redis: RedisSettings) -> None:
-        fast = redis.model_copy(update={"reclaim_idle_s": 0.6, "timeout_s": 2.0})
+    def __init__(self, redis_settings: RedisSettings) -> None:
+        fast = redis_settings.model_copy(update={"reclaim_idle_s": 0.6, "timeout_s": 2.0})
         rollout = RolloutSettings(max_groups_in_flight=4, n=2)
         self.settings = Settings(redis=fast, rollout=rollout, data=DataSettings(train_batch_size=2))
         self.trainer = StreamClient(fast, "r", 2.0)
@@ -87,6 +89,12 @@ class Bench:
         async with asyncio.timeout(20):
             while not true():
                 await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def server(redis_server: RedisSettings) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_server.url) as client:
+        yield client
 
 
 @pytest.fixture
@@ -280,6 +288,94 @@ async def test_a_full_stream_of_trajectories_stops_claiming(bench: Bench) -> Non
         await asyncio.sleep(0.7)
         assert len(bench.runs) == done
         assert len(await bench.groups(most + 6)) == most + 6
+
+
+async def test_too_many_bytes_on_the_stream_stop_claiming_but_never_below_what_the_trainer_needs(bench: Bench) -> None:
+    redis_ = bench.settings.redis.model_copy(update={"max_stream_bytes": 1})
+    bench.settings = bench.settings.model_copy(update={"redis": redis_})
+    needed = 2 * (bench.settings.trainer.max_staleness + 1)
+    async with bench.working() as dispatcher:
+        for position in range(needed):  # one by one: below the limit each is claimed, however many bytes there are
+            bench.trainer.issue(prompt(position))
+            await bench.until(lambda done=position + 1: dispatcher.counts.groups_done == done)
+        for position in range(needed, needed + 6):
+            bench.trainer.issue(prompt(position))
+        await bench.until(lambda: dispatcher.hold is not None)
+        assert dispatcher.hold is not None
+        assert dispatcher.hold.reason == "bytes"
+        assert "take " in dispatcher.notes["backpressure"]
+        await bench.until(lambda: dispatcher.counts.groups_in_flight == 0)
+        done = dispatcher.counts.groups_done
+        assert needed <= done <= needed + 4, "the claim that was already waiting may bring in a few"
+        await asyncio.sleep(0.7)
+        assert dispatcher.counts.groups_done == done
+        assert len(await bench.groups(needed + 6)) == needed + 6
+        await bench.until(lambda: dispatcher.hold is None)
+        assert dispatcher.notes == {}
+
+
+async def test_half_of_the_servers_memory_is_the_default_limit_in_bytes(bench: Bench, server: redis.Redis) -> None:
+    bench.trainer.issue(prompt(0))
+    server.config_set("maxmemory", "100mb")
+    backpressure = Backpressure(bench.settings, bench.trainer)
+    (entry, *_) = bench.trainer.claim_prompts("one", 1, 0.1)
+    group = await answer(entry.message)
+    group.trajectories[0].status_detail = "x" * 2**20
+    for position in range(1, 5):
+        assert backpressure.find_hold() is None
+        assert bench.trainer.finish(entry, group)
+        bench.trainer.issue(prompt(position))
+        (entry,) = bench.trainer.claim_prompts("one", 1, 0.1)
+    assert backpressure.find_hold() is None
+    server.config_set("maxmemory", "8mb")
+    hold = backpressure.find_hold()
+    assert hold is not None
+    assert (hold.reason, hold.detail.split(" ")[0]) == ("bytes", "4")
+    assert f"the limit is {4 * 2**20}" in hold.detail
+
+
+async def test_a_finished_group_outlives_a_server_that_refuses_for_now(bench: Bench, server: redis.Redis) -> None:
+    release = asyncio.Event()
+
+    async def wait(asked: Prompt) -> TrajectoryGroup:
+        await release.wait()
+        return await answer(asked)
+
+    bench.trainer.issue(prompt(0))
+    async with bench.working(wait) as dispatcher:
+        await bench.until(lambda: bench.runs == ["g/0"])
+        server.config_set("min-replicas-to-write", "1")
+        release.set()
+        await bench.until(lambda: "fewer replicas" in dispatcher.notes.get("writes", ""))
+        await asyncio.sleep(2 * bench.settings.redis.reclaim_idle_s)
+        assert (dispatcher.counts.groups_in_flight, dispatcher.counts.groups_done) == (1, 0)
+        server.config_set("min-replicas-to-write", "0")
+        assert [group.position for group in await bench.groups(1)] == [0]
+        assert await bench.groups(1, 1.0) == []
+        assert bench.runs == ["g/0"]
+        assert dispatcher.notes == {}
+
+
+async def test_a_finished_group_outlives_an_error_that_nobody_thought_of(bench: Bench, server: redis.Redis) -> None:
+    release = asyncio.Event()
+
+    async def wait(asked: Prompt) -> TrajectoryGroup:
+        await release.wait()
+        return await answer(asked)
+
+    bench.trainer.issue(prompt(0))
+    async with bench.working(wait) as dispatcher:
+        await bench.until(lambda: bench.runs == ["g/0"])
+        server.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
+        release.set()
+        await bench.until(lambda: dispatcher.counts.writes_repeated > 0)
+        assert "group g/0 cannot be written" in dispatcher.notes["writes"]
+        await asyncio.sleep(2 * bench.settings.redis.reclaim_idle_s)
+        assert dispatcher.counts.groups_in_flight == 1
+        server.execute_command("ACL", "SETUSER", "default", "+evalsha", "+eval")
+        assert [group.position for group in await bench.groups(1)] == [0]
+        assert bench.runs == ["g/0"]
+        assert dispatcher.counts.restarts == 0
 
 
 async def test_groups_outlive_a_redis_that_hangs(bench: Bench, redis_server: RedisSettings) -> None:

@@ -26,6 +26,7 @@ from forage_common.v1.rollout_pb2 import (
 )
 from forage_common.v1.rollout_pb2_grpc import RolloutStub
 from forage_common.v1.trajectory_pb2 import ActionKind, ChatMessage, Policy, Prompt, Purpose, Sampling, Status
+from forage_rollout.metrics import Snapshot
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 from forage_rollout.weights.policy import find_oldest
@@ -210,6 +211,16 @@ async def test_with_a_token_file_calls_need_the_token_and_follow_its_rotation(
             with pytest.raises(grpc.aio.AioRpcError, match="asks for a token"):
                 await call(metadata=old)
     await server.stop(None)
+
+
+async def test_the_health_endpoint_has_the_notes_of_the_dispatcher(backend: AgentBackend, state: ServiceState) -> None:
+    backend.dispatchers = [Snapshot("d", {}, notes={"backpressure": "8 groups wait for the trainer"})]
+    await state.refresh(backend)
+    assert state.health.notes == {"backpressure": "8 groups wait for the trainer"}
+    assert state.health.waiting == {}
+    backend.dispatchers = [Snapshot("d", {})]
+    await state.refresh(backend)
+    assert state.health.notes == {}
 
 
 def test_the_oldest_policy_is_none_while_an_engine_has_none() -> None:

@@ -1,7 +1,7 @@
 """The health endpoint of every service.
 
-It answers `/healthz` (the process is alive), `/readyz` (503 with the reasons until the service is ready) and
-`/metrics` (Prometheus).
+It answers `/healthz` (the process is alive), `/readyz` (503 with the reasons until the service is ready; notes of what
+slows a ready one down) and `/metrics` (Prometheus).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -26,6 +26,7 @@ class Health:
 
     def __init__(self) -> None:
         self._waiting: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
         self._lock = threading.Lock()
         self.wait_for("start", "starting")
 
@@ -44,6 +45,16 @@ class Health:
     def mark_started(self) -> None:
         """End the wait for the start of the service; other waits stay."""
         self.mark_ready("start")
+
+    def set_notes(self, notes: Mapping[str, str]) -> None:
+        """Replace the notes of what slows the service down, although it is ready: topic → sentence."""
+        with self._lock:
+            self._notes = dict(notes)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        with self._lock:
+            return dict(self._notes)
 
     @property
     def waiting(self) -> dict[str, str]:
@@ -72,8 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/healthz":
             return self._reply(200, b'{"status":"ok"}')
         if self.path == "/readyz":
-            waiting = self.server.health.waiting
-            body = json.dumps({"ready": not waiting, "waiting_for": waiting}).encode()
+            health = self.server.health
+            waiting = health.waiting
+            body = json.dumps({"ready": not waiting, "waiting_for": waiting, "notes": health.notes}).encode()
             return self._reply(503 if waiting else 200, body)
         return self._reply(404, b'{"detail":"try /healthz, /readyz or /metrics"}')
 

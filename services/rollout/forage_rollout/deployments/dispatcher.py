@@ -11,6 +11,7 @@ from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry import tracing
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
+from forage_rollout.backpressure import REASONS
 from forage_rollout.deployments.readiness import wait_for_services
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, broadcast, build_process_name, start_logs
 from forage_rollout.dispatcher import Dispatcher, supervise
@@ -51,7 +52,10 @@ class DispatcherDeployment:
         return left
 
     async def take_snapshot(self) -> Snapshot:
-        return Snapshot(self._replica, to_counts(self._dispatcher.counts) | read_span_counts())
+        held = self._dispatcher.hold
+        holds = {("backpressure", reason): float(held is not None and held.reason == reason) for reason in REASONS}
+        counts = to_counts(self._dispatcher.counts) | read_span_counts() | holds
+        return Snapshot(self._replica, counts, notes=self._dispatcher.notes)
 
     async def check_health(self) -> None:
         """Raise when the dispatcher has ended; Serve then starts a new replica."""

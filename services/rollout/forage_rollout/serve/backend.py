@@ -118,6 +118,7 @@ class ServiceState:
         """
         snapshots = await backend.take_snapshots()
         self.serving = find_oldest([snapshot.serving for snapshot in snapshots["Engine"]], self.announced)
+        self.health.set_notes({what: detail for one in snapshots["Dispatcher"] for what, detail in one.notes.items()})
         self.collector.update(snapshots, self.serving, self.announced, self.queues)
 
     def require_running(self) -> None:
