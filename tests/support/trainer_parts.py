@@ -6,15 +6,20 @@ import hashlib
 import json
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import Entry, StreamClient
 from forage_common.streams.prompt_identity import build_group
+from forage_common.v1.reward_pb2 import DescribeRequest, DescribeResponse, RewardDescription, RewardUse
+from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
 from forage_common.v1.trajectory_pb2 import (
     Component,
     Policy,
@@ -44,8 +49,8 @@ def question(index: int, source: str = "world_facts", split: str = "train") -> d
     }
 
 
-def write_questions(path: Path, count: int, split: str = "train") -> Path:
-    pq.write_table(pa.Table.from_pylist([question(i, split=split) for i in range(count)]), path)
+def write_questions(path: Path, count: int, split: str = "train", source: str = "world_facts") -> Path:
+    pq.write_table(pa.Table.from_pylist([question(i, source, split) for i in range(count)]), path)
     return path
 
 
@@ -145,6 +150,29 @@ def group(
         attempt=attempt,
         trajectories=[trajectory(uid, i, reward, version=version) for i, reward in enumerate(rewards)],
     )
+
+
+class _Routes(RewardServicer):
+    def __init__(self, data_sources: Sequence[str]) -> None:
+        self._data_sources = data_sources
+
+    def Describe(self, request: DescribeRequest, context: grpc.ServicerContext) -> DescribeResponse:
+        uses = [RewardUse(data_source=source) for source in self._data_sources]
+        uses.append(RewardUse(data_source="shadowed", shadow=True))
+        return DescribeResponse(rewards=[RewardDescription(name="em", uses=uses)])
+
+
+@contextmanager
+def serve_routes(address: str, *data_sources: str) -> Iterator[None]:
+    """A reward service that has routes for these data sources, and that nobody asks for scores."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_RewardServicer_to_server(_Routes(data_sources), server)
+    assert server.add_insecure_port(address)
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(None).wait()
 
 
 class ScriptedRollout(threading.Thread):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
+from trainer_parts import ScriptedRollout, read_lines, serve_routes, write_model, write_questions
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
@@ -119,8 +119,12 @@ def trainer(
         if run_id not in workers:
             workers[run_id] = ScriptedRollout(redis_server, run_id, stale)
             workers[run_id].start()
-        return TrainerProcess(tmp_path, redis_server, free_address, run_id, steps, *overrides)
+        return TrainerProcess(
+            tmp_path, redis_server, free_address, run_id, steps, f"reward.grpc_address={rewards}", *overrides
+        )
 
-    yield make
+    rewards = free_address()
+    with serve_routes(rewards, "world_facts"):
+        yield make
     for worker in workers.values():
         worker.end()

@@ -16,6 +16,7 @@ from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.data.batcher import BatchTimeoutError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
 from forage_trainer.data.dataset import make_batches, report_questions
+from forage_trainer.data.routes import check_rewards
 from forage_trainer.waiting import CALL_TIMEOUT_S
 
 EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
@@ -77,6 +78,8 @@ def run_leader(settings: Settings, stop: Stop) -> int:
         make_batches(train.rows, settings)
         report_questions("train", train)
         report_questions("validation", validation)
+        health.wait_for("start", "asking the reward service for its data sources")
+        check_rewards(settings, {"data.train_files": train, "data.val_files": validation}, stop, health)
         _train(settings, train, validation, tokenizer.pad_id, stop, health)
     except Stopped:
         get_logger().info("stopped")

@@ -17,10 +17,11 @@ CALLS = {
     ("rollout", "reward"): {18620},
     ("rollout", "redis"): {6379},
     ("trainer", "redis"): {6379},
+    ("trainer", "reward"): {18620},
     ("test", "rollout"): {18630, 18631, 18632},
 }
 """(caller, service) → ports, as in docs/explanation/architecture.md."""
-PROBE_CALLS = {("trainer", "rollout"): {18630, 18632}, ("trainer", "reward"): {18620}}
+PROBE_CALLS = {("trainer", "rollout"): {18630, 18632}}
 """Additional calls if training probes its policy."""
 METRICS_PORTS = {"retriever": 18610, "reward": 18621, "rollout": 18631, "trainer": 18641}
 

@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("verl", reason="needs the trainer's environment")
 import ray_cluster
 from safetensors.numpy import load_file
-from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
+from trainer_parts import ScriptedRollout, read_lines, serve_routes, write_model, write_questions
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
@@ -59,8 +59,16 @@ def ray_address(repository: Path, tmp_path: Path) -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture
+def rewards(free_address: Callable[[], str]) -> Iterator[str]:
+    """Address of a reward service."""
+    address = free_address()
+    with serve_routes(address, "world_facts"):
+        yield address
+
+
 def test_ppo_in_two_processes_equals_one_process(
-    tmp_path: Path, redis_server: RedisSettings, free_address: Callable[[], str], ray_address: str
+    tmp_path: Path, redis_server: RedisSettings, free_address: Callable[[], str], rewards: str, ray_address: str
 ) -> None:
     """Begun under torchrun, continued on Ray, where a rank is killed, and ended under torchrun; one process may not go
     on with their checkpoint."""
@@ -84,6 +92,7 @@ def test_ppo_in_two_processes_equals_one_process(
             f"data.val_files=[{tmp_path / 'test.parquet'}]",
             "data.train_batch_size=3",
             "rollout.n=3",
+            f"reward.grpc_address={rewards}",
             f"trainer.health_address={free_address()}",
             f"trainer.total_training_steps={steps}",
             "trainer.algorithm.adv_estimator=gae",

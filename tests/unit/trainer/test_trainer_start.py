@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
+import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
-from trainer_parts import write_model, write_questions
+from trainer_parts import serve_routes, write_model, write_questions
 
 from forage_common.errors import UserError
 from forage_common.settings import load_settings
 from forage_common.stop import Stop
-from forage_trainer.run import run_leader
+from forage_trainer.run import EXIT_STOPPED, run_leader
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +75,91 @@ def test_wrong_input_is_named(
     for word in words:
         assert word in str(error.value)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("train", "validation"), [("unknown", "world_facts"), ("world_facts", "shadowed")])
+def test_a_data_source_without_a_reward_is_refused_by_what_the_service_serves(
+    overrides: list[str], tmp_path: Path, free_address: Callable[[], str], train: str, validation: str
+) -> None:
+    address, files = free_address(), {"train": train, "val": validation}
+    for name, source in files.items():
+        overrides.append(f"data.{name}_files=[{write_questions(tmp_path / f'{name}.parquet', 4, source=source)}]")
+    # The trainer's own settings route it: what counts is what the service was started with.
+    overrides += [
+        f"reward.grpc_address={address}",
+        f"reward.routes={{{train}: {{name: em}}, {validation}: {{name: em}}}}",
+    ]
+    with serve_routes(address, "world_facts"), pytest.raises(UserError) as error:
+        start(overrides)
+    name, source = next((name, source) for name, source in files.items() if source != "world_facts")
+    assert f"data source '{source}' of data.{name}_files has no reward" in str(error.value)
+    assert f"the reward service at {address} has routes for world_facts" in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_trainer_waits_for_the_reward_service_and_says_so(
+    overrides: list[str], free_address: Callable[[], str]
+) -> None:
+    address, health = free_address(), free_address()
+    overrides += [f"reward.grpc_address={address}", f"trainer.health_address={health}"]
+    stop, codes = Stop(), []
+    settings = load_settings(None, overrides, {})
+    leader = threading.Thread(target=lambda: codes.append(run_leader(settings, stop)))
+    leader.start()
+    try:
+        assert "gave no answer" in wait_for_reason(health, "reward")
+    finally:
+        stop.request()
+        leader.join(30)
+    assert codes == [EXIT_STOPPED]
+
+
+def test_a_service_that_comes_up_late_is_asked(overrides: list[str], free_address: Callable[[], str]) -> None:
+    address, health = free_address(), free_address()
+    overrides += [f"reward.grpc_address={address}", f"trainer.health_address={health}"]
+    errors = []
+
+    def run() -> None:
+        try:
+            start(overrides)
+        except UserError as error:
+            errors.append(str(error))
+
+    leader = threading.Thread(target=run)
+    leader.start()
+    wait_for_reason(health, "reward")
+    with serve_routes(address, "other"):
+        leader.join(30)
+    assert len(errors) == 1
+    assert "has routes for other" in errors[0]
+
+
+def test_another_service_at_the_address_is_named(overrides: list[str], free_address: Callable[[], str]) -> None:
+    address = free_address()
+    other = grpc.server(ThreadPoolExecutor(1))
+    assert other.add_insecure_port(address)
+    other.start()
+    try:
+        with pytest.raises(UserError, match=f"{address} answers, but not as a reward service \\(UNIMPLEMENTED\\)"):
+            start([*overrides, f"reward.grpc_address={address}"])
+    finally:
+        other.stop(None).wait()
+
+
+def wait_for_reason(address: str, what: str) -> str:
+    """Poll the health endpoint until it waits for `what`; returns what it says."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"http://{address}/readyz", timeout=5).close()
+        except urllib.error.HTTPError as error:
+            waiting: dict[str, str] = json.load(error)["waiting_for"]
+            if what in waiting:
+                return waiting[what]
+        except OSError:
+            pass
+        time.sleep(0.05)
+    pytest.fail(f"the health endpoint never waited for {what}")
 
 
 def test_a_port_in_use_is_named(overrides: list[str]) -> None:

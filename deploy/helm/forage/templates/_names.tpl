@@ -56,10 +56,10 @@ redis: {redis: 6379}
 - {from: rollout, to: reward, ports: [grpc]}
 - {from: rollout, to: redis, ports: [redis]}
 - {from: trainer, to: redis, ports: [redis]}
+- {from: trainer, to: reward, ports: [grpc]}
 {{- $trainer := dig "trainer" dict .Values.settings }}
 {{- if or (dig "probe" "freq" 0 $trainer) (dig "algorithm" "probe_penalty" "coef" 0.0 $trainer) }}
 - {from: trainer, to: rollout, ports: [grpc, http]}
-- {from: trainer, to: reward, ports: [grpc]}
 {{- end }}
 - {from: test, to: rollout, ports: [grpc, http, health]}
 {{- end }}

@@ -82,6 +82,8 @@ def check_questions(file: Path, routes: set[str]) -> None:
     import pyarrow
     import pyarrow.parquet as parquet
 
+    from forage_common.files.questions import check_routes
+
     try:
         table = parquet.ParquetFile(file)
     except FileNotFoundError:
@@ -95,12 +97,8 @@ def check_questions(file: Path, routes: set[str]) -> None:
         raise DataError(
             f"question file {file} lacks the column {', '.join(missing)}: Search-R1 Parquet has {', '.join(COLUMNS)}"
         )
-    sources = set(table.read(columns=["data_source"]).column("data_source").unique().to_pylist())
-    if unknown := sorted(str(source) for source in sources - routes):
-        raise UserError(
-            f"data source '{unknown[0]}' of {file} has no reward: add reward.routes.{unknown[0]}.name "
-            f"(routes exist for {', '.join(sorted(routes))})"
-        )
+    sources = table.read(columns=["data_source"]).column("data_source").unique().to_pylist()
+    check_routes(map(str, sources), routes, str(file), "this configuration")
 
 
 def check_environments(settings: Settings) -> None:

@@ -11,11 +11,19 @@ from forage_common.clients.calls import GRPC_RECONNECT, GRPC_ROUND_ROBIN, Malfor
 from forage_common.clients.circuit import Circuit
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
-from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem, ScoreRequest, ScoreResponse
+from forage_common.v1.reward_pb2 import (
+    DescribeRequest,
+    DescribeResponse,
+    ScoredItem,
+    ScoreItem,
+    ScoreRequest,
+    ScoreResponse,
+)
 from forage_common.v1.reward_pb2_grpc import RewardStub
 from forage_common.v1.trajectory_pb2 import Trajectory, Turn
 
 _MESSAGE_BYTES = 256 * 2**20
+_DESCRIBE_S = 4.0
 
 
 class RewardClient:
@@ -27,7 +35,8 @@ class RewardClient:
         self._circuit = Circuit("reward", address)
         sizes = [("grpc.max_send_message_length", _MESSAGE_BYTES), ("grpc.max_receive_message_length", _MESSAGE_BYTES)]
         options = [*sizes, *GRPC_RECONNECT, *GRPC_ROUND_ROBIN]
-        self._stub = RewardStub(grpc.aio.insecure_channel(address, options=options))
+        self._channel = grpc.aio.insecure_channel(address, options=options)
+        self._stub = RewardStub(self._channel)
 
     async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
         """Score items; the results are in the order of the items.
@@ -46,6 +55,15 @@ class RewardClient:
             if [item.trajectory_id for item in reply.items] != [item.trajectory_id for item in items]:
                 raise MalformedReplyError("the reply of the reward service does not match the request")
         return list(reply.items)
+
+    async def list_data_sources(self) -> frozenset[str]:
+        """List the data sources that have a reward; raises as `score`."""
+        attempt = partial(self._stub.Describe, DescribeRequest(), timeout=_DESCRIBE_S)
+        reply: DescribeResponse = await call(self._circuit, attempt, _DESCRIBE_S)
+        return frozenset(use.data_source for reward in reply.rewards for use in reward.uses if not use.shadow)
+
+    async def close(self) -> None:
+        await self._channel.close()
 
 
 def build_score_item(trajectory: Trajectory, end_of_turn: str) -> ScoreItem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forage_common.errors import DataError
+from forage_common.errors import DataError, UserError
 from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth
 
 COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
@@ -93,6 +93,22 @@ def read_questions(files: Iterable[Path]) -> Questions:
             rows.append(replace(question, file=place))
         digest.update(file.read_bytes())
     return Questions(tuple(rows), digest.hexdigest())
+
+
+def check_routes(data_sources: Iterable[str], routes: Collection[str], origin: str, where: str) -> None:
+    """Check that each data source has a reward: without one every group of it ends without a score.
+
+    Args:
+        routes: data sources with a reward; origin, where: of the data sources and of the routes, for the message.
+
+    Raises:
+        UserError: one has none.
+    """
+    if unknown := sorted(set(data_sources) - set(routes)):
+        raise UserError(
+            f"data source '{unknown[0]}' of {origin} has no reward: add reward.routes.{unknown[0]}.name "
+            f"({where} has routes for {', '.join(sorted(routes))})"
+        )
 
 
 def _read_file(file: Path) -> list[Question]:
