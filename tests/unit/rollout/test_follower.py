@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import redis
 from structlog.testing import capture_logs
 
 from forage_common.settings import RedisSettings
@@ -43,18 +44,17 @@ class Engine:
 class Bench:
     """The trainer's end of the streams, and engines that follow it."""
 
-    def __init__(self, redis: RedisSettings) -> None:
-        self._redis = redis
-        self.trainer = StreamClient(redis, "r", 2.0)
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+        self._server = redis.Redis.from_url(settings.url)
+        self.trainer = StreamClient(settings, "r", 2.0)
         self.trainer.publish(FIRST)
 
     def connect(self, run: str = "r") -> StreamClient:
-        return StreamClient(self._redis, run, 1.0)
+        return StreamClient(self._settings, run, 1.0)
 
-    def publish_again(self, policy: Policy) -> None:
-        """Publish on a server that has lost its data."""
-        self.trainer.delete(self.trainer.key("policy"), self.trainer.key("replicas"))
-        self.trainer.publish(policy)
+    def lose_volume(self) -> None:
+        self._server.flushall()
 
     @asynccontextmanager
     async def following(self, engine: Engine) -> AsyncIterator[None]:
@@ -101,7 +101,8 @@ async def test_an_announcement_with_a_lower_epoch_is_loaded_with_a_warning(bench
     with capture_logs() as logs:
         async with bench.following(engine):
             await bench.until_acknowledged(last)
-            bench.publish_again(Policy(version=18, epoch=1))
+            bench.lose_volume()
+            bench.trainer.publish(Policy(version=18, epoch=1))
             await bench.until_acknowledged(Policy(version=18, epoch=1))
             bench.trainer.publish(Policy(version=19, epoch=1))
             await bench.until_acknowledged(Policy(version=19, epoch=1))
@@ -115,7 +116,8 @@ async def test_other_weights_under_the_same_version_and_epoch_are_loaded(bench: 
     engine = Engine(FIRST)
     async with bench.following(engine):
         other = Policy(version=1, epoch=1, digest="0" * 64)
-        bench.publish_again(other)
+        bench.lose_volume()
+        bench.trainer.publish(other)
         await bench.until_acknowledged(other)
         assert engine.serving == other
 
@@ -155,7 +157,7 @@ async def test_the_served_policy_is_acknowledged_again_and_again_also_during_a_l
     engine = Engine()
 
     async def until_heartbeat() -> None:
-        bench.trainer.delete(bench.trainer.key("replicas"))
+        bench.lose_volume()
         await bench.until_acknowledged(FIRST)
 
     async with bench.following(engine):
