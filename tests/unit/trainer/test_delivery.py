@@ -73,6 +73,7 @@ def rollout(redis_server: RedisSettings) -> Rollout:
 def start(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
     for module in ("forage_trainer.data.batcher", "forage_trainer.data.arrivals"):
         monkeypatch.setattr(f"{module}.SILENCE_S", 0.3)
+    monkeypatch.setattr("forage_trainer.data.batcher._BLOCK_S", 0.1)
 
     def make(consumed: int = 0) -> Trainer:
         overrides = [f"redis.url={redis_server.url}", "run.id=test", f"data.train_batch_size={SIZE}"]
@@ -99,7 +100,7 @@ def test_groups_of_a_step_without_a_checkpoint_survive_a_silence(
     rollout.answer([asked[1, p] for p in range(SIZE)])
     first = trainer.take_step(1)
     with pytest.raises(BatchTimeoutError):  # slow generation: several silences
-        trainer.take_step(2, timeout_s=2.5)
+        trainer.take_step(2, timeout_s=1.0)
     again = start()  # no checkpoint was written
     assert again.take_step(1) == first
     again.acknowledge()
@@ -156,7 +157,7 @@ def test_lost_groups_are_issued_again(start: Callable[..., Trainer], rollout: Ro
     redis.xdel(trainer.streams.trajectories, id)
     before = arrivals.LOST._value.get()
     with pytest.raises(BatchTimeoutError):
-        trainer.take_step(1, timeout_s=2.5)
+        trainer.take_step(1, timeout_s=1.0)
     [lost] = rollout.claim()
     assert (lost.message.position, lost.message.attempt) == (0, 1)
     rollout.answer([lost])
@@ -169,7 +170,7 @@ def test_a_prompt_in_progress_is_not_lost(start: Callable[..., Trainer], rollout
     trainer.feeder.issue_up_to_bound(0)
     entries = [entry for entry in rollout.claim() if entry.message.batch == 1]
     with pytest.raises(BatchTimeoutError):
-        trainer.take_step(1, timeout_s=2.5)
+        trainer.take_step(1, timeout_s=1.0)
     assert rollout.claim() == []
     rollout.answer(entries)
     trainer.take_step(1)
@@ -182,7 +183,7 @@ def test_a_server_that_lost_everything_is_issued_the_batch_again(
     trainer.feeder.issue_up_to_bound(0)
     trainer.streams._redis.flushall()
     with pytest.raises(BatchTimeoutError):
-        trainer.take_step(1, timeout_s=2.5)
+        trainer.take_step(1, timeout_s=1.0)
     rollout.answer(rollout.claim())
     assert len(trainer.take_step(1)) == SIZE
 
@@ -221,7 +222,7 @@ def test_a_garbled_group_is_issued_again(start: Callable[..., Trainer], rollout:
     redis.xdel(trainer.streams.prompts, garbled.id)
     redis.xadd(trainer.streams.trajectories, {"m": b"\xff\xff"})
     with pytest.raises(BatchTimeoutError):
-        trainer.take_step(1, timeout_s=2.5)
+        trainer.take_step(1, timeout_s=1.0)
     rollout.answer(rollout.claim())
     assert trainer.take_step(1)[0] == garbled.message.group_uid
 

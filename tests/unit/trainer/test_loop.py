@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
+from forage_common.errors import UserError
 from forage_common.files.questions import read_questions
 from forage_common.files.step_file import step_file_path
 from forage_common.settings import RedisSettings, Settings, load_settings
@@ -197,3 +199,48 @@ def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(train: Callabl
     [missing] = {issue.group_uid for issue in issues if (issue.batch, issue.position) == (2, 0)}
     assert [list(ledger[step].dropped_group_uids) for step in (1, 2, 3)] == [[], [missing], []]
     assert [len(ledger[step].group_uids) for step in (1, 2, 3)] == [2, 1, 2]
+
+
+def test_a_finished_run_that_validates_can_be_extended(train: Callable[..., Settings]) -> None:
+    train("trainer.test_freq=2", "trainer.total_training_steps=2")
+    settings = train("trainer.test_freq=2", "trainer.total_training_steps=4", "trainer.batch_timeout_s=20")
+    lines(settings)
+    files = sorted((settings.run.folder / "validation").glob("*.json"))
+    versions = {file.stem: json.loads(file.read_text())["version"] for file in files}
+    assert versions == {"after": 4, "before": 0, "step-2": 2}
+
+
+@pytest.mark.parametrize("steps", [1, 2], ids=["the only one", "the newest one"])
+def test_a_damaged_checkpoint_costs_one_interval(train: Callable[..., Settings], steps: int) -> None:
+    settings = train("trainer.save_freq=1", f"trainer.total_training_steps={steps}")
+    [weights] = (settings.run.folder / f"checkpoints/step_{steps}/state").rglob("model_*.pt")
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    epoch = StreamClient(settings.redis, settings.run.id).read_policy().epoch
+    settings = train("trainer.save_freq=1", "trainer.total_training_steps=3")
+    lines(settings)
+    streams = StreamClient(settings.redis, settings.run.id)
+    assert {step: len(entry.group_uids) for step, entry in streams.read_ledger().items()} == dict.fromkeys(
+        (1, 2, 3), BATCH
+    )
+    assert streams.read_policy().epoch == epoch + 1
+    assert streams.count_backlog(streams.trajectories) == 0
+
+
+def test_a_run_that_redis_remembers_and_no_checkpoint_holds_is_refused(train: Callable[..., Settings]) -> None:
+    settings = train("trainer.total_training_steps=1")
+    shutil.rmtree(settings.run.folder)
+    with pytest.raises(
+        UserError, match=r"acknowledged up to step 1 in Redis, but .* no checkpoint: give another run.id"
+    ):
+        train("trainer.total_training_steps=2")
+
+
+def test_epochs_continue_where_redis_lost_them(train: Callable[..., Settings]) -> None:
+    settings = train("trainer.total_training_steps=1")
+    streams = StreamClient(settings.redis, settings.run.id)
+    first = streams.read_policy().epoch
+    streams._redis.flushall()
+    train("trainer.total_training_steps=2")
+    assert streams.read_policy().epoch == first + 1

@@ -147,7 +147,7 @@ class Batcher:
                     missing=_format_positions(missing),
                     waited_s=round(now - began),
                 )
-            if self._claim():
+            if self._claim(_BLOCK_S):
                 arrived = time.monotonic()
             elif now - max(arrived, searched) > SILENCE_S:
                 searched = now
@@ -192,7 +192,7 @@ class Batcher:
         held = self._held.get(number, {})
         return [p for p in range(self._size) if p not in held]
 
-    def _claim(self, block_s: float = _BLOCK_S) -> int:
+    def _claim(self, block_s: float) -> int:
         return self._accept(self._arrivals.claim(block_s))
 
     def _claim_until(self, over: threading.Event) -> None:
