@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import psutil
 
-from forage_common.ray_environment import ray_environment
+from forage_common.ray_environment import extend_start_limit, ray_environment
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_rollout.deployments import reaper
@@ -221,18 +221,19 @@ class LocalCluster(Cluster):
         begin = time.perf_counter()
         for attempt in range(1, _MAX_STARTS + 1):
             try:
-                ray.init(
-                    num_cpus=max(1, math.ceil(count_cpus(self._settings))),
-                    object_store_memory=_OBJECT_STORE_BYTES,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    _temp_dir=str(self._folder),
-                )
+                with extend_start_limit():
+                    ray.init(
+                        num_cpus=max(1, math.ceil(count_cpus(self._settings))),
+                        object_store_memory=_OBJECT_STORE_BYTES,
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        configure_logging=False,
+                        _temp_dir=str(self._folder),
+                    )
                 serve.start(http_options={"location": "NoServer"})
                 break
             except Exception as error:
-                # Ray's fixed time limits expire on a busy machine, and it raises bare Exceptions then.
+                # Ray's time limits expire on a very busy machine, and it raises bare Exceptions then.
                 log.warning("ray_did_not_start", attempt=attempt, detail=str(error))
                 if attempt == _MAX_STARTS or self._stopping:
                     raise

@@ -21,7 +21,7 @@ import psutil
 
 from forage_common.addresses import split_address
 from forage_common.errors import UserError
-from forage_common.ray_environment import ray_environment
+from forage_common.ray_environment import extend_start_limit, ray_environment
 from forage_common.settings import Settings, TrainerSettings
 from forage_common.stop import Stop, Stopped
 from forage_common.telemetry.logs import get_logger
@@ -238,10 +238,11 @@ def _start_ray(processes: int, folder: str) -> None:
     options = {"address": "local", "num_cpus": processes, "object_store_memory": _OBJECT_STORE_BYTES}
     for attempt in range(1, _START_ATTEMPTS + 1):
         try:
-            ray.init(**options, include_dashboard=False, configure_logging=False, _temp_dir=folder)
+            with extend_start_limit():
+                ray.init(**options, include_dashboard=False, configure_logging=False, _temp_dir=folder)
             return
         except Exception as error:
-            # A busy machine exceeds Ray's own fixed time limits; Ray raises bare Exceptions then.
+            # A very busy machine exceeds Ray's time limits; Ray raises bare Exceptions then.
             log.warning("ray_did_not_start", attempt=attempt, detail=str(error))
             if attempt == _START_ATTEMPTS:
                 raise
