@@ -19,7 +19,7 @@ from forage_trainer.algorithms.estimators.registry import NonFiniteValueError, R
 from forage_trainer.algorithms.kl import KlController, apply_kl_penalty
 from forage_trainer.algorithms.off_policy import compute_correction_metrics
 from forage_trainer.data.batcher import Batch
-from forage_trainer.data.selection import select_trajectories
+from forage_trainer.data.selection import leave_out_unusable, select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker, UpdateResult
 from forage_trainer.reporting.metrics import (
@@ -90,9 +90,11 @@ class PolicyStep:
             on_record: called with the record of the step's trajectories, once the step is taken.
         """
         groups, algorithm = batch.groups, self._trainer.algorithm
+        # Of all trajectories, before any is left out: they tell how the policy behaves.
+        metrics = compute_trajectory_metrics(groups, policy.version) | batch.metrics
+        metrics |= leave_out_unusable(groups, self._trainer)
         selected = select_trajectories(groups, algorithm)
-        unused = {"dead_groups": selected.dead_groups, "filtered_groups": len(selected.filtered)}
-        metrics = compute_trajectory_metrics(groups, policy.version) | batch.metrics | unused
+        metrics |= {"dead_groups": selected.dead_groups, "filtered_groups": len(selected.filtered)}
         tensors = build_step_tensors(selected, policy.version, policy.epoch, self._pad_id, algorithm)
         if tensors is None:
             which = "valid trajectories of unequal reward" if selected.filtered else "valid trajectories"
@@ -134,7 +136,8 @@ class PolicyStep:
         reason: str,
         on_record: Callable[[StepRecord], object] | None,
     ) -> dict[str, Any]:
-        unused = {name: metrics[name] for name in ("dead_groups", "filtered_groups")}
+        names = ("dead_groups", "filtered_groups", "too_long_trajectories", "cut_trajectories")
+        unused = {name: metrics[name] for name in names}
         get_logger().warning("step_without_update", batch=batch.number, **unused, reason=reason)
         if on_record is not None:
             on_record(StepRecord(batch.groups, (), policy.version))

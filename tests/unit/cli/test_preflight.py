@@ -110,6 +110,22 @@ def test_a_remote_model_needs_no_weights_and_cannot_be_trained(tmp_path: Path) -
         preflight.check_files(settings)
 
 
+def test_trajectories_longer_than_a_micro_batch_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    write_smallest_model(tmp_path)
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "1", "contents": "x"}\n')
+    files = [f"data.train_files=[{questions(tmp_path / 'q.parquet')}]", f"data.val_files=[{tmp_path / 'q.parquet'}]"]
+    settings = load_settings(None, [f"model.path={tmp_path / 'model'}", f"data.corpus={corpus}", *files])
+    preflight.check_files(settings)
+    rollout = settings.rollout.model_copy(update={"max_turns": 31})
+    long = settings.model_copy(update={"rollout": rollout})
+    with pytest.raises(
+        UserError, match=r"may have 8256 tokens .*, and trainer\.actor\.ppo_max_token_len_per_gpu = 8192"
+    ):
+        preflight.check_files(long)
+    preflight.check_files(long, training=False)
+
+
 def test_an_environment_that_cannot_be_loaded_is_named_with_its_data_source(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def test_per_token_fields_agree(
             assert span.end - span.begin <= observation
     begins = [span.begin for span in done.spans if span.role == Role.ROLE_MODEL]
     assert contexts == [list(done.token_ids)[:begin][-context:] for begin in begins]  # the last tokens, not the first
+    assert [turn.context_begin for turn in done.turns] == [max(0, begin - context) for begin in begins]
     assert len(done.turns) <= max_turns + 1
 
 

@@ -10,7 +10,7 @@ from trainer_parts import group, trajectory
 
 from forage_common.settings import Settings, load_settings
 from forage_common.streams.client import Entry
-from forage_common.v1.trajectory_pb2 import Policy, Status, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import Policy, Status, TrajectoryGroup, Turn
 from forage_trainer.data.batcher import Batch
 from forage_trainer.data.tensors import StepTensors
 from forage_trainer.engine.policy_worker import UpdateResult
@@ -102,6 +102,46 @@ def test_failed_rows_change_neither_advantages_nor_metrics_of_the_update() -> No
     assert result["dead_groups"] == 1
     for name in ("critic/advantages/mean", "critic/rewards/mean", "kl_ref", "is_mean", "advantage_abs_mean"):
         assert result[name] == expected[name]
+
+
+def test_a_trajectory_whose_context_was_cut_is_left_out_unless_set() -> None:
+    rewards = [0.0, 1.0, 0.5]
+    plain, cut = group("a", rewards[:2]), group("a", rewards)
+    cut.trajectories[2].turns.extend([Turn(index=1), Turn(index=2, context_begin=7)])
+    one, other, all_of_them = Worker(), Worker(), Worker()
+    take(one, settings(), plain)
+    metrics, _ = take(other, settings(), cut)
+    assert torch.equal(one.given["advantages"], other.given["advantages"])
+    assert (metrics["cut_trajectories"], metrics["too_long_trajectories"]) == (1, 0)
+    assert metrics["reward_mean"] == 0.5  # the policy's behaviour is that of all three
+    assert cut.trajectories[2].status == Status.STATUS_INVALID_INPUT
+    assert "turn 2 was sampled without the first 7 tokens" in cut.trajectories[2].status_detail
+    cut.trajectories[2].status = Status.STATUS_OK
+    metrics, _ = take(all_of_them, settings("trainer.algorithm.train_cut_contexts=true"), cut)
+    assert len(all_of_them.given["advantages"]) == 3
+    assert metrics["cut_trajectories"] == 0
+
+
+@pytest.mark.parametrize("model", ["actor", "critic"])
+def test_a_trajectory_longer_than_a_micro_batch_is_left_out_with_a_status(model: str) -> None:
+    whole = group("a", [0.0, 1.0])
+    whole.trajectories.append(trajectory("a", 2, 1.0, turns=(60, 5)))
+    limit = len(whole.trajectories[2].token_ids) - 1
+    worker = Worker()
+    chosen = settings("trainer.algorithm.adv_estimator=gae", f"trainer.{model}.ppo_max_token_len_per_gpu={limit}")
+    metrics, _ = take(worker, chosen, whole)
+    assert len(worker.given["advantages"]) == 2
+    assert (metrics["too_long_trajectories"], metrics["cut_trajectories"]) == (1, 0)
+    assert whole.trajectories[2].status == Status.STATUS_INVALID_INPUT
+    detail = f"has {limit + 1} tokens, and trainer.{model}.ppo_max_token_len_per_gpu is {limit}"
+    assert whole.trajectories[2].status_detail == f"left out of the step: {detail}"
+
+
+def test_a_batch_of_trajectories_that_are_too_long_takes_no_step() -> None:
+    worker = Worker()
+    metrics, _ = take(worker, settings("trainer.actor.ppo_max_token_len_per_gpu=20"), group("a", [0.0, 1.0]))
+    assert worker.asked == []
+    assert (metrics["too_long_trajectories"], metrics["dead_groups"]) == (2, 1)
 
 
 def test_a_batch_without_two_valid_rows_takes_no_step() -> None:

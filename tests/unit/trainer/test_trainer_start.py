@@ -64,6 +64,15 @@ def start(overrides: list[str]) -> int:
         ("rollout.engine.max_lora_rank=8", ["trainer.lora.lora_rank = 0", "adapters of rank 1 to 8 alone"]),
         ("trainer.critic.ppo_mini_batch_size=3", ["trainer.critic.ppo_mini_batch_size = 3 must divide"]),
         ("trainer.critic.path=/nowhere", ["trainer.critic.path /nowhere has no config.json"]),
+        (
+            "rollout.max_start_length=2048 rollout.max_turns=15 rollout.max_response_length=500 "
+            "rollout.max_obs_length=500",
+            ["may have 17548 tokens", "16 generations of 500", "trainer.actor.ppo_max_token_len_per_gpu = 8192"],
+        ),
+        (
+            "trainer.critic.ppo_max_token_len_per_gpu=1000",
+            ["may have 1088 tokens", "trainer.critic.ppo_max_token_len_per_gpu = 1000", "the critic"],
+        ),
         ("trainer.total_steps=3", ["unknown setting 'trainer.total_steps'"]),
     ],
 )

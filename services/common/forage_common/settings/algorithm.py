@@ -93,6 +93,11 @@ class AlgorithmSettings(Section):
         "except with gae, else final_token_only",
     )
     filter_groups: bool = Field(False, description="Drop groups whose rewards are all equal")
+    train_cut_contexts: bool = Field(
+        False,
+        description="Train on trajectories whose context was cut at rollout.max_prompt_length, under tokens that the "
+        "engine did not see; false: leave them out",
+    )
     use_kl_in_reward: bool = Field(False, description="Subtract the KL to the reference policy from token rewards")
     kl_penalty: KlKind = Field("kl", description="KL estimator of the KL in the reward")
     kl_ctrl: KlControlSettings = KlControlSettings()

@@ -128,6 +128,12 @@ class RolloutSettings(Section):
     agent_replicas: ReplicaSettings = ReplicaSettings()
     weights: WeightSettings = WeightSettings()
 
+    @property
+    def longest_trajectory(self) -> int:
+        """Most tokens of a trajectory, its prompt included; an environment of your own may have more turns."""
+        generations = (self.max_turns + 1) * self.max_response_length
+        return self.max_start_length + generations + self.max_turns * self.max_obs_length
+
     @model_validator(mode="after")
     def _check_existing_app(self) -> RolloutSettings:
         if self.use_existing_app and not self.ray_address:

@@ -101,6 +101,14 @@ class TrainerSettings(Section):
         needs_ray = bool(self.ray.address) or self.nnodes > 1 or self.n_gpus_per_node > 1
         return self.launcher == "ray" or (self.launcher == "auto" and needs_ray)
 
+    @property
+    def max_trajectory_length(self) -> tuple[int, str]:
+        """Most tokens of a trajectory that fits into a micro-batch of every model, and the setting that limits it."""
+        limits = [(self.actor.ppo_max_token_len_per_gpu, "trainer.actor.ppo_max_token_len_per_gpu")]
+        if self.algorithm.adv_estimator is AdvantageEstimator.GAE:
+            limits.append((self.critic.ppo_max_token_len_per_gpu, "trainer.critic.ppo_max_token_len_per_gpu"))
+        return min(limits)
+
     @model_validator(mode="after")
     def _check_launcher(self) -> TrainerSettings:
         if self.launcher == "process" and self.nnodes * self.n_gpus_per_node > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import yaml
 
+from forage_common.errors import SettingsError
 from forage_common.settings.base import Section
 from forage_common.settings.data import DataSettings
 from forage_common.settings.retriever import RetrieverSettings
@@ -26,6 +27,22 @@ class Settings(Section):
     rollout: RolloutSettings = RolloutSettings()
     trainer: TrainerSettings = TrainerSettings()
     tracing: TracingSettings = TracingSettings()
+
+    def check_trajectory_length(self) -> None:
+        """Check that the longest trajectory fits into a micro-batch, which verl cannot split.
+
+        Raises:
+            SettingsError: it does not.
+        """
+        longest, (limit, name) = self.rollout.longest_trajectory, self.trainer.max_trajectory_length
+        models = "the critic takes" if "critic" in name else "the actor and the reference policy take"
+        if longest > limit:
+            raise SettingsError(
+                f"a trajectory may have {longest} tokens (rollout: max_start_length {self.rollout.max_start_length}, "
+                f"{self.rollout.max_turns + 1} generations of {self.rollout.max_response_length}, "
+                f"{self.rollout.max_turns} observations of {self.rollout.max_obs_length}), and {name} = {limit} "
+                f"is the most that {models}: raise it to {longest}, or make trajectories shorter"
+            )
 
     def to_yaml(self) -> str:
         """The tree as YAML, which `load_settings` reads back to an equal tree."""

@@ -419,6 +419,7 @@ class Turn(_message.Message):
     PROVENANCE_FIELD_NUMBER: _builtins.int
     PARTIAL_RETRIEVAL_FIELD_NUMBER: _builtins.int
     TAG_FIELD_NUMBER: _builtins.int
+    CONTEXT_BEGIN_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """from 1"""
     action: Global___ActionKind.ValueType
@@ -433,6 +434,8 @@ class Turn(_message.Message):
     """a shard of the index was unavailable"""
     tag: _builtins.str
     """of the action block, such as search, kg-query or answer; empty where the action is invalid"""
+    context_begin: _builtins.int
+    """tokens of prompt + response before it were cut off the context of this generation"""
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]: ...
     @_builtins.property
@@ -450,10 +453,11 @@ class Turn(_message.Message):
         provenance: Global___Provenance | None = ...,
         partial_retrieval: _builtins.bool = ...,
         tag: _builtins.str = ...,
+        context_begin: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "content", b"content", "documents", b"documents", "executed", b"executed", "index", b"index", "index_digest", b"index_digest", "partial_retrieval", b"partial_retrieval", "provenance", b"provenance", "retrieval_status", b"retrieval_status", "tag", b"tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "content", b"content", "context_begin", b"context_begin", "documents", b"documents", "executed", b"executed", "index", b"index", "index_digest", b"index_digest", "partial_retrieval", b"partial_retrieval", "provenance", b"provenance", "retrieval_status", b"retrieval_status", "tag", b"tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -63,7 +63,8 @@ class TrajectoryBuilder:
 
     `token_ids` is only appended to and never encoded again from text: encoding sampled text again may give other
     tokens than those that were sampled, and their log-probabilities would be wrong in the loss. `loss_mask`, `turn_ids`
-    and `logprobs` run over the response, that is `token_ids[prompt_length:]`.
+    and `logprobs` run over the response, that is `token_ids[prompt_length:]`. The next generation sees the tokens from
+    `context_begin` on.
     """
 
     limits: Limits
@@ -80,6 +81,7 @@ class TrajectoryBuilder:
     turn_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     segments: list[PolicySegment] = field(default_factory=list)
+    context_begin: int = 0
 
     @classmethod
     def start(
@@ -106,8 +108,9 @@ class TrajectoryBuilder:
         """The tokens that the next generation sees; None at the end of the trajectory."""
         if self.finished or len(self.turns) > self.environment.max_turns:
             return None
-        context = self.token_ids[-self.limits.max_context_length :]
-        self.truncated |= len(context) < len(self.token_ids)
+        self.context_begin = max(0, len(self.token_ids) - self.limits.max_context_length)
+        context = self.token_ids[self.context_begin :]
+        self.truncated |= self.context_begin > 0
         self.episode.turn = len(self.turns) + 1
         return context
 
@@ -132,7 +135,12 @@ class TrajectoryBuilder:
         self.episode.hit_length = generation.hit_length and not part.stopped
         self.truncated |= self.episode.hit_length
         # Recorded before the environment parses: its code may raise, and the tokens are there already.
-        turn = Turn(index=index, action=INVALID.kind, retrieval_status=Status.STATUS_UNSPECIFIED)
+        turn = Turn(
+            index=index,
+            action=INVALID.kind,
+            retrieval_status=Status.STATUS_UNSPECIFIED,
+            context_begin=self.context_begin,
+        )
         self.turns.append(turn)
         action = self.environment.parse(self._strip_end_token(part.text), self.episode)
         turn.action, turn.content, turn.tag = action.kind, action.content, action.tag

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from forage_common.settings import AdvantageEstimator, AlgorithmSettings
+from forage_common.settings import AdvantageEstimator, AlgorithmSettings, TrainerSettings
 from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
 from forage_trainer.algorithms.estimators.groups import find_participants
 from forage_trainer.algorithms.token_rewards import to_structured_reward
@@ -42,6 +42,31 @@ def select_trajectories(groups: Sequence[TrajectoryGroup], settings: AlgorithmSe
     filtered = find_equal_groups(groups, settings.adv_estimator) if settings.filter_groups else ()
     used = [row for row, use in zip(rows, participants.used.tolist(), strict=True) if use and row[0] not in filtered]
     return Selection(tuple(t for _, t in used), tuple(position for position, _ in used), dead, filtered)
+
+
+def leave_out_unusable(groups: Sequence[TrajectoryGroup], settings: TrainerSettings) -> dict[str, int]:
+    """Give a status to sound trajectories that cannot be trained on, which keeps them out of loss and baseline.
+
+    Those are trajectories longer than a micro-batch, which verl cannot split, and those with a cut context: the engine
+    sampled tokens under another context than the one that the trainer would compute their probabilities under.
+
+    Returns:
+        How many: `too_long_trajectories` and `cut_trajectories`.
+    """
+    limit, name = settings.max_trajectory_length
+    counts = {"too_long_trajectories": 0, "cut_trajectories": 0}
+    for trajectory in (t for group in groups for t in group.trajectories if is_valid(t)):
+        cut = next((turn for turn in trajectory.turns if turn.context_begin), None)
+        if len(trajectory.token_ids) > limit:
+            counts["too_long_trajectories"] += 1
+            detail = f"has {len(trajectory.token_ids)} tokens, and {name} is {limit}"
+        elif cut is not None and not settings.algorithm.train_cut_contexts:
+            counts["cut_trajectories"] += 1
+            detail = f"turn {cut.index} was sampled without the first {cut.context_begin} tokens"
+        else:
+            continue
+        trajectory.status, trajectory.status_detail = Status.STATUS_INVALID_INPUT, f"left out of the step: {detail}"
+    return counts
 
 
 def find_equal_groups(groups: Sequence[TrajectoryGroup], estimator: AdvantageEstimator) -> tuple[int, ...]:

@@ -59,6 +59,13 @@ _GAUGES = {
 _SECONDS = Gauge("forage_trainer_phase_seconds", "Seconds of each phase of the last step", ["phase"])
 _DEAD = Counter("forage_trainer_dead_groups_total", "Groups with too few valid trajectories for the estimator")
 _FILTERED = Counter("forage_trainer_filtered_groups_total", "Groups left out because their rewards were all equal")
+_LEFT_OUT = Counter(
+    "forage_trainer_trajectories_left_out_total",
+    "Sound trajectories left out of steps: longer than a micro-batch, or sampled under a cut context",
+    ["reason"],
+)
+for _reason in ("too_long", "cut"):
+    _LEFT_OUT.labels(_reason)  # exported as 0 from the start
 _KL_NON_FINITE = Counter("forage_trainer_kl_non_finite_tokens_total", "Tokens whose KL in the reward was not finite")
 _TOKENS = Counter("forage_trainer_tokens_total", "Tokens of all trajectories trained on")
 _TRAJECTORIES = Counter("forage_trainer_trajectories_total", "Trajectories of the steps taken", ["outcome"])
@@ -215,6 +222,8 @@ def export_metrics(metrics: dict[str, Any]) -> None:
         _SECONDS.labels(phase).set(seconds)
     _DEAD.inc(metrics["dead_groups"])
     _FILTERED.inc(metrics.get("filtered_groups", 0))
+    for reason in ("too_long", "cut"):
+        _LEFT_OUT.labels(reason).inc(metrics.get(f"{reason}_trajectories", 0))
     _KL_NON_FINITE.inc(metrics.get("kl_non_finite", 0))
     _TOKENS.inc(metrics["tokens"])
     _TRAJECTORIES.labels("judged").inc(metrics["trajectories"] - metrics["failed"])
