@@ -10,6 +10,7 @@ from forage_common.files.questions import Questions, read_questions
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
+from forage_common.streams.durability import require_durability
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.checkpoints.rollbacks import RolledBackError
@@ -17,7 +18,7 @@ from forage_trainer.data.batcher import BatchTimeoutError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
 from forage_trainer.data.dataset import make_batches, report_questions
 from forage_trainer.data.routes import check_rewards
-from forage_trainer.waiting import CALL_TIMEOUT_S
+from forage_trainer.waiting import CALL_TIMEOUT_S, RedisRetry
 
 EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
 
@@ -119,9 +120,10 @@ def _train(
     from forage_trainer.engine.policy_worker import PolicyWorker
     from forage_trainer.loop import TrainingLoop
 
+    streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S)
+    RedisRetry(stop, health)(lambda: require_durability(streams, settings.redis))
     health.wait_for("start", "building the engine")
     worker = PolicyWorker(settings)
-    streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S)
     try:
         TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health).run()
     finally:

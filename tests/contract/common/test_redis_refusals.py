@@ -84,10 +84,38 @@ def test_a_replica_and_a_primary_without_replicas_are_waited_for(server: redis.R
         client.issue(prompt())
     server.execute_command("REPLICAOF", "NO", "ONE")
     server.config_set("min-replicas-to-write", "1")
-    with pytest.raises(UnavailableError, match=r"fewer replicas than min-replicas-to-write: start"):
+    with pytest.raises(UnavailableError, match=r"fewer replicas than a write must reach: start"):
         client.issue(prompt())
     server.config_set("min-replicas-to-write", "0")
     assert client.issue(prompt())
+
+
+def test_a_write_that_no_replica_confirms_is_not_done(
+    tmp_path: Path,
+    redis_binary: str,
+    free_address: Callable[[], str],
+    redis_server: RedisSettings,
+    server: redis.Redis,
+) -> None:
+    server.config_set("repl-diskless-sync-delay", "0")
+    client = StreamClient(redis_server.model_copy(update={"wait_replicas": 1, "timeout_s": 1.0}), "run", patience_s=1)
+    with pytest.raises(UnavailableError, match=r"fewer replicas than a write must reach: start"):
+        client.create_groups()
+    assert client.count_backlog(client.prompts) == 0, "reading does not wait"
+    writer = StreamClient(redis_server, "run")
+    writer.acquire_epoch()
+    assert writer.issue(prompt()), "written, but not confirmed"
+    host, _, port = redis_server.url.removeprefix("redis://").removesuffix("/0").rpartition(":")
+    own = free_address().rpartition(":")[2]
+    with serve(redis_binary, tmp_path / "replica", own, "--replicaof", f"{host} {port}"):
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                client.create_groups()  # repeated, it writes nothing
+                break
+            except UnavailableError:
+                assert time.monotonic() < deadline
+        assert redis.Redis(port=int(own)).exists(client.prompts), "the replica has what was written before"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from forage_common.streams.client import StreamClient
 from forage_common.streams.connection import connect
 from forage_common.v1.trajectory_pb2 import Prompt
 
+AT_ONCE = ("--repl-diskless-sync-delay", "0")
 KEY = "forage:{run}:"
 
 
@@ -94,7 +95,7 @@ def test_a_client_follows_a_failover_of_sentinel(
     tmp_path: Path, redis_binary: str, free_port: Callable[[], str], stack: contextlib.ExitStack
 ) -> None:
     first, second, sentinel = free_port(), free_port(), free_port()
-    primary = stack.enter_context(serve(redis_binary, tmp_path / "a", first, *DURABLE))
+    primary = stack.enter_context(serve(redis_binary, tmp_path / "a", first, *DURABLE, *AT_ONCE))
     stack.enter_context(serve(redis_binary, tmp_path / "b", second, *DURABLE, "--replicaof", f"127.0.0.1 {first}"))
     replica = redis.Redis(port=int(second))
     wait_until(lambda: replica.info("replication")["master_link_status"] == "up")
@@ -115,7 +116,7 @@ def test_a_client_follows_a_failover_of_sentinel(
     assert redis.Redis(port=int(first)).wait(1, 5000) == 1
     primary.kill()
     assert client.issue(Prompt(group_uid="uid-1", batch=2)), "written to the new primary"
-    assert sorted(client.read_issued().values()) == ["uid-0", "uid-1"]
+    assert [issue.group_uid for issue in client.read_issued()] == ["uid-0", "uid-1"]
     assert replica.info("replication")["role"] == "master"
 
 
@@ -148,9 +149,15 @@ def test_a_client_follows_the_owner_of_its_keys_in_a_cluster(
 
     # The first address that is asked is that of the node without the keys.
     hosts = ",".join(f"127.0.0.1:{node.connection_pool.connection_kwargs['port']}" for node in (b, a))
-    client = connect(RedisSettings(url=f"redis+cluster://{hosts}"), 5, KEY)
+    settings = RedisSettings(url=f"redis+cluster://{hosts}")
+    streams = StreamClient(settings, "run", patience_s=5)
+    streams.create_groups()
+    assert streams.issue(Prompt(group_uid="uid", batch=1)), "a script over several keys"
+    assert [entry.message.group_uid for entry in streams.claim_prompts("worker", 1, 0.1)] == ["uid"]
+    assert b.dbsize() == 0
+
+    client = connect(settings, 5, KEY)
     assert client.set(KEY + "x", 1)
-    assert a.dbsize() == 1
     a.flushall()
     owner = b.cluster("myid")
     for node in (b, a):

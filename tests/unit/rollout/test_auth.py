@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.clients.auth import TokenFile, authorization_metadata, read_token
+from forage_common.clients.auth import authorization_metadata, read_token
 from forage_common.errors import SettingsError
+from forage_rollout.token_file import TokenFile
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+import redis
 from trainer_parts import serve_routes, write_model, write_questions
 
-from forage_common.errors import UserError
-from forage_common.settings import load_settings
+from forage_common.errors import SettingsError, UserError
+from forage_common.settings import RedisSettings, load_settings
 from forage_common.stop import Stop
 from forage_trainer.run import EXIT_STOPPED, run_leader
 
@@ -141,6 +142,16 @@ def test_a_service_that_comes_up_late_is_asked(overrides: list[str], free_addres
         leader.join(30)
     assert len(errors) == 1
     assert "has routes for other" in errors[0]
+
+
+def test_a_redis_that_can_lose_groups_is_refused(
+    overrides: list[str], tmp_path: Path, redis_server: RedisSettings, free_address: Callable[[], str]
+) -> None:
+    redis.Redis.from_url(redis_server.url).config_set("appendfsync", "everysec")
+    address = free_address()
+    overrides += [f"redis.url={redis_server.url}", f"reward.grpc_address={address}"]
+    with serve_routes(address, "world_facts"), pytest.raises(SettingsError, match="set appendfsync always"):
+        start(overrides)
 
 
 def test_another_service_at_the_address_is_named(overrides: list[str], free_address: Callable[[], str]) -> None:

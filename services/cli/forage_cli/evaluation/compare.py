@@ -9,12 +9,12 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
 
+from forage_cli.evaluation.differences import Difference, paired_difference
 from forage_cli.evaluation.measures import QuestionResult
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.results import ALL, read_rows, trajectory_file
 from forage_common.errors import DataError, UserError
 from forage_common.files.trajectory_file import read_trajectories
-from forage_common.statistics import Difference, paired_difference
 from forage_common.v1.trajectory_pb2 import Trajectory
 
 

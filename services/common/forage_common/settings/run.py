@@ -44,6 +44,9 @@ class RedisSettings(Section):
     )
     key_file: Path | None = Field(None, description="PEM file of the private key of cert_file")
     timeout_s: float = Field(10.0, gt=0, description="Limit of one command")
+    wait_replicas: int = Field(
+        0, ge=0, description="Replicas that must confirm each write before it counts, so that a failover keeps it"
+    )
     max_stream_bytes: int | None = Field(
         None,
         ge=0,
@@ -52,7 +55,7 @@ class RedisSettings(Section):
     )
     require_durable: bool = Field(
         True,
-        description="Refuse to train on a server that can lose acknowledged writes or evict keys; false only warns",
+        description="Refuse to train on a server that can lose acknowledged writes or evict keys; false: only warn",
     )
     reclaim_idle_s: float = Field(
         10.0, gt=0, description="Time without a keep-alive after which another worker reclaims a prompt"

@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 import redis
 from google.protobuf.message import DecodeError, Message
 
-from forage_common.errors import FencedError
+from forage_common.errors import FencedError, SettingsError
 from forage_common.settings import RedisSettings
 from forage_common.streams.connection import connect, name_server, translate_error
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, TrajectoryGroup
@@ -235,6 +235,18 @@ class StreamClient:
         limit = self._settings.max_stream_bytes
         return self._read_memory_limit() // 2 if limit is None else limit
 
+    def read_server(self, section: str) -> dict[str, Any]:
+        """Read a section of what the server says about itself (INFO)."""
+        return dict(self._call(self._redis.info, section))
+
+    def read_option(self, name: str) -> str | None:
+        """Read an option of the server's configuration; None where it does not tell, as many managed servers."""
+        try:
+            value: str | None = self._call(self._redis.config_get, name).get(name)
+        except (SettingsError, redis.ResponseError):
+            return None
+        return value
+
     # The policy: the trainer publishes it, replicas follow.
 
     def acquire_epoch(self, floor: int = 0) -> int:
@@ -350,7 +362,7 @@ class StreamClient:
                 raise typed from error
 
     def _read_memory_limit(self) -> int:
-        return int(self._call(self._redis.info, "memory")["maxmemory"])
+        return int(self.read_server("memory")["maxmemory"])
 
 
 def _parse_place(place: bytes | str) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import redis
@@ -32,12 +32,16 @@ _REASONS = {
     "TRYAGAIN": "is moving keys between nodes of its cluster: wait",
     "ASK": "is moving keys between nodes of its cluster: wait",
     "MASTERDOWN": "is a replica that has lost its primary: start the primary, or wait for the failover to end",
-    "NOREPLICAS": "has fewer replicas than min-replicas-to-write: start the missing ones",
+    "NOREPLICAS": "has fewer replicas than a write must reach: start the missing ones",
     "BUSY": "is busy with a script that does not end: wait, or stop it with SCRIPT KILL",
 }
 _REFUSALS = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redis.exceptions.NoPermissionError)
 # Servers before version 7 wrap the errors of a script's commands in a sentence: "… @user_script: 2: -OOM command …".
 _CODE = re.compile(rf"(?:^|[ -]-?)({'|'.join(_REASONS)}) ")
+
+_READS = {"PING", "INFO", "CONFIG GET", "MEMORY USAGE", "HGET", "HGETALL", "XLEN", "XREADGROUP", "XAUTOCLAIM"}
+_TOUCH = "#!lua flags=allow-oom\nreturn redis.call('INCR', KEYS[1])"
+_Find = Callable[[], tuple[str, int]]
 
 
 def connect(settings: RedisSettings, patience_s: float, key: str = "") -> redis.Redis:
@@ -64,22 +68,28 @@ def connect(settings: RedisSettings, patience_s: float, key: str = "") -> redis.
         "retry_on_error": [redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
         **tls,
     }
-    if not topology:
-        return redis.Redis.from_url(settings.url, **options)
+    address = settings.url
+    if topology:
+        address, options["find"] = _follow(settings, options["password"], key, {**tls, "ssl": scheme == "rediss"})
+        options["connection_class"] = _TlsFollower if scheme == "rediss" else _Follower
+    client = cast(_ConfirmedRedis, _ConfirmedRedis.from_url(address, **options))
+    client.replicas, client.key = settings.wait_replicas, key
+    return client
+
+
+def _follow(settings: RedisSettings, password: str | None, key: str, tls: dict[str, Any]) -> tuple[str, _Find]:
+    """Return the URL of one server, for its credentials and database, and how to find the primary."""
+    url = urlsplit(settings.url)
     login, at, hosts = url.netloc.rpartition("@")
     name, _, database = url.path.strip("/").partition("/")
-    first = f"{scheme}://{login}{at}{hosts.partition(',')[0]}/{database}"
+    first = f"{url.scheme.partition('+')[0]}://{login}{at}{hosts.partition(',')[0]}/{database}"
     nodes = [split_address(host) for host in hosts.split(",")]
-    once: dict[str, Any] = {"socket_timeout": min(2.0, settings.timeout_s), "retry": Retry(NoBackoff(), 0), **tls}
-    once["ssl"] = scheme == "rediss"
-    if topology == "sentinel":
-        once["password"] = _read_password(settings.sentinel_password_file, "redis.sentinel_password_file")
-        find = functools.partial(redis.Sentinel(nodes, sentinel_kwargs=once).discover_master, name)
-    else:
-        login_of_url = {name: value for name, value in parse_url(first).items() if name in ("username", "password")}
-        find = functools.partial(_find_owner, nodes, key, {"password": options["password"], **login_of_url, **once})
-    kind = _TlsFollower if scheme == "rediss" else _Follower
-    return redis.Redis.from_url(first, connection_class=kind, find=find, **options)
+    options = {"socket_timeout": min(2.0, settings.timeout_s), "retry": Retry(NoBackoff(), 0), **tls}
+    if url.scheme.endswith("+sentinel"):
+        options["password"] = _read_password(settings.sentinel_password_file, "redis.sentinel_password_file")
+        return first, functools.partial(redis.Sentinel(nodes, sentinel_kwargs=options).discover_master, name)
+    login_of_url = {name: value for name, value in parse_url(first).items() if name in ("username", "password")}
+    return first, functools.partial(_find_owner, nodes, key, {"password": password, **login_of_url, **options})
 
 
 def _find_owner(nodes: list[tuple[str, int]], key: str, options: dict[str, Any]) -> tuple[str, int]:
@@ -92,10 +102,33 @@ def _find_owner(nodes: list[tuple[str, int]], key: str, options: dict[str, Any])
         raise redis.ConnectionError(str(error)) from error
 
 
+class _ConfirmedRedis(redis.Redis):
+    """A client whose writes wait until `replicas` have them. Pipelines do not wait."""
+
+    replicas, key = 0, ""
+    _failures, _settled = 1, 0  # a process before this one may have left writes that no replica has
+
+    def _send_command_parse_response(self, conn: Any, command_name: str, *args: Any, **options: Any) -> Any:
+        reply = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[no-untyped-call]
+        if not self.replicas or command_name in _READS:
+            return reply
+        failures = self._failures
+        if failures != self._settled:
+            # WAIT is for the last write of this connection, and a command that is repeated may write nothing.
+            conn.send_command("EVAL", _TOUCH, 1, f"{self.key}writes")
+            conn.read_response()
+        conn.send_command("WAIT", self.replicas, int(conn.socket_timeout * 500))
+        if (confirmed := conn.read_response()) < self.replicas:
+            self._failures += 1
+            raise redis.ResponseError(f"NOREPLICAS {confirmed} of {self.replicas} confirmed")
+        self._settled = failures
+        return reply
+
+
 class _Follower(redis.Connection):
     """A connection that finds out at each connect which server is the primary now."""
 
-    def __init__(self, find: Callable[[], tuple[str, int]], **options: Any) -> None:
+    def __init__(self, find: _Find, **options: Any) -> None:
         self._find = find
         super().__init__(**options)  # type: ignore[no-untyped-call]
 
