@@ -33,7 +33,7 @@ def stage_folder(path: Path) -> Iterator[Path]:
     An existing `path` keeps its content until the new folder is complete.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(f"{PARTIAL_PREFIX}{path.name}")
+    staging = durable.name_partial(path)
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
@@ -55,9 +55,10 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files and folders that a process left in `folder` when it died."""
+    """Delete the temporary files and folders that dead processes left in `folder`; those of living ones stay."""
     for leftover in folder.glob(f"{PARTIAL_PREFIX}*"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        if durable.is_abandoned(leftover):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def compute_digest(path: Path) -> str:
@@ -73,7 +74,7 @@ def measure_folder(path: Path) -> int:
 
 def _retire(folder: Path) -> Path:
     """Rename a folder, if it exists, to a temporary name."""
-    old = folder.with_name(f"{PARTIAL_PREFIX}old-{folder.name}")
+    old = durable.name_partial(folder.with_name(f"old-{folder.name}"))
     shutil.rmtree(old, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         folder.rename(old)

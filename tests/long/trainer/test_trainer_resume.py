@@ -92,12 +92,12 @@ def test_a_run_killed_at_five_points_is_bit_equal_to_an_uninterrupted_one(
     assert (broken.checkpoint, broken.consumed) == (0, {})
     broken.die_at("during_checkpoint", 2)
     assert (broken.checkpoint, broken.consumed) == (0, {})
-    assert (broken.folder / "checkpoints/.partial-step_2/state").is_dir()
+    assert list((broken.folder / "checkpoints").glob(".partial-*-step_2/state"))
     broken.die_at("after_checkpoint", 2)
     assert (broken.checkpoint, broken.consumed) == (2, {})
     broken.die_at("publish", 3)
     assert (broken.checkpoint, list(broken.consumed)) == (2, [1, 2])
-    assert list((broken.folder / "policies").glob(".partial-v3-*"))
+    assert list((broken.folder / "policies").glob(".partial-*-v3-*"))
     policy = broken.streams.read_policy()
     assert policy is not None
     assert policy.version == 2

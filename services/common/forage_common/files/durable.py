@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import secrets
 import shutil
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 PARTIAL_PREFIX = ".partial-"
-"""Prefix of the name of a file or folder that is being written; a leftover of a dead process may be removed."""
+"""Prefix of the name of a file or folder that is being written; what `is_abandoned` may be removed."""
+_HOST, _TOKEN = socket.gethostname(), secrets.token_hex(4)
+_OWNER = re.compile(rf"{re.escape(PARTIAL_PREFIX)}(.+)\.(\d+)\.[0-9a-f]{{8}}-")
+_SILENT_S = 3600.0
+
+
+def name_partial(path: Path) -> Path:
+    """Name what will become `path` while it is being written: beside it, and by no other process under that name."""
+    return path.with_name(f"{PARTIAL_PREFIX}{_HOST}.{os.getpid()}.{_TOKEN}-{path.name}")
+
+
+def is_abandoned(partial: Path) -> bool:
+    """Whether the process that was writing this is dead, or on another machine and has been silent for an hour.
+
+    What bears the id of this process is abandoned: it is of one before it that had the same id, as in a container that
+    was started again, or of work that this process gave up.
+    """
+    owner = _OWNER.match(partial.name)
+    if owner is None:  # of a version whose names had no owner
+        return True
+    if owner[1] != _HOST:
+        with contextlib.suppress(FileNotFoundError):
+            newest = max(path.stat().st_mtime for path in (partial, *partial.rglob("*")))
+            return time.time() - newest > _SILENT_S
+        return False
+    if int(owner[2]) == os.getpid():
+        return True
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(int(owner[2]), 0)
+        except ProcessLookupError:
+            return True
+    return False
 
 
 def write_atomically(file: Path, text: str) -> None:
@@ -20,8 +57,14 @@ def write_atomically(file: Path, text: str) -> None:
 
 @contextmanager
 def stage_file(file: Path) -> Iterator[Path]:
-    """Yield a path beside `file` to write to; the result replaces `file` if the block succeeds, else it is removed."""
-    partial = file.with_name(f"{PARTIAL_PREFIX}{file.name}")
+    """Yield a path beside `file` to write to; the result replaces `file` if the block succeeds, else it is removed.
+
+    Removes what dead processes left of the same file.
+    """
+    partial = name_partial(file)
+    for leftover in file.parent.glob(f"{PARTIAL_PREFIX}*"):
+        if leftover.name.endswith(f"-{file.name}") and leftover != partial and is_abandoned(leftover):
+            leftover.unlink(missing_ok=True)
     try:
         yield partial
         sync(partial)

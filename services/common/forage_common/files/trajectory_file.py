@@ -86,7 +86,7 @@ class TrajectoryWriter:
             DataError: the file to keep is not a file of trajectories, or the folder is not writable.
         """
         self._file = file
-        self._temporary = file.with_name(f"{durable.PARTIAL_PREFIX}{file.name}")
+        self._temporary = durable.name_partial(file)
         self._rows: list[dict[str, Any]] = []
         self.statuses: Counter[str] = Counter()
         self._schema = pa.schema([*_SCHEMA, *extra_columns])
