@@ -29,7 +29,7 @@ QUICK = ("unit", "contract", "e2e")
 LONG = ("long", "deploy", "browser", "system", "chaos")
 ALONE = ("e2e", "system", "chaos")
 """Kinds that start several services: their folders run one at a time."""
-ENVIRONMENT = {"common": "cli", "models": "trainer", "scripts": "cli"}
+ENVIRONMENT = {"common": "cli", "models": "trainer", "probe": "cli", "scripts": "cli"}
 """Parts without their own environment → the environment they use."""
 SLOWEST = 20
 _NO_TESTS = 5  # pytest's exit code if no test was selected

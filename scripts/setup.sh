@@ -41,14 +41,18 @@ print_requirements() {
   else cat "services/$1/requirements.lock"; fi
 }
 
+# Prints the folders of the libraries of a service: those whose base.in its requirements include.
+list_libraries() { sed -nE 's#^-r \.\./([a-z]+)/base\.in$#services/\1#p' "services/$1/requirements.in"; }
+
 for service in "${services[@]}"; do
   folder=.venvs/$service
   tests=()
   if [ -z "$production" ]; then
     for file in tests/requirements.txt "tests/requirements-$service.txt"; do [ ! -f "$file" ] || tests+=("$file"); done
   fi
+  mapfile -t libraries < <(list_libraries "$service")
   stamp=$(cat scripts/setup.sh "services/$service/requirements.lock" "services/$service/pyproject.toml" \
-    services/common/pyproject.toml "${tests[@]}" | sha256sum | cut -d' ' -f1)
+    "${libraries[@]/%//pyproject.toml}" "${tests[@]}" | sha256sum | cut -d' ' -f1)
   # The path is part of the stamp: a virtual environment does not work after a move.
   stamp="$stamp ${production:+production }$device $PWD"
   [ "$(cat "$folder/.installed" 2>/dev/null)" != "$stamp" ] || continue
@@ -61,6 +65,6 @@ for service in "${services[@]}"; do
   # --no-deps: the lock is complete, and a few packages require others that they never import.
   print_requirements "$service" | "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${source[@]}" -r - "${tests[@]/#/-r}" ||
     { echo "setup: the $service environment could not be installed (see above): check the network, the package index and 'df -h .', then run 'make setup' again" >&2; exit 2; }
-  "$uv" pip install --quiet --python "$folder/bin/python" --no-deps -e services/common -e "services/$service"
+  "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${libraries[@]/#/-e}" -e "services/$service"
   echo "$stamp" > "$folder/.installed"
 done

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 
-from forage_common.clients.completions import CompletionsClient
 from forage_common.text.observation import format_passages
 from forage_common.text.search_prompt import format_search_prompt
 from forage_common.v1.trajectory_pb2 import (
@@ -21,6 +20,7 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     Turn,
 )
+from forage_probe.completions import CompletionsClient
 
 DATA_SOURCE = "world_facts"
 MIN_TOKENS, MAX_TOKENS = 200, 400

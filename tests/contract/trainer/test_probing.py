@@ -26,7 +26,6 @@ from forage_cli.local.stack import Program
 from forage_common.errors import SettingsError
 from forage_common.files.questions import Questions, read_questions
 from forage_common.files.step_file import read_step, step_file_path
-from forage_common.probe.contexts import CONNECTIVE
 from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
@@ -46,6 +45,7 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
     Turn,
 )
+from forage_probe.contexts import CONNECTIVE
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.loop import TrainingLoop
 from forage_trainer.reporting.progress import StateFile

@@ -17,11 +17,11 @@ import uvicorn
 from rollout_backend import AgentBackend, LineEngine
 
 from forage_common.clients.calls import RefusedError
-from forage_common.clients.completions import CompletionsClient, Continuations
-from forage_common.probe.contexts import CONNECTIVE
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_probe.completions import CompletionsClient, Continuations
+from forage_probe.contexts import CONNECTIVE
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine

@@ -30,13 +30,13 @@ from forage_cli.runs.journal import Journal
 from forage_common.clients.calls import RefusedError
 from forage_common.errors import DataError, SettingsError, UserError
 from forage_common.files.trajectory_file import TrajectoryWriter, read_trajectories
-from forage_common.probe import metrics
-from forage_common.probe.contexts import CONNECTIVE
-from forage_common.probe.prober import ProbePlan, Prober
-from forage_common.probe.work import list_probe_items, run_probes
 from forage_common.settings import Settings, load_settings
 from forage_common.v1.probe_pb2 import CotBoundary, Probed
 from forage_common.v1.trajectory_pb2 import ActionKind, GroundTruth, Role, Score, Span, Status, Trajectory, Turn
+from forage_probe import metrics
+from forage_probe.contexts import CONNECTIVE
+from forage_probe.prober import ProbePlan, Prober
+from forage_probe.work import list_probe_items, run_probes
 
 REPOSITORY = Path(__file__).parents[3]
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "probe"]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from trainer_parts import group, trajectory
 
 from forage_common.errors import SettingsError
-from forage_common.probe.metrics import overconfidence
 from forage_common.settings import load_settings
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_probe.metrics import overconfidence
 from forage_trainer.validation.probe_penalty import ProbePenalty, subtract_penalty
 
 TABLE = Path(__file__).parents[2] / "data/probe/metrics.jsonl"

@@ -19,10 +19,10 @@ from forage_cli.terminal.progress import consume_results
 
 if TYPE_CHECKING:
     from forage_cli.probe.folder import ProbeFolder
-    from forage_common.probe.prober import ProbePlan
     from forage_common.settings import Settings
     from forage_common.v1.probe_pb2 import Probed
     from forage_common.v1.trajectory_pb2 import Trajectory
+    from forage_probe.prober import ProbePlan
 
     Serve = Callable[[], Settings]
 
@@ -81,7 +81,7 @@ def probe(
     from forage_cli.probe.folder import ProbeFolder, hash_file
     from forage_common.errors import UserError
     from forage_common.files.trajectory_file import read_header, read_trajectories
-    from forage_common.probe.prober import ProbePlan
+    from forage_probe.prober import ProbePlan
 
     console = Console()
     files, overrides = _split_arguments(arguments or [])
@@ -163,8 +163,8 @@ def _probe_missing(
     from itertools import islice
 
     from forage_common.files.trajectory_file import read_trajectories
-    from forage_common.probe.metrics import is_finished
-    from forage_common.probe.work import list_probe_items, run_probes
+    from forage_probe.metrics import is_finished
+    from forage_probe.work import list_probe_items, run_probes
 
     wanted = [
         item for trajectory in islice(read_trajectories(source), limit) for item in list_probe_items(trajectory, every)

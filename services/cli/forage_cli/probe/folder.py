@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from forage_cli.runs.journal import Journal
 from forage_common.errors import DataError, UserError
 from forage_common.files import durable
-from forage_common.probe import metrics
-from forage_common.probe.metrics import count_computed_tokens, summarise_probes
 from forage_common.v1.probe_pb2 import CotBoundary, Probed
 from forage_common.v1.trajectory_pb2 import Status, Trajectory
+from forage_probe import metrics
+from forage_probe.metrics import count_computed_tokens, summarise_probes
 
 _SCHEMA = pa.schema(
     [

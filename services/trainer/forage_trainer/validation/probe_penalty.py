@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from forage_common.probe import metrics as probe_metrics
-from forage_common.probe.prober import ProbePlan
 from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
+from forage_probe import metrics as probe_metrics
+from forage_probe.prober import ProbePlan
 from forage_trainer.validation.prober import Purpose, TrainingProber
 
 

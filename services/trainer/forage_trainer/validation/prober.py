@@ -15,13 +15,13 @@ from forage_common.clients.calls import RefusedError
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import SettingsError
-from forage_common.probe.metrics import is_finished
-from forage_common.probe.prober import ProbePlan, Prober
-from forage_common.probe.work import IN_FLIGHT, Item, list_probe_items
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
+from forage_probe.metrics import is_finished
+from forage_probe.prober import ProbePlan, Prober
+from forage_probe.work import IN_FLIGHT, Item, list_probe_items
 
 ATTEMPTS = 3
 """Attempts at each probe; every request is also repeated within the deadlines of its service."""

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import aclosing
 
 from forage_common.clients.concurrency import map_concurrently
-from forage_common.probe.contexts import select_turns
-from forage_common.probe.prober import ProbePlan, Prober
 from forage_common.settings import Settings
 from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Trajectory
+from forage_probe.contexts import select_turns
+from forage_probe.prober import ProbePlan, Prober
 
 Item = tuple[str, int]
 """A trajectory's id and one of its turns, from 1."""

@@ -9,12 +9,16 @@ from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from forage_common.clients.completions import CompletionsClient
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.reward import RewardClient
 from forage_common.errors import SettingsError
 from forage_common.files.model_folder import read_end_of_turn
-from forage_common.probe.contexts import (
+from forage_common.settings import Settings
+from forage_common.text.token_texts import TokenTexts
+from forage_common.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
+from forage_common.v1.trajectory_pb2 import Status, Trajectory
+from forage_probe.completions import CompletionsClient
+from forage_probe.contexts import (
     CONNECTIVE,
     NothingToProbeError,
     Thought,
@@ -23,12 +27,8 @@ from forage_common.probe.contexts import (
     find_thought,
     select_turns,
 )
-from forage_common.probe.cot import kept_lengths
-from forage_common.probe.judge import ANSWER_CLOSE, UnjudgedError, find_correct, is_correct, parse_answer
-from forage_common.settings import Settings
-from forage_common.text.token_texts import TokenTexts
-from forage_common.v1.probe_pb2 import AnswerCount, Probed, ProbePoint
-from forage_common.v1.trajectory_pb2 import Status, Trajectory
+from forage_probe.cot import kept_lengths
+from forage_probe.judge import ANSWER_CLOSE, UnjudgedError, find_correct, is_correct, parse_answer
 
 MAX_TOKENS = 64
 """Most tokens of a continuation."""

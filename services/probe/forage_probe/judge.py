@@ -8,11 +8,11 @@ import grpc
 
 from forage_common.clients.calls import RefusedError
 from forage_common.clients.reward import RewardClient
-from forage_common.probe.contexts import Thought
 from forage_common.text.answers import normalize_answer
 from forage_common.text.tags import CLOSE, OPEN, Tag
 from forage_common.v1.reward_pb2 import ScoreItem
 from forage_common.v1.trajectory_pb2 import Score, Span, Status, Trajectory
+from forage_probe.contexts import Thought
 
 ANSWER_OPEN, ANSWER_CLOSE = OPEN[Tag.ANSWER], CLOSE[Tag.ANSWER]
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forage_common.errors import DataError
-from forage_common.probe.cot import find_cot
 from forage_common.settings import RolloutSettings
 from forage_common.text.token_texts import TokenTexts
 from forage_common.v1.probe_pb2 import CotBoundary
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Span, Status, Trajectory
+from forage_probe.cot import find_cot
 
 CONNECTIVE = " </think> Thus, the final answer is <answer> "
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
