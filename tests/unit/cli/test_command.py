@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 
 from forage_cli.settings_reference import describe_settings, explain_setting
 from forage_common import __version__
+from forage_common.settings import RedisSettings
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 
@@ -85,7 +87,9 @@ def test_bad_input_ends_with_one_sentence_and_exit_code_2(tmp_path: Path, argume
     assert list(tmp_path.iterdir()) == [], "no file is left"
 
 
-def test_config_check_accepts_the_output_of_config_show(tmp_path: Path, repository: Path) -> None:
+def test_config_check_accepts_the_output_of_config_show_and_warns_of_a_small_redis(
+    tmp_path: Path, repository: Path, redis_server: RedisSettings
+) -> None:
     from forage_cli.datasets.world.write import build_world
 
     build_world(tmp_path / "world", 0)
@@ -95,8 +99,11 @@ def test_config_check_accepts_the_output_of_config_show(tmp_path: Path, reposito
     model = f"model.path={repository}/models/tiny-policy"
     shown = forage("config", "show", *files, model, f"data.corpus={tmp_path}/world/corpus.jsonl")
     (tmp_path / "s.yaml").write_text(shown.stdout)
-    checked = forage("config", "check", "-c", str(tmp_path / "s.yaml"))
+    redis.Redis.from_url(redis_server.url).config_set("maxmemory", "5mb")
+    checked = forage("config", "check", "-c", str(tmp_path / "s.yaml"), f"redis.url={redis_server.url}")
     assert checked.returncode == 0, checked.stderr
+    assert "Redis: groups take up to" in checked.stdout
+    assert "warning: Redis has a maxmemory of 5 MiB" in checked.stderr
 
 
 def test_doctor_prints_what_is_missing_and_how_to_fix_it(tmp_path: Path) -> None:

@@ -77,15 +77,22 @@ def explain(
 def check(overrides: Overrides = None, config: Config = None) -> None:
     """Check the settings and every file they name, without starting anything.
 
+    Prints the memory that the recipe needs in Redis. If the server runs, warns where it gives less, or can lose writes.
+
     Example:
 
       forage config check --config configs/demo.yaml
     """
     from forage_cli.local.preflight import check_files
+    from forage_cli.local.redis_memory import check_redis, estimate_stream_memory
     from forage_common.settings import load_settings
 
-    check_files(load_settings(config, overrides or []))
+    settings = load_settings(config, overrides or [])
+    check_files(settings)
     typer.echo("the settings are valid, and the files they name can be used")
+    typer.echo(f"Redis: {estimate_stream_memory(settings)}")
+    for problem in check_redis(settings):
+        typer.echo(f"warning: {problem}", err=True)
 
 
 def _print_explained(descriptions: list[SettingDescription], settings: Settings, console: Console) -> None:
