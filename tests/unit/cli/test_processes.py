@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from forage_cli.local.processes import Service, ServiceDiedError, Supervisor
+from forage_cli.local.processes import Service, ServiceDiedError, Supervisor, end_leftovers
 from forage_common.errors import UserError
 
 FOREVER = "import time\nwhile True: time.sleep(1)"
@@ -114,4 +116,88 @@ def test_services_stop_when_the_supervisor_is_killed(tmp_path: Path, repository:
         worker = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     worker.wait(10)
+    assert not worker.is_running()
+
+
+def start_and_kill_supervisor(folder: Path, code: str) -> psutil.Process:
+    """A service with this code, whose supervisor was killed once it had printed a line."""
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom forage_cli.local.processes import Service, Supervisor\n"
+        f"folder = Path({str(folder)!r})\ns = Supervisor(folder / 'processes.json')\n"
+        f"s.start(Service('worker', [sys.executable, '-c', {code!r}], folder / 'log'))\n"
+        "while not (folder / 'log').read_text(): time.sleep(0.02)\n"
+        "print(s.pid('worker'), flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    return worker
+
+
+def test_a_service_that_outlived_its_supervisor_is_ended_and_its_port_is_free(
+    tmp_path: Path, free_address: Callable[[], str]
+) -> None:
+    host, _, port = free_address().rpartition(":")
+    code = (
+        "import signal, socket, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"server = socket.create_server(({host!r}, {port}))\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {FOREVER!r}], start_new_session=True)\n"
+        "print(child.pid, flush=True)\ntime.sleep(600)"
+    )
+    worker = start_and_kill_supervisor(tmp_path, code)
+    child = psutil.Process(int((tmp_path / "log").read_text()))
+    with socket.socket() as probe:
+        assert probe.connect_ex((host, int(port))) == 0, "the service should have outlived its supervisor"
+    began = time.monotonic()
+    assert end_leftovers(tmp_path / "processes.json", grace_s=0.3) == sorted([worker.pid, child.pid])
+    assert time.monotonic() - began < 10
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in (worker, child))
+    socket.create_server((host, int(port))).close()
+    assert not (tmp_path / "processes.json").exists()
+    assert end_leftovers(tmp_path / "processes.json") == []
+
+
+def test_a_stranger_with_the_id_of_an_earlier_process_is_left_alone(tmp_path: Path) -> None:
+    record = tmp_path / "processes.json"
+    with subprocess.Popen([sys.executable, "-c", FOREVER]) as stranger:
+        try:
+            started = psutil.Process(stranger.pid).create_time()
+            gone = {"pid": stranger.pid, "started": started - 60}
+            record.write_text(json.dumps({"supervisor": gone, "services": [{"token": "worker-1", **gone}]}))
+            assert end_leftovers(record, grace_s=0.1) == []
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+def test_the_processes_of_a_living_supervisor_are_left_alone(tmp_path: Path) -> None:
+    record = tmp_path / "processes.json"
+    supervisor = Supervisor(record)
+    supervisor.start(service(tmp_path, FOREVER))
+    try:
+        pid = supervisor.pid("worker")
+        services = json.loads(record.read_text())["services"]
+        assert [entry["pid"] for entry in services] == [pid]
+        assert end_leftovers(record, grace_s=0.1) == []
+        assert supervisor.pid("worker") == pid
+    finally:
+        supervisor.stop()
+    assert not record.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"supervisor": 3, "services": [{}]}'])
+def test_a_damaged_record_ends_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "processes.json").write_text(text)
+    assert end_leftovers(tmp_path / "processes.json") == []
+
+
+def test_a_service_without_the_token_in_its_environment_is_killed_after_its_time_to_stop(tmp_path: Path) -> None:
+    supervisor = Supervisor()
+    code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True)\n{FOREVER}"
+    replaced = f"import os, sys; os.execve(sys.executable, [sys.executable, '-c', {code!r}], {{}})"
+    supervisor.start(service(tmp_path, replaced, stop_s=0.3))
+    until(supervisor, lambda: "on" in (tmp_path / "worker.log").read_text())
+    worker = psutil.Process(supervisor.pid("worker"))
+    supervisor.stop()
     assert not worker.is_running()

@@ -29,13 +29,14 @@ def up(
     """
     from forage_cli.local import demo as local
     from forage_cli.local import preflight, serving
-    from forage_cli.local.stack import SERVING, Program, Stack, shift_ports
+    from forage_cli.local.stack import SERVING, Program, Stack, end_earlier_stack, shift_ports
     from forage_common.settings import load_settings
 
     console = Console()
     settings = load_settings(config, [*shift_ports(base_port), *(overrides or [])])
     programs = tuple(Program) if train else SERVING
     local.prepare_world(settings, console)
+    end_earlier_stack(settings)
     preflight.check_all(settings, programs)
     stack = Stack(settings, programs)
     with local.interrupt_on_signals():

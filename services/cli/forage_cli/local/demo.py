@@ -15,7 +15,7 @@ from rich.live import Live
 
 from forage_cli.local import preflight
 from forage_cli.local.live import LiveView, format_step
-from forage_cli.local.stack import Program, Stack, point_latest, repository, shift_ports
+from forage_cli.local.stack import Program, Stack, end_earlier_stack, point_latest, repository, shift_ports
 from forage_cli.reports import run_report as report
 from forage_cli.runs.folder import RunFolder
 from forage_cli.runs.ledger import count_groups
@@ -48,6 +48,7 @@ def run_demo(settings: Settings, console: Console) -> report.Summary:
     """Train to the end and write the report. Ctrl-C stops every process; the run can be resumed."""
     prepare_world(settings, console)
     programs = tuple(Program)
+    end_earlier_stack(settings)
     preflight.check_all(settings, programs)
     stack = Stack(settings, programs)
     folder = RunFolder(stack.folder)

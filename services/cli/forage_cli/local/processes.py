@@ -1,32 +1,38 @@
 """Supervision of processes: start, restart after a crash, and stop without leaving one behind.
 
 Every process starts in its own session and has a token in its environment, which its children inherit. Processes that
-a killed service leaves behind (Ray starts a dozen) are found by that token and killed before the restart.
+a killed service leaves behind (Ray starts a dozen) are found by that token and killed before the restart. A supervisor
+that is killed itself leaves its record, by which the next one ends what still runs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from forage_common.errors import ForageError, UserError
+from forage_common.files.durable import write_atomically
 from forage_common.telemetry.logs import get_logger
 
 TOKEN = "FORAGE_RUN_TOKEN"
 _HEALTHY_AFTER_S = 60.0
 _QUICK_DEATHS = 5
 _PR_SET_PDEATHSIG = 1
+_KILL_S = 5.0
+_SAME_START_S = 2.0
+"""Largest difference of two readings of one process's start: it is derived from the clock, which may be set."""
 
 
 class ServiceDiedError(ForageError):
@@ -60,7 +66,12 @@ class _Running:
 class Supervisor:
     """Keeps services running; call `tick` about every half second. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Path | None = None) -> None:
+        """
+        Args:
+            record: file with the processes, for `end_leftovers`; removed by a clean stop.
+        """
+        self._record = record
         self._running: dict[str, _Running] = {}
         self._log = get_logger()
 
@@ -108,9 +119,15 @@ class Supervisor:
                 running.process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     running.process.wait(running.service.stop_s)
+                # By its id: a process that overwrote its environment is not found by the token.
+                running.process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    running.process.wait(_KILL_S)
             running.done = True
             self._kill_leftovers(running)
             running.process = None
+        if self._record is not None:
+            self._record.unlink(missing_ok=True)
 
     def _spawn(self, running: _Running) -> None:
         service = running.service
@@ -126,6 +143,17 @@ class Supervisor:
                 preexec_fn=_end_with_parent,
             )
         running.started = time.monotonic()
+        if self._record is not None:
+            self._write_record(self._record)
+
+    def _write_record(self, file: Path) -> None:
+        services = [
+            {"token": running.token, **_describe_process(running.process.pid)}
+            for running in self._running.values()
+            if running.process is not None
+        ]
+        record = {"supervisor": _describe_process(os.getpid()), "services": services}
+        write_atomically(file, json.dumps(record, indent=1) + "\n")
 
     def _handle_exit(self, running: _Running, code: int) -> None:
         service, lived = running.service, time.monotonic() - running.started
@@ -147,12 +175,72 @@ class Supervisor:
 
     def _kill_leftovers(self, running: _Running) -> None:
         """Kill the processes that a service left behind."""
-        for process in list(psutil.process_iter()):
-            # Processes end meanwhile, and those of other users cannot be read.
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.pid != os.getpid() and process.environ().get(TOKEN) == running.token:
-                    process.kill()
-                    process.wait(5)
+        for process in _find_by_token({running.token}):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+                process.wait(_KILL_S)
+
+
+def end_leftovers(record: Path, grace_s: float = 15.0) -> list[int]:
+    """End the processes of a supervisor that was killed: SIGTERM, then SIGKILL after `grace_s`.
+
+    A process is one of them if it has its id and its start time, or its token; while the supervisor itself is alive
+    there are none.
+
+    Returns:
+        The ids of the processes that were ended.
+    """
+    try:
+        content = json.loads(record.read_text())
+        supervisor, services = content["supervisor"], content["services"]
+        tokens = {str(service["token"]) for service in services}
+        named = [process for service in services if (process := _find_process(service)) is not None]
+        is_supervised = _find_process(supervisor) is not None
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as error:
+        get_logger().warning("record_unreadable", file=str(record), reason=repr(error))
+        return []
+    if is_supervised:
+        return []
+    leftovers = {process.pid: process for process in (*named, *_find_by_token(tokens))}
+    for process in leftovers.values():
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    _, alive = psutil.wait_procs(leftovers.values(), grace_s)
+    # A killed service may have left processes that it started meanwhile.
+    for process in (*alive, *_find_by_token(tokens)):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+            process.wait(_KILL_S)
+    record.unlink(missing_ok=True)
+    if leftovers:
+        get_logger().warning("leftovers_ended", processes=sorted(leftovers), killed=[process.pid for process in alive])
+    return sorted(leftovers)
+
+
+def _describe_process(pid: int) -> dict[str, float]:
+    try:
+        return {"pid": pid, "started": psutil.Process(pid).create_time()}
+    except psutil.Error:  # it has ended already
+        return {"pid": pid, "started": 0.0}
+
+
+def _find_process(described: Mapping[str, float]) -> psutil.Process | None:
+    """The process that was described, not a stranger that has its id now."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(int(described["pid"]))
+        if abs(process.create_time() - described["started"]) < _SAME_START_S:
+            return None if process.status() == psutil.STATUS_ZOMBIE else process
+    return None
+
+
+def _find_by_token(tokens: Set[str]) -> Iterator[psutil.Process]:
+    for process in list(psutil.process_iter()):
+        # Processes end meanwhile, and those of other users cannot be read.
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(TOKEN) in tokens:
+                yield process
 
 
 def read_last_line(log: Path) -> str:

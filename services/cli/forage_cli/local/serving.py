@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.status import Status
 
-from forage_cli.local.stack import SERVING, Program, Stack, list_health_urls, list_waiting
+from forage_cli.local.stack import SERVING, Program, Stack, end_earlier_stack, list_health_urls, list_waiting
 from forage_common.addresses import split_address
 from forage_common.errors import UnavailableError
 from forage_common.files.model_folder import check_model_folder, list_weight_files
@@ -103,6 +103,7 @@ def ensure_services(
         local.prepare_world(settings, console)
     settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": policy})})
     if Program.ROLLOUT in programs:
+        end_earlier_stack(settings)
         preflight.check_all(settings, programs)
     stack = Stack(settings, programs)
     with local.interrupt_on_signals():

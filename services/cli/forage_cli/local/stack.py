@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from forage_cli.local.processes import Service, Supervisor
+from forage_cli.local.processes import Service, Supervisor, end_leftovers
 from forage_common.addresses import split_address
 from forage_common.errors import UserError
 from forage_common.settings import Settings
@@ -37,6 +37,8 @@ _PORTS = {
     Program.TRAINER: {"trainer.health_address": 41},
 }
 """Program → settings with the addresses that it listens on → distance of the port from --base-port."""
+
+_RECORD = "processes.json"
 
 SERVING = (Program.REDIS, Program.REWARD, Program.RETRIEVER, Program.ROLLOUT)
 
@@ -104,14 +106,19 @@ def shift_ports(base: int | None) -> list[str]:
     return [f"redis.url=redis://127.0.0.1:{base}/0", *moved]
 
 
+def end_earlier_stack(settings: Settings) -> None:
+    """End what a stack of this run left running when its supervisor was killed: it holds the ports and the data."""
+    end_leftovers(settings.run.folder.absolute() / _RECORD)
+
+
 class Stack:
-    """The programs of one run; writes settings.yaml, logs/ and redis/ into the run's folder."""
+    """The programs of one run; writes settings.yaml, processes.json, logs/ and redis/ into the run's folder."""
 
     def __init__(self, settings: Settings, programs: Iterable[Program]) -> None:
         self.settings = settings
         self.programs = tuple(programs)
         self.folder = settings.run.folder.absolute()
-        self.supervisor = Supervisor()
+        self.supervisor = Supervisor(self.folder / _RECORD)
 
     def start(self) -> None:
         """Write the settings and start every program."""
