@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from reward_process import Service
 
+from forage_common.clients.reward import RewardClient
+from forage_common.settings import RewardSettings, Settings
 from forage_common.v1 import reward_pb2, trajectory_pb2
 
 StartReward = Callable[..., Service]
@@ -65,6 +68,17 @@ def test_rewards_probes_and_reflection_are_served(service: Service) -> None:
     )
     assert probe.status == health_pb2.HealthCheckResponse.SERVING
     assert "forage.v1.Reward" in ProtoReflectionDescriptorDatabase(service.channel).get_services()
+
+
+def test_a_client_lists_the_data_sources_that_have_a_reward(service: Service) -> None:
+    async def ask() -> frozenset[str]:
+        client = RewardClient(Settings(reward=RewardSettings(grpc_address=service.address)))
+        try:
+            return await client.list_data_sources()
+        finally:
+            await client.close()
+
+    assert asyncio.run(ask()) == {"world_facts", "nq", "composed", "shadowed", "user"}
 
 
 def test_sigterm_stops_the_service_in_order(start: StartReward) -> None:
