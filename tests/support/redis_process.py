@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from forage_common.settings import RedisSettings
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
@@ -32,6 +35,34 @@ def serve(
             yield server
         finally:
             server.kill()
+
+
+class RedisProcess:
+    """A durable server that can be killed and come back with what its file holds."""
+
+    def __init__(self, binary: str, folder: Path, port: str) -> None:
+        self.settings = RedisSettings(url=f"redis://127.0.0.1:{port}/0")
+        self._serve = lambda: serve(binary, folder, port, *DURABLE)
+        self._folder = folder
+        self._client = redis.Redis(port=int(port), retry=Retry(NoBackoff(), 0))
+        self._running = contextlib.ExitStack()
+        self.start()
+
+    def start(self) -> None:
+        self._running.enter_context(self._serve())
+
+    def kill(self) -> None:
+        self._running.close()
+
+    def flush(self) -> None:
+        self._client.flushall()
+
+    def tear(self, size: int) -> None:
+        """Kill the server, cut `size` bytes off its append-only file, fewer than its last record has, and start it."""
+        self.kill()
+        file = max(self._folder.glob("appendonlydir/*.incr.aof"), key=lambda path: path.stat().st_mtime)
+        os.truncate(file, max(0, file.stat().st_size - size))
+        self.start()
 
 
 def _wait_until_reachable(port: str) -> None:

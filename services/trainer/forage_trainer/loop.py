@@ -94,12 +94,16 @@ class TrainingLoop:
         self._rollbacks = Rollbacks(folder, trainer.guards.max_rollbacks)
         self._batches = make_batches(train.rows, settings)
         self._feeder = Feeder(settings, streams, self._batches, self._retry)
-        self._batcher = Batcher(streams, self._batches.batch_size, trainer, self._feeder, self._retry, health)
+        self._batcher = Batcher(
+            streams, self._batches.batch_size, trainer, self._feeder, self._retry, health, self._on_silence
+        )
         has_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
         self._step = PolicyStep(settings, worker, pad_id, worker if has_critic else None)
         self._step_files = StepFiles(settings)
         self._tracker = Tracker(settings)
-        self._validation = Validation(settings, streams, validation.rows, self._state, self._retry, health)
+        self._validation = Validation(
+            settings, streams, validation.rows, self._state, self._retry, health, self._on_silence
+        )
         self._validation_probe = ValidationProbe(settings, validation.rows, self._state) if trainer.probe.freq else None
         self._health = health
         self._version = 0
@@ -226,6 +230,9 @@ class TrainingLoop:
 
     def _acknowledge(self) -> None:
         self._batcher.forget(self._pending.acknowledge())
+
+    def _on_silence(self) -> None:
+        self._publisher.announce_again()
 
     def _is_stream_full(self) -> bool:
         """Whether trained groups must leave the stream now: at its limit the rollout service pauses."""

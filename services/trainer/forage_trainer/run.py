@@ -14,7 +14,7 @@ from forage_common.streams.durability import require_durability
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.checkpoints.rollbacks import RolledBackError
-from forage_trainer.data.batcher import BatchTimeoutError
+from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
 from forage_trainer.data.dataset import make_batches, report_questions
 from forage_trainer.data.routes import check_rewards
@@ -89,7 +89,7 @@ def run_leader(settings: Settings, stop: Stop) -> int:
     except RolledBackError as error:
         get_logger().error("rolled_back", reason=str(error))
         return EXIT_ROLLED_BACK
-    except (FencedError, BatchTimeoutError) as error:
+    except (FencedError, BatchTimeoutError, StaleGroupsError) as error:
         get_logger().error("trainer_gave_up", reason=str(error))
         return EXIT_FAILED
     finally:

@@ -25,6 +25,7 @@ class PendingSteps:
         self._streams = streams
         self._retry = retry
         self._pending: list[ConsumedStep] = []
+        self._acknowledged: list[ConsumedStep] = []
 
     @property
     def steps(self) -> tuple[ConsumedStep, ...]:
@@ -51,11 +52,13 @@ class PendingSteps:
     def acknowledge(self) -> list[bytes]:
         """Acknowledge every pending step and enter it in the ledger; call it once their checkpoint is durable.
 
+        Those of the call before are acknowledged again, which changes nothing unless the server lost that record.
+
         Returns:
             The ids of the entries that have left the stream.
         """
         acknowledged = []
-        for step in self._pending:
+        for step in [*self._acknowledged, *self._pending]:
             entry = LedgerEntry(
                 step=step.step,
                 group_uids=[group.uid for group in step.groups],
@@ -66,5 +69,5 @@ class PendingSteps:
             ids = [group.entry.encode() for group in step.groups]
             self._retry(partial(self._streams.acknowledge, entry, ids))
             acknowledged += ids
-        self._pending = []
+        self._acknowledged, self._pending = self._pending, []
         return acknowledged

@@ -100,6 +100,8 @@ class Arrivals:
         """The entries that answer a prompt of this run; the others are rejected."""
         admitted = []
         for entry in entries:
+            if entry.id in self._known:
+                continue  # delivered again by a server that lost the record of the delivery
             if self._is_issued(entry.message):
                 self._known.add(entry.id)
                 admitted.append(entry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -86,16 +86,19 @@ class Batcher:
         feeder: Feeder,
         retry: RedisRetry,
         health: Health,
+        on_silence: Callable[[], object] = lambda: None,
     ) -> None:
         """
         Args:
             feeder: issues stale groups again, and other questions for groups of equal rewards.
+            on_silence: called when nothing has arrived for a while.
         """
         self._size = batch_size
         self._settings = settings
         self._feeder = feeder
         self._retry = retry
         self._health = health
+        self._on_silence = on_silence
         self._arrivals = Arrivals(streams, streams.trajectories, retry, lambda batch: batch <= self._consumed)
         self._held: dict[int, dict[int, Entry[TrajectoryGroup]]] = {}
         self._consumed = 0
@@ -202,6 +205,7 @@ class Batcher:
 
     def _find_lost(self, number: int) -> bool:
         """Look for claimed groups that never reached us, and issue lost ones again. Whether there were any."""
+        self._on_silence()
         before = self._missing_positions(number)
         lost = self._arrivals.find_lost(number, self._accept, lambda: self._missing_positions(number))
         for position, (attempt, uid) in lost.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,7 @@ class Validation:
         state: StateFile,
         retry: RedisRetry,
         health: Health,
+        on_silence: Callable[[], object] = lambda: None,
     ) -> None:
         self._settings = settings
         self._streams = streams
@@ -66,6 +67,7 @@ class Validation:
         self._state = state
         self._retry = retry
         self._health = health
+        self._on_silence = on_silence
         self._folder = settings.run.folder / "validation"
         self._open: _Evaluation | None = None
         self._restored: dict[str, Any] = {}
@@ -195,6 +197,7 @@ class Validation:
 
     def _find_lost(self, evaluation: _Evaluation) -> bool:
         """As the batcher does."""
+        self._on_silence()
 
         def list_missing() -> list[int]:
             return [position for position in range(len(self._questions)) if position not in evaluation.answers]

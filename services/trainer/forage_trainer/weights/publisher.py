@@ -57,6 +57,7 @@ class Publisher:
         self._streams = streams
         self._shard_bytes = shard_bytes
         self._retry = retry
+        self._policy: Policy | None = None
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
 
@@ -91,7 +92,8 @@ class Publisher:
             files=[PolicyFile(name=file.name, digest=file.digest, bytes=file.bytes) for file in files],
             adapter=isinstance(weights, Adapter),
         )
-        self._retry(lambda: self._streams.publish(policy))
+        self._announce(policy)
+        self._policy = policy
         size, seconds = sum(file.bytes for file in files), time.perf_counter() - began
         PUBLISHED.inc()
         BYTES.set(size)
@@ -106,6 +108,15 @@ class Publisher:
         )
         self._delete_unserved(target)
         return policy
+
+    def announce_again(self) -> None:
+        """Announce the last policy again if the server has lost the announcement."""
+        if self._policy is not None and self._retry(self._streams.read_policy) != self._policy:
+            get_logger().warning("policy_announced_again", version=self._policy.version)
+            self._announce(self._policy)
+
+    def _announce(self, policy: Policy) -> None:
+        self._retry(lambda: self._streams.publish(policy))
 
     def _delete_unserved(self, current: Path) -> None:
         self._retry(self._streams.prune)

@@ -1,0 +1,326 @@
+"""A random walk over both ends of the streams, with deaths, lies and losses, on a real server.
+
+After every walk the run must end: each position of each batch trained exactly once, as in an undisturbed run,
+each step in the ledger as it is in the weights, and each validation with all its answers.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from redis_process import RedisProcess
+from trainer_parts import group
+
+from forage_common.errors import FencedError
+from forage_common.files.questions import Question
+from forage_common.settings import Settings, load_settings
+from forage_common.stop import Stop
+from forage_common.streams.client import Entry, StreamClient
+from forage_common.telemetry.health import Health
+from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt
+from forage_trainer.checkpoints.kept_groups import KeptGroups
+from forage_trainer.checkpoints.manifest import ConsumedStep
+from forage_trainer.checkpoints.pending import PendingSteps
+from forage_trainer.data.batcher import Batcher, BatchTimeoutError
+from forage_trainer.data.dataset import Batches
+from forage_trainer.data.feeder import Feeder
+from forage_trainer.reporting.progress import StateFile
+from forage_trainer.validation.evaluation import Validation
+from forage_trainer.waiting import RedisRetry
+
+SIZE, STEPS, KEPT = 2, 5, 2
+QUESTIONS = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
+BATCHES = Batches(QUESTIONS, SIZE, 0)
+Weights = dict[int, list[str]]
+"""What the policy has learned from: step → uids."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds, and whether it can still be read."""
+
+    weights: Weights
+    pending: tuple[ConsumedStep, ...]
+    epoch: int
+
+    @property
+    def step(self) -> int:
+        return len(self.weights)
+
+
+@dataclass
+class Trainer:
+    """The trainer's process around its step: real feeder, batcher, pending steps, kept groups, validation."""
+
+    settings: Settings
+    disk: dict[int, Checkpoint]
+    weights: Weights = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.streams = StreamClient(self.settings.redis, "test", 2.0)
+        retry, health = RedisRetry(Stop(), Health()), Health()
+        self.kept = KeptGroups(self.settings.run.folder / "groups")
+        self.feeder = Feeder(self.settings, self.streams, BATCHES, retry)
+        self.batcher = Batcher(self.streams, SIZE, self.settings.trainer, self.feeder, retry, health)
+        self.pending = PendingSteps(self.streams, retry)
+        self.validation = Validation(
+            self.settings, self.streams, QUESTIONS[:2], StateFile(self.settings.run.folder), retry, health
+        )
+        self.streams.create_groups()
+        newest = self.disk.get(max(self.disk, default=0), Checkpoint({}, (), 0))
+        self.streams.acquire_epoch(max((c.epoch for c in self.disk.values()), default=0))
+        ledger = self.streams.read_ledger()
+        self.replay_until = max(ledger, default=0)
+        assert self.kept.has(range(newest.step + 1, self.replay_until + 1)), "it could not go back"
+        self.weights = copy.deepcopy(newest.weights)
+        self.pending._pending = [step for step in newest.pending if step.step not in ledger]
+        self.publish()
+        self.batcher.forget(self.pending.acknowledge())
+        self.batcher.start(max(newest.step, self.replay_until))
+
+    @property
+    def step(self) -> int:
+        return len(self.weights)
+
+    def publish(self) -> None:
+        self.streams.publish(Policy(version=self.step, epoch=self.streams.epoch))
+
+    def train(self) -> None:
+        """Take the next step if its batch is complete."""
+        number = self.step + 1
+        if number > STEPS:
+            return
+        self.feeder.issue_up_to_bound(self.step)
+        if number <= self.replay_until:
+            batch = self.kept.read(number)
+        else:
+            batch = self.batcher.next_batch(number, 0.02)
+        self.weights[number] = [group.group_uid for group in batch.groups]
+        if number > self.replay_until:
+            self.pending.add(batch, self.streams.epoch, ())
+            self.batcher.mark_consumed(number)
+            self.kept.write(batch)
+        self.publish()
+
+    def save(self, dies: bool) -> None:
+        self.disk[self.step] = Checkpoint(copy.deepcopy(self.weights), self.pending.steps, self.streams.epoch)
+        for old in sorted(self.disk)[:-KEPT]:
+            del self.disk[old]
+        if dies:
+            raise KilledError
+        self.batcher.forget(self.pending.acknowledge())
+        self.kept.prune(min(self.disk) if len(self.disk) > 1 else 0)
+
+
+class KilledError(Exception):
+    """The process died here."""
+
+
+class DeliveryMachine(RuleBasedStateMachine):
+    """The walk. `server` and `folder` are set by the test."""
+
+    server: RedisProcess
+    folder: Path
+
+    @initialize()
+    def begin(self) -> None:
+        self.server.flush()
+        shutil.rmtree(self.folder / "runs", ignore_errors=True)
+        overrides = [f"redis.url={self.server.settings.url}", f"run.dir={self.folder / 'runs'}", "run.id=test"]
+        overrides += [
+            "redis.reclaim_idle_s=0.001",
+            "trainer.batch_timeout_s=0.02",
+            f"data.train_batch_size={SIZE}",
+            f"trainer.total_training_steps={STEPS}",
+        ]
+        self.settings = load_settings(None, overrides, {})
+        self.worker = StreamClient(self.settings.redis, "test", 2.0)
+        self.worker.create_groups()
+        self.torn = False
+        self.claimed: list[Entry[Prompt]] = []
+        self.disk: dict[int, Checkpoint] = {}
+        self.trainers = [Trainer(self.settings, self.disk)]
+
+    # The trainers; the last one is the latest.
+
+    def run_trainer(self, index: int, work: Callable[[Trainer], Any]) -> None:
+        """Let a trainer work; it ends where it is fenced or killed."""
+        trainer = self.trainers[index % len(self.trainers)]
+        try:
+            with suppress(BatchTimeoutError):
+                work(trainer)
+        except FencedError:
+            assert trainer is not self.trainers[-1], "the latest trainer is never fenced"
+            self.trainers.remove(trainer)
+        except KilledError:
+            self.replace(trainer)
+
+    def replace(self, trainer: Trainer) -> None:
+        self.trainers.remove(trainer)
+        if not self.trainers:
+            self.start_another()
+
+    @precondition(lambda self: len(self.trainers) < 3)
+    @rule()
+    def start_another(self) -> None:
+        self.trainers.append(Trainer(self.settings, self.disk))
+
+    @rule(index=st.integers(0, 2))
+    def kill_trainer(self, index: int) -> None:
+        self.replace(self.trainers[index % len(self.trainers)])
+
+    @rule(index=st.integers(0, 2))
+    def train(self, index: int) -> None:
+        self.run_trainer(index, Trainer.train)
+
+    @rule(index=st.integers(0, 2), dies=st.booleans())
+    def save(self, index: int, dies: bool) -> None:
+        self.run_trainer(index, lambda trainer: trainer.save(dies))
+
+    @rule(index=st.integers(0, 2), label=st.sampled_from(["step", "after"]))
+    def validate(self, index: int, label: str) -> None:
+        def work(trainer: Trainer) -> None:
+            if not trainer.validation.open_versions:
+                policy = Policy(version=trainer.step, epoch=trainer.streams.epoch)
+                trainer.validation.begin(label if label == "after" else f"step-{trainer.step}", policy)
+            trainer.validation.poll()
+
+        self.run_trainer(index, work)
+
+    @rule(index=st.integers(0, 2), count=st.integers(1, 3))
+    def lose_a_delivery(self, index: int, count: int) -> None:
+        self.run_trainer(index, lambda t: t.streams.claim_groups(t.streams.trajectories, count, 0.001))
+
+    @precondition(lambda self: len(self.disk) > 1)
+    @rule()
+    def damage_the_newest_checkpoint(self) -> None:
+        """Only seen by the next process; a process that runs goes on."""
+        del self.disk[max(self.disk)]
+        for trainer in list(self.trainers):
+            self.trainers.remove(trainer)
+        self.start_another()
+
+    # The workers: any may finish what any has claimed.
+
+    @rule(count=st.integers(1, 4))
+    def claim(self, count: int) -> None:
+        self.claimed += self.worker.claim_prompts("worker", count, 0.001)
+
+    @rule()
+    def reclaim(self) -> None:
+        self.claimed += self.worker.reclaim_prompts("another worker", 10)
+
+    @precondition(lambda self: self.claimed)
+    @rule(index=st.integers(0, 9), again=st.booleans())
+    def finish(self, index: int, again: bool) -> None:
+        entry = self.claimed[index % len(self.claimed)]
+        if not again:
+            self.claimed.remove(entry)
+        self.answer(entry)
+
+    def answer(self, entry: Entry[Prompt]) -> None:
+        asked = entry.message
+        reply = group(
+            asked.group_uid, [0.0, 1.0], asked.batch, asked.position, asked.attempt, version=asked.min_policy_version
+        )
+        self.worker.finish(entry, reply)
+
+    @rule()
+    def forget_claims(self) -> None:
+        self.claimed = []
+
+    # The server and what others write to it.
+
+    @rule(batch=st.integers(1, STEPS), position=st.integers(0, SIZE))
+    def forge(self, batch: int, position: int) -> None:
+        forged = group("q/train/999/0", [0.0, 1.0], batch, position)
+        self.worker._redis.xadd(self.worker.trajectories, {"m": forged.SerializeToString()})
+
+    @rule(of=st.sampled_from(["prompts", "trajectories"]))
+    def garble(self, of: str) -> None:
+        self.worker._redis.xadd(self.worker.key(of), {"m": b"\xff\xff"})
+
+    @rule(label=st.sampled_from(["step-0", "step-1", "after"]))
+    def drop_a_validation_stream(self, label: str) -> None:
+        self.worker._redis.delete(self.worker.key(f"validation-{label}"))
+
+    @precondition(lambda self: not self.torn)
+    @rule(size=st.integers(1, 12))
+    def tear_the_last_record(self, size: int) -> None:
+        """A power failure: the last write that was answered is lost."""
+        self.torn = True  # once a walk: it takes a while
+        self.server.tear(size)
+
+    def teardown(self) -> None:
+        """Let everybody work properly: the run must end, and be exact."""
+        if not hasattr(self, "trainers"):
+            return
+        if self.trainers:
+            self.trainers = [self.trainers[-1]]
+        trainer = Trainer(self.settings, self.disk)
+        done: set[str] = set()
+        for _ in range(80):
+            for entry in [*self.worker.claim_prompts("w", 50, 0.001), *self.worker.reclaim_prompts("w", 50)]:
+                self.answer(entry)
+            with suppress(BatchTimeoutError):
+                trainer.train()
+            trainer.save(dies=False)
+            if not trainer.validation.open_versions and "after" not in done:
+                trainer.validation.begin("after", Policy(version=trainer.step, epoch=trainer.streams.epoch))
+            with suppress(BatchTimeoutError):
+                trainer.validation.finish()
+            if not trainer.validation.open_versions and trainer.step == STEPS:
+                break
+        expected = {step: [BATCHES.group(step, p)[0] for p in range(SIZE)] for step in range(1, STEPS + 1)}
+        assert trainer.weights == expected, "trained as an undisturbed run"
+        ledger = {step: list(entry.group_uids) for step, entry in trainer.streams.read_ledger().items()}
+        assert ledger == expected, "and the ledger says the same"
+        assert trainer.streams.count_backlog(trainer.streams.trajectories) == 0
+        assert not trainer.validation.open_versions, "every wait ends"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where there is such a disk: every write is synced."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def server(redis_binary: str, folder: Path, free_address: Callable[[], str]) -> Iterator[RedisProcess]:
+    process = RedisProcess(redis_binary, folder / "redis", free_address().rpartition(":")[2])
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("data.batcher", "data.arrivals", "validation.evaluation"):
+        monkeypatch.setattr(f"forage_trainer.{module}.SILENCE_S", 0.0)
+    for module in ("data.batcher", "validation.evaluation"):
+        monkeypatch.setattr(f"forage_trainer.{module}._BLOCK_S", 0.001)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_run_ends_exactly_after_any_walk(server: RedisProcess, folder: Path) -> None:
+    DeliveryMachine.server, DeliveryMachine.folder = server, folder
+    examples = int(os.environ.get("FORAGE_WALKS", "40"))
+    run_state_machine_as_test(
+        DeliveryMachine,
+        settings=settings(
+            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
