@@ -42,7 +42,8 @@ class RedisProcess:
 
     def __init__(self, binary: str, folder: Path, port: str) -> None:
         self.settings = RedisSettings(url=f"redis://127.0.0.1:{port}/0")
-        self._serve = lambda: serve(binary, folder, port, *DURABLE)
+        # A blocked call ends with the next tick of the server.
+        self._serve = lambda: serve(binary, folder, port, *DURABLE, "--hz", "500")
         self._folder = folder
         self._client = redis.Redis(port=int(port), retry=Retry(NoBackoff(), 0))
         self._running = contextlib.ExitStack()

@@ -103,10 +103,7 @@ class Trainer:
         if number > STEPS:
             return
         self.feeder.issue_up_to_bound(self.step)
-        if number <= self.replay_until:
-            batch = self.kept.read(number)
-        else:
-            batch = self.batcher.next_batch(number, 0.02)
+        batch = self.kept.read(number) if number <= self.replay_until else self.batcher.next_batch(number, 0.02)
         self.weights[number] = [group.group_uid for group in batch.groups]
         if number > self.replay_until:
             self.pending.add(batch, self.streams.epoch, ())
@@ -201,7 +198,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 2), count=st.integers(1, 3))
     def lose_a_delivery(self, index: int, count: int) -> None:
-        self.run_trainer(index, lambda t: t.streams.claim_groups(t.streams.trajectories, count, 0.001))
+        self.run_trainer(index, lambda t: t.streams.claim_groups(t.streams.trajectories, count, 0.0))
 
     @precondition(lambda self: len(self.disk) > 1)
     @rule()
@@ -216,7 +213,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def claim(self, count: int) -> None:
-        self.claimed += self.worker.claim_prompts("worker", count, 0.001)
+        self.claimed += self.worker.claim_prompts("worker", count, 0.0)
 
     @rule()
     def reclaim(self) -> None:
@@ -272,7 +269,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         trainer = Trainer(self.settings, self.disk)
         done: set[str] = set()
         for _ in range(80):
-            for entry in [*self.worker.claim_prompts("w", 50, 0.001), *self.worker.reclaim_prompts("w", 50)]:
+            for entry in [*self.worker.claim_prompts("w", 50, 0.0), *self.worker.reclaim_prompts("w", 50)]:
                 self.answer(entry)
             with suppress(BatchTimeoutError):
                 trainer.train()

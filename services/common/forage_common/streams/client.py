@@ -317,7 +317,7 @@ class StreamClient:
 
     def _claim(self, stream: str, kind: type[M], consumer: str, count: int, block_s: float) -> list[Entry[M]]:
         # Blocking stays below the socket's timeout: else an idle wait looks like a dead server.
-        block_ms = max(1, int(min(block_s, self._settings.timeout_s / 2) * 1000))
+        block_ms = int(min(block_s, self._settings.timeout_s / 2) * 1000) or None
         found = self._call(self._redis.xreadgroup, GROUP, consumer, {stream: ">"}, count=count, block=block_ms)
         return [entry for _, rows in found or [] for entry in self._decode(stream, kind, rows)]
 
