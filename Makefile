@@ -6,7 +6,7 @@ UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.txt mkdocs
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-long test-compose lint format docs docs-serve reference dashboards \
-  chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start soak-reward version release clean
+  chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start simulate soak-reward version release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ bench-faiss: setup ## compare FAISS index types over a million vectors (PASSAGES
 
 bench-retriever-start: setup ## time the retriever's start over a million passages (PASSAGES=1000000)
 	@.venvs/retriever/bin/python benchmarks/retriever/start_bench.py $(PASSAGES)
+
+simulate: setup ## try seeded schedules of a simulated run: crashes, pauses, lost replies, … (SEEDS=1000)
+	@.venvs/trainer/bin/python scripts/simulate.py $(or $(SEEDS),1000)
 
 soak-reward: setup ## run the reward service under full load with faults (MINUTES=5)
 	@.venvs/reward/bin/python benchmarks/reward/soak.py $(or $(MINUTES),5)

@@ -1,0 +1,112 @@
+"""Rules of the programs, each put out of force: the simulation must notice every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from forage_common.files import durable
+from forage_common.streams import client
+from forage_common.streams.client import StreamClient
+from forage_rollout.dispatcher import Dispatcher
+from forage_trainer.checkpoints.kept_groups import KeptGroups
+from forage_trainer.checkpoints.pending import PendingSteps
+from forage_trainer.data.arrivals import Arrivals
+from forage_trainer.data.batcher import Batcher
+from simulation import programs  # noqa: F401 - replaces the maths before the trainer is imported
+
+
+@contextmanager
+def _replace(*parts: tuple[Any, str, Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in parts:
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+def _without_fence() -> AbstractContextManager[None]:
+    fence = client.read_script("fence")
+    scripts = {
+        name: client.read_script(name).replace(fence, "") for name in ("acknowledge", "discard", "issue", "reclaim")
+    }
+    scripts |= {name: client.read_script(name).replace(fence, "") for name in ("close_stream", "prune", "publish")}
+    read = client.read_script
+    return _replace(
+        (client, "read_script", lambda name: scripts.get(name) or read(name)),
+        (StreamClient, "check_epoch", lambda _: None),
+    )
+
+
+async def _never(*_: Any) -> None:
+    await asyncio.Event().wait()
+
+
+async def _at_once(*_: Any) -> bool:
+    return True
+
+
+def _reclaim_known() -> tuple[Any, str, Any]:
+    real = StreamClient.reclaim_groups
+    return StreamClient, "reclaim_groups", lambda self, stream, known: real(self, stream, ())
+
+
+def _nothing_lost() -> tuple[Any, str, Any]:
+    def find_lost(self: Arrivals, batch: int, accept: Callable[[Any], object], list_missing: object) -> dict[int, Any]:
+        accept(self.reclaim())
+        return {}
+
+    return Arrivals, "find_lost", find_lost
+
+
+@dataclass(frozen=True)
+class BrokenRule:
+    """A rule. kinds: faults that it is there for; break_it: puts it out of force."""
+
+    name: str
+    kinds: tuple[str, ...]
+    break_it: Callable[[], AbstractContextManager[None]]
+
+
+_CRASHES = ("crash before", "crash after")
+BROKEN_RULES = (
+    BrokenRule("a replaced trainer is fenced off", ("second trainer",), _without_fence),
+    BrokenRule(
+        "prompts of a dead dispatcher are taken over", _CRASHES, lambda: _replace((Dispatcher, "_reclaim", _never))
+    ),
+    BrokenRule(
+        "groups that an earlier trainer claimed are taken over",
+        _CRASHES,
+        lambda: _replace((Arrivals, "reclaim", lambda _: []), _nothing_lost()),
+    ),
+    BrokenRule(
+        "consumed groups stay until their checkpoint", _CRASHES, lambda: _replace(_reclaim_known(), _nothing_lost())
+    ),
+    BrokenRule("lost groups are issued again", ("group deleted", "prompt deleted"), lambda: _replace(_nothing_lost())),
+    BrokenRule(
+        "tokens are not older than max_staleness",
+        _CRASHES,
+        lambda: _replace(
+            (Dispatcher, "_wait_until_policy_served", _at_once), (Batcher, "_drop_stale", lambda *_: None)
+        ),
+    ),
+    BrokenRule(
+        "a checkpoint names what is not acknowledged",
+        _CRASHES,
+        lambda: _replace((PendingSteps, "restore", lambda *_: None)),
+    ),
+    BrokenRule(
+        "the groups of young checkpoints are kept",
+        ("damaged checkpoint",),
+        lambda: _replace((KeptGroups, "write", lambda *_: None)),
+    ),
+    BrokenRule(
+        "temporary files of living processes stay",
+        ("second trainer",),
+        lambda: _replace((durable, "is_abandoned", lambda _: True)),
+    ),
+)

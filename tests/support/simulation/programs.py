@@ -1,0 +1,449 @@
+"""The programs of a simulated run: the real trainer, dispatcher, follower and supervisor around a stub of the maths.
+
+The stub's weights are the list of all groups that they were trained on: a checkpoint shows what it has absorbed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forage_common.errors import FencedError, UserError
+from forage_common.files.questions import Question, Questions
+from forage_common.settings import Settings
+from forage_common.stop import Stop, Stopped
+from forage_common.streams.client import StreamClient
+from forage_common.streams.prompt_identity import build_group, with_prompt_identity
+from forage_common.telemetry.health import Health
+from forage_common.v1.trajectory_pb2 import (
+    GroundTruth,
+    Policy,
+    PolicySegment,
+    Prompt,
+    Score,
+    Status,
+    Trajectory,
+    TrajectoryGroup,
+)
+from simulation.event_loop import run_async
+from simulation.world import Process, Signal, World
+
+
+class Stopwatch:
+    """The part of the real one that the loop uses; that one's module imports the maths."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str, traced: bool = True) -> Iterator[None]:
+        yield
+
+
+class StubWorker:
+    """Weights that are the list of the groups they were trained on: [step, [[position, uid, attempt], …]]."""
+
+    parameters, world_size = 100, 1
+
+    def __init__(self, programs: Programs) -> None:
+        self.programs = programs
+        self.world = programs.world
+        self.trained: list[list[Any]] = []
+
+    def save(self, folder: Path, step: int) -> None:
+        (folder / "weights.json").write_text(json.dumps(self.trained))
+
+    def load(self, folder: Path) -> None:
+        self.trained = json.loads((folder / "weights.json").read_text())
+
+    def weights(self, dtype: Any) -> dict[str, torch.Tensor]:
+        digest = hashlib.sha256(json.dumps(self.trained).encode()).digest()
+        return {"weights": torch.tensor(list(digest[:8]), dtype=torch.float32)}
+
+
+class StubStep:
+    """A step that takes time and absorbs its batch; it has the interface of `PolicyStep`."""
+
+    def __init__(self, settings: Settings, worker: StubWorker, pad_id: int, critic: Any = None) -> None:
+        self._max_staleness = settings.trainer.max_staleness
+        self._worker = worker
+        self.kl = self
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    def __call__(
+        self, batch: Any, policy: Policy, clock: Stopwatch, check: Callable[[], None], on_record: Any = None
+    ) -> dict[str, Any]:
+        worker, programs = self._worker, self._worker.programs
+        for group in batch.groups:
+            versions = [segment.version for row in group.trajectories for segment in row.segments]
+            oldest = min(versions, default=policy.version)  # a group that failed has no tokens
+            if policy.version - oldest > self._max_staleness:
+                worker.world.failures.append(
+                    f"staleness: step {batch.number} trains version {policy.version} on tokens of version {oldest}, "
+                    f"and max_staleness is {self._max_staleness}"
+                )
+        for _ in range(2):
+            worker.world.sleep(programs.draw_seconds("step") / 2)
+            check()
+        is_bad, programs.next_step_is_bad = programs.next_step_is_bad, False
+        worker.trained.append([batch.number, [[g.position, g.group_uid, g.attempt] for g in batch.groups]])
+        rows = sum(len(group.trajectories) for group in batch.groups)
+        figures = {"tokens": rows, "trajectories": rows, "failed": 0, "dead_groups": 0, "reward_mean": 1.0}
+        return figures | {"loss": math.nan if is_bad else 0.0, "grad_norm": 1.0} | batch.metrics
+
+
+def _replace_maths() -> None:
+    """Put stubs in place of the modules that take most of the time to import, before the loop is imported."""
+    parts = {
+        "forage_trainer.engine.policy_worker": {"PolicyWorker": StubWorker},
+        "forage_trainer.step": {"PolicyStep": StubStep, "Stopwatch": Stopwatch},
+        "forage_trainer.reporting.trajectories": {
+            "StepFiles": lambda settings: types.SimpleNamespace(is_kept=lambda _: False)
+        },
+        "forage_trainer.validation.probe": {"ValidationProbe": None},
+    }
+    for name, members in parts.items():
+        assert name not in sys.modules, f"{name} is imported already: start the simulation in a process of its own"
+        module = types.ModuleType(name)
+        module.__dict__.update(members)
+        sys.modules[name] = module
+
+
+_replace_maths()
+
+from forage_cli.local.processes import Service, ServiceDiedError, Supervisor  # noqa: E402
+from forage_rollout.deployments import follower  # noqa: E402
+from forage_rollout.dispatcher import Dispatcher  # noqa: E402
+from forage_rollout.weights.policy import PolicyError, find_oldest, has_reached, is_newer, verify_files  # noqa: E402
+from forage_trainer.checkpoints.rollbacks import RolledBackError  # noqa: E402
+from forage_trainer.data.batcher import BatchTimeoutError  # noqa: E402
+from forage_trainer.loop import TrainingLoop  # noqa: E402
+from forage_trainer.run import EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED  # noqa: E402
+from forage_trainer.waiting import CALL_TIMEOUT_S  # noqa: E402
+
+follower.POLL_INTERVAL_S = 0.5  # polls are most of what is simulated
+REDIS_TIMEOUT_S = 4.0
+"""As in the rollout service, whose module needs Ray."""
+
+
+class _Stop(Stop):
+    """A stop request that wakes sleepers on the virtual clock."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self._signal = Signal()
+
+    def request(self) -> None:
+        super().request()
+        self._world.set(self._signal)
+
+    def sleep(self, seconds: float) -> None:
+        if not self.is_requested:
+            self._world.wait(self._signal, seconds)
+        self.check()
+
+
+def make_questions(count: int, split: str) -> Questions:
+    """Questions without text: the stub engine needs none."""
+    rows = (Question("facts", split, i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(count))
+    return Questions(tuple(rows), "digest")
+
+
+class Programs:
+    """Starts the programs of one run.
+
+    note: called with what should be seen in a history; errors: the sentences of trainers that ended with exit code 2.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        settings: Settings,
+        questions: tuple[Questions, Questions],
+        draw_seconds: Callable[[str], float],
+        engines: int,
+        note: Callable[[str], None],
+    ) -> None:
+        self.world = world
+        self.settings = settings
+        self.engines_fail_until = 0.0
+        self.engines_stall_until = 0.0
+        self.next_step_is_bad = False
+        self.errors: list[str] = []
+        self._questions = questions
+        self.draw_seconds = draw_seconds
+        self._engines = engines
+        self._note = note
+        self._stops: dict[Process, _Stop] = {}
+
+    def start(self, name: str) -> Process:
+        """Start a program by the name of its service."""
+        main = self._train if name == "trainer" else self._roll_out
+        process = Process(self.world, name, main)
+        self._stops[process] = _Stop(self.world)
+        return process
+
+    def terminate(self, process: Process) -> None:
+        """Send SIGTERM."""
+        if process.name == "trainer":
+            self._stops[process].request()
+        else:
+            process.end(143)
+
+    def _train(self) -> int:
+        """What `forage_trainer.run.run_leader` does, without files of questions and without the engine."""
+        world = self.world
+        process = world.process
+        assert process is not None
+        world.sleep(self.draw_seconds("start"))
+        worker = StubWorker(self)
+        streams = StreamClient(self.settings.redis, self.settings.run.id, CALL_TIMEOUT_S)
+        stop = self._stops[process]
+        try:
+            TrainingLoop(self.settings, streams, worker, *self._questions, 0, stop, Health()).run()  # type: ignore[arg-type]
+        except Stopped:
+            return EXIT_STOPPED
+        except UserError as error:
+            self._note(f"gives up: {error}")
+            self.errors.append(str(error))
+            return error.exit_code
+        except RolledBackError as error:
+            self._note(f"rolls back: {error}")
+            return EXIT_ROLLED_BACK
+        except (FencedError, BatchTimeoutError) as error:
+            self._note(f"gives up: {error}")
+            return EXIT_FAILED
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._note(f"dies: {error}")
+            return EXIT_FAILED
+        return 0
+
+    def _roll_out(self) -> int:
+        self.world.sleep(self.draw_seconds("start"))
+        return run_async(self.world, self._dispatch)
+
+    async def _dispatch(self) -> int:
+        world, settings = self.world, self.settings
+        process = world.process
+        assert process is not None
+        streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S)
+        engines = [_Engine(self, streams, f"{process.name}-{process.started:.3f}-{i}") for i in range(self._engines)]
+
+        async def run_group(prompt: Prompt) -> TrajectoryGroup:
+            return await engines[int(world.random.random() * len(engines))].sample(prompt, self.draw_seconds("sample"))
+
+        async def wait_for_policy(version: int, epoch: int, timeout_s: float) -> Policy | None:
+            waits = [
+                engine.wait_for_policy(version, epoch, timeout_s) for engine in engines if not engine.out_of_service
+            ]
+            return find_oldest(await asyncio.gather(*waits), Policy(version=version, epoch=epoch))
+
+        async def wait_for_services() -> None:
+            await asyncio.sleep(self.draw_seconds("check"))
+
+        dispatcher = Dispatcher(settings, streams, run_group, wait_for_policy, wait_for_services)
+        await asyncio.gather(dispatcher.run(), *(engine.run() for engine in engines))
+        return 1
+
+
+class _Engine:
+    """A stub of the engine: it loads real policy folders, and samples by waiting."""
+
+    def __init__(self, programs: Programs, streams: StreamClient, name: str) -> None:
+        self.serving: Policy | None = None
+        self.out_of_service = ""
+        self._programs = programs
+        self._streams = streams
+        self._name = name
+        self._changed = asyncio.Condition()
+
+    async def run(self) -> None:
+        await follower.catch_up(self._streams, self)  # type: ignore[arg-type]
+        await follower.follow_policy(self._streams, self, self._name)  # type: ignore[arg-type]
+
+    async def load_policy(self, policy: Policy, allow_older: bool = False) -> None:
+        if not allow_older and not is_newer(policy, self.serving):
+            raise PolicyError("not newer")
+        verify_files(policy, Path(policy.uri))
+        await asyncio.sleep(self._programs.draw_seconds("load"))
+        async with self._changed:
+            self.serving = policy
+            self.out_of_service = ""
+            self._changed.notify_all()
+
+    async def wait_for_policy(self, version: int, epoch: int, timeout_s: float) -> Policy | None:
+        def reached() -> bool:
+            return has_reached(self.serving, version, epoch)
+
+        async with self._changed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait_for(reached), timeout_s)
+        return self.serving
+
+    async def sample(self, prompt: Prompt, seconds: float) -> TrajectoryGroup:
+        """Sample all trajectories of a prompt; policies that are loaded meanwhile go on with them."""
+        if self.out_of_service:
+            raise RuntimeError(self.out_of_service)
+        used = [self.serving]
+        for _ in range(2):
+            await asyncio.sleep(max(seconds / 2, self._programs.engines_stall_until - self._programs.world.now))
+            if self._programs.engines_fail_until > self._programs.world.now:
+                raise RuntimeError("the engine failed")
+            used.append(self.serving)
+        if None in used:
+            raise RuntimeError("the engine has no policy")
+        segments = [
+            PolicySegment(version=policy.version, epoch=policy.epoch, begin=i, end=i + 1)
+            for i, policy in enumerate(used)
+            if policy is not None
+        ]
+        return build_group(
+            prompt, [_build_trajectory(prompt, sample, segments) for sample in range(max(1, prompt.samples))]
+        )
+
+
+def score(uid: str, sample: int) -> float:
+    """The reward of a sample: it follows from the question, and about half of the groups of two have equal ones."""
+    return float(hashlib.sha256(f"{uid}/{sample}".encode()).digest()[0] % 2)
+
+
+def _build_trajectory(prompt: Prompt, sample: int, segments: list[PolicySegment]) -> Trajectory:
+    total, length = score(prompt.group_uid, sample), len(segments)
+    trajectory = Trajectory(
+        token_ids=[1] * (length + 1),
+        prompt_length=1,
+        loss_mask=[1] * length,
+        turn_ids=[1] * length,
+        logprobs=[-1.0] * length,
+        segments=segments,
+        score=Score(status=Status.STATUS_OK, total=total),
+        validation_score=Score(status=Status.STATUS_OK, total=total),
+        finished=True,
+        status=Status.STATUS_OK,
+    )
+    return with_prompt_identity(trajectory, prompt, sample)
+
+
+class _Handle:
+    """A running service as `subprocess.Popen` shows it. is_lost: the supervisor takes it for dead, and it is not."""
+
+    def __init__(self, programs: Programs, process: Process) -> None:
+        self.process = process
+        self.is_lost = False
+        self._programs = programs
+
+    def poll(self) -> int | None:
+        return 1 if self.is_lost else self.process.code
+
+    def terminate(self) -> None:
+        self._programs.terminate(self.process)
+
+    def kill(self) -> None:
+        if not self.is_lost:
+            self.process.end()
+
+    def wait(self, timeout: float) -> int:
+        if self.process.is_alive:
+            self._programs.world.wait(self.process.ended, timeout)
+        if self.process.code is None:
+            raise subprocess.TimeoutExpired(self.process.name, timeout)
+        return self.process.code
+
+
+class SimulatedSupervisor(Supervisor):
+    """The real supervisor; only the start of a process and the search for leftovers are replaced."""
+
+    def __init__(self, programs: Programs) -> None:
+        super().__init__()
+        self._programs = programs
+
+    def lose(self, name: str) -> Process | None:
+        """Take a service for dead although it is not, as where its node is out of reach."""
+        handle: Any = self._running[name].process if name in self._running else None
+        if handle is None or handle.process.code is not None:
+            return None
+        handle.is_lost = True
+        process: Process = handle.process
+        return process
+
+    def leave_services(self) -> list[Process]:
+        """Send every service the signal that Linux sends it when its supervisor has died."""
+        processes = [running.process.process for running in self._running.values() if running.process is not None]
+        for process in processes:
+            self._programs.terminate(process)
+        return processes
+
+    def _spawn(self, running: Any) -> None:
+        running.process = _Handle(self._programs, self._programs.start(running.service.name))
+        running.started = time.monotonic()
+
+    def _kill_leftovers(self, running: Any) -> None:
+        if running.process is not None and not running.process.is_lost:
+            running.process.process.end()
+
+
+class Operator:
+    """Runs `forage up --train` until the trainer is done, and starts it again when it ended before."""
+
+    PATIENCE_S = 10.0
+
+    def __init__(self, programs: Programs, rollouts: int, folder: Path) -> None:
+        self.is_done = False
+        self.supervisor: SimulatedSupervisor | None = None
+        self._is_killed = False
+        self._programs = programs
+        self._names = [*(f"rollout-{i}" for i in range(1, rollouts + 1)), "trainer"]
+        self._log = folder / "service.log"
+        self._log.write_text("ended\n")
+
+    def run(self) -> int:
+        while not self.is_done:
+            self._supervise()
+            self._programs.world.sleep(self.PATIENCE_S)
+        return 0
+
+    def _supervise(self) -> None:
+        supervisor = self.supervisor = SimulatedSupervisor(self._programs)
+        self._is_killed = False
+        try:
+            for name in self._names:
+                supervisor.start(Service(name, [name], self._log, job=name == "trainer"))
+            while not supervisor.is_done("trainer"):
+                self._programs.world.sleep(0.5)
+                if self._is_killed:
+                    return
+                supervisor.tick()
+            self.is_done = True
+        except (UserError, ServiceDiedError):
+            pass
+        finally:
+            if not self._is_killed:
+                supervisor.stop()
+
+    def kill_supervisor(self) -> list[Process]:
+        """Kill the supervisor: Linux sends its services SIGTERM. Returns those that live on for now."""
+        self._is_killed = True
+        assert self.supervisor is not None
+        return self.supervisor.leave_services()

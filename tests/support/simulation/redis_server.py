@@ -1,0 +1,150 @@
+"""The server of a simulated run, and the client that a process has of it: redis-py, without a network."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from typing import Any
+from unittest import mock
+
+import redis
+
+from forage_common.streams import client
+from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from simulation.redis_store import Store, Stream
+from simulation.world import Process, Signal, World
+
+_LATENCY_S = 0.002
+Hook = Callable[[str, Callable[[], Any]], Any]
+"""Called around every command that may change something: (what it is, the command)."""
+
+
+@cache
+def _name_scripts() -> dict[bytes, str]:
+    files = (resources.files("forage_common.streams") / "scripts").iterdir()
+    names = [file.name.removesuffix(".lua") for file in files]
+    return {hashlib.sha1(client.read_script(name).encode()).hexdigest().encode(): name for name in names}
+
+
+class Server:
+    """One server; `down_until` says until when it refuses connections."""
+
+    def __init__(self, world: World) -> None:
+        self.store = Store(lambda: int((world.wall_offset + world.now) * 1000))
+        self.down_until = 0.0
+        self.unreachable_until: dict[Process, float] = {}
+        self.changed = Signal()
+        self._world = world
+
+    def execute(self, command: tuple[Any, ...]) -> Any:
+        before = self.store.changes
+        try:
+            return self.store.execute(*command)
+        finally:
+            if self.store.changes != before:
+                self._world.set(self.changed)
+
+    def forget_all(self) -> None:
+        """Lose all data, as with a lost volume."""
+        self.store.data.clear()
+        self._world.set(self.changed)
+
+    def delete_entry(self, is_prompt: bool) -> None:
+        """Delete an entry of a stream, as a careless operator may."""
+        if found := self._pick(is_prompt):
+            key, id, _ = found
+            del self.store.data[key].entries[id]
+
+    def garble_group(self) -> None:
+        """Replace the content of a group by what is no message."""
+        if found := self._pick(is_prompt=False):
+            found[2][:] = [b"m", b"\xff\xff\xff"]
+
+    def forge_group(self) -> None:
+        """Add a copy of a group under the name of one that was never issued."""
+        if found := self._pick(is_prompt=False):
+            key, _, fields = found
+            group = TrajectoryGroup.FromString(fields[1])
+            group.group_uid += "0"
+            self.store.execute("XADD", key, "*", "m", group.SerializeToString())
+            self._world.set(self.changed)
+
+    def _pick(self, is_prompt: bool) -> tuple[bytes, tuple[int, int], list[bytes]] | None:
+        """Some entry of a stream, if there is one: (key, id, fields)."""
+        streams = {
+            key: value
+            for key, value in self.store.data.items()
+            if isinstance(value, Stream) and not key.endswith(b"rejected") and key.endswith(b"prompts") == is_prompt
+        }
+        entries = [(key, id, fields) for key, stream in streams.items() for id, fields in stream.entries.items()]
+        return self._world.random.choice(entries) if entries else None
+
+    def refuses(self, process: Process | None) -> bool:
+        """Whether a process gets no connection now."""
+        now = self._world.now
+        return self.down_until > now or (process is not None and self.unreachable_until.get(process, 0.0) > now)
+
+
+class Client(redis.Redis):
+    """redis-py's client with its retries, over a simulated connection."""
+
+    def connect(self, world: World, server: Server, on_command: Hook) -> None:
+        self._world, self._server, self._on_command = world, server, on_command
+        self._again = self.connection_pool.connection_kwargs["retry"]
+        self._again.update_supported_errors(self.connection_pool.connection_kwargs.get("retry_on_error") or [])
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        name = args[0]
+        response = self._again.call_with_retry(lambda: self._send(name, args), lambda _: None)
+        options.pop("keys", None)  # for a cache that is not used
+        callback = self.response_callbacks.get(name)
+        return callback(response, **options) if callback is not None else response
+
+    def _send(self, name: str, args: tuple[Any, ...]) -> Any:
+        world, server = self._world, self._server
+        world.sleep(world.random.random() * _LATENCY_S)
+        if server.refuses(world.process):
+            raise redis.ConnectionError("connection refused")
+        response = self._on_command(self._describe(name, args), lambda: self._execute(args))
+        if "XREADGROUP" in name and response is None:
+            response = self._block(args)
+        world.sleep(world.random.random() * _LATENCY_S)
+        return response
+
+    def _execute(self, args: tuple[Any, ...]) -> Any:
+        if self._server.refuses(self._world.process):
+            raise redis.ConnectionError("connection closed by server")
+        return self._server.execute(args)
+
+    def _block(self, args: tuple[Any, ...]) -> Any:
+        world = self._world
+        words = [part.upper() if isinstance(part, str) else part for part in args]
+        if "BLOCK" not in words and b"BLOCK" not in words:
+            return None
+        block = args[(words.index("BLOCK") if "BLOCK" in words else words.index(b"BLOCK")) + 1]
+        end = world.now + int(block) / 1000
+        while world.now < end and world.wait(self._server.changed, end - world.now):
+            response = self._on_command("claim", lambda: self._execute(args))
+            if response is not None:
+                return response
+        return None
+
+    def _describe(self, name: str, args: tuple[Any, ...]) -> str:
+        if name == "EVALSHA":
+            sha = args[1].encode() if isinstance(args[1], str) else args[1]
+            return _name_scripts().get(sha, "script") if self._server.store.knows(sha) else "unknown script"
+        return name.lower()
+
+
+def patch_connections(world: World, server: Server, on_command: Hook) -> Any:
+    """Let `redis.Redis.from_url` connect to the simulated server."""
+    real = redis.Redis.from_url.__func__  # type: ignore[attr-defined]
+
+    def from_url(url: str, **options: Any) -> Client:
+        client: Client = real(Client, url, protocol=2, **options)
+        client.connect(world, server, on_command)
+        return client
+
+    return mock.patch.object(redis.Redis, "from_url", from_url)

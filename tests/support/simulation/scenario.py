@@ -1,0 +1,154 @@
+"""What a seed stands for: the settings of a run, how long everything takes, and the faults that hit it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forage_common.settings import Settings
+
+KINDS = (
+    "crash before",
+    "crash after",
+    "pause before",
+    "pause after",
+    "lost reply",
+    "redis down",
+    "second trainer",
+    "damaged checkpoint",
+    "disk full",
+    "clock jump",
+    "redis lost",
+    "out of reach",
+    "prompt deleted",
+    "group deleted",
+    "group garbled",
+    "group forged",
+    "engines fail",
+    "engines stall",
+    "bad step",
+    "stop",
+    "supervisor killed",
+)
+_TRAINER_ONLY = {"second trainer", "damaged checkpoint", "disk full", "bad step"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens at the n-th commit of a service, counted over its restarts.
+
+    A commit is a command that changes Redis, or a file that appears under its name. delay_s: how long after the commit
+    a crash comes. seconds: how long the fault lasts, or how far a clock jumps.
+    """
+
+    service: str
+    commit: int
+    kind: str
+    seconds: float = 0.0
+    delay_s: float = 0.0
+
+    def __str__(self) -> str:
+        later = f", {self.delay_s:.1f} s later" if self.delay_s else ""
+        lasts = f" ({self.seconds:.1f} s)" if self.seconds else ""
+        return f"{self.kind}{lasts} at commit {self.commit} of {self.service}{later}"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The run of one seed. ranges: shortest and longest seconds of each activity, drawn log-uniformly."""
+
+    seed: int
+    steps: int
+    batch_size: int
+    max_staleness: int
+    save_freq: int
+    test_freq: int
+    validation_mode: str
+    max_refills: int
+    keep: int
+    rollouts: int
+    engines: int
+    in_flight: int
+    ranges: dict[str, tuple[float, float]]
+    faults: tuple[Fault, ...]
+
+    def build_settings(self, folder: Path) -> Settings:
+        return Settings.model_validate(
+            {
+                "run": {"id": "run", "dir": folder, "seed": self.seed},
+                "redis": {"url": "redis://127.0.0.1:1/0"},
+                "model": {"path": folder / "model"},
+                "data": {"train_batch_size": self.batch_size},
+                "rollout": {"n": 2, "max_groups_in_flight": self.in_flight},
+                "trainer": {
+                    "total_training_steps": self.steps,
+                    "max_staleness": self.max_staleness,
+                    "save_freq": self.save_freq,
+                    "test_freq": self.test_freq,
+                    "validation_mode": self.validation_mode,
+                    "max_ckpt_to_keep": self.keep,
+                    "max_refills": self.max_refills,
+                    "batch_timeout_s": 180.0,
+                    "rollout_data_freq": 0,
+                    "guards": {"non_finite": {"action": "rollback"}, "max_rollbacks": 10},
+                    "algorithm": {"filter_groups": self.max_refills > 0},
+                    "actor": {"ppo_mini_batch_size": self.batch_size},
+                },
+            }
+        )
+
+
+def draw_scenario(seed: int, kinds: Sequence[str] = KINDS) -> Scenario:
+    """The scenario of a seed, with faults of these kinds."""
+    draw = random.Random(seed)
+    steps, batch_size = draw.randint(3, 7), draw.randint(1, 3)
+    rollouts = draw.choice((1, 1, 2))
+    slow = draw.random() < 0.4
+    ranges = {
+        "start": (1.0, 20.0),
+        "step": (0.1, 10.0),
+        "sample": (5.0, 40.0) if slow else (0.2, 6.0),
+        "load": (0.05, 5.0),
+        "check": (0.01, 1.0),
+    }
+    commits = {"trainer": 20 + steps * (batch_size + 9)}
+    commits |= {f"rollout-{i}": 10 + 4 * steps * batch_size for i in range(1, rollouts + 1)}
+    count = min(6, int(draw.expovariate(0.5)) + 1)
+    return Scenario(
+        seed=seed,
+        steps=steps,
+        batch_size=batch_size,
+        max_staleness=draw.choice((0, 1, 1, 2)),
+        save_freq=draw.choice((1, 2, 3, 5)),
+        test_freq=draw.choice((-1, 2)),
+        validation_mode=draw.choice(("paused", "overlapped")),
+        max_refills=draw.choice((0, 0, 1)),
+        keep=draw.choice((2, 3)),
+        rollouts=rollouts,
+        engines=draw.choice((1, 2)),
+        in_flight=draw.choice((2, 32)),
+        ranges=ranges,
+        faults=tuple(_draw_fault(draw, commits, kinds) for _ in range(count)),
+    )
+
+
+def _draw_fault(draw: random.Random, commits: dict[str, int], kinds: Sequence[str]) -> Fault:
+    kind = draw.choice(kinds)
+    service = "trainer" if kind in _TRAINER_ONLY or draw.random() < 0.6 else draw.choice(list(commits))
+    long = 10 ** draw.uniform(0, 2.78)  # 1 to 600 s
+    seconds: Any = {
+        "pause before": long,
+        "pause after": long,
+        "redis down": 10 ** draw.uniform(-1, 2),
+        "second trainer": draw.choice((0.0, long)),
+        "disk full": 10 ** draw.uniform(0, 2),
+        "clock jump": draw.choice((-1, 1)) * 10 ** draw.uniform(0, 3.5),
+        "out of reach": long,
+        "engines fail": 10 ** draw.uniform(0, 1.5),
+        "engines stall": 10 ** draw.uniform(1, 2.3),
+    }
+    delay = draw.choice((0.0, 10 ** draw.uniform(-1, 1.3))) if kind == "crash after" else 0.0
+    return Fault(service, draw.randint(1, commits[service]), kind, round(seconds.get(kind, 0.0), 3), round(delay, 3))

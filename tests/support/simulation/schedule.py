@@ -1,0 +1,224 @@
+"""One schedule: run a scenario to its end, and check what must hold whatever happened."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import structlog
+
+from forage_common.settings import Settings
+from forage_common.streams.client import StreamClient
+from forage_trainer.data.dataset import make_batches
+from simulation import machine
+from simulation.faults import Faults
+from simulation.machine import Disk
+from simulation.programs import Operator, Programs, make_questions, score
+from simulation.redis_server import Server, patch_connections
+from simulation.scenario import Fault, Scenario
+from simulation.world import Process, World
+
+QUESTIONS, VALIDATION_QUESTIONS = 11, 2
+LIMIT_S = 3600.0
+"""Virtual time that a run may take beyond the time of its faults."""
+_SAME_ERROR = 5
+_MEMORY = Path("/dev/shm")
+_SIGNS_OF_LIFE = {"xclaim", "acknowledge_policy", "prune"}
+_AROUND = 8
+"""Lines of a history that are shown before a fault; twice as many after it, and three times as many at the end."""
+_UNFORESEEN = {"dispatcher_restarts", "task_failed", "group_not_written"}
+"""Events of the log that stand for an error which its program did not foresee."""
+
+
+@dataclass
+class Outcome:
+    """The end of a schedule. seconds: virtual; injected: the faults that came; history: empty unless asked for."""
+
+    scenario: Scenario
+    seconds: float
+    injected: tuple[Fault, ...]
+    violations: tuple[str, ...]
+    history: tuple[str, ...] = field(default=(), repr=False)
+
+
+def run_schedule(scenario: Scenario, is_traced: bool = False) -> Outcome:
+    """Run a scenario."""
+    folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=_MEMORY if _MEMORY.is_dir() else None))
+    try:
+        # What a killed process leaves is collected after the schedule, not somewhere in it.
+        gc.disable()
+        with mock.patch.object(sys, "unraisablehook"):
+            outcome = _run(scenario, folder, is_traced)
+            gc.collect()
+        return outcome
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(scenario: Scenario, folder: Path, is_traced: bool) -> Outcome:
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    settings = scenario.build_settings(folder)
+    run_folder = settings.run.folder
+    world, disk = World(scenario.seed), Disk()
+    server = Server(world)
+    faults = Faults(world, scenario.faults, server, disk, run_folder / "checkpoints", is_traced)
+    _configure_logs(world, faults)
+
+    def draw_seconds(what: str) -> float:
+        low, high = scenario.ranges[what]
+        return float(low * (high / low) ** world.random.random())
+
+    questions = make_questions(QUESTIONS, "train"), make_questions(VALIDATION_QUESTIONS, "test")
+    with patch_connections(world, server, faults.on_command), machine.install(world, disk, faults.on_change):
+        programs = Programs(world, settings, questions, draw_seconds, scenario.engines, faults.note)
+        operator = Operator(programs, scenario.rollouts, folder)
+        faults.programs, faults.operator = programs, operator
+        Process(world, "operator", operator.run)
+        limit_s = LIMIT_S + sum(abs(fault.seconds) + fault.delay_s for fault in scenario.faults)
+
+        def is_over() -> bool:
+            stuck = len(programs.errors) >= _SAME_ERROR and len(set(programs.errors[-_SAME_ERROR:])) == 1
+            return operator.is_done or bool(world.failures) or stuck
+
+        world.run(is_over, limit_s)
+        violations = list(world.failures)
+        if not operator.is_done and not violations:
+            why = f"the trainer ends with: {programs.errors[-1]}" if programs.errors else "nothing ended it"
+            violations.append(f"the run hangs at {world.now:.0f} s: {why}")
+        if not violations:
+            world.run(lambda: not any(zombie.is_alive for zombie in faults.zombies), world.now + 700.0)
+            violations += [f"replaced trainer of {z.started:.0f} s goes on" for z in faults.zombies if z.is_alive]
+            violations += world.failures
+        if not violations:
+            probe = Process(world, "check", lambda: violations.extend(_check(settings, questions[0], scenario)) or 0)
+            world.run(lambda: not probe.is_alive, world.now + 60.0)
+            violations += world.failures
+        seconds = world.now
+        world.close()
+    return Outcome(scenario, seconds, tuple(faults.injected), tuple(violations), tuple(faults.history))
+
+
+def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
+    """Find what a finished run violates: in its newest checkpoint, the ledger and the streams."""
+    trainer, folder = settings.trainer, settings.run.folder
+    total = trainer.total_training_steps
+    expected = _list_expected(settings, train, any(fault.kind == "engines fail" for fault in scenario.faults))
+    newest = folder / "checkpoints" / f"step_{total}"
+    trained = json.loads((newest / "state" / "weights.json").read_text())
+    rollbacks = folder / "rollbacks.json"
+    skipped = {entry["step"] for entry in json.loads(rollbacks.read_text())} if rollbacks.exists() else set()
+    steps = [step for step, _ in trained]
+    if steps != [step for step in range(1, total + 1) if step not in skipped]:
+        yield f"the weights were trained on steps {steps}, of 1 to {total} without {sorted(skipped)}"
+    for step, groups in trained:
+        found = {position: uid for position, uid, _ in groups}
+        if list(found) != list(expected[step]) or any(uid not in expected[step][p] for p, uid in found.items()):
+            yield f"step {step} trained on {found}, not on {expected[step]}"
+    streams = StreamClient(settings.redis, settings.run.id, 4.0)
+    ledger = streams.read_ledger()
+    is_whole = not any(fault.kind == "redis lost" for fault in scenario.faults)  # else the ledger begins there
+    if is_whole and list(ledger) != list(range(1, total + 1)):
+        yield f"the ledger has steps {list(ledger)}"
+    for step, groups in trained:
+        if (is_whole or step in ledger) and sorted(ledger[step].group_uids) != sorted(uid for _, uid, _ in groups):
+            yield f"step {step}: the ledger has {list(ledger[step].group_uids)}, the weights {groups}"
+    twice = [uid for uid, count in Counter(uid for _, groups in trained for _, uid, _ in groups).items() if count > 1]
+    if twice:
+        yield f"trained on twice: {twice}"
+    labels = {"before": 0, "after": total}
+    if trainer.test_freq > 0:
+        labels |= {f"step-{step}": step for step in range(trainer.test_freq, total, trainer.test_freq)}
+    for label, version in labels.items():
+        try:
+            result = json.loads((folder / "validation" / f"{label}.json").read_text())
+        except OSError:
+            yield f"validation {label} has no result"
+            continue
+        if (result["version"], result["count"]) != (version, VALIDATION_QUESTIONS):
+            yield f"validation {label}: {result}"
+    policy = streams.read_policy()
+    if policy is None or policy.version != total:
+        yield f"the announced policy is not that of step {total}"
+
+
+def _list_expected(settings: Settings, train: Any, has_failures: bool) -> dict[int, dict[int, list[str]]]:
+    """Step → position → uids of the groups of which an undisturbed run trains on one.
+
+    One uid, except where a group may have failed: it is kept, and one with equal rewards would have been replaced.
+    """
+    batches, trainer = make_batches(train.rows, settings), settings.trainer
+    expected: dict[int, dict[int, list[str]]] = {}
+    for step in range(1, trainer.total_training_steps + 1):
+        for position in range(settings.data.train_batch_size):
+            uids = [batches.group(step, position, refill)[0] for refill in range(trainer.max_refills + 1)]
+            unequal = [uid for uid in uids if score(uid, 0) != score(uid, 1)]
+            chosen = uids if has_failures else [*unequal, uids[-1]][:1]
+            expected.setdefault(step, {})[position] = chosen if trainer.max_refills else uids[:1]
+    return expected
+
+
+def shrink(outcome: Outcome) -> Outcome:
+    """Remove faults for as long as the schedule still violates something; returns the shortest, with its history."""
+    best = outcome.scenario
+    is_shorter = True
+    while is_shorter:
+        is_shorter = False
+        for number in range(len(best.faults)):
+            fewer = replace(best, faults=best.faults[:number] + best.faults[number + 1 :])
+            if run_schedule(fewer).violations:
+                best, is_shorter = fewer, True
+                break
+    return run_schedule(best, is_traced=True)
+
+
+def _configure_logs(world: World, faults: Faults) -> None:
+    """Send the log of all programs to the history; errors that no program foresees count as violations."""
+
+    def write(_logger: Any, method: str, event: dict[str, Any]) -> str:
+        shown = {name: value for name, value in event.items() if name not in ("event", "exc_info", "seconds")}
+        faults.note(f"     {method}: {event['event']} {shown}")
+        if event["event"] in _UNFORESEEN:
+            world.failures.append(f"{event['event']}: {sys.exc_info()[1]!r} {shown}")
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[write],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO if faults.is_traced else logging.ERROR),
+        cache_logger_on_first_use=False,
+    )
+
+
+def format_outcome(outcome: Outcome) -> str:
+    """Describe a schedule: what it violates, its settings and faults, and the parts of its history around them."""
+    scenario = outcome.scenario
+    shown = {k: v for k, v in vars(scenario).items() if k not in ("faults", "seed", "ranges")}
+    head = [f"seed {scenario.seed}: {violation}" for violation in outcome.violations]
+    faults = [f"  fault: {fault}" for fault in scenario.faults]
+    return "\n".join([*head, f"  run: {shown}", *faults, *(f"  {line}" for line in shorten(outcome.history))])
+
+
+def shorten(history: Sequence[str]) -> Iterator[str]:
+    """Leave out signs of life, and what is far from a fault and from the end."""
+    lines = [line for line in history if line.split()[-1] not in _SIGNS_OF_LIFE]
+    faults = [number for number, line in enumerate(lines) if " FAULT " in line]
+    kept = {number for fault in faults for number in range(fault - _AROUND, fault + 2 * _AROUND)}
+    kept |= set(range(len(lines) - 3 * _AROUND, len(lines)))
+    last = -1
+    for number, line in enumerate(lines):
+        if number in kept:
+            if number > last + 1:
+                yield f"… {number - last - 1} lines"
+            last = number
+            yield line
