@@ -6,7 +6,8 @@ UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.txt mkdocs
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-long test-compose lint format docs docs-serve reference dashboards \
-  chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start simulate soak-reward version release clean
+  chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start simulate soak-reward \
+  version release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'

@@ -17,9 +17,10 @@ import pytest
 pytestmark = [pytest.mark.timeout(400)]
 LOOPBACK = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name
 SERVICE = """
-import sys
+import concurrent.futures, os, sys, time
 from forage_common.settings import ReplicaSettings, load_settings
 from forage_common.telemetry.logs import configure_logs
+from forage_rollout.deployments import cluster as module
 from forage_rollout.deployments.cluster import JoinedCluster, open_cluster
 
 class Scripted(JoinedCluster):
@@ -29,6 +30,11 @@ class Scripted(JoinedCluster):
         from forage_rollout.deployments.cluster import get_application_name
         bound = build_application(self._settings, ReplicaSettings())
         serve.run(bound, name=get_application_name(self._settings), route_prefix=None)
+
+def watch():
+    while not (failure := cluster.find_failure()):
+        time.sleep(0.2)
+    return failure
 
 configure_logs("rollout")  # to stderr
 settings = load_settings(overrides=sys.argv[1:])
@@ -40,6 +46,15 @@ for line in sys.stdin:
     if line == "run\\n":
         answers = cluster.get_handle("Dispatcher").many.remote(["g"] * 3, 1).result(timeout_s=60)
         print("answers", len(answers), flush=True)
+    elif line == "watch\\n":
+        # As the main process does, whose limit is longer.
+        module.LOST_AFTER_S = 3.0
+        found = concurrent.futures.ThreadPoolExecutor().submit(watch)
+        try:
+            print("failure:", found.result(timeout=15), flush=True)
+        except TimeoutError:
+            print("failure: Ray has not answered", flush=True)
+        os._exit(1)
 cluster.stop(10.0)
 print("stopped", flush=True)
 """
@@ -80,10 +95,16 @@ class Run:
             )
 
     def answers(self) -> str:
+        self.tell("run")
+        return self.read()
+
+    def tell(self, command: str) -> None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("run\n")
+        self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
+
+    def read(self) -> str:
+        assert self._process.stdout is not None
         return self._process.stdout.readline()
 
     def stop(self) -> str:
@@ -121,3 +142,16 @@ def test_runs_share_a_cluster_and_remove_only_their_applications(run: Callable[.
     again = run("one")
     assert again.answers() == "answers 3\n", "the cluster is still there"
     assert again.stop() == "stopped\n"
+
+
+def test_a_cluster_that_dies_is_noticed(run: Callable[..., Run], tmp_path: Path) -> None:
+    one = run("one")
+    assert one.answers() == "answers 3\n", (tmp_path / "one.log").read_text()
+    one.tell("watch")
+    for process in psutil.Process().children(recursive=True):
+        if process.name() == "gcs_server":
+            process.kill()
+    found = one.read()
+    assert found.startswith(("failure: no Ray at ", "failure: Ray has not answered")), (
+        tmp_path / "one.log"
+    ).read_text()

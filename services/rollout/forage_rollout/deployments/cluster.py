@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
@@ -27,6 +28,10 @@ log = get_logger()
 _PREFIX = "forage-ray-"
 _MAX_STARTS = 3
 _STOP_TIMEOUT_S = 5.0
+_ABANDON_TIMEOUT_S = 2.0
+LOST_AFTER_S = 30.0
+"""A joined cluster that does not answer for so long counts as gone."""
+_VITAL_PROCESSES = {"raylet": "raylet", "gcs_server": "GCS"}
 _DRAIN_REPLY_S = 3.0
 _POLL_INTERVAL_S = 1.0
 _OBJECT_STORE_BYTES = 80 * 2**20
@@ -86,6 +91,19 @@ def get_application_name(settings: Settings) -> str:
     return f"forage-rollout-{settings.run.id}"
 
 
+def find_vital_processes() -> dict[str, psutil.Process]:
+    """The children of this process without which its Ray cannot work, by their names in messages."""
+    children = {child.name(): child for child in psutil.Process().children()}
+    return {title: children[name] for name, title in _VITAL_PROCESSES.items()}
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 class Cluster(ABC):
     """One run's Serve application in the Ray that this process is connected to."""
 
@@ -103,6 +121,17 @@ class Cluster(ABC):
     @abstractmethod
     def stop(self, timeout_s: float) -> None:
         """End what was started, by force where it does not end by itself within the time."""
+
+    @abstractmethod
+    def find_failure(self) -> str:
+        """Why this process must end: a part of Ray without which nothing works again; empty while there is none.
+
+        May block for as long as Ray does not answer.
+        """
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """End what was started after `find_failure` found something, without Ray's help, within two seconds or so."""
 
     def deploy(self) -> None:
         import ray
@@ -141,6 +170,10 @@ class Cluster(ABC):
 class JoinedCluster(Cluster):
     """A Ray cluster that others run and share; only this run's application in it is ours to end."""
 
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._alive_at: float | None = None  # when this node was last seen in the cluster; None before it joined
+
     def start(self) -> None:
         from ray import serve
 
@@ -158,7 +191,30 @@ class JoinedCluster(Cluster):
             configure_logging=False,
             runtime_env={"env_vars": {**_SERVE_ENVIRONMENT, **build_environment(self._settings.rollout.engine)}},
         )
+        self._alive_at = time.monotonic()
         log.info("ray_joined", address=self._settings.rollout.ray_address)
+
+    def find_failure(self) -> str:
+        import ray
+
+        if self._alive_at is None:
+            return ""
+        detail = "the cluster no longer has this node"
+        try:
+            own = ray.get_runtime_context().get_node_id()
+            is_alive = any(node["Alive"] and node["NodeID"] == own for node in ray.nodes())
+        except Exception as error:  # noqa: BLE001 - Ray raises what it likes when its server is gone
+            is_alive, detail = False, f"{type(error).__name__}: {error}"
+        now = time.monotonic()
+        if is_alive:
+            self._alive_at = now
+        lost_s = now - self._alive_at
+        if lost_s < LOST_AFTER_S:
+            return ""  # a head that is started again is away for a moment, and its cluster goes on
+        return f"no Ray at {self._settings.rollout.ray_address} for {lost_s:.0f} s ({detail})"
+
+    def abandon(self) -> None:
+        """The cluster is not ours: whoever runs it starts it again."""
 
     def stop(self, timeout_s: float) -> None:
         import ray
@@ -201,6 +257,7 @@ class LocalCluster(Cluster):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._stopping = False
+        self._vital: dict[str, psutil.Process] = {}  # name in messages → process
         # Ray puts sockets into the folder, whose paths must stay below 108 bytes.
         remove_abandoned(Path(tempfile.gettempdir()))
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -238,13 +295,29 @@ class LocalCluster(Cluster):
                 if attempt == _MAX_STARTS or self._stopping:
                     raise
                 self._end_processes(_STOP_TIMEOUT_S)
+        self._vital = find_vital_processes()
         log.info("ray_started", seconds=round(time.perf_counter() - begin, 1))
         self.deploy()
+
+    def find_failure(self) -> str:
+        """A raylet or a GCS that has ended: Ray starts neither again, and calls would wait for them for minutes."""
+        if self._stopping:
+            return ""
+        return "; ".join(
+            f"Ray's {title} (process {process.pid}) has ended"
+            for title, process in self._vital.items()
+            if not _is_running(process)
+        )
 
     def stop(self, timeout_s: float) -> None:
         self._stopping = True
         self._end_processes(timeout_s)
         self._reaper.communicate()
+
+    def abandon(self) -> None:
+        self._stopping = True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._reaper.communicate(timeout=_ABANDON_TIMEOUT_S)  # the end of its stdin tells it to end everything
 
     def _end_processes(self, timeout_s: float) -> None:
         family = [p for p in psutil.Process().children(recursive=True) if p.pid != self._reaper.pid]

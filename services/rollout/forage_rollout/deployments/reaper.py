@@ -1,9 +1,9 @@
 """Cleans up after a main process that was killed: ends the processes that Ray leaves behind and removes its folder.
 
 Run as a script with the folder as argument and a pipe on stdin that only the main process holds: its end says that the
-main process is gone. The reaper remembers the descendants of the main process, because Ray's processes cannot be found
-by environment (they overwrite it with a title) or parent (they lose it with the raylet). It imports only the standard
-library, so that it needs a few megabytes.
+main process is gone, or has given up its Ray. The reaper remembers the descendants of the main process, because Ray's
+processes cannot be found by environment (they overwrite it with a title) or parent (they lose it with the raylet). It
+imports only the standard library, so that it needs a few megabytes.
 """
 
 from __future__ import annotations
@@ -72,6 +72,9 @@ def main() -> None:
     parent, family = os.getppid(), Processes()
     while not select.select([sys.stdin], [], [], _POLL_INTERVAL_S)[0]:
         family = find_alive(family) | find_descendants({parent}, list_processes())
+        family.pop(os.getpid(), None)
+    if os.getppid() == parent:  # it goes on and wants everything ended: also what it started just now
+        family |= find_descendants({parent}, list_processes())
         family.pop(os.getpid(), None)
     reap(find_alive(family), Path(sys.argv[1]))
 

@@ -22,7 +22,7 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_rollout import environments
-from forage_rollout.deployments.cluster import Cluster, open_cluster
+from forage_rollout.deployments.cluster import LOST_AFTER_S, Cluster, open_cluster
 from forage_rollout.deployments.readiness import watch_services
 from forage_rollout.engine.endpoint_engine import check_endpoint
 from forage_rollout.loop.tokens import FileTokenizer
@@ -37,6 +37,7 @@ _STOP_TIMEOUT_S = 6.0
 _REFRESH_INTERVAL_S = 1.0
 _REFRESH_TIMEOUT_S = 30.0
 _REDIS_TIMEOUT_S = 2.0
+_WATCH_INTERVAL_S = 0.5
 
 
 def main(settings: Settings) -> None:
@@ -97,10 +98,18 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
         http,
         asyncio.create_task(watch_services(settings, health)),
         asyncio.create_task(_run_application(settings, cluster, backend, state)),
+        asyncio.create_task(_watch_ray(cluster)),
         asyncio.create_task(stop.wait()),
     ]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if failure := await _find_failure(cluster):
+            # Ends at once, for the supervisor to start anew: draining and Ray's own end would wait for what is gone.
+            health.wait_for("ray", failure)
+            await asyncio.to_thread(cluster.abandon)
+            log.error("ray_failed", detail=failure)  # last, where a supervisor looks for the reason
+            sys.stderr.flush()
+            os._exit(1)
         for task in done:
             task.result()
     finally:
@@ -121,6 +130,20 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     tracing.stop()
     sys.stderr.flush()
     os._exit(0)
+
+
+async def _watch_ray(cluster: Cluster) -> None:
+    """Return once Ray has failed and does not come back."""
+    while not await _find_failure(cluster):
+        await asyncio.sleep(_WATCH_INTERVAL_S)
+
+
+async def _find_failure(cluster: Cluster) -> str:
+    try:
+        async with asyncio.timeout(LOST_AFTER_S):
+            return await asyncio.to_thread(cluster.find_failure)
+    except TimeoutError:
+        return f"Ray has not answered for {LOST_AFTER_S:g} s"
 
 
 async def _run_application(settings: Settings, cluster: Cluster, backend: ServeBackend, state: ServiceState) -> None:
