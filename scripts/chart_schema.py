@@ -228,7 +228,7 @@ class Redis(StoppableComponent):
     auth: Secret = Secret()
     storage: RedisStorage = RedisStorage()
     maxmemory: str = Field(
-        "", pattern="^[0-9]+(kb|mb|gb)?$", description="in Redis' notation, for example 1536mb; 0 = no limit"
+        "", pattern="^([0-9]+(kb|mb|gb)?)?$", description="in Redis' notation, 0 = no limit; empty = 75 % of the limit"
     )
     exporter: RedisExporter = RedisExporter()
 

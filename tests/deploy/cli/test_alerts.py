@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 from deployment_tools import HELMS, REPOSITORY
-from helm_chart import CHART, find_object, list_containers, list_pods, render, render_values
+from helm_chart import CHART, render, render_values
 from prometheus_scrape import EXPORTER
 from pydantic import BaseModel
 from typer.main import get_command
@@ -270,20 +270,3 @@ def test_labels_of_metrics_override_those_of_the_target() -> None:
     assert monitors
     # The operator adds the label `service`, which our metrics of circuits also have.
     assert all(endpoint["honorLabels"] for monitor in monitors for endpoint in monitor["spec"]["endpoints"])
-
-
-def test_redis_maxmemory_is_below_the_limit_of_its_container() -> None:
-    """Otherwise the kernel kills Redis before the alert on its memory fires."""
-    composed = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]["redis"]
-    assert parse_mebibytes(re.findall(r"--maxmemory (\S+)", composed["command"][-1])[0]) < 0.9 * parse_mebibytes(
-        composed["deploy"]["resources"]["limits"]["memory"]
-    )
-    [(_, pod)] = list_pods(find_object(render("defaults"), "StatefulSet", "-redis"))
-    [container, *_] = [container for container, is_init in list_containers(pod["spec"]) if not is_init]
-    limit = container["args"][container["args"].index("--maxmemory") + 1]
-    assert parse_mebibytes(limit) < 0.9 * parse_mebibytes(container["resources"]["limits"]["memory"])
-
-
-def parse_mebibytes(text: str) -> float:
-    number, unit = re.fullmatch(r"(\d+)([a-zA-Z]+)", text).groups()  # type: ignore[union-attr]
-    return int(number) * {"m": 1, "g": 1024}[unit.lower()[0]]
