@@ -132,8 +132,12 @@ class DeliveryMachine(RuleBasedStateMachine):
     server: RedisProcess
     folder: Path
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(losses=st.booleans())
+    def begin(self, losses: bool) -> None:
+        """
+        Args:
+            losses: whether groups may be lost in this walk. Where none are, none may be sampled a second time.
+        """
         self.server.flush()
         shutil.rmtree(self.folder / "runs", ignore_errors=True)
         overrides = [f"redis.url={self.server.settings.url}", f"run.dir={self.folder / 'runs'}", "run.id=test"]
@@ -146,7 +150,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.settings = load_settings(None, overrides, {})
         self.worker = StreamClient(self.settings.redis, "test", 2.0)
         self.worker.create_groups()
-        self.torn = self.emptied = self.may_lose = False
+        self.torn = self.emptied = False
+        self.losses = losses
         self.lost = LOST._value.get()
         self.epochs = [0]
         self.claimed: list[Entry[Prompt]] = []
@@ -257,7 +262,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         )
         self.worker.finish(entry, reply)
 
-    @precondition(lambda self: self.claimed)
+    @precondition(lambda self: self.losses and self.claimed)
     @rule()
     def garble_a_group(self) -> None:
         entry = self.claimed.pop()
@@ -265,7 +270,6 @@ class DeliveryMachine(RuleBasedStateMachine):
         if redis.xack(self.worker.prompts, GROUP, entry.id):
             redis.xdel(self.worker.prompts, entry.id)
             redis.xadd(entry.message.reply_stream, {"m": b"\xff\xff"})
-            self.may_lose = True
 
     @rule()
     def forget_claims(self) -> None:
@@ -282,23 +286,23 @@ class DeliveryMachine(RuleBasedStateMachine):
     def garble(self, of: str) -> None:
         self.worker._redis.xadd(self.worker.key(of), {"m": b"\xff\xff"})
 
+    @precondition(lambda self: self.losses)
     @rule(label=st.sampled_from(["step-0", "step-1", "after"]))
     def drop_a_validation_stream(self, label: str) -> None:
         self.worker._redis.delete(self.worker.key(f"validation-{label}"))
-        self.may_lose = True
 
-    @precondition(lambda self: not self.torn)
+    @precondition(lambda self: self.losses and not self.torn)
     @rule(size=st.integers(1, 12))
     def tear_the_last_record(self, size: int) -> None:
         """A power failure: the last write that was answered is lost."""
-        self.torn = self.may_lose = True  # once a walk: it takes a while
+        self.torn = True  # once a walk: it takes a while
         self.server.tear(size)
 
-    @precondition(lambda self: not self.emptied)
+    @precondition(lambda self: self.losses and not self.emptied)
     @rule()
     def empty_the_server(self) -> None:
         """A lost volume."""
-        self.emptied = self.may_lose = True
+        self.emptied = True
         self.server.flush()
 
     def teardown(self) -> None:
@@ -325,7 +329,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert trainer.weights == expected, "trained as an undisturbed run"
         ledger = {step: list(entry.group_uids) for step, entry in trainer.streams.read_ledger().items()}
         assert ledger.items() <= expected.items() if self.emptied else ledger == expected, "and the ledger says so"
-        assert self.may_lose or LOST._value.get() == self.lost, "nothing was sampled again without need"
+        assert self.losses or LOST._value.get() == self.lost, "nothing was sampled again without need"
         trainer.batcher._claim(0.0)  # what was forged at the very end
         assert trainer.streams.count_backlog(trainer.streams.trajectories) == 0
         assert not trainer.validation.open_versions, "every wait ends"
