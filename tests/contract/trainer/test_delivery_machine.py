@@ -371,5 +371,6 @@ def test_the_run_ends_exactly_after_any_walk(server: RedisProcess, folder: Path)
             suppress_health_check=list(HealthCheck),
             phases=[Phase.generate],  # a walk depends on time too, so that it does not shrink
             print_blob=False,
+            database=None,
         ),
     )
