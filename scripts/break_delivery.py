@@ -2,7 +2,7 @@
 
 usage: break_delivery.py [NAME …]      rules whose name begins so; all by default (ten minutes and more)
 
-Each rule is broken in a copy of the packages; a text that is no longer there ends the script, so the list stays current.
+Each rule is broken in a copy of the packages; the script ends where a text is no longer there.
 Prints a line a rule, and one JSON object last. Exit code 1: a broken rule was not noticed.
 """
 
