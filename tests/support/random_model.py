@@ -1,51 +1,59 @@
-"""A tiny random model with its own tokenizer, for tests of engines."""
+"""Tiny random models with a tokenizer of their own, for tests of real engines. Imports torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
 
 
-def write_random_model(folder: Path, seed: int) -> Path:
-    """Write a random Qwen2 with tied embeddings, whose byte-level tokenizer has the tags as tokens."""
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=control, initial_alphabet=alphabet, show_progress=False
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Build a tokenizer of control tokens, single bytes and the tags of the search format."""
+    vocabulary = {text: number for number, text in enumerate([*CONTROLS, *LETTERS])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(CONTROLS)
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=CONTROLS[0], eos_token=CONTROLS[2], chat_template=CHAT_TEMPLATE
     )
-    raw.train_from_iterator(["the capital of France is Paris, the search for an answer"] * 9, trainer)
-    raw.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
-    )
-    tokenizer.save_pretrained(folder)
+
+
+def build_random_model(kind: str, seed: int, **sizes: Any) -> PreTrainedModel:
+    """Build a random float32 model of a kind that transformers knows; `sizes` add to SIZES and replace them."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        initializer_range=0.08,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen2ForCausalLM(config).float().save_pretrained(folder)
+    config = AutoConfig.for_model(kind, **{**SIZES, **sizes})
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def write_random_model(folder: Path, seed: int = 7, **sizes: Any) -> Path:
+    """Write a random Qwen2 with its tokenizer, in the Hugging Face layout."""
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(folder)
+    build_random_model("qwen2", seed, **{"vocab_size": len(tokenizer), **sizes}).save_pretrained(folder)
     return folder

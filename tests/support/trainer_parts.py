@@ -55,40 +55,10 @@ def write_questions(path: Path, count: int, split: str = "train", source: str = 
 
 
 def write_model(folder: Path) -> Path:
-    """A random Qwen2 with a byte-level tokenizer and a chat template, in the Hugging Face layout."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    """Write a random policy whose tokens `trajectory` draws from."""
+    from random_model import write_random_model  # imports torch
 
-    torch.manual_seed(7)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    specials = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
-    vocabulary = {text: number for number, text in enumerate([*specials, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|im_end|>")
-    fast.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    fast.save_pretrained(folder)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=2,
-        bos_token_id=None,
-        initializer_range=0.2,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    return folder
+    return write_random_model(folder, vocab_size=VOCABULARY)
 
 
 def trajectory(

@@ -151,9 +151,8 @@ def write_characters(folder: Path) -> Path:
 
     write_model(folder)
     tokenizer = Tokenizer(models.WordLevel({character: number for number, character in enumerate(ALPHABET)}, " "))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|im_end|>").save_pretrained(
-        folder
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>")
+    fast.save_pretrained(folder)
     return folder
 
 

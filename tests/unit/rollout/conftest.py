@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_fixtures import char_codec, make_model
 from otlp_receiver import Receiver, trace_process
-from scripted_engine import CharCodec
 
+__all__ = ["char_codec", "make_model"]
 DATA = Path(__file__).resolve().parents[2] / "data" / "rollout"
 
 
@@ -19,11 +20,6 @@ def receiver() -> Iterator[Receiver]:
     """A collector; this process traces, as the rollout service."""
     with trace_process("rollout") as made:
         yield made
-
-
-@pytest.fixture(scope="session")
-def char_codec() -> type[CharCodec]:
-    return CharCodec
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -36,15 +32,3 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if argument.endswith("_row"):
             table = rows(argument.removesuffix("_row"))
             metafunc.parametrize(argument, table, ids=[str(number) for number in range(len(table))])
-
-
-@pytest.fixture(scope="session")
-def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """A function seed → folder of a random model."""
-
-    def make(seed: int) -> Path:
-        from random_model import write_random_model  # imports torch
-
-        return write_random_model(tmp_path_factory.mktemp(f"model-{seed}"), seed)
-
-    return make

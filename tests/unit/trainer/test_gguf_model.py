@@ -8,15 +8,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from random_model import LETTERS, build_random_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from forage_common.errors import DataError
 from forage_common.files.model_folder import check_model_folder, read_end_of_turn
 from forage_trainer.weights.gguf_model import convert
 
 SPECIALS = ["<unk>", "<|im_start|>", "<|im_end|>"]
-LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [*SPECIALS, *LETTERS, "he", "Ġhe"]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
 HEADS = {"attn_q": 4, "attn_k": 2}
@@ -34,31 +33,19 @@ PLACES = {
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    torch.manual_seed(3)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(TOKENS),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-            initializer_range=0.3,
-        )
-    ).eval()
+def model() -> PreTrainedModel:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return build_random_model("llama", 3, vocab_size=len(TOKENS), **heads).eval()
 
 
-def write(file: Path, model: LlamaForCausalLM, cut: str = "smollm") -> Path:
-    """The model as llama.cpp writes it: other names, and query and key rows in the order of its rotation."""
+def write(file: Path, model: PreTrainedModel, cut: str = "smollm") -> Path:
+    """Write the model as llama.cpp does: other names, and query and key rows in the order of its rotation."""
     writer = gguf.GGUFWriter(file, "llama")
     config = model.config
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(2)
-    writer.add_feed_forward_length(48)
+    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -77,7 +64,7 @@ def write(file: Path, model: LlamaForCausalLM, cut: str = "smollm") -> Path:
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight":
             continue
-        writer.add_tensor(*_renamed(name, tensor.numpy()))
+        writer.add_tensor(*_rename_tensor(name, tensor.numpy()))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -85,7 +72,7 @@ def write(file: Path, model: LlamaForCausalLM, cut: str = "smollm") -> Path:
     return file
 
 
-def _renamed(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+def _rename_tensor(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
     fixed = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
     if name in fixed:
         return fixed[name], array
@@ -98,7 +85,7 @@ def _renamed(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
 
 
 def test_the_folder_holds_the_same_model_and_a_tokenizer_that_ends_turns(
-    tmp_path: Path, model: LlamaForCausalLM
+    tmp_path: Path, model: PreTrainedModel
 ) -> None:
     out = tmp_path / "models" / "made"
     convert(write(tmp_path / "small.gguf", model), out)
@@ -118,7 +105,7 @@ def test_the_folder_holds_the_same_model_and_a_tokenizer_that_ends_turns(
     assert tokenizer.encode(chat) == [1, TOKENS.index("he"), 2]
 
 
-def test_a_file_that_cannot_be_converted_is_named_and_leaves_nothing(tmp_path: Path, model: LlamaForCausalLM) -> None:
+def test_a_file_that_cannot_be_converted_is_named_and_leaves_nothing(tmp_path: Path, model: PreTrainedModel) -> None:
     out = tmp_path / "made"
     with pytest.raises(DataError, match="'gpt2' with 'other': gpt2 with 'smollm' can be converted"):
         convert(write(tmp_path / "other.gguf", model, cut="other"), out)

@@ -1,0 +1,35 @@
+"""What tests of real engines share: random models, and a codec of characters for scripted ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from scripted_engine import CharCodec
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.08,
+}
+
+
+@pytest.fixture(scope="session")
+def char_codec() -> type[CharCodec]:
+    return CharCodec
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """A function seed → folder of a random model."""
+
+    def make(seed: int) -> Path:
+        from random_model import write_random_model  # imports torch
+
+        return write_random_model(tmp_path_factory.mktemp(f"model-{seed}"), seed, **SIZES)
+
+    return make
