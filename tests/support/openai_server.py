@@ -62,7 +62,7 @@ class OpenAIServer:
 
 
 @contextmanager
-def openai_server(codec: Any, lines: Sequence[str], **how: Any) -> Iterator[OpenAIServer]:
+def serve_openai(codec: Any, lines: Sequence[str], **how: Any) -> Iterator[OpenAIServer]:
     """Serve on a free port of this machine, on threads."""
     served = OpenAIServer(codec, lines, **how)
 

@@ -63,10 +63,10 @@ class Receiver(TraceServiceServicer):
     def take(self, request: ExportTraceServiceRequest, headers: dict[str, str]) -> None:
         self.headers = headers
         for resource in request.resource_spans:
-            known = _values(resource.resource.attributes)
+            known = _read_attributes(resource.resource.attributes)
             self.resources[known["service.name"]] = known
             for scope in resource.scope_spans:
-                self.spans += [_received(known["service.name"], span) for span in scope.spans]
+                self.spans += [_read_span(known["service.name"], span) for span in scope.spans]
 
     def named(self, name: str, trace_id: str = "") -> list[Received]:
         """Find all spans of a name; of one trace where it is given."""
@@ -82,7 +82,7 @@ class Receiver(TraceServiceServicer):
 
 
 @contextmanager
-def grpc_receiver(address: str = "127.0.0.1:0") -> Iterator[Receiver]:
+def receive_grpc(address: str = "127.0.0.1:0") -> Iterator[Receiver]:
     """Serve a receiver at http://127.0.0.1:… over gRPC."""
     receiver = Receiver()
     server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
@@ -98,7 +98,7 @@ def grpc_receiver(address: str = "127.0.0.1:0") -> Iterator[Receiver]:
 @contextmanager
 def trace_process(service: str) -> Iterator[Receiver]:
     """Trace this process, as the given service, to a receiver over gRPC."""
-    with grpc_receiver() as receiver, pytest.MonkeyPatch.context() as patch:
+    with receive_grpc() as receiver, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         overrides = ["tracing.enabled=true", f"tracing.endpoint={receiver.endpoint}"]
         tracing.start(load_settings(overrides=overrides, environ={}), service)
@@ -107,7 +107,7 @@ def trace_process(service: str) -> Iterator[Receiver]:
 
 
 @contextmanager
-def http_receiver() -> Iterator[Receiver]:
+def receive_http() -> Iterator[Receiver]:
     """Serve a receiver at http://127.0.0.1:… over HTTP."""
     receiver = Receiver()
 
@@ -135,7 +135,7 @@ def http_receiver() -> Iterator[Receiver]:
         server.shutdown()
 
 
-def _received(service: str, span: Message) -> Received:
+def _read_span(service: str, span: Message) -> Received:
     return Received(
         service=service,
         name=span.name,
@@ -143,7 +143,7 @@ def _received(service: str, span: Message) -> Received:
         span_id=span.span_id.hex(),
         parent_id=span.parent_span_id.hex(),
         kind=Message.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_").lower(),
-        attributes=_values(span.attributes),
+        attributes=_read_attributes(span.attributes),
         links=tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
         events=tuple(event.name for event in span.events),
         failed=span.status.code == Status.STATUS_CODE_ERROR,
@@ -152,5 +152,5 @@ def _received(service: str, span: Message) -> Received:
     )
 
 
-def _values(attributes: Sequence[KeyValue]) -> dict[str, Any]:
+def _read_attributes(attributes: Sequence[KeyValue]) -> dict[str, Any]:
     return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in attributes}

@@ -76,7 +76,7 @@ async def wait_until_queued(queries: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def http_client(
+def open_http_client(
     core: Retrieval, health: Health | None = None, swap: SimpleNamespace | None = None
 ) -> httpx.AsyncClient:
     """A client of the HTTP application, in this process."""

@@ -82,7 +82,7 @@ def list_waiting(address: str) -> set[str] | None:
     return set(json.loads(text)["waiting_for"]) if status else None
 
 
-def until(true: Callable[[], Any], timeout_s: float = START_S) -> None:
+def wait_until(true: Callable[[], Any], timeout_s: float = START_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "nothing happened"
@@ -98,7 +98,7 @@ def publish(streams: StreamClient, model: Path, runs: Path, version: int, epoch:
     return policy
 
 
-def prompt(position: int, batch: int, version: int, **fields: Any) -> Prompt:
+def build_prompt(position: int, batch: int, version: int, **fields: Any) -> Prompt:
     question = format_search_prompt("What is the capital of Norland?")
     known: dict[str, Any] = {
         "run_id": "e2e",

@@ -20,10 +20,10 @@ def write_run(folder: Path, validations: Mapping[str, Sequence[Row]], steps: Ite
     for label, rows in validations.items():
         found = {"em": rows[0]["em"], "count": len(rows)}
         (folder / "validation" / f"{label}.json").write_text(json.dumps(found))
-        (folder / "validation" / f"{label}.jsonl").write_text(lines(rows))
-    (folder / "metrics.jsonl").write_text(lines(steps))
+        (folder / "validation" / f"{label}.jsonl").write_text(write_lines(rows))
+    (folder / "metrics.jsonl").write_text(write_lines(steps))
     return RunFolder.open(folder)
 
 
-def lines(rows: Iterable[Row]) -> str:
+def write_lines(rows: Iterable[Row]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)

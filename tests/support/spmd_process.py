@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from trainer_parts import trajectory
+from trainer_parts import build_trajectory
 
 from forage_common.settings import Settings, load_settings
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
@@ -46,7 +46,8 @@ def build_rows(settings: Settings) -> StepTensors:
         TrajectoryGroup(
             group_uid=uid,
             trajectories=[
-                trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1) for i in range(count)
+                build_trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1)
+                for i in range(count)
             ],
         )
         for uid, count in (("a", 4), ("b", 3))

@@ -87,7 +87,7 @@ class Server:
 
 
 @contextmanager
-def serving(encoder: Encoder, score: Callable[[str, Sequence[str]], Sequence[float]]) -> Iterator[Server]:
+def serve_tei(encoder: Encoder, score: Callable[[str, Sequence[str]], Sequence[float]]) -> Iterator[Server]:
     """Serve on a free port of this machine, on a thread."""
     server = Server(encoder, score)
     listening = socket.create_server(("127.0.0.1", 0))

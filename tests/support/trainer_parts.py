@@ -38,7 +38,7 @@ PROMPT_TOKENS = 12
 VOCABULARY = 300
 
 
-def question(index: int, source: str = "world_facts", split: str = "train") -> dict[str, object]:
+def build_question(index: int, source: str = "world_facts", split: str = "train") -> dict[str, object]:
     """One row in the Search-R1 layout."""
     return {
         "data_source": source,
@@ -50,7 +50,7 @@ def question(index: int, source: str = "world_facts", split: str = "train") -> d
 
 
 def write_questions(path: Path, count: int, split: str = "train", source: str = "world_facts") -> Path:
-    pq.write_table(pa.Table.from_pylist([question(i, source, split) for i in range(count)]), path)
+    pq.write_table(pa.Table.from_pylist([build_question(i, source, split) for i in range(count)]), path)
     return path
 
 
@@ -61,7 +61,7 @@ def write_model(folder: Path) -> Path:
     return write_random_model(folder, vocab_size=VOCABULARY)
 
 
-def trajectory(
+def build_trajectory(
     uid: str,
     sample: int,
     reward: float,
@@ -107,7 +107,7 @@ def trajectory(
     )
 
 
-def group(
+def make_group(
     uid: str, rewards: Sequence[float], batch: int = 1, position: int = 0, attempt: int = 0, version: int = 0
 ) -> TrajectoryGroup:
     """Sound trajectories with the given rewards."""
@@ -118,7 +118,7 @@ def group(
         batch=batch,
         position=position,
         attempt=attempt,
-        trajectories=[trajectory(uid, i, reward, version=version) for i, reward in enumerate(rewards)],
+        trajectories=[build_trajectory(uid, i, reward, version=version) for i, reward in enumerate(rewards)],
     )
 
 
@@ -193,7 +193,7 @@ class ScriptedRollout(threading.Thread):
         return build_group(
             prompt,
             [
-                trajectory(
+                build_trajectory(
                     prompt.group_uid, i, float((i + prompt.batch) % 2), version, policy.epoch, seed=prompt.sampling.seed
                 )
                 for i in range(prompt.samples)

@@ -18,7 +18,7 @@ from forage_common.v1.trajectory_pb2 import Prompt
 CHANCE = {"": 0.9, "single_turn": 0.2}
 
 
-def says(prompt: Prompt, sample: int) -> str:
+def answer_question(prompt: Prompt, sample: int) -> str:
     drawn = random.Random(f"{prompt.group_uid} {sample}").random()
     return prompt.ground_truth.targets[0] if drawn < CHANCE[prompt.environment] else "<script>alert(1)</script>"
 
@@ -28,21 +28,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sets of the paper, four methods, four samples; and RAG compared with searching."""
     out = tmp_path_factory.mktemp("evaluation")
     files = [str(write_questions(out / f"{source}.parquet", source)) for source in ("nq", "popqa")]
-    with serve(Scripted(says=says), _free_address) as settings:
-        _forage(
+    with serve(Scripted(says=answer_question), find_address) as settings:
+        run_forage(
             *("eval", *files, *settings, "--policy", "running", "--out", str(out)),
             *("--baselines", "direct,cot,rag", "--samples", "4"),
         )
-    _forage("eval", "compare", f"{out}:running/rag", str(out))
+    run_forage("eval", "compare", f"{out}:running/rag", str(out))
     return out
 
 
-def _forage(*arguments: str) -> None:
+def run_forage(*arguments: str) -> None:
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
 
 
-def _free_address() -> str:
+def find_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -22,7 +22,7 @@ THOUGHT = "Norway lies in the north. Its parliament sits in Oslo, and so does it
 COUNT = 24
 
 
-def trajectory(number: int) -> Trajectory:
+def build_trajectory(number: int) -> Trajectory:
     parts = [
         (Role.ROLE_PROMPT, PROMPT),
         (Role.ROLE_MODEL, f"<think>{THOUGHT}</think>\n<answer> Oslo </answer>"),
@@ -35,7 +35,7 @@ def trajectory(number: int) -> Trajectory:
     return one
 
 
-def probed(number: int) -> Probed:
+def build_probed(number: int) -> Probed:
     chance, begin = random.Random(number), len(PROMPT + "<think>")
     points = []
     for place in range(11):
@@ -59,9 +59,9 @@ def probed(number: int) -> Probed:
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("probe")
     settings = load_settings(None, [f"model.path={write_character_model(folder / 'model')}"])
-    probes = [probed(number) for number in range(COUNT)]
+    probes = [build_probed(number) for number in range(COUNT)]
     probes.append(Probed(trajectory_id="run/lost", turn=1, status=Status.STATUS_INVALID_INPUT, status_detail="it hung"))
-    page = report.render_page(summarise_probes(PLAN, probes), probes, map(trajectory, range(COUNT)), settings)
+    page = report.render_page(summarise_probes(PLAN, probes), probes, map(build_trajectory, range(COUNT)), settings)
     (folder / "report.html").write_text(page, encoding="utf-8")
     return folder / "report.html"
 

@@ -22,7 +22,7 @@ ANSWERS = {
 ATTACK = "<img src=x onerror='window.attacked = 1'><script>window.attacked = 1</script>"
 
 
-def trajectory(question: str, target: str, searched: bool) -> dict[str, object]:
+def build_trajectory(question: str, target: str, searched: bool) -> dict[str, object]:
     said = target if searched else "Paris"
     spans = [{"role": "prompt", "text": f"Answer the given question.\nQuestion: {question}\n"}]
     if searched:
@@ -38,7 +38,7 @@ def trajectory(question: str, target: str, searched: bool) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     validations = {
-        label: [trajectory(question, target, searched) for question, target in ANSWERS.items()]
+        label: [build_trajectory(question, target, searched) for question, target in ANSWERS.items()]
         for label, searched in (("before", False), ("after", True))
     }
     steps = []

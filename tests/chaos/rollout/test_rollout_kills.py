@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rollout_parts import ADDRESSES, Services, list_waiting, prompt, publish, take, until, write_small_corpus
+from rollout_parts import ADDRESSES, Services, build_prompt, list_waiting, publish, take, wait_until, write_small_corpus
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
@@ -43,7 +43,7 @@ class Load:
     def issue(self) -> None:
         self.batch += 1
         for position in range(GROUPS):
-            self._streams.issue(prompt(position, self.batch, 0))
+            self._streams.issue(build_prompt(position, self.batch, 0))
 
     def take(self, count: int) -> None:
         found = take(self._streams, count)
@@ -66,7 +66,7 @@ class Load:
         begin = time.monotonic()
         self.take(1)
         flows = time.monotonic() - begin
-        until(lambda: is_gone(victim) and is_complete())
+        wait_until(lambda: is_gone(victim) and is_complete())
         again = time.monotonic() - begin
         self.take(len(self.expected) - len(self.taken))
         return {"next_group_s": round(flows, 1), "whole_again_s": round(again, 1)}
@@ -144,7 +144,7 @@ def test_every_group_is_written_exactly_once_after_every_kill(
         known, awaited = set(streams.read_replicas()), 1
         return list_replicas(service, "Engine")[0]
 
-    until(is_complete)
+    wait_until(is_complete)
 
     def kill_engine() -> psutil.Process:
         """Kill the replica alone; its child processes must end, too."""
@@ -152,7 +152,7 @@ def test_every_group_is_written_exactly_once_after_every_kill(
         left = victim.children(recursive=True)
         assert left, "the engine has a process of its own"
         victim.kill()
-        until(lambda: all(map(is_gone, left)), 20)
+        wait_until(lambda: all(map(is_gone, left)), 20)
         return victim
 
     def signal_core(signum: signal.Signals) -> psutil.Process:

@@ -32,7 +32,7 @@ def client(redis_server: RedisSettings) -> StreamClient:
     return client
 
 
-def prompt(position: int = 0, size: int = 0) -> Prompt:
+def build_prompt(position: int = 0, size: int = 0) -> Prompt:
     content = [ChatMessage(role="user", content="x" * size)]
     return Prompt(group_uid=f"uid-{position}", batch=1, position=position, messages=content)
 
@@ -52,7 +52,7 @@ def test_a_full_server_refuses_no_script_and_other_commands_are_waited_for(
     server.config_set("maxmemory", "1mb")
     client.create_groups()
     assert client.acquire_epoch() == 1
-    assert client.issue(prompt())
+    assert client.issue(build_prompt())
     [entry] = client.claim_prompts("worker", 1, 0.1)
     assert client.finish(entry, TrajectoryGroup(group_uid="uid-0", batch=1))
     [group] = client.claim_groups(client.trajectories, 1, 0.1)
@@ -72,22 +72,22 @@ def test_a_server_that_cannot_write_its_data_is_waited_for(server: redis.Redis, 
     snapshot.mkdir()  # so that the file cannot be written, whoever runs the test
     save(server, "err")
     with pytest.raises(UnavailableError, match=r"cannot write its data to disk: free space"):
-        client.issue(prompt())
+        client.issue(build_prompt())
     snapshot.rmdir()
     save(server, "ok")
-    assert client.issue(prompt())
+    assert client.issue(build_prompt())
 
 
 def test_a_replica_and_a_primary_without_replicas_are_waited_for(server: redis.Redis, client: StreamClient) -> None:
     server.execute_command("REPLICAOF", "127.0.0.1", "1")
     with pytest.raises(UnavailableError, match=r"is a replica, which takes no writes: give the address"):
-        client.issue(prompt())
+        client.issue(build_prompt())
     server.execute_command("REPLICAOF", "NO", "ONE")
     server.config_set("min-replicas-to-write", "1")
     with pytest.raises(UnavailableError, match=r"fewer replicas than a write must reach: start"):
-        client.issue(prompt())
+        client.issue(build_prompt())
     server.config_set("min-replicas-to-write", "0")
-    assert client.issue(prompt())
+    assert client.issue(build_prompt())
 
 
 def test_a_write_that_no_replica_confirms_is_not_done(
@@ -104,7 +104,7 @@ def test_a_write_that_no_replica_confirms_is_not_done(
     assert client.count_backlog(client.prompts) == 0, "reading does not wait"
     writer = StreamClient(redis_server, "run")
     writer.acquire_epoch()
-    assert writer.issue(prompt()), "written, but not confirmed"
+    assert writer.issue(build_prompt()), "written, but not confirmed"
     host, _, port = redis_server.url.removeprefix("redis://").removesuffix("/0").rpartition(":")
     own = free_address().rpartition(":")[2]
     with serve(redis_binary, tmp_path / "replica", own, "--replicaof", f"{host} {port}"):
@@ -158,7 +158,7 @@ def test_wrong_credentials_end_the_process_with_a_sentence(
 def test_a_stream_is_measured_in_bytes(server: redis.Redis, client: StreamClient, redis_server: RedisSettings) -> None:
     assert client.measure_bytes("no such stream") == 0
     for position in range(20):
-        client.issue(prompt(position, size=10_000))
+        client.issue(build_prompt(position, size=10_000))
     assert 200_000 < client.measure_bytes(client.prompts) < 300_000
 
 

@@ -23,7 +23,7 @@ def client(redis_server: RedisSettings) -> StreamClient:
     return client
 
 
-def prompt(position: int = 0, attempt: int = 0) -> Prompt:
+def build_prompt(position: int = 0, attempt: int = 0) -> Prompt:
     return Prompt(
         run_id="run",
         group_uid=f"world/train/{position}/0",
@@ -34,7 +34,7 @@ def prompt(position: int = 0, attempt: int = 0) -> Prompt:
     )
 
 
-def group(position: int = 0) -> TrajectoryGroup:
+def make_group(position: int = 0) -> TrajectoryGroup:
     return TrajectoryGroup(run_id="run", group_uid=f"world/train/{position}/0", batch=1, position=position)
 
 
@@ -55,21 +55,21 @@ def test_the_password_is_read_from_its_file(redis_server: RedisSettings, tmp_pat
 
 
 def test_a_prompt_is_issued_once(client: StreamClient) -> None:
-    assert client.issue(prompt())
-    assert not client.issue(prompt())
-    assert client.issue(prompt(attempt=1)), "a further attempt is another issue"
+    assert client.issue(build_prompt())
+    assert not client.issue(build_prompt())
+    assert client.issue(build_prompt(attempt=1)), "a further attempt is another issue"
     assert len(client.claim_prompts("a", 10, 0.1)) == 2
     assert client.read_issued() == [Issue(1, 0, attempt, "world/train/0/0") for attempt in (0, 1)]
 
 
 def test_finish_acknowledges_the_prompt_and_writes_its_group_atomically(client: StreamClient) -> None:
-    client.issue(prompt())
+    client.issue(build_prompt())
     (entry,) = client.claim_prompts("a", 1, 0.1)
-    assert client.finish(entry, group())
+    assert client.finish(entry, make_group())
     assert client.count_backlog(client.prompts) == 0
     assert client.reclaim_groups(client.trajectories, ()) == []
     (taken,) = client.claim_groups(client.trajectories, 10, 0.1)
-    assert taken.message == group()
+    assert taken.message == make_group()
 
 
 def test_of_two_workers_with_the_same_entry_only_the_first_to_finish_writes_a_group(
@@ -77,20 +77,20 @@ def test_of_two_workers_with_the_same_entry_only_the_first_to_finish_writes_a_gr
 ) -> None:
     client = StreamClient(redis_server.model_copy(update={"reclaim_idle_s": 0.01}), "run")
     client.create_groups()
-    client.issue(prompt())
+    client.issue(build_prompt())
     (slow,) = client.claim_prompts("slow", 1, 0.1)
     time.sleep(0.05)
     (fast,) = client.reclaim_prompts("fast", 10)
     assert fast.id == slow.id
-    assert client.finish(fast, group())
-    assert not client.finish(slow, group())
+    assert client.finish(fast, make_group())
+    assert not client.finish(slow, make_group())
     assert client.count_backlog(client.trajectories) == 1
 
 
 def test_keep_alive_prevents_a_reclaim(redis_server: RedisSettings) -> None:
     client = StreamClient(redis_server.model_copy(update={"reclaim_idle_s": 0.4}), "run")
     client.create_groups()
-    client.issue(prompt())
+    client.issue(build_prompt())
     (entry,) = client.claim_prompts("a", 1, 0.1)
     for _ in range(6):
         time.sleep(0.1)
@@ -101,13 +101,13 @@ def test_keep_alive_prevents_a_reclaim(redis_server: RedisSettings) -> None:
 
 
 def test_groups_are_reclaimed_until_their_step_is_acknowledged(client: StreamClient) -> None:
-    client.issue(prompt())
+    client.issue(build_prompt())
     (entry,) = client.claim_prompts("a", 1, 0.1)
-    client.finish(entry, group())
+    client.finish(entry, make_group())
     (first,) = client.claim_groups(client.trajectories, 10, 0.1)
     (again,) = client.reclaim_groups(client.trajectories, ())
     assert again == first
-    step = LedgerEntry(step=1, group_uids=[group().group_uid])
+    step = LedgerEntry(step=1, group_uids=[make_group().group_uid])
     client.acknowledge(step, [first.id])
     client.acknowledge(LedgerEntry(step=1, group_uids=["another"]), [first.id])
     assert client.read_ledger() == {1: step}, "a repeated acknowledgement changes nothing"
@@ -131,8 +131,8 @@ def test_a_trainer_of_an_older_epoch_is_fenced(client: StreamClient) -> None:
 def test_malformed_entries_are_rejected_and_valid_ones_are_claimed(client: StreamClient) -> None:
     client._redis.xadd(client.prompts, {"m": b"\xff\xff\xff"})
     client._redis.xadd(client.prompts, {"x": b""})
-    client.issue(prompt())
-    assert [e.message for e in client.claim_prompts("a", 10, 0.1)] == [prompt()]
+    client.issue(build_prompt())
+    assert [e.message for e in client.claim_prompts("a", 10, 0.1)] == [build_prompt()]
     assert client._redis.xlen(client.key("rejected")) == 2
     assert client.count_backlog(client.prompts) == 1
 
@@ -143,9 +143,9 @@ def test_no_entry_is_lost_when_the_server_is_killed(tmp_path, free_address, redi
     client = StreamClient(redis_server, "run", patience_s=20)
     client.create_groups()
     for position in range(20):
-        client.issue(prompt(position))
+        client.issue(build_prompt(position))
     for entry in client.claim_prompts("a", 5, 0.1):
-        client.finish(entry, group(entry.message.position))
+        client.finish(entry, make_group(entry.message.position))
     port = redis_server.url.rpartition(":")[2].partition("/")[0]
     (server,) = [
         p for p in psutil.Process().children(recursive=True) if "valkey" in p.name() and port in " ".join(p.cmdline())
@@ -161,7 +161,7 @@ def test_no_entry_is_lost_when_the_server_is_killed(tmp_path, free_address, redi
             assert len(client.read_issued()) == 20
             assert client.count_backlog(client.prompts) == 15
             assert client.count_backlog(client.trajectories) == 5
-            assert not client.issue(prompt(3)), "what was issued before stays issued"
+            assert not client.issue(build_prompt(3)), "what was issued before stays issued"
         finally:
             second.kill()
 

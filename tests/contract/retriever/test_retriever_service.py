@@ -72,7 +72,7 @@ def share_encoder(repository: Path, corpus: Path) -> None:
         (cache / folder.name).symlink_to(folder)
 
 
-def ids_over_http(service: Service, queries: list[str], topk: int) -> list[list[str]]:
+def search_over_http(service: Service, queries: list[str], topk: int) -> list[list[str]]:
     reply = httpx.post(f"{service.http}/retrieve", json={"queries": queries, "topk": topk}, timeout=60)
     return [[document["id"] for document in documents] for documents in reply.raise_for_status().json()["result"]]
 
@@ -85,7 +85,7 @@ def test_both_transports_give_the_same_documents_and_provenance(
         share_encoder(repository, corpus)
     service = start(mode=mode)
     queries = [*TITLES, "place", "", "São AND ((", "title:Oslo^9"]
-    over_http = ids_over_http(service, queries, 4)
+    over_http = search_over_http(service, queries, 4)
     request = retriever_pb2.RetrieveRequest(queries=queries, topk=4)
     reply = retriever_pb2_grpc.RetrieverStub(service.channel).Retrieve(request, timeout=60)
     assert [[document.id for document in result.documents] for result in reply.results] == over_http
@@ -100,8 +100,8 @@ def test_both_transports_give_the_same_documents_and_provenance(
 
 def test_probes_metrics_and_reflection_are_served(start: Callable[..., Service]) -> None:
     service = start()
-    ids_over_http(service, ["Oslo", "Kandy"], 1)
-    ids_over_http(service, ["Oslo"], 1)
+    search_over_http(service, ["Oslo", "Kandy"], 1)
+    search_over_http(service, ["Oslo"], 1)
     with urllib.request.urlopen(f"{service.http}/metrics", timeout=20) as page:
         text = page.read().decode()
     assert 'forage_retriever_queries_total{cache="hit"} 1.0' in text
@@ -128,7 +128,7 @@ def test_a_second_start_reuses_the_built_index(
     folder = next((corpus.parent / "cache").glob("bm25-*"))
     made = folder.stat().st_mtime_ns
     second = start(http_address=free_address(), grpc_address=free_address())
-    assert ids_over_http(second, ["Oslo"], 1) == [["p1"]]
+    assert search_over_http(second, ["Oslo"], 1) == [["p1"]]
     assert folder.stat().st_mtime_ns == made
 
 

@@ -22,7 +22,7 @@ OK, TIMEOUT = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_TIMEOUT
 ANSWERED_OR_REFUSED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
-def item(number: int = 0, source: str = "nq", target: str = "Oslo") -> reward_pb2.ScoreItem:
+def build_item(number: int = 0, source: str = "nq", target: str = "Oslo") -> reward_pb2.ScoreItem:
     return reward_pb2.ScoreItem(
         trajectory_id=f"t{number}",
         data_source=source,
@@ -31,13 +31,13 @@ def item(number: int = 0, source: str = "nq", target: str = "Oslo") -> reward_pb
     )
 
 
-def batch(size: int, **fields: str) -> reward_pb2.ScoreRequest:
-    return reward_pb2.ScoreRequest(items=[item(number, **fields) for number in range(size)])
+def build_batch(size: int, **fields: str) -> reward_pb2.ScoreRequest:
+    return reward_pb2.ScoreRequest(items=[build_item(number, **fields) for number in range(size)])
 
 
 def test_a_stream_answers_each_request_once_and_does_not_wait_for_slow_ones(service: Service) -> None:
-    requests = [reward_pb2.ScoreStreamRequest(id=0, item=item(0, "user", "hang"))]
-    requests += [reward_pb2.ScoreStreamRequest(id=number, item=item(number)) for number in range(1, 501)]
+    requests = [reward_pb2.ScoreStreamRequest(id=0, item=build_item(0, "user", "hang"))]
+    requests += [reward_pb2.ScoreStreamRequest(id=number, item=build_item(number)) for number in range(1, 501)]
     replies = list(service.stub().ScoreStream(iter(requests), timeout=60))
     assert sorted(reply.id for reply in replies) == list(range(501))
     assert {reply.item.trajectory_id for reply in replies} == {f"t{number}" for number in range(501)}
@@ -50,23 +50,23 @@ def test_a_stream_whose_replies_are_not_read_is_not_read_further(service: Servic
     total = 20_000
     taken = 0
 
-    def requests() -> Iterator[reward_pb2.ScoreStreamRequest]:
+    def iterate_requests() -> Iterator[reward_pb2.ScoreStreamRequest]:
         nonlocal taken
         for number in range(total):
             taken = number
-            large = item(number)
+            large = build_item(number)
             large.trajectory_id = "x" * 40_000  # part of the reply, so that few replies fill the connection
             yield reward_pb2.ScoreStreamRequest(id=number, item=large)
 
     stub = service.stub()
-    call = stub.ScoreStream(requests())
+    call = stub.ScoreStream(iterate_requests())
     next(call)
     before = -1
     while before != taken:  # until the stream stands still
         before = taken
         time.sleep(1.0)
     assert taken < total / 2
-    assert stub.Score(batch(1), timeout=20).items[0].score.status == OK
+    assert stub.Score(build_batch(1), timeout=20).items[0].score.status == OK
     call.cancel()
     wait_for(lambda: service.metric("forage_reward_queue_items") == 0.0, "the items of the stream are still queued")
 
@@ -93,20 +93,20 @@ def test_describe_lists_parameters_uses_and_the_configuration_digest(service: Se
 def test_a_full_queue_refuses_with_resource_exhausted_and_recovers(start: StartReward) -> None:
     service = start("reward.max_queue=4", user_timeout_s=30)
     stub = service.stub()
-    slow = stub.Score.future(batch(4, source="user", target="hang"), timeout=60)
+    slow = stub.Score.future(build_batch(4, source="user", target="hang"), timeout=60)
     wait_for(lambda: service.metric("forage_reward_queue_items") == 4.0, "the slow call was not queued")
     with pytest.raises(grpc.RpcError) as caught:
-        stub.Score(batch(1), timeout=20)
+        stub.Score(build_batch(1), timeout=20)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "4 trajectories are queued, the limit is 4" in caught.value.details()
     slow.cancel()
     wait_for(lambda: service.metric("forage_reward_queue_items") == 0.0, "the queue stays full")
-    assert len(stub.Score(batch(100), timeout=20).items) == 100  # an empty queue admits a batch of any size
+    assert len(stub.Score(build_batch(100), timeout=20).items) == 100  # an empty queue admits a batch of any size
     assert service.metric('forage_reward_refused_total{method="Score"}') == 1.0
 
 
 def test_items_not_scored_by_the_deadline_are_timeouts_and_the_others_are_scored(service: Service) -> None:
-    request = reward_pb2.ScoreRequest(items=[item(0), item(1, "user", "hang"), item(2)])
+    request = reward_pb2.ScoreRequest(items=[build_item(0), build_item(1, "user", "hang"), build_item(2)])
     reply = service.stub().Score(request, timeout=1.5)
     assert [scored.score.status for scored in reply.items] == [OK, TIMEOUT, OK]
     assert [scored.trajectory_id for scored in reply.items] == ["t0", "t1", "t2"]
@@ -118,21 +118,21 @@ def test_a_crash_of_user_code_affects_one_trajectory_only(service: Service) -> N
     wait_for(lambda: score_user(stub, "number").status == OK, "the process of the user reward is not free")
     restarts = service.metric("forage_reward_user_restarts_total")
     for order in ("exit", "segfault", "memory", "nan"):
-        reply = stub.Score(reward_pb2.ScoreRequest(items=[item(0, "user", order), item(1)]), timeout=30)
+        reply = stub.Score(reward_pb2.ScoreRequest(items=[build_item(0, "user", order), build_item(1)]), timeout=30)
         assert [scored.score.status for scored in reply.items] == [trajectory_pb2.STATUS_INTERNAL, OK]
         assert score_user(stub, "number").total == 3.0
     assert service.metric("forage_reward_user_restarts_total") == restarts + 3.0
 
 
 def score_user(stub: reward_pb2_grpc.RewardStub, order: str) -> trajectory_pb2.Score:
-    score: trajectory_pb2.Score = stub.Score(batch(1, source="user", target=order), timeout=30).items[0].score
+    score: trajectory_pb2.Score = stub.Score(build_batch(1, source="user", target=order), timeout=30).items[0].score
     return score
 
 
 def test_sigterm_finishes_calls_in_flight_and_leaves_no_process(start: StartReward) -> None:
     service = start("reward.workers=2", "reward.shadow.nq={name: f1}", user_timeout_s=1)
     family = psutil.Process(service.process.pid).children(recursive=True)
-    calls = [service.stub().Score.future(batch(1, source="user", target="hang"), timeout=60) for _ in range(4)]
+    calls = [service.stub().Score.future(build_batch(1, source="user", target="hang"), timeout=60) for _ in range(4)]
     wait_for(lambda: service.metric("forage_reward_queue_items") == 4.0, "the calls were not queued")
     service.process.send_signal(signal.SIGTERM)
     for call in calls:
@@ -143,7 +143,7 @@ def test_sigterm_finishes_calls_in_flight_and_leaves_no_process(start: StartRewa
 
 
 def test_workers_share_a_long_batch_and_manage_without_one_that_has_died(workers: Service) -> None:
-    request = reward_pb2.ScoreRequest(items=[item(n, target="Oslo" if n % 3 else "Rome") for n in range(200)])
+    request = reward_pb2.ScoreRequest(items=[build_item(n, target="Oslo" if n % 3 else "Rome") for n in range(200)])
     names = ("forage_reward_shared_items_total", "forage_reward_items_total", "forage_reward_worker_restarts_total")
     shared, scored, restarts = map(workers.metric, names)
 
@@ -156,7 +156,7 @@ def test_workers_share_a_long_batch_and_manage_without_one_that_has_died(workers
     assert workers.metric("forage_reward_shared_items_total") == shared + 100.0
     assert workers.metric("forage_reward_items_total") == scored + 200.0
     assert workers.metric("forage_reward_queue_items") == 0.0
-    victim = worker_processes(workers)[0]
+    victim = list_workers(workers)[0]
     victim.suspend()  # it still has its sockets, and will never answer
     killer = threading.Timer(1.0, victim.kill)
     killer.start()
@@ -170,7 +170,7 @@ def test_workers_share_a_long_batch_and_manage_without_one_that_has_died(workers
     wait_for(lambda: check() or workers.metric("forage_reward_shared_items_total") > shared, "no more sharing")
 
 
-def worker_processes(service: Service) -> list[psutil.Process]:
+def list_workers(service: Service) -> list[psutil.Process]:
     children = psutil.Process(service.process.pid).children()
     workers = [process for process in children if "forage_reward.serve.worker" in process.cmdline()]
     assert len(workers) == 2
@@ -184,20 +184,20 @@ def test_a_worker_killed_under_load_loses_no_answer_and_is_restarted(workers: Se
     stop = threading.Event()
     outcomes: list[Any] = []
 
-    def client() -> None:
+    def call_in_turn() -> None:
         stub = workers.stub()
         while not stop.is_set():
             try:
-                outcomes.append(len(stub.Score(batch(8), timeout=20).items))
+                outcomes.append(len(stub.Score(build_batch(8), timeout=20).items))
             except grpc.RpcError as error:
                 outcomes.append(error.code())
                 time.sleep(0.05)
 
-    clients = [threading.Thread(target=client) for _ in range(8)]
+    clients = [threading.Thread(target=call_in_turn) for _ in range(8)]
     for thread in clients:
         thread.start()
     wait_for(lambda: len(outcomes) > 50, "no load")
-    worker_processes(workers)[0].kill()
+    list_workers(workers)[0].kill()
     wait_for(lambda: workers.metric("forage_reward_worker_restarts_total") == restarts + 1.0, "no restart")
     seen = len(outcomes)
     wait_for(lambda: len(outcomes) > seen + 100, "the load ended")
@@ -225,7 +225,9 @@ def test_a_port_in_use_is_one_sentence_for_several_workers_too(
 
 
 def test_a_shadow_is_in_the_metrics_and_never_in_a_reply(service: Service) -> None:
-    plain, shadowed = (service.stub().Score(batch(20, source=source), timeout=20) for source in ("nq", "shadowed"))
+    plain, shadowed = (
+        service.stub().Score(build_batch(20, source=source), timeout=20) for source in ("nq", "shadowed")
+    )
     assert shadowed == plain
     labels = '{data_source="shadowed"'
     wait_for(
@@ -239,15 +241,15 @@ def test_a_shadow_is_in_the_metrics_and_never_in_a_reply(service: Service) -> No
 
 def test_a_shadow_that_cannot_keep_up_drops_and_counts_trajectories(start: StartReward) -> None:
     service = start("reward.shadow.nq={name: mine}", "reward.shadow_queue=2", user_timeout_s=30)
-    assert len(service.stub().Score(batch(30, target="hang"), timeout=20).items) == 30
+    assert len(service.stub().Score(build_batch(30, target="hang"), timeout=20).items) == 30
     dropped = service.metric("forage_reward_shadow_dropped_total")
     assert 27.0 <= dropped <= 28.0  # two are queued; the shadow may be scoring one
 
 
 def test_a_canary_is_counted_and_logged_and_changes_no_score(service: Service) -> None:
-    twice = item()
+    twice = build_item()
     twice.spans[0].text = "<answer>Rome</answer><answer>Oslo</answer>"
-    reply = service.stub().Score(reward_pb2.ScoreRequest(items=[twice, item()]), timeout=20)
+    reply = service.stub().Score(reward_pb2.ScoreRequest(items=[twice, build_item()]), timeout=20)
     assert [scored.score.total for scored in reply.items] == [1.0, 1.0]
     assert service.metric('forage_reward_canaries_total{canary="many_answers",data_source="nq"}') == 1.0
     log = service.log.read_text()

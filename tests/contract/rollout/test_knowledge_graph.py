@@ -37,7 +37,7 @@ TRIPLES = [
 ]
 
 
-def module_of(file: Path) -> ModuleType:
+def load_module(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"example_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
@@ -47,7 +47,7 @@ def module_of(file: Path) -> ModuleType:
     return module
 
 
-environment = module_of(EXAMPLE / "environment.py")
+environment = load_module(EXAMPLE / "environment.py")
 
 
 @pytest.fixture

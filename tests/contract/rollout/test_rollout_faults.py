@@ -159,7 +159,7 @@ class Parts:
     async def run(self, **fields: Any) -> tuple[list[Trajectory], float]:
         """(trajectories, seconds that they took)."""
         began = time.monotonic()
-        group = await self.agent.run_group(prompt(**fields))
+        group = await self.agent.run_group(build_prompt(**fields))
         return list(group.trajectories), time.monotonic() - began
 
 
@@ -187,7 +187,7 @@ def make_parts(faulty_retriever: FaultyRetriever, codec: FileTokenizer, free_add
     return make
 
 
-def prompt(**fields: Any) -> Prompt:
+def build_prompt(**fields: Any) -> Prompt:
     known: dict[str, Any] = {
         "run_id": "r",
         "group_uid": "g/train/1/0",
@@ -356,7 +356,7 @@ class Front:
 
     def issue(self, count: int) -> None:
         for position in range(self.issued, self.issued + count):
-            self.trainer.issue(prompt(group_uid=f"g/train/{position}/0", position=position, samples=2))
+            self.trainer.issue(build_prompt(group_uid=f"g/train/{position}/0", position=position, samples=2))
         self.issued += count
 
     async def claim(self, count: int, timeout_s: float = 30.0) -> list[TrajectoryGroup]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from otlp_receiver import Received, Receiver, grpc_receiver
+from otlp_receiver import Received, Receiver, receive_grpc
 from rollout_parts import Services, list_waiting, write_small_corpus
 from scripted_engine import CharCodec, ScriptedEngine
 from traces import PARENTS, find_spans
@@ -45,7 +45,7 @@ def stack(
 ) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("services")
     write_small_corpus(folder / "corpus.jsonl")
-    with grpc_receiver() as receiver, pytest.MonkeyPatch.context() as patch:
+    with receive_grpc() as receiver, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         overrides = [
             "tracing.enabled=true",

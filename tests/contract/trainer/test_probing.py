@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
-from completions_server import ALPHABET, CompletionsServer, completions_server, encode
+from completions_server import ALPHABET, CompletionsServer, encode, serve_completions
 from prometheus_client import REGISTRY
 from rich.console import Console
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
@@ -176,7 +176,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], 
 
 @pytest.fixture
 def scripted() -> Iterator[CompletionsServer]:
-    with completions_server(answer_by_kept_share) as server:
+    with serve_completions(answer_by_kept_share) as server:
         yield server
 
 

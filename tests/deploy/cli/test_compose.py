@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from compose_file import FILE, PROFILES, SERVICES, Object, image_service, list_reachable, resolve_profile, run_config
+from compose_file import (
+    FILE,
+    PROFILES,
+    SERVICES,
+    Object,
+    find_image_service,
+    list_reachable,
+    resolve_profile,
+    run_config,
+)
 from deployment_tools import REPOSITORY, check_jsonschema
 from release import list_images
 
@@ -38,7 +47,7 @@ def stack(request: pytest.FixtureRequest) -> Object:
     return resolve_profile(request.param)
 
 
-def _services(stack: Object) -> Iterator[tuple[str, Object]]:
+def list_services(stack: Object) -> Iterator[tuple[str, Object]]:
     yield from stack["services"].items()
 
 
@@ -47,13 +56,13 @@ def _is_one_shot(service: Object) -> bool:
 
 
 def _find_service(stack: Object, name: str) -> Object:
-    return next(service for key, service in _services(stack) if key in (name, f"{name}-gpu"))
+    return next(service for key, service in list_services(stack) if key in (name, f"{name}-gpu"))
 
 
 def test_every_profile_has_every_service_once(stack: Object) -> None:
-    running = [image_service(service) for _, service in _services(stack) if not _is_one_shot(service)]
+    running = [find_image_service(service) for _, service in list_services(stack) if not _is_one_shot(service)]
     assert sorted(filter(None, running)) == sorted(set(SERVICES) - {"cli"})
-    others = {name for name, service in _services(stack) if image_service(service) is None}
+    others = {name for name, service in list_services(stack) if find_image_service(service) is None}
     assert others == {"redis", "exporter", "prometheus", "grafana"}
     assert {"world", "forage"} <= set(stack["services"])
 
@@ -67,7 +76,7 @@ def test_the_cpu_profile_is_the_default_without_the_command() -> None:
 def test_only_rollout_and_trainer_reserve_a_gpu_each() -> None:
     reserved = {}
     for profile in PROFILES:
-        for name, service in _services(resolve_profile(profile)):
+        for name, service in list_services(resolve_profile(profile)):
             for device in service["deploy"]["resources"].get("reservations", {}).get("devices", []):
                 assert device["capabilities"] == ["gpu"], name
                 assert service["image"].endswith("-gpu"), name
@@ -100,7 +109,7 @@ def test_the_specification_refuses_a_misspelt_key(tmp_path: Path) -> None:
 
 
 def test_containers_run_with_least_privilege(stack: Object) -> None:
-    for name, service in _services(stack):
+    for name, service in list_services(stack):
         user, _, group = service["user"].partition(":")
         assert int(user) > 0, name
         assert group.isdigit(), name
@@ -113,42 +122,42 @@ def test_containers_run_with_least_privilege(stack: Object) -> None:
 
 
 def test_containers_have_resource_limits_and_rotated_logs(stack: Object) -> None:
-    for name, service in _services(stack):
+    for name, service in list_services(stack):
         limits = service["deploy"]["resources"]["limits"]
         assert float(limits["cpus"]) > 0, name
         assert int(limits["memory"]) >= 2**26, name
         assert limits["pids"] > 0, name
         assert {"max-size", "max-file"} <= set(service["logging"]["options"]), name
         for mount in service.get("tmpfs", []):
-            assert "size=" in mount or image_service(service) is None, (name, mount)
+            assert "size=" in mount or find_image_service(service) is None, (name, mount)
 
 
 def test_services_are_restarted_and_have_a_health_check(stack: Object) -> None:
-    for name, service in _services(stack):
+    for name, service in list_services(stack):
         health = service.get("healthcheck", {})
         if _is_one_shot(service):
             assert health.get("disable") is True, name
             continue
-        assert service["restart"] == ("on-failure:20" if image_service(service) == "trainer" else "unless-stopped"), (
-            name
-        )
+        assert service["restart"] == (
+            "on-failure:20" if find_image_service(service) == "trainer" else "unless-stopped"
+        ), name
         assert {"interval", "timeout", "retries", "start_period"} <= set(health), name
-        if image_service(service) is None:
+        if find_image_service(service) is None:
             assert health["test"], name
         else:  # the image has the check; a trainer is not ready whenever it waits for a batch
             stage = (
                 (REPOSITORY / "services/Dockerfile")
                 .read_text()
-                .partition(f"FROM runtime AS {image_service(service)}\n")[2]
+                .partition(f"FROM runtime AS {find_image_service(service)}\n")[2]
             )
             check = stage.partition("HEALTHCHECK --")[2].partition("ENTRYPOINT")[0]
-            assert ("/healthz" if image_service(service) == "trainer" else "/readyz") in check, name
+            assert ("/healthz" if find_image_service(service) == "trainer" else "/readyz") in check, name
             assert "test" not in health, name
 
 
 def test_dependencies_are_awaited_until_healthy_or_completed(stack: Object) -> None:
     waits = {}
-    for name, service in _services(stack):
+    for name, service in list_services(stack):
         for other, condition in service.get("depends_on", {}).items():
             completes = _is_one_shot(stack["services"][other])
             assert condition["condition"] == ("service_completed_successfully" if completes else "service_healthy"), (
@@ -167,7 +176,7 @@ def test_dependencies_are_awaited_until_healthy_or_completed(stack: Object) -> N
 
 def test_ports_are_published_on_loopback_only(stack: Object) -> None:
     published = {}
-    for name, service in _services(stack):
+    for name, service in list_services(stack):
         for port in service.get("ports", []):
             assert ipaddress.ip_address(port["host_ip"]).is_loopback, name
             published[int(port["published"])] = (name.removesuffix("-gpu"), port["target"])
@@ -180,11 +189,11 @@ def test_ports_are_published_on_loopback_only(stack: Object) -> None:
 def test_images_are_pinned_and_equal_those_of_the_chart(stack: Object) -> None:
     chart = yaml.safe_load((REPOSITORY / "deploy/helm/forage/Chart.yaml").read_text())
     values = yaml.safe_load((REPOSITORY / "deploy/helm/forage/values.yaml").read_text())
-    for name, service in _services(stack):
+    for name, service in list_services(stack):
         repository, _, tag = service["image"].rpartition(":")
         assert repository, name
         assert any(letter.isdigit() for letter in tag), name
-        if (own := image_service(service)) is not None:
+        if (own := find_image_service(service)) is not None:
             assert repository == values[own]["image"]["repository"], name
             assert tag.removesuffix("-gpu") == chart["appVersion"], name
             assert f"forage/{own}:{tag}" in list_images(chart["appVersion"]), name
@@ -195,7 +204,7 @@ def test_images_are_pinned_and_equal_those_of_the_chart(stack: Object) -> None:
 
 
 def test_mounted_files_exist_and_are_read_only(stack: Object) -> None:
-    for name, service in _services(stack):
+    for name, service in list_services(stack):
         for mount in service.get("volumes", []):
             if mount["type"] == "bind":
                 assert Path(mount["source"]).exists(), (name, mount)
@@ -212,7 +221,7 @@ def test_mounted_files_exist_and_are_read_only(stack: Object) -> None:
 
 def test_every_volume_network_and_secret_is_used(stack: Object) -> None:
     used = {"volumes": set(), "networks": set(), "secrets": set()}
-    for _, service in _services(stack):
+    for _, service in list_services(stack):
         used["volumes"] |= {mount["source"] for mount in service.get("volumes", []) if mount["type"] == "volume"}
         used["networks"] |= set(service["networks"])
         used["secrets"] |= {secret["source"] for secret in service.get("secrets", [])}
@@ -220,37 +229,37 @@ def test_every_volume_network_and_secret_is_used(stack: Object) -> None:
         assert names == set(stack[kind]), kind
 
 
-def _settings(stack: Object, service: Object) -> Settings:
+def load_settings_of(stack: Object, service: Object) -> Settings:
     return load_settings(Path(stack["configs"]["recipe"]["file"]), environ=service["environment"])
 
 
 def test_every_service_loads_its_settings_and_reaches_the_others(stack: Object) -> None:
     ports = {name: split_address(address)[1] for name, address in list_addresses(Settings(), list(Program)[1:]).items()}
-    for name, service in _services(stack):
-        if image_service(service) is None or name == "world":
+    for name, service in list_services(stack):
+        if find_image_service(service) is None or name == "world":
             continue
-        settings = _settings(stack, service)
+        settings = load_settings_of(stack, service)
         reachable = list_reachable(stack, service)
         for setting, address in list_addresses(settings, [*SERVING[1:], Program.TRAINER]).items():
             host, port = split_address(address)
             section = setting.partition(".")[0]
             assert port == ports[setting], (name, setting)
-            if section == image_service(service):
+            if section == find_image_service(service):
                 assert host == "0.0.0.0", (name, setting)
             else:
-                assert image_service(reachable[host]) == section, (name, setting)
+                assert find_image_service(reachable[host]) == section, (name, setting)
         assert [(config["source"], config["target"]) for config in service["configs"]] == [("recipe", SETTINGS)]
         if name != "forage":
             assert service["command"] == ["--config", SETTINGS], name
 
 
 def test_only_the_users_of_redis_reach_it(stack: Object) -> None:
-    reaching = [name for name, service in _services(stack) if "redis" in list_reachable(stack, service)]
+    reaching = [name for name, service in list_services(stack) if "redis" in list_reachable(stack, service)]
     callers = {name.removesuffix("-gpu") for name in reaching}
     assert callers == {"redis", "exporter", "rollout", "trainer", "forage"}
     for name in callers - {"redis", "exporter"}:
         service = _find_service(stack, name)
-        settings = _settings(stack, service)
+        settings = load_settings_of(stack, service)
         assert settings.redis.url == "redis://redis:6379/0"
         secrets = {secret["target"] for secret in service["secrets"]}
         assert {str(settings.redis.password_file), str(settings.rollout.auth_token_file)} == secrets, name
@@ -272,7 +281,7 @@ def test_redis_writes_to_disk_before_its_reply(stack: Object) -> None:
 def test_files_of_a_run_are_on_a_volume(stack: Object) -> None:
     for name in ("rollout", "trainer"):
         service = _find_service(stack, name)
-        settings = _settings(stack, service)
+        settings = load_settings_of(stack, service)
         mounts = {mount["target"]: mount for mount in service["volumes"]}
         assert mounts["/data"]["source"] == "data"
         assert settings.run.dir == Path("/data/runs")
@@ -283,7 +292,7 @@ def test_files_of_a_run_are_on_a_volume(stack: Object) -> None:
     retriever = stack["services"]["retriever"]
     volumes = {mount["target"]: mount["source"] for mount in retriever["volumes"]}
     assert volumes == {"/data": "data", "/cache": "indexes"}
-    assert _settings(stack, retriever).retriever.cache_dir.is_relative_to("/cache")
+    assert load_settings_of(stack, retriever).retriever.cache_dir.is_relative_to("/cache")
 
 
 def test_the_environment_selects_another_recipe() -> None:
@@ -302,7 +311,7 @@ def test_prometheus_scrapes_every_component_under_its_name_in_the_chart(stack: O
         if job["job_name"] == "redis":
             assert reachable[host] is stack["services"]["exporter"]
             continue
-        assert image_service(reachable[host]) == job["job_name"]
+        assert find_image_service(reachable[host]) == job["job_name"]
         assert target["port"] == split_address(ports[METRICS_ADDRESSES[job["job_name"]]])[1]
         # With two networks in common, one name would give two targets.
         assert len(set(reachable[host]["networks"]) & set(stack["services"]["prometheus"]["networks"])) == 1
@@ -334,20 +343,20 @@ def test_grafana_has_the_data_source_and_the_dashboards(stack: Object) -> None:
     dashboards = list(mounts[provider["options"]["path"]].glob("*.json"))
     assert dashboards
     for file in dashboards:
-        for uid in _datasources(json.loads(file.read_text())):
+        for uid in find_datasources(json.loads(file.read_text())):
             assert uid in (source["uid"], "${datasource}", "-- Grafana --"), file.name
 
 
-def _datasources(node: object) -> Iterator[str]:
+def find_datasources(node: object) -> Iterator[str]:
     if isinstance(node, dict):
         source = node.get("datasource")
         if isinstance(source, dict) and "uid" in source:
             yield source["uid"]
         for child in node.values():
-            yield from _datasources(child)
+            yield from find_datasources(child)
     elif isinstance(node, list):
         for child in node:
-            yield from _datasources(child)
+            yield from find_datasources(child)
 
 
 def test_make_up_reports_a_missing_engine(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 import yaml
 from dashboard_queries import FOLDER, list_panels, list_queries, load_dashboards, substitute_variables
-from deployment_tools import HELMS, REPOSITORY, grafana_sdk
+from deployment_tools import HELMS, REPOSITORY, find_grafana_sdk
 from helm_chart import render
 from metrics_page import read_series_names
 
@@ -32,7 +32,7 @@ VARIABLES = {"pipeline": [], "training": []}
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The script that generates the dashboards, with its SDK importable."""
-    for folder in (grafana_sdk(), GRAFANA):
+    for folder in (find_grafana_sdk(), GRAFANA):
         monkeypatch.syspath_prepend(str(folder))
     yield importlib.import_module("build")
     for name in [name for name in sys.modules if name.partition(".")[0] in ("build", "forage_dashboards")]:
@@ -86,11 +86,11 @@ def test_panels_have_a_description_a_unit_and_do_not_overlap(name: str) -> None:
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
         assert all(target["legendFormat"] for target in panel["targets"])
     for left, right in combinations(with_rows, 2):
-        assert not _overlap(left["gridPos"], right["gridPos"]), (left["title"], right["title"])
+        assert not do_overlap(left["gridPos"], right["gridPos"]), (left["title"], right["title"])
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in with_rows)
 
 
-def _overlap(left: dict[str, int], right: dict[str, int]) -> bool:
+def do_overlap(left: dict[str, int], right: dict[str, int]) -> bool:
     return all(
         left[start] < right[start] + right[size] and right[start] < left[start] + left[size]
         for start, size in (("x", "w"), ("y", "h"))

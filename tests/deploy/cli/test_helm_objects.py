@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from deployment_tools import packages
+from deployment_tools import find_packages
 from helm_chart import MATRIX, NAMESPACE, Object, describe, find_object, list_pods, render
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
@@ -25,12 +25,12 @@ EXISTING = {
 """Objects that values of the matrix expect in the cluster."""
 
 
-def _qualified_kind(item: Object) -> str:
+def format_kind(item: Object) -> str:
     return f"{item['apiVersion']}/{item['kind']}"
 
 
 @functools.cache
-def _distinct_objects() -> list[Object]:
+def list_distinct_objects() -> list[Object]:
     """List every distinct object of the matrix."""
     distinct = {json.dumps(item, sort_keys=True): item for name in MATRIX for item in render(name)}
     return list(distinct.values())
@@ -39,7 +39,7 @@ def _distinct_objects() -> list[Object]:
 @pytest.fixture(scope="module")
 def validate() -> Callable[[Object, str], None]:
     """A strict validator: an unknown field is an error."""
-    sys.path.append(str(packages()))
+    sys.path.append(str(find_packages()))
     import kubernetes_validate
     from kubernetes_validate import utils
 
@@ -57,8 +57,8 @@ def validate() -> Callable[[Object, str], None]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_objects_are_valid_for_kubernetes(version: str, validate: Callable[[Object, str], None]) -> None:
     checked = 0
-    for item in _distinct_objects():
-        if _qualified_kind(item) not in CUSTOM:
+    for item in list_distinct_objects():
+        if format_kind(item) not in CUSTOM:
             validate(item, version)
             checked += 1
             continue
@@ -125,7 +125,7 @@ def _forbid_unknown_fields(schema: Any) -> None:
 
 
 def _import_jsonschema() -> ModuleType:
-    sys.path.append(str(packages()))
+    sys.path.append(str(find_packages()))
     import jsonschema
 
     return jsonschema
@@ -135,11 +135,11 @@ def _check_custom(schemas: dict[str, Object]) -> set[str]:
     jsonschema = _import_jsonschema()
     validators = {name: jsonschema.Draft7Validator(schema) for name, schema in schemas.items()}
     kinds = set()
-    for item in _distinct_objects():
-        if _qualified_kind(item) in CUSTOM:
+    for item in list_distinct_objects():
+        if format_kind(item) in CUSTOM:
             errors = [
                 f"{'.'.join(map(str, error.path))}: {error.message[:200]}"
-                for error in validators[_qualified_kind(item)].iter_errors(item["spec"])
+                for error in validators[format_kind(item)].iter_errors(item["spec"])
             ]
             assert not errors, (describe(item), errors)
             kinds.add(item["kind"])

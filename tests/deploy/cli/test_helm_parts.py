@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import redis
 import yaml
-from deployment_tools import HELMS, REPOSITORY, helm
+from deployment_tools import HELMS, REPOSITORY, find_helm
 from helm_chart import CHART, NAMESPACE, Object, find_object, list_containers, list_pods, parse_objects, render
 
 from forage_common.settings import load_settings
@@ -172,7 +172,7 @@ class _ApiServer(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def _discovery_pages() -> dict[str, Object]:
+def build_discovery_pages() -> dict[str, Object]:
     """Discovery pages of a server that knows the kinds of the chart."""
     kinds = {(item["apiVersion"], item["kind"]) for item in render("defaults")}
     versions = sorted({version for version, _ in kinds})
@@ -196,7 +196,7 @@ def _discovery_pages() -> dict[str, Object]:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Path]:
     """A kubeconfig of a cluster that has Redis' password from an earlier install."""
-    _ApiServer.secrets, _ApiServer.pages = {"forage-redis": "password=kept-from-before"}, _discovery_pages()
+    _ApiServer.secrets, _ApiServer.pages = {"forage-redis": "password=kept-from-before"}, build_discovery_pages()
     with ThreadingHTTPServer(("127.0.0.1", 0), _ApiServer) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         config = tmp_path / "kubeconfig"
@@ -211,7 +211,7 @@ def cluster(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("version", HELMS)
 def test_an_upgrade_keeps_generated_secrets(version: str, cluster: Path) -> None:
-    command = [str(helm(version)), "template", "forage", str(CHART), "--namespace", NAMESPACE, "--dry-run=server"]
+    command = [str(find_helm(version)), "template", "forage", str(CHART), "--namespace", NAMESPACE, "--dry-run=server"]
     command += ["--kubeconfig", str(cluster), "--show-only", "templates/config/secrets.yaml"]
     command += ["--disable-openapi-validation"]
     ended = subprocess.run(command, capture_output=True, text=True)
@@ -230,7 +230,7 @@ def test_added_rules_and_dashboards_are_installed_unchanged(tmp_path: Path) -> N
     group = {"groups": [{"name": "trainer", "rules": [alert]}]}
     (chart / "rules/added.yaml").write_text(yaml.safe_dump(group))
     (chart / "dashboards/added.json").write_text('{"title": "{{job}}"}\n')
-    command = [str(helm("4.3")), "template", "forage", str(chart)]
+    command = [str(find_helm("4.3")), "template", "forage", str(chart)]
     command += ["--set", "monitoring.rules.enabled=true,monitoring.dashboards.enabled=true,monitoring.labels.release=p"]
     ended = subprocess.run(command, capture_output=True, text=True)
     objects = parse_objects(ended.stdout)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deployment_tools import checkov
+from deployment_tools import find_checkov
 from helm_chart import MATRIX, Object, describe, find_object, list_containers, list_pods, render
 
 CALLS = {
@@ -206,7 +206,7 @@ _CHECKOV_ACCEPTED = ("CKV_K8S_15", "CKV_K8S_43", "CKV_K8S_35")
 
 
 def test_checkov_finds_nothing(tmp_path: Path) -> None:
-    command = str(checkov())
+    command = str(find_checkov())
     objects = [item for name in ("every option on", "gpu-large") for item in render(name)]
     # Checkov does not know custom resources: it gets their pods, except those that end, as Deployments.
     for item in [item for item in objects if item["kind"].startswith("Ray")]:

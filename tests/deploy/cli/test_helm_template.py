@@ -13,7 +13,7 @@ from typing import Any
 import chart_schema
 import pytest
 import yaml
-from deployment_tools import HELMS, REPOSITORY, helm, packages
+from deployment_tools import HELMS, REPOSITORY, find_helm, find_packages
 from helm_chart import (
     CHART,
     MATRIX,
@@ -55,7 +55,7 @@ def _get(settings: Settings, path: tuple[str, ...]) -> Any:
 @pytest.mark.parametrize("version", HELMS)
 def test_helm_lint_reports_nothing(version: str) -> None:
     for values in (CHART / "values.yaml", *(values for values in MATRIX.values() if isinstance(values, Path))):
-        command = [str(helm(version)), "lint", "--strict", str(CHART), "--values", str(values)]
+        command = [str(find_helm(version)), "lint", "--strict", str(CHART), "--values", str(values)]
         ended = subprocess.run(command, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stdout
         assert "[WARNING]" not in ended.stdout
@@ -65,11 +65,11 @@ def test_helm_lint_reports_nothing(version: str) -> None:
 def test_both_versions_of_helm_render_the_same(name: str) -> None:
     """Except Secrets, whose values are random."""
 
-    def comparable(version: str) -> list[str]:
+    def render_comparable(version: str) -> list[str]:
         objects = [item for item in render(name, version) if item["kind"] != "Secret"]
         return sorted(json.dumps(item, sort_keys=True) for item in objects)
 
-    oldest, newest = (comparable(version) for version in HELMS)
+    oldest, newest = (render_comparable(version) for version in HELMS)
     assert oldest == newest
 
 
@@ -126,7 +126,7 @@ def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
     """Unchanged, although the key `n` means false in Helm's YAML 1.1."""
     indented = "".join(f"  {line}\n" for line in recipe.read_text().splitlines())
     values = "world: {enabled: false}\nsettings:\n" + indented
-    command = [str(helm(NEWEST_HELM)), "template", "forage", str(CHART), "--values", "-"]
+    command = [str(find_helm(NEWEST_HELM)), "template", "forage", str(CHART), "--values", "-"]
     command += ["--show-only", "templates/config/settings.yaml"]
     ended = subprocess.run(command, input=values, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
@@ -220,7 +220,7 @@ def test_the_schema_is_up_to_date_and_has_exactly_the_names_of_the_values() -> N
 
 
 def test_the_schema_accepts_the_default_settings() -> None:
-    sys.path.append(str(packages()))
+    sys.path.append(str(find_packages()))
     import jsonschema
 
     schema = json.loads((CHART / "values.schema.json").read_text())

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from deployment_tools import REPOSITORY, hadolint
+from deployment_tools import REPOSITORY, find_hadolint
 from helm_chart import CHART, list_containers, list_pods, render
 
 from forage_common.settings import Settings
@@ -74,7 +74,7 @@ every_image = pytest.mark.parametrize("image", SERVICES)
 
 
 def test_hadolint_reports_nothing() -> None:
-    ended = subprocess.run([hadolint(), "--no-color", str(DOCKERFILE)], capture_output=True, text=True)
+    ended = subprocess.run([find_hadolint(), "--no-color", str(DOCKERFILE)], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

@@ -126,10 +126,10 @@ def test_requests_generated_from_the_openapi_page_are_answered_as_documented(ser
             phases=[hypothesis.Phase.generate],
         )
         @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
-        def one(case: Any) -> None:
+        def send_one(case: Any) -> None:
             case.call_and_validate(base_url=f"http://{service.http}", session=session, checks=CHECKS, timeout=30)
 
-        one()
+        send_one()
 
     for operation in operations:
         if operation in searches:
@@ -160,7 +160,7 @@ PATHS = ["/retrieve"] * 5 + [
 ]
 
 
-def body(chance: random.Random) -> bytes:
+def build_body(chance: random.Random) -> bytes:
     """A valid body with random damage."""
     asked = dict(VALID)
     for _ in range(chance.randint(0, 2)):
@@ -182,7 +182,11 @@ def body(chance: random.Random) -> bytes:
 
 def request(chance: random.Random) -> tuple[bytes, bool]:
     """Bytes of an HTTP request, and whether it is complete, so that it must be answered."""
-    method, path, content = chance.choice(["POST"] * 8 + ["GET", "PUT", "BREW"]), chance.choice(PATHS), body(chance)
+    method, path, content = (
+        chance.choice(["POST"] * 8 + ["GET", "PUT", "BREW"]),
+        chance.choice(PATHS),
+        build_body(chance),
+    )
     lines = [f"{method} {path} HTTP/1.1", "Host: retriever", "Content-Type: application/json"]
     kind = chance.random()
     if kind < 0.75:
@@ -224,7 +228,7 @@ async def bombard(service: Service, count: int, seed: int) -> set[int]:
     host, port = service.http.split(":")
     seen: set[int] = set()
 
-    async def one(chance: random.Random, requests: int) -> None:
+    async def send_one(chance: random.Random, requests: int) -> None:
         reader = writer = None
         for _ in range(requests):
             if writer is None or reader is None:
@@ -243,7 +247,7 @@ async def bombard(service: Service, count: int, seed: int) -> set[int]:
                 writer.close()
                 writer = None
 
-    await asyncio.gather(*(one(random.Random(seed + n), count // CONNECTIONS) for n in range(CONNECTIONS)))
+    await asyncio.gather(*(send_one(random.Random(seed + n), count // CONNECTIONS) for n in range(CONNECTIONS)))
     return seen
 
 
@@ -269,7 +273,7 @@ async def test_malformed_bytes_on_the_http_port_are_refused(service: Service) ->
     assert service.memory() - before < MAY_GROW_BYTES
 
 
-def message(chance: random.Random) -> bytes:
+def build_message(chance: random.Random) -> bytes:
     """Bytes of a gRPC request: random, a damaged message, or a message that asks for odd things."""
     odd = retriever_pb2.RetrieveRequest(
         queries=[chance.choice(["", "Oslo", "x" * 9000, "\0", "é" * 99]) for _ in range(chance.choice([0, 1, 3, 5000]))]
@@ -298,24 +302,26 @@ def message(chance: random.Random) -> bytes:
 
 
 async def test_malformed_grpc_messages_are_refused(service: Service) -> None:
-    def as_they_are(value: bytes) -> bytes:
+    def keep_bytes(value: bytes) -> bytes:
         return value
 
     codes: set[grpc.StatusCode] = set()
     async with grpc.aio.insecure_channel(service.grpc) as channel:
-        call = channel.unary_unary("/forage.v1.Retriever/Retrieve", as_they_are, as_they_are)
-        stream = channel.stream_stream("/forage.v1.Retriever/RetrieveStream", as_they_are, as_they_are)
+        call = channel.unary_unary("/forage.v1.Retriever/Retrieve", keep_bytes, keep_bytes)
+        stream = channel.stream_stream("/forage.v1.Retriever/RetrieveStream", keep_bytes, keep_bytes)
 
         async def send(chance: random.Random, count: int) -> None:
             for _ in range(count):
                 try:
-                    await call(message(chance), timeout=60)
+                    await call(build_message(chance), timeout=60)
                     codes.add(grpc.StatusCode.OK)
                 except grpc.aio.AioRpcError as error:
                     codes.add(error.code())
 
         async def stream_all(chance: random.Random, count: int) -> int:
-            return len([reply async for reply in stream(iter([message(chance) for _ in range(count)]), timeout=120)])
+            return len(
+                [reply async for reply in stream(iter([build_message(chance) for _ in range(count)]), timeout=120)]
+            )
 
         async def bombard_all(count: int, seed: int) -> None:
             half = count // 2

@@ -163,7 +163,7 @@ async def parts(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     engine.shutdown()
 
 
-def prompt(number: int, samples: int = 6, seed: int = 7) -> Prompt:
+def build_prompt(number: int, samples: int = 6, seed: int = 7) -> Prompt:
     question = format_search_prompt(QUESTIONS[number % len(QUESTIONS)])
     return Prompt(
         run_id="exact",
@@ -258,7 +258,7 @@ async def test_every_token_has_its_mask_turn_version_and_logprob(
 ) -> None:
     policy, _ = await parts.serve("a")
     agent, recorder = parts.agent(**limits)
-    trajectories = await run(agent, [prompt(number) for number in range(4)])
+    trajectories = await run(agent, [build_prompt(number) for number in range(4)])
     context = limits.get("max_prompt_length", LIMITS["max_prompt_length"])
     for trajectory in trajectories:
         assert {segment.version for segment in trajectory.segments} == {policy.version}
@@ -281,8 +281,8 @@ async def test_every_token_has_its_mask_turn_version_and_logprob(
 async def test_a_seed_repeats_whole_trajectories(parts: Parts) -> None:
     policy, _ = await parts.serve("a")
     agent, _ = parts.agent()
-    first, again = [await run(agent, [prompt(number) for number in numbers]) for numbers in ((0, 1), (1, 0, 2))]
-    other = await run(agent, [prompt(0, seed=8000)])
+    first, again = [await run(agent, [build_prompt(number) for number in numbers]) for numbers in ((0, 1), (1, 0, 2))]
+    other = await run(agent, [build_prompt(0, seed=8000)])
     by_id = {t.id: t for t in again}
     for trajectory in first:
         twin = by_id[trajectory.id]
@@ -296,7 +296,7 @@ async def test_a_seed_repeats_whole_trajectories(parts: Parts) -> None:
 async def test_updates_in_flight_split_trajectories_and_lose_none(parts: Parts, record_property: Any) -> None:
     await parts.serve("a")
     agent, recorder = parts.agent()
-    running = asyncio.create_task(run(agent, [prompt(number, samples=8) for number in range(8)]))
+    running = asyncio.create_task(run(agent, [build_prompt(number, samples=8) for number in range(8)]))
     pauses = []
     for enough, name in ((40, "b"), (90, "a")):
         while len(recorder.generations) < enough and not running.done():
@@ -322,11 +322,11 @@ async def test_a_drained_update_splits_no_trajectory_and_loses_none(
     agent, recorder = parts.agent()
     some = asyncio.Semaphore(4)
 
-    async def group(number: int) -> list[Trajectory]:
+    async def run_group(number: int) -> list[Trajectory]:
         async with some:
-            return await run(agent, [prompt(number, samples=4)])
+            return await run(agent, [build_prompt(number, samples=4)])
 
-    running = [asyncio.create_task(group(number)) for number in range(16)]
+    running = [asyncio.create_task(run_group(number)) for number in range(16)]
     for enough, name in ((20, "b"), (60, "a")):
         while len(recorder.generations) < enough:
             await asyncio.sleep(0.005)
@@ -342,7 +342,7 @@ async def test_a_damaged_or_older_policy_is_refused_and_nothing_changes(parts: P
     old = parts.publication("b")
     served, _ = await parts.serve("a")
     agent, _ = parts.agent()
-    before = await run(agent, [prompt(0)])
+    before = await run(agent, [build_prompt(0)])
     with pytest.raises(PolicyError, match="is not newer than"):
         await parts.engine.load_policy(old)
     content = (parts.folders["b"] / "model.safetensors").read_bytes()
@@ -354,14 +354,14 @@ async def test_a_damaged_or_older_policy_is_refused_and_nothing_changes(parts: P
     with pytest.raises(PolicyError, match="but the header describes"):
         await parts.engine.load_policy(torn)
     assert parts.engine.serving == served
-    after = await run(agent, [prompt(0)])
+    after = await run(agent, [build_prompt(0)])
     assert [list(t.token_ids) for t in after] == [list(t.token_ids) for t in before]
 
 
 async def test_a_search_adds_an_observation_and_an_answer_ends_the_trajectory(parts: Parts) -> None:
     await parts.serve("a")
     agent, _ = parts.agent()
-    trajectories = await run(agent, [prompt(number) for number in range(4)])
+    trajectories = await run(agent, [build_prompt(number) for number in range(4)])
     for trajectory in trajectories:
         kinds = [turn.action for turn in trajectory.turns]
         assert trajectory.finished == (kinds[-1] == ActionKind.ACTION_KIND_ANSWER)

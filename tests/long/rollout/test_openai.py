@@ -79,7 +79,7 @@ async def parts(make_model: Callable[[int], Path], char_codec: Any) -> AsyncIter
     engine.shutdown()
 
 
-async def text_of(stream: Any) -> str:
+async def join_text(stream: Any) -> str:
     parts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
     assert len(parts) > 2  # it came in pieces
     return "".join(parts)
@@ -96,7 +96,7 @@ async def test_chats_and_completions_answer_with_and_without_stream(parts: Parts
     whole = await parts.client.chat.completions.create(**chat)
     assert whole.choices[0].message.content
     assert whole.usage.completion_tokens == 12
-    assert await text_of(await parts.client.chat.completions.create(**chat, stream=True)) == (
+    assert await join_text(await parts.client.chat.completions.create(**chat, stream=True)) == (
         whole.choices[0].message.content
     )
     asked: Any = {"model": parts.model, "prompt": "the search for", "temperature": 0, "max_tokens": 12}

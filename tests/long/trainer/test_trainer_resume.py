@@ -54,15 +54,15 @@ def test_an_extended_killed_and_stopped_run_consumes_the_same_groups_as_an_unint
     assert json.loads((broken.folder / "state.json").read_text())["phase"] == "done"
 
 
-def to_plain(value: Any) -> Any:
+def convert_to_plain(value: Any) -> Any:
     """Convert a state to values that `==` compares to the bit."""
     match value:
         case dict():
-            return {name: to_plain(one) for name, one in value.items()}
+            return {name: convert_to_plain(one) for name, one in value.items()}
         case list() | tuple():
-            return [to_plain(one) for one in value]
+            return [convert_to_plain(one) for one in value]
         case DTensor():
-            return to_plain(value.to_local())
+            return convert_to_plain(value.to_local())
         case torch.Tensor():
             return str(value.dtype), list(value.shape), value.contiguous().view(-1).view(torch.uint8).tolist()
     return value
@@ -121,7 +121,7 @@ def test_a_run_killed_at_five_points_is_bit_equal_to_an_uninterrupted_one(
         result = [torch.load(one / f"state/{kind}_world_size_1_rank_0.pt", weights_only=False) for one in last]
         if kind == "extra_state":
             result = [{"lr": one["lr_scheduler"], "rng": one["rng"]["cpu"]} for one in result]
-        assert to_plain(result[0]) == to_plain(result[1]), kind
+        assert convert_to_plain(result[0]) == convert_to_plain(result[1]), kind
     assert read_checkpoint(last[0]).parts == read_checkpoint(last[1]).parts
     assert broken.streams.count_backlog(broken.streams.trajectories) == 0
     assert broken.streams.count_backlog(broken.streams.prompts) == 0

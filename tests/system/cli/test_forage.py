@@ -14,7 +14,7 @@ import pytest
 from browser_page import Page
 from dashboard_queries import PanelQuery, list_queries, load_dashboards, substitute_variables
 from demo import Demo
-from otlp_receiver import Receiver, grpc_receiver
+from otlp_receiver import Receiver, receive_grpc
 from prometheus_scrape import EXPORTER, Prometheus
 from traces import PARENTS, find_spans
 
@@ -59,7 +59,7 @@ def prometheus(
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with grpc_receiver() as receiver:
+    with receive_grpc() as receiver:
         yield receiver
 
 
@@ -193,7 +193,7 @@ def test_every_panel_of_the_dashboards_has_data_of_the_demo(prometheus: Promethe
         pytest.skip("prometheus is missing: apt-get install prometheus")
     if not prometheus.has_targets:
         pytest.skip("the demo of the test before this one was not run")
-    every = {_panel_key(query): query for name in load_dashboards() for query in list_queries(name)}
+    every = {get_panel_key(query): query for name in load_dashboards() for query in list_queries(name)}
     assert set(WITHOUT_DATA) <= set(every), "an exception for a panel that does not exist"
     asked = {key: query for key, query in every.items() if key[0] != "redis" or shutil.which(EXPORTER)}
     empty = {key for key, query in asked.items() if not prometheus.has_data(_resolve_query(query))}
@@ -203,7 +203,7 @@ def test_every_panel_of_the_dashboards_has_data_of_the_demo(prometheus: Promethe
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 
 
-def _panel_key(query: PanelQuery) -> tuple[str, str, str]:
+def get_panel_key(query: PanelQuery) -> tuple[str, str, str]:
     return query.dashboard, query.panel, query.legend
 
 

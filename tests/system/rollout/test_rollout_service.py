@@ -9,7 +9,17 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
-from rollout_parts import ADDRESSES, Services, get, list_waiting, prompt, publish, take, until, write_small_corpus
+from rollout_parts import (
+    ADDRESSES,
+    Services,
+    build_prompt,
+    get,
+    list_waiting,
+    publish,
+    take,
+    wait_until,
+    write_small_corpus,
+)
 
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
@@ -44,16 +54,16 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
 
     # It says what it waits for: first for everything, in the end for the policy alone.
     service = services.start("rollout", *common)
-    until(lambda: list_waiting(health) is not None)
+    wait_until(lambda: list_waiting(health) is not None)
     assert {"retriever", "reward", "engine", "policy"} <= (list_waiting(health) or set())
     services.start("reward", *common)
     services.start("retriever", *common, f"retriever.cache_dir={tmp_path}/cache")
-    until(lambda: list_waiting(health) == {"policy"})
+    wait_until(lambda: list_waiting(health) == {"policy"})
 
     # Prompts wait for the policy; then they come back complete.
     streams = StreamClient(redis_server, "e2e")
     streams.create_groups()
-    streams.issue(prompt(0, 1, 0))
+    streams.issue(build_prompt(0, 1, 0))
     assert take(streams, 1, 2.0) == []
     first = publish(streams, model, tmp_path, 0, 1)
     (group,) = take(streams, 1)
@@ -66,12 +76,12 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
         assert {(s.version, s.epoch) for s in trajectory.segments} == {(0, 1)}
         assert len(trajectory.loss_mask) == len(trajectory.token_ids) - trajectory.prompt_length
     assert list(streams.read_replicas().values()) == [first]
-    until(lambda: list_waiting(health) == set())
+    wait_until(lambda: list_waiting(health) == set())
 
     # One prompt off the streams goes through the same loop.
     with grpc.insecure_channel(addresses["rollout.grpc_address"]) as channel:
         stub = RolloutStub(channel)
-        reply = stub.Run(RunRequest(prompt=prompt(99, 0, 0, samples=16)), timeout=60)
+        reply = stub.Run(RunRequest(prompt=build_prompt(99, 0, 0, samples=16)), timeout=60)
         searches = [
             turn for t in reply.group.trajectories for turn in t.turns if turn.action == ActionKind.ACTION_KIND_SEARCH
         ]
@@ -82,18 +92,18 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
 
     # A newer policy is followed.
     second = publish(streams, model, tmp_path, 1, 1)
-    streams.issue(prompt(1, 2, 1))
+    streams.issue(build_prompt(1, 2, 1))
     (group,) = take(streams, 1)
     assert {(s.version, s.epoch) for t in group.trajectories for s in t.segments} == {(1, 1)}
     assert list(streams.read_replicas().values()) == [second]
-    until(lambda: "forage_rollout_policy_version 1.0" in get(health, "/metrics")[1], 10)
-    until(lambda: "forage_rollout_groups_done_total 2.0" in get(health, "/metrics")[1], 10)
+    wait_until(lambda: "forage_rollout_policy_version 1.0" in get(health, "/metrics")[1], 10)
+    wait_until(lambda: "forage_rollout_groups_done_total 2.0" in get(health, "/metrics")[1], 10)
 
     # Killed with work in flight: nothing of it is left running, and the next life does the work, each prompt once.
     family = psutil.Process(service.pid).children(recursive=True)
     for position in range(8):
-        streams.issue(prompt(position, 3, 1, samples=8))
-    until(lambda: streams.count_backlog(streams.trajectories) > 0)
+        streams.issue(build_prompt(position, 3, 1, samples=8))
+    wait_until(lambda: streams.count_backlog(streams.trajectories) > 0)
     service.kill()
     service.wait()
     _, alive = psutil.wait_procs(family, timeout=20)

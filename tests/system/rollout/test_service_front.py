@@ -17,7 +17,7 @@ import grpc
 import httpx
 import openai
 import pytest
-from rollout_parts import ADDRESSES, Services, get, list_waiting, prompt, publish, until, write_small_corpus
+from rollout_parts import ADDRESSES, Services, build_prompt, get, list_waiting, publish, wait_until, write_small_corpus
 
 from forage_common.clients.auth import authorization_metadata
 from forage_common.settings import RedisSettings
@@ -68,7 +68,7 @@ def test_the_endpoints_of_a_real_service(
     streams = StreamClient(redis_server, "e2e")
     streams.create_groups()
     first = publish(streams, model, tmp_path, 5, 1)
-    until(lambda: list_waiting(health) == set())
+    wait_until(lambda: list_waiting(health) == set())
 
     metadata = authorization_metadata(token)
     with grpc.insecure_channel(addresses["rollout.grpc_address"]) as channel:
@@ -83,19 +83,21 @@ def test_the_endpoints_of_a_real_service(
         assert (status.serving, status.engines, status.paused) == (first, 1, False)
 
         # What is streamed is what the group holds; and the same seed gives the same tokens.
-        events = list(stub.RunStream(RunStreamRequest(prompt=prompt(1, 0, 0)), timeout=60, metadata=metadata))
+        events = list(stub.RunStream(RunStreamRequest(prompt=build_prompt(1, 0, 0)), timeout=60, metadata=metadata))
         group = events[-1].group
         assert [t.status for t in group.trajectories] == [Status.STATUS_OK] * 4
         acted = sum(event.WhichOneof("event") == "acted" for event in events)
         assert acted == sum(len(t.turns) for t in group.trajectories)
         observed = [event for event in events if event.WhichOneof("event") == "observed"]
         assert any(event.observed.documents and "<information>" in event.text for event in observed)
-        again = stub.Run(RunRequest(prompt=render_prompt(prompt(1, 0, 0), group)), timeout=60, metadata=metadata).group
+        again = stub.Run(
+            RunRequest(prompt=render_prompt(build_prompt(1, 0, 0), group)), timeout=60, metadata=metadata
+        ).group
         assert [list(t.token_ids) for t in again.trajectories] == [list(t.token_ids) for t in group.trajectories]
 
         # A bad prompt is refused by field.
         with pytest.raises(grpc.RpcError, match=r"prompt\.samples is 0: expected 1 to 1024") as refused:
-            stub.Run(RunRequest(prompt=prompt(1, 0, 0, samples=0)), timeout=10, metadata=metadata)
+            stub.Run(RunRequest(prompt=build_prompt(1, 0, 0, samples=0)), timeout=10, metadata=metadata)
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
         # While engines stand still a prompt waits; it is not lost.
@@ -103,7 +105,9 @@ def test_the_endpoints_of_a_real_service(
         assert stub.GetStatus(GetStatusRequest(), timeout=10, metadata=metadata).paused
         answers: list[Any] = []
         waiting = threading.Thread(
-            target=lambda: answers.append(stub.Run(RunRequest(prompt=prompt(2, 0, 0)), timeout=60, metadata=metadata))
+            target=lambda: answers.append(
+                stub.Run(RunRequest(prompt=build_prompt(2, 0, 0)), timeout=60, metadata=metadata)
+            )
         )
         waiting.start()
         time.sleep(1.5)
@@ -113,10 +117,12 @@ def test_the_endpoints_of_a_real_service(
         assert len(answers[0].group.trajectories) == 4
 
         # A caller that goes away ends its trajectories.
-        call = stub.RunStream(RunStreamRequest(prompt=prompt(3, 0, 0, samples=256)), timeout=60, metadata=metadata)
+        call = stub.RunStream(
+            RunStreamRequest(prompt=build_prompt(3, 0, 0, samples=256)), timeout=60, metadata=metadata
+        )
         next(call)
         call.cancel()
-        until(lambda: read_metric(health, "forage_rollout_samples_in_flight") == 0, 15)
+        wait_until(lambda: read_metric(health, "forage_rollout_samples_in_flight") == 0, 15)
 
         # Weights without a trainer: never older ones, never altered ones.
         with pytest.raises(grpc.RpcError, match="not newer than what is served, version 5 of epoch 1") as refused:
@@ -130,7 +136,7 @@ def test_the_endpoints_of_a_real_service(
         reply = stub.UpdateWeights(UpdateWeightsRequest(policy=newer), timeout=60, metadata=metadata)
         assert reply.serving == newer
         assert 0 < reply.pause_s < 5
-        group = stub.Run(RunRequest(prompt=prompt(4, 0, 0)), timeout=60, metadata=metadata).group
+        group = stub.Run(RunRequest(prompt=build_prompt(4, 0, 0)), timeout=60, metadata=metadata).group
         assert {s.version for t in group.trajectories for s in t.segments} == {6}
 
     # Over HTTP: the loop, turn by turn; and the bare engine.

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from openai_server import openai_server
+from openai_server import serve_openai
 
 from forage_common.clients.calls import RefusedError
 from forage_common.settings import EngineSettings, ModelSettings, ReplicaSettings, RolloutSettings, Settings
@@ -40,7 +40,7 @@ def test_an_endpoint_replaces_the_engine(repository: Path) -> None:
     from serve_parts import build_application
 
     folder = repository / "models" / "tiny-policy"
-    with openai_server(FileTokenizer(folder), ["said </x>"]) as server:
+    with serve_openai(FileTokenizer(folder), ["said </x>"]) as server:
         rollout = RolloutSettings(engine=EngineSettings(endpoint=server.url))
         settings = Settings(model=ModelSettings(path=folder), rollout=rollout)
         remote = serve.run(

@@ -29,33 +29,33 @@ OTHER_NAMES = ("docs/deploy/", "docs/runbooks/", "docs/how-to/trace.md", "CHANGE
 """Pages with other names in the form of settings: chart values such as `rollout.mode`, spans, former settings."""
 
 
-def each_page(pages: Iterable[Path] = PAGES) -> pytest.MarkDecorator:
+def parametrize_pages(pages: Iterable[Path] = PAGES) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(REPOSITORY)))
 
 
-def quoted(page: Path) -> Iterator[str]:
+def find_quoted(page: Path) -> Iterator[str]:
     """The texts in backticks of a page, without its blocks of code."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     yield from re.findall(r"`([^`\n]+)`", text)
 
 
-@each_page()
+@parametrize_pages()
 def test_files_exist(page: Path) -> None:
-    paths = [text for text in quoted(page) if re.fullmatch(rf"({FOLDERS})/[\w./-]+\.[a-z]+", text)]
+    paths = [text for text in find_quoted(page) if re.fullmatch(rf"({FOLDERS})/[\w./-]+\.[a-z]+", text)]
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
 
 
-@each_page()
+@parametrize_pages()
 def test_modules_and_their_names_exist(page: Path) -> None:
-    names = {text for text in quoted(page) if re.fullmatch(r"forage_\w+(\.\w+)+", text)}
-    names |= {f"{module}.{name}" for module, name in _imports(page)}
+    names = {text for text in find_quoted(page) if re.fullmatch(r"forage_\w+(\.\w+)+", text)}
+    names |= {f"{module}.{name}" for module, name in find_imports(page)}
     assert [name for name in sorted(names) if not _is_defined(name)] == []
 
 
-@each_page([page for page in PAGES if not str(page.relative_to(REPOSITORY)).startswith(OTHER_NAMES)])
+@parametrize_pages([page for page in PAGES if not str(page.relative_to(REPOSITORY)).startswith(OTHER_NAMES)])
 def test_settings_exist(page: Path) -> None:
     sections = "|".join(Settings.model_fields)
-    names = [re.match(rf"({sections})(\.[a-z_0-9]+)+(?=$|[=:. ])", text) for text in quoted(page)]
+    names = [re.match(rf"({sections})(\.[a-z_0-9]+)+(?=$|[=:. ])", text) for text in find_quoted(page)]
     unknown = [
         match[0]
         for match in names
@@ -64,21 +64,25 @@ def test_settings_exist(page: Path) -> None:
     assert unknown == []
 
 
-@each_page()
+@parametrize_pages()
 def test_commands_exist(page: Path) -> None:
-    assert [line for line in _commands(page) if not _is_command(line)] == []
+    assert [line for line in find_page_commands(page) if not _is_command(line)] == []
 
 
-@each_page()
+@parametrize_pages()
 def test_make_targets_exist(page: Path) -> None:
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
     targets |= {f"bench-{folder.name}" for folder in (REPOSITORY / "benchmarks").iterdir()}
-    named = [name for text in [*quoted(page), *_lines(page)] for name in re.findall(r"(?:^|&& )make ([a-z-]+)", text)]
+    named = [
+        name
+        for text in [*find_quoted(page), *find_command_lines(page)]
+        for name in re.findall(r"(?:^|&& )make ([a-z-]+)", text)
+    ]
     assert [name for name in named if name not in targets | {"bench-"}] == []
 
 
-def _imports(page: Path) -> Iterator[tuple[str, str]]:
+def find_imports(page: Path) -> Iterator[tuple[str, str]]:
     for module, names in re.findall(r"^from (forage_[\w.]+) import ([\w, ]+)$", page.read_text(encoding="utf-8"), re.M):
         yield from ((module, name.strip()) for name in names.split(","))
 
@@ -111,14 +115,14 @@ def _is_setting(name: str) -> bool:
     return True
 
 
-def _lines(page: Path) -> Iterator[str]:
+def find_command_lines(page: Path) -> Iterator[str]:
     """The lines of blocks without a language: commands."""
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
         yield from [] if language else block.replace("\\\n", " ").splitlines()
 
 
-def _commands(page: Path) -> Iterator[str]:
-    for line in _lines(page):
+def find_page_commands(page: Path) -> Iterator[str]:
+    for line in find_command_lines(page):
         if match := re.search(r"(?:^|[|&] )(?:\.venvs/cli/bin/)?forage (\w.*)", line):
             yield match[1]
 

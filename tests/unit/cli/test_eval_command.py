@@ -23,7 +23,7 @@ from forage_common.v1.trajectory_pb2 import Prompt, Status
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 
 
-def finds(prompt: Prompt, sample: int = 0) -> str:
+def answer_from_passages(prompt: Prompt, sample: int = 0) -> str:
     """Right after a search, and from passages but for Chad; wrong without either."""
     (target,) = prompt.ground_truth.targets
     if not prompt.environment:
@@ -33,7 +33,7 @@ def finds(prompt: Prompt, sample: int = 0) -> str:
 
 @pytest.fixture
 def script() -> Scripted:
-    return Scripted(says=finds)
+    return Scripted(says=answer_from_passages)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def evaluate(questions: Path, services: list[str], out: Path, *more: str) -> str
     return done.output
 
 
-def results(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def read_results(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
     summary = json.loads((out / "results.json").read_text())
     return {(entry["method"], entry["data_source"]): entry for entry in summary["results"]}
 
@@ -64,7 +64,7 @@ def test_a_policy_and_its_baselines_are_in_one_table(
 ) -> None:
     out = tmp_path / "out"
     output = evaluate(questions, services, out, "--baselines", "direct,cot,rag")
-    found = results(out)
+    found = read_results(out)
     assert {key: entry["em"]["mean"] for key, entry in found.items()} == {
         ("search", "capitals"): 1.0,
         ("direct", "capitals"): 0.0,
@@ -125,7 +125,7 @@ def test_finished_items_are_not_run_again_and_items_can_be_added(
     output = evaluate(questions, services, out, "--baselines", "direct")
     assert "3 of 10 were finished before" in output
     assert len(script.asked) == 10
-    assert results(out)["search", "capitals"]["questions"] == 5
+    assert read_results(out)["search", "capitals"]["questions"] == 5
 
 
 def test_a_limit_applies_to_every_file_and_changes_no_seed(
@@ -140,7 +140,7 @@ def test_a_limit_applies_to_every_file_and_changes_no_seed(
         "others/test/0/search": 6,
         "others/test/1/search": 7,
     }
-    assert [source for _, source in results(tmp_path / "out")] == ["capitals", "others", "all"]
+    assert [source for _, source in read_results(tmp_path / "out")] == ["capitals", "others", "all"]
 
 
 def test_failed_questions_enter_no_mean_and_are_retried(
@@ -150,14 +150,14 @@ def test_failed_questions_enter_no_mean_and_are_retried(
     away = {"Oslo": Status.STATUS_TIMEOUT, "Rome": Status.STATUS_INVALID_INPUT}
     script.status = lambda prompt: away.get(prompt.ground_truth.targets[0], Status.STATUS_OK)
     output = evaluate(questions, services, out)
-    found = results(out)["search", "capitals"]
+    found = read_results(out)["search", "capitals"]
     assert (found["questions"], found["failed_questions"], found["em"]["mean"]) == (3, 2, 1.0)
     assert "running/search failed at capitals/test/0: TIMEOUT: scripted failure" in output
     assert "INVALID_INPUT: scripted failure" in (out / "report.html").read_text()
     script.status = lambda prompt: Status.STATUS_OK
     before = len(script.asked)
     evaluate(questions, services, out)
-    found = results(out)["search", "capitals"]
+    found = read_results(out)["search", "capitals"]
     assert len(script.asked) == before + 1, "what is invalid stays invalid"
     assert (found["questions"], found["failed_questions"]) == (4, 1)
 
@@ -170,19 +170,19 @@ def test_the_error_names_the_reason_when_every_question_failed(
     done = CliRunner().invoke(app, ["eval", str(questions), *services, "--policy", "running", "--out", str(out)])
     with pytest.raises(UserError, match="every question failed: INTERNAL: scripted failure"):
         raise done.exception or AssertionError(done.output)
-    assert results(out)["search", "capitals"]["em"] is None
+    assert read_results(out)["search", "capitals"]["em"] is None
     assert (out / "report.html").exists()
 
 
 def test_several_samples_give_pass_and_majority(
     script: Scripted, services: list[str], questions: Path, tmp_path: Path
 ) -> None:
-    def says(prompt: Prompt, sample: int) -> str:
+    def answer_question(prompt: Prompt, sample: int) -> str:
         return prompt.ground_truth.targets[0] if sample == 0 else f"wrong {sample % 2}"
 
-    script.says = says
+    script.says = answer_question
     output = evaluate(questions, services, tmp_path / "out", "--samples", "4")
-    found = results(tmp_path / "out")["search", "capitals"]
+    found = read_results(tmp_path / "out")["search", "capitals"]
     assert found["em"]["mean"] == 0.25
     assert {k: value["mean"] for k, value in found["pass_at_k"].items()} == {"1": 0.25, "2": 0.5, "4": 1.0}
     assert found["majority_at_k"]["1"]["mean"] == 0.25
@@ -213,25 +213,25 @@ def test_an_interruption_loses_no_finished_item(
     assert "7 of 10 were finished before" in evaluate(questions, services, out, "--baselines", "direct")
     assert len(script.asked) == 8 + 3, "the one that hung, and the rest"
     assert len({(prompt.run_id, prompt.group_uid) for prompt in script.asked}) == 10
-    assert results(out)["search", "capitals"]["questions"] == 5
+    assert read_results(out)["search", "capitals"]["questions"] == 5
 
 
 def test_different_inputs_are_not_mixed(script: Scripted, services: list[str], questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     evaluate(questions, services, out)
 
-    def refused(*more: str, file: Path = questions) -> str:
+    def read_refusal(*more: str, file: Path = questions) -> str:
         command = ["eval", str(file), *services, "--policy", "running", "--out", str(out), *more]
         done = CliRunner().invoke(app, command)
         assert isinstance(done.exception, UserError)
         return str(done.exception)
 
     other = write_questions(tmp_path / "other.parquet", split="dev")
-    assert "holds an evaluation with other questions" in refused(file=other)
-    assert "holds an evaluation with seed = 1, not 2" in refused("--seed", "2")
+    assert "holds an evaluation with other questions" in read_refusal(file=other)
+    assert "holds an evaluation with seed = 1, not 2" in read_refusal("--seed", "2")
     script.serving.version = 8
-    assert "with another policy under the name 'running'" in refused()
-    assert "--fresh" in refused()
+    assert "with another policy under the name 'running'" in read_refusal()
+    assert "--fresh" in read_refusal()
     evaluate(other, services, out, "--fresh")
     assert {row["uid"].split("/")[1] for row in pq.read_table(out / "results.parquet").to_pylist()} == {"dev"}
 
@@ -241,7 +241,7 @@ def test_a_comparison_is_paired_and_shows_changed_questions(
 ) -> None:
     out = tmp_path / "out"
     script.says = lambda prompt, sample: (
-        "Paris" if not prompt.environment and prompt.ground_truth.targets[0] == "Lima" else finds(prompt)
+        "Paris" if not prompt.environment and prompt.ground_truth.targets[0] == "Lima" else answer_from_passages(prompt)
     )
     evaluate(questions, services, out, "--baselines", "rag")
     done = CliRunner().invoke(

@@ -34,18 +34,18 @@ PUZZLE = Question(
 )
 
 
-def trajectory(said: str | None, em: float, **fields: Any) -> Trajectory:
+def build_trajectory(said: str | None, em: float, **fields: Any) -> Trajectory:
     turns = [] if said is None else [Turn(index=1, action=ActionKind.ACTION_KIND_ANSWER, content=said)]
     score = Score(status=Status.STATUS_OK, total=em)
     return Trajectory(**{"status": Status.STATUS_OK, "validation_score": score, "turns": turns, **fields})
 
 
 def test_a_row_is_the_mean_over_scored_samples() -> None:
-    unjudged = trajectory("Oslo", 0, validation_score=Score(status=Status.STATUS_INTERNAL, detail="broke"))
+    unjudged = build_trajectory("Oslo", 0, validation_score=Score(status=Status.STATUS_INTERNAL, detail="broke"))
     samples = [
-        trajectory("the Oslo.", 1, prompt_length=10, loss_mask=[1, 1, 0], valid_searches=2, truncated=True),
-        trajectory("Oslo in Norway", 0, prompt_length=10, loss_mask=[1, 1, 1, 1]),
-        trajectory(None, 0, prompt_length=10),
+        build_trajectory("the Oslo.", 1, prompt_length=10, loss_mask=[1, 1, 0], valid_searches=2, truncated=True),
+        build_trajectory("Oslo in Norway", 0, prompt_length=10, loss_mask=[1, 1, 1, 1]),
+        build_trajectory(None, 0, prompt_length=10),
         Trajectory(status=Status.STATUS_TIMEOUT, status_detail="slow"),
         unjudged,
     ]
@@ -76,11 +76,16 @@ def test_a_row_is_the_mean_over_scored_samples() -> None:
 def test_a_hit_is_an_accepted_answer_in_a_passage_that_was_shown(
     method: Method, role: Role.ValueType, text: str, hit: float | None
 ) -> None:
-    assert measure_question("p", method, CAPITAL, [trajectory("x", 0, spans=[Span(role=role, text=text)])]).hit == hit
+    assert (
+        measure_question("p", method, CAPITAL, [build_trajectory("x", 0, spans=[Span(role=role, text=text)])]).hit
+        == hit
+    )
 
 
 def test_an_equation_is_scored_by_the_reward_alone() -> None:
-    row = measure_question("p", Method.SEARCH, PUZZLE, [trajectory(said, 1) for said in ("3 + 4", "3+4", "4 + 3")])
+    row = measure_question(
+        "p", Method.SEARCH, PUZZLE, [build_trajectory(said, 1) for said in ("3 + 4", "3+4", "4 + 3")]
+    )
     assert (row.em, row.sub_em, row.f1, row.hit) == (1.0, None, None, None)
     assert row.answers == ["3+4", "3+4", "4+3"], "signs are not punctuation here"
     assert row.targets == ["7 from 3, 4"]
@@ -105,16 +110,16 @@ def test_passages_can_write_neither_tags_nor_control_tokens() -> None:
     assert after.endswith("Question: Capital of Norway?\n")
 
 
-def entry(method: str, source: str, em: float) -> dict[str, Any]:
+def build_entry(method: str, source: str, em: float) -> dict[str, Any]:
     return {"policy": "p", "method": method, "data_source": source, "em": {"mean": em, "low": 0, "high": 1}}
 
 
 def test_the_papers_table_has_an_average_only_over_all_of_its_data_sources() -> None:
-    results = [entry("search", source, place / 10) for place, source in enumerate(SEARCH_R1)]
-    results += [entry("rag", "nq", 0.5), entry("rag", "geo", 1.0), entry("search", "all", 0.9)]
+    results = [build_entry("search", source, place / 10) for place, source in enumerate(SEARCH_R1)]
+    results += [build_entry("rag", "nq", 0.5), build_entry("rag", "geo", 1.0), build_entry("search", "all", 0.9)]
     search, rag = make_search_r1_rows(results)
     assert search.em == pytest.approx((0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6))
     assert search.average == pytest.approx(0.3)
     assert rag.em == (0.5, *[None] * 6)
     assert rag.average is None
-    assert make_search_r1_rows([entry("search", "geo", 1.0)]) == []
+    assert make_search_r1_rows([build_entry("search", "geo", 1.0)]) == []

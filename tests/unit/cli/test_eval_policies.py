@@ -88,22 +88,22 @@ def test_the_untrained_policy_is_that_of_the_run(run: Path, repository: Path) ->
         check_labels([found, replace(trained, label="untrained")])
 
 
-def _wider(folder: Path) -> None:
+def widen(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 1.5}))
 
 
-def _other_words(folder: Path) -> None:
+def replace_words(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages }}")
 
 
-def _other_weights(folder: Path) -> None:
+def replace_weights(folder: Path) -> None:
     weights = bytearray((folder / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (folder / "model.safetensors").write_bytes(bytes(weights))
 
 
-@pytest.mark.parametrize(("change", "engines"), [(_wider, 2), (_other_words, 2), (_other_weights, 1)])
+@pytest.mark.parametrize(("change", "engines"), [(widen, 2), (replace_words, 2), (replace_weights, 1)])
 def test_one_engine_serves_policies_that_differ_only_in_weights(
     run: Path, change: Callable[[Path], None], engines: int
 ) -> None:

@@ -31,19 +31,19 @@ with Journal(Path(sys.argv[1]), Trajectory) as journal:
 """
 
 
-def ids(file: Path) -> list[str]:
+def read_ids(file: Path) -> list[str]:
     with Journal(file, Trajectory) as journal:
         return [trajectory.id for trajectory in journal.read()]
 
 
 def test_the_next_process_reads_appended_items_in_order(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "journal.bin"
-    assert ids(file) == []
+    assert read_ids(file) == []
     with Journal(file, Trajectory) as journal:
         journal.append(Trajectory(id="a"))
         assert [trajectory.id for trajectory in journal.read()] == ["a"]
         journal.append(Trajectory(id="b"))
-    assert ids(file) == ["a", "b"]
+    assert read_ids(file) == ["a", "b"]
 
 
 def test_kill_9_loses_no_finished_item(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_kill_9_loses_no_finished_item(tmp_path: Path) -> None:
         acknowledged = [next(writer.stdout) for _ in range(20)]
         os.kill(writer.pid, signal.SIGKILL)
         acknowledged += writer.stdout.readlines()
-    found = ids(file)
+    found = read_ids(file)
     assert len(found) >= len(acknowledged)
     assert found == [str(number) for number in range(len(found))]
 
@@ -72,7 +72,7 @@ def test_a_partial_record_at_the_end_is_truncated_and_work_continues(
     whole = sum(end <= cut for end in ends)
     with Journal(file, Trajectory) as journal:
         journal.append(Trajectory(id="after"))
-    assert ids(file) == [*["first" * 5, "second" * 5, "third" * 5][:whole], "after"]
+    assert read_ids(file) == [*["first" * 5, "second" * 5, "third" * 5][:whole], "after"]
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:

@@ -43,13 +43,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> str:
     return "report_of_a_test"
 
 
-def rendered(package: str, **changes: object) -> str:
+def render_package(package: str, **changes: object) -> str:
     values = {"name": '<img src=x onerror="y">', "spans": SPANS, "marks": [Mark(13, "50%", "half & half", 0.5)]}
     return page.render("own.html", package, **values | changes)
 
 
 def test_values_of_a_page_are_escaped(package: str) -> None:
-    text = rendered(package)
+    text = render_package(package)
     assert "<img" not in text
     assert text.count("&lt;img src=x onerror=&#34;y&#34;&gt;") == 3, "in title, heading and table"
     assert "<dt>half</dt><dd>0.500</dd>" in text
@@ -60,7 +60,7 @@ def test_values_of_a_page_are_escaped(package: str) -> None:
 
 
 def test_only_the_pages_own_script_may_run(package: str) -> None:
-    text = rendered(package)
+    text = render_package(package)
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
     assert "default-src 'none'" in policy
@@ -73,14 +73,14 @@ def test_a_missing_value_of_a_template_is_an_error(package: str) -> None:
 
 
 def test_a_trajectory_keeps_its_text_and_drops_newlines_at_the_ends_of_spans(package: str) -> None:
-    text = rendered(package)
+    text = render_package(package)
     assert '<details class="prompt"><summary>prompt</summary><span>ask</span></details>' in text
     assert '<mark title="half &amp; half" style="--strength:50.0%">50%</mark>' in text
     assert '<div class="span env"><span class="tag">&lt;information&gt;</span>' in text
     assert '<span data-within="answer"> c </span>' in text
 
 
-def said(block: Block) -> list[str]:
+def read_block(block: Block) -> list[str]:
     return [f"[{piece.mark.label}]" if piece.mark else f"{piece.within}:{piece.text}" for piece in block.pieces]
 
 
@@ -97,25 +97,25 @@ def said(block: Block) -> list[str]:
 )
 def test_marks_split_the_text_at_their_positions(marks: list[int], expected: list[str]) -> None:
     (block,) = split_spans([{"role": "model", "text": "<think>abc</think>x"}], [Mark(at, str(at)) for at in marks])
-    assert said(block) == expected
+    assert read_block(block) == expected
 
 
 def test_marks_count_over_all_spans_and_spans_may_be_messages() -> None:
     spans = [Span(role=Role.ROLE_PROMPT, text="ab"), Span(role=Role.ROLE_ENV, text="cd")]
     one, other = split_spans(spans, [Mark(2, "edge"), Mark(3, "in")])
     assert (one.role, other.role) == ("prompt", "env")
-    assert (said(one), said(other)) == ([":ab", "[edge]"], [":c", "[in]", ":d"])
+    assert (read_block(one), read_block(other)) == ([":ab", "[edge]"], [":c", "[in]", ":d"])
 
 
 @figures.apply_style()
-def drawing(color: str) -> Figure:
+def draw(color: str) -> Figure:
     figure, axes = pyplot.subplots(figsize=(4, 3))
     axes.plot([0, 1], [0, 1], "o", color=color, clip_on=True)
     return figure
 
 
 def test_figures_use_the_colours_of_the_page_and_share_no_ids() -> None:
-    one, other = figures.render_svg(drawing(figures.RED), "a < b"), figures.render_svg(drawing("#123456"), "another")
+    one, other = figures.render_svg(draw(figures.RED), "a < b"), figures.render_svg(draw("#123456"), "another")
     assert 'role="img" aria-label="a &lt; b"' in one
     assert "var(--series-4)" in one
     assert "var(--ink)" not in one, "nothing was drawn in it"

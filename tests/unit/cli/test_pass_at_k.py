@@ -29,13 +29,13 @@ def test_majority_at_k_is_the_mean_over_all_choices(answers: list[str | None], d
     rights = [answer in accepted for answer in answers]
     k = data.draw(st.integers(1, len(answers)))
 
-    def voted(choice: tuple[str | None, ...]) -> float:
+    def vote(choice: tuple[str | None, ...]) -> float:
         votes = [answer for answer in choice if answer is not None]
         most = max(map(votes.count, votes), default=0)
         winners = {answer for answer in votes if votes.count(answer) == most}
         return fmean(answer in accepted for answer in winners) if winners else 0.0
 
-    assert majority_at_k(answers, rights, k) == pytest.approx(fmean(map(voted, combinations(answers, k))))
+    assert majority_at_k(answers, rights, k) == pytest.approx(fmean(map(vote, combinations(answers, k))))
 
 
 def test_a_correct_minority_does_not_win() -> None:

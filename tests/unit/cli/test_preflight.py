@@ -17,7 +17,7 @@ from forage_common.errors import DataError, UserError
 from forage_common.settings import EnvironmentRoute, RolloutSettings, Settings, load_settings
 
 
-def questions(file: Path, leave_out: str = "", source: str = "world_facts") -> Path:
+def write_rows(file: Path, leave_out: str = "", source: str = "world_facts") -> Path:
     row = {
         "data_source": source,
         "prompt": [{"role": "user", "content": "?"}],
@@ -58,7 +58,7 @@ def test_a_missing_corpus_is_named_with_the_command_that_makes_one(tmp_path: Pat
 @pytest.mark.parametrize("column", preflight.COLUMNS)
 def test_a_question_file_without_a_column_is_named_with_the_column(tmp_path: Path, column: str) -> None:
     with pytest.raises(DataError, match=rf"q\.parquet lacks the column {column}"):
-        preflight.check_questions(questions(tmp_path / "q.parquet", leave_out=column), {"world_facts"})
+        preflight.check_questions(write_rows(tmp_path / "q.parquet", leave_out=column), {"world_facts"})
 
 
 def test_a_question_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_question_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
 
 
 def test_a_data_source_without_a_reward_is_named_before_the_run_starts(tmp_path: Path) -> None:
-    file = questions(tmp_path / "q.parquet", source="nq")
+    file = write_rows(tmp_path / "q.parquet", source="nq")
     with pytest.raises(UserError, match=r"'nq' of .*q\.parquet has no reward: add reward\.routes\.nq\.name"):
         preflight.check_questions(file, {"world_facts"})
 
@@ -91,7 +91,7 @@ def test_too_little_disk_space_is_named_with_the_space_needed(tmp_path: Path, mo
         preflight.check_space(tmp_path / "not" / "yet" / "there")
 
 
-def of_environment(path: Path, **params: str) -> Settings:
+def load_from_environment(path: Path, **params: str) -> Settings:
     route = EnvironmentRoute(path=path, params=dict(params))
     return Settings(rollout=RolloutSettings(environments={"kg": route}))
 
@@ -132,10 +132,10 @@ def test_an_environment_that_cannot_be_loaded_is_named_with_its_data_source(
     preflight.check_environments(Settings())
     # what the shell says was resolved before, and does not count again
     monkeypatch.setenv("FORAGE__ROLLOUT__ENVIRONMENTS", "{kg: {name: nonsense}}")
-    preflight.check_environments(of_environment(repository / "examples/knowledge_graph/environment.py"))
+    preflight.check_environments(load_from_environment(repository / "examples/knowledge_graph/environment.py"))
     file = tmp_path / "own.py"
     file.write_text("import nowhere")
     with pytest.raises(UserError) as error:
-        preflight.check_environments(of_environment(file))
+        preflight.check_environments(load_from_environment(file))
     expected = "ModuleNotFoundError: No module named 'nowhere'"
     assert str(error.value) == f"rollout.environments.kg ({file}): {expected}"

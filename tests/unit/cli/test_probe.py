@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from completions_server import CompletionsServer, completions_server, encode, write_character_model
+from completions_server import CompletionsServer, encode, serve_completions, write_character_model
 from evaluation_services import write_questions
 from rich.console import Console
 
@@ -46,7 +46,7 @@ RIGHT = {"world_facts": " oslo ", "puzzle": " (4 -\n 1) * 2 "}
 WRONG = {"world_facts": (" Rome ", " Bern "), "puzzle": (" 4 + 1 + 2 ", " 6 ")}
 
 
-def source_of(context: str) -> str:
+def find_source(context: str) -> str:
     return "puzzle" if "Make 6" in context else "world_facts"
 
 
@@ -54,18 +54,18 @@ def answer(source: str, right: bool, chance: random.Random) -> str:
     return (RIGHT[source] if right else chance.choice(WRONG[source])) + "</answer> and more"
 
 
-def ignorant(context: str, chance: random.Random) -> str:
+def answer_ignorantly(context: str, chance: random.Random) -> str:
     """Right in seven of ten, whatever it has thought."""
-    return answer(source_of(context), chance.random() < 0.7, chance)
+    return answer(find_source(context), chance.random() < 0.7, chance)
 
 
-def thoughtful(context: str, chance: random.Random) -> str:
+def answer_thoughtfully(context: str, chance: random.Random) -> str:
     """Right as often as it has a share of its thought."""
     kept = context.rpartition("<think>")[2].removesuffix(CONNECTIVE).count(".")
-    return answer(source_of(context), chance.random() < kept / LENGTH, chance)
+    return answer(find_source(context), chance.random() < kept / LENGTH, chance)
 
 
-def trajectory(number: int, source: str = "world_facts", right: bool = True, **fields: object) -> Trajectory:
+def build_trajectory(number: int, source: str = "world_facts", right: bool = True, **fields: object) -> Trajectory:
     """A search and an answer, or a puzzle's only turn, in tokens of single characters."""
     said = "." * LENGTH
     if source == "puzzle":
@@ -123,7 +123,7 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 @pytest.fixture
 def scripted() -> Iterator[CompletionsServer]:
-    with completions_server(ignorant) as server:
+    with serve_completions(answer_ignorantly) as server:
         yield server
 
 
@@ -138,7 +138,7 @@ def settings(overrides: list[str]) -> Settings:
     return load_settings(None, overrides)
 
 
-async def probed(settings: Settings, trajectories: list[Trajectory], plan: ProbePlan = PLAN) -> list[Probed]:
+async def run_probe(settings: Settings, trajectories: list[Trajectory], plan: ProbePlan = PLAN) -> list[Probed]:
     wanted = [item for one in trajectories for item in list_probe_items(one, every=False)]
     async with aclosing(run_probes(trajectories, wanted, settings, plan)) as work:
         return [found async for found in work]
@@ -146,7 +146,7 @@ async def probed(settings: Settings, trajectories: list[Trajectory], plan: Probe
 
 @pytest.mark.parametrize("source", ["world_facts", "puzzle"])
 async def test_a_policy_that_ignores_its_thought_has_a_flat_curve_and_no_area(settings: Settings, source: str) -> None:
-    found = await probed(settings, [trajectory(number, source) for number in range(4)])
+    found = await run_probe(settings, [build_trajectory(number, source) for number in range(4)])
     assert [one.status_detail for one in found] == [""] * 4
     measures = metrics.summarise(found)["all"]
     # 44 intervals of 95 %: of so many about two are expected to miss, and more than six hardly ever do.
@@ -161,8 +161,8 @@ async def test_a_policy_that_ignores_its_thought_has_a_flat_curve_and_no_area(se
 async def test_a_policy_that_answers_as_it_thinks_has_a_rising_curve(
     settings: Settings, scripted: CompletionsServer, source: str
 ) -> None:
-    scripted.policy = thoughtful
-    found = await probed(settings, [trajectory(number, source) for number in range(4)])
+    scripted.policy = answer_thoughtfully
+    found = await run_probe(settings, [build_trajectory(number, source) for number in range(4)])
     measures = metrics.summarise(found)["all"]
     missed = sum(
         not low <= place / 10 <= high
@@ -184,8 +184,8 @@ async def test_a_policy_that_answers_as_it_thinks_has_a_rising_curve(
 async def test_a_context_is_the_sampled_text_and_the_connective_and_every_point_has_its_seed(
     settings: Settings, scripted: CompletionsServer
 ) -> None:
-    one = trajectory(3)
-    (first,), (again,) = await probed(settings, [one]), await probed(settings, [one])
+    one = build_trajectory(3)
+    (first,), (again,) = await run_probe(settings, [one]), await run_probe(settings, [one])
     for point in (*first.points, *again.points):
         point.ClearField("cached_tokens")  # the second time all of it is there
     assert first.points == again.points
@@ -202,7 +202,7 @@ async def test_a_context_is_the_sampled_text_and_the_connective_and_every_point_
     assert [(body["n"], body["max_tokens"], body["stop"]) for body in asked] == [(50, 64, ["</answer>"])] * 11
     seeds = sorted(body["seed"] for body in asked)
     assert all(later - earlier > 50 for earlier, later in pairwise(seeds))  # samples share none
-    (other,) = await probed(settings, [one], ProbePlan(points=10, samples=50, seed=8))
+    (other,) = await run_probe(settings, [one], ProbePlan(points=10, samples=50, seed=8))
     assert other.points != first.points
 
 
@@ -210,7 +210,7 @@ async def test_tokens_are_counted_and_only_closed_answers_count(
     settings: Settings, scripted: CompletionsServer
 ) -> None:
     scripted.policy = lambda _, chance: chance.choice([" Oslo </answer>", "the OSLO.</answer>", " Rome", " </answer>"])
-    (found,) = await probed(settings, [trajectory(0)], ProbePlan(points=1, samples=40, seed=1))
+    (found,) = await run_probe(settings, [build_trajectory(0)], ProbePlan(points=1, samples=40, seed=1))
     empty, whole = found.points
     assert whole.cached_tokens == 0  # nothing was asked before
     assert empty.cached_tokens == 39 * (found.cot_begin)  # its beginning was
@@ -227,17 +227,17 @@ async def test_answers_inside_a_thought_are_not_scored(settings: Settings, scrip
     text = "Is it <answer> Rome </answer>?</think><answer>x</answer>"
     prompt = Span(role=Role.ROLE_PROMPT, begin=0, end=1, text="?")
     model = Span(role=Role.ROLE_MODEL, begin=1, end=1 + len(text), text=text)
-    leak = trajectory(0, token_ids=encode("?" + text), spans=[prompt, model], turns=[])
+    leak = build_trajectory(0, token_ids=encode("?" + text), spans=[prompt, model], turns=[])
     scripted.policy = lambda *_: " Oslo </answer>"
-    (found,) = await probed(settings, [leak], ProbePlan(points=5, samples=3, seed=1))
+    (found,) = await run_probe(settings, [leak], ProbePlan(points=5, samples=3, seed=1))
     assert [point.correct for point in found.points] == [3] * 6
     scripted.policy = lambda *_: "I mean <answer> Oslo </answer>"
-    (found,) = await probed(settings, [leak], ProbePlan(points=5, samples=3, seed=1))
+    (found,) = await run_probe(settings, [leak], ProbePlan(points=5, samples=3, seed=1))
     assert [point.correct for point in found.points] == [3] * 6
 
 
 async def test_every_turn_can_be_probed_even_without_an_answer(settings: Settings, scripted: CompletionsServer) -> None:
-    one = trajectory(0)
+    one = build_trajectory(0)
     assert list_probe_items(one, every=True) == [(one.id, 1), (one.id, 2)]
     async with Prober(settings, ProbePlan(points=2, samples=2, seed=1)) as prober:
         first = await prober.probe(one, turn=1)
@@ -250,23 +250,23 @@ async def test_every_turn_can_be_probed_even_without_an_answer(settings: Setting
 
 async def test_a_trajectory_that_cannot_be_probed_has_a_reason(settings: Settings, scripted: CompletionsServer) -> None:
     cases = {
-        "its status is TIMEOUT: it hung": trajectory(0, status=Status.STATUS_TIMEOUT, status_detail="it hung"),
-        "it has 0 turns, not 1": trajectory(1, spans=[], turns=[]),
-        "data source 'nowhere' has no route": trajectory(2, data_source="nowhere"),
-        "no accepted answers": trajectory(3, ground_truth=GroundTruth()),
+        "its status is TIMEOUT: it hung": build_trajectory(0, status=Status.STATUS_TIMEOUT, status_detail="it hung"),
+        "it has 0 turns, not 1": build_trajectory(1, spans=[], turns=[]),
+        "data source 'nowhere' has no route": build_trajectory(2, data_source="nowhere"),
+        "no accepted answers": build_trajectory(3, ground_truth=GroundTruth()),
     }
     for reason, one in cases.items():
-        (found,) = await probed(settings, [one])
+        (found,) = await run_probe(settings, [one])
         assert (found.status, list(found.points)) == (Status.STATUS_INVALID_INPUT, [])
         assert found.trajectory_id == one.id
         assert re.search(reason, found.status_detail) or "targets" in found.status_detail
     scripted.max_model_len = 60
-    (found,) = await probed(settings, [trajectory(4)])
+    (found,) = await run_probe(settings, [build_trajectory(4)])
     assert "leave no room for an answer within 60" in found.status_detail
-    stranger = trajectory(5)
+    stranger = build_trajectory(5)
     stranger.token_ids[-5] += 1
     with pytest.raises(DataError, match=r"run/world_facts/test/5/0/0: model\.path has another vocabulary"):
-        await probed(settings, [stranger])
+        await run_probe(settings, [stranger])
 
 
 def test_adapters_are_not_probed(settings: Settings) -> None:
@@ -281,24 +281,24 @@ async def test_temporary_failures_are_retried_and_others_are_reported(
 ) -> None:
     small = ProbePlan(points=2, samples=2, seed=1)
     scripted.failures = [503, 500]
-    (found,) = await probed(settings, [trajectory(0)], small)
+    (found,) = await run_probe(settings, [build_trajectory(0)], small)
     assert found.status == Status.STATUS_OK
     scripted.failures = [400]
     with pytest.raises(RefusedError, match="a scripted failure"):
-        await probed(settings, [trajectory(0)], small)
+        await run_probe(settings, [build_trajectory(0)], small)
     scripted.token = "secret"
     with pytest.raises(SettingsError, match=r"asks for a token: set rollout\.auth_token_file"):
-        await probed(settings, [trajectory(0)], small)
+        await run_probe(settings, [build_trajectory(0)], small)
     (tmp_path / "token").write_text("secret\n")
     rollout = settings.rollout.model_copy(update={"auth_token_file": tmp_path / "token"})
-    (found,) = await probed(settings.model_copy(update={"rollout": rollout}), [trajectory(0)], small)
+    (found,) = await run_probe(settings.model_copy(update={"rollout": rollout}), [build_trajectory(0)], small)
     assert found.status == Status.STATUS_OK
 
 
-def stored(file: Path, count: int) -> Path:
+def write_trajectories(file: Path, count: int) -> Path:
     with TrajectoryWriter(file, "<|im_end|>") as writer:
         for number in range(count):
-            writer.write(trajectory(number, right=number % 2 == 0))
+            writer.write(build_trajectory(number, right=number % 2 == 0))
         writer.write(Trajectory(id="run/lost", status=Status.STATUS_TIMEOUT, status_detail="it hung"))
     return file
 
@@ -317,9 +317,9 @@ def test_the_command_continues_after_kill_9_and_loses_no_finished_probe(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    file = stored(tmp_path / "stored.parquet", 12)
+    file = write_trajectories(tmp_path / "stored.parquet", 12)
     command = [*FORAGE, file.name, "--points", "4", "--samples", "8", *overrides]
-    scripted.policy, scripted.delay_s = thoughtful, 0.15
+    scripted.policy, scripted.delay_s = answer_thoughtfully, 0.15
     journal = tmp_path / "stored-probe" / "journal.bin"
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: journal.exists() and journal.stat().st_size > 800)
@@ -371,7 +371,7 @@ def test_fresh_trajectories_are_sampled_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = write_questions(tmp_path / "questions.parquet", "world_facts")
-    scripted.trajectory = lambda prompt: trajectory(0, id=f"{prompt.run_id}/{prompt.group_uid}/0")
+    scripted.trajectory = lambda prompt: build_trajectory(0, id=f"{prompt.run_id}/{prompt.group_uid}/0")
     again = partial(probe, overrides, questions=file, points=2, samples=2, out=Path("found"))
     again(limit=2)
     assert len(scripted.prompts) == 2

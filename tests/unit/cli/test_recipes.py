@@ -72,14 +72,14 @@ def test_the_longest_trajectory_fits_engine_and_trainer(recipe: Path) -> None:
 
 
 def test_sizes_of_one_published_recipe_differ_in_the_model_alone() -> None:
-    def rest(settings: Settings) -> dict[str, object]:
+    def drop_named(settings: Settings) -> dict[str, object]:
         return settings.model_dump(exclude={"run": True, "model": True})
 
     by_size = {recipe.stem: load_settings(recipe, environ={}) for recipe in PUBLISHED}
     assert len(by_size) == 4
     for kind in ("grpo", "ppo"):
         small, large = (by_size[f"search_r1_nq_hotpotqa_{kind}_{size}"] for size in ("3b", "7b"))
-        assert rest(small) == rest(large)
+        assert drop_named(small) == drop_named(large)
         assert (small.model.path, large.model.path) == (Path("models/Qwen2.5-3B"), Path("models/Qwen2.5-7B"))
     for name, settings in by_size.items():
         assert settings.run.id == name

@@ -35,7 +35,7 @@ from forage_common.v1.trajectory_pb2 import (
 )
 
 
-def stored(number: int = 0, **fields: Any) -> Trajectory:
+def build_stored(number: int = 0, **fields: Any) -> Trajectory:
     known: dict[str, Any] = {
         "id": f"run/world/test/{number}/0/3",
         "run_id": "run",
@@ -118,7 +118,7 @@ async def services(free_address: Callable[[], str]) -> AsyncIterator[tuple[Setti
 
 async def test_the_same_text_gets_the_score_of_the_running_reward(services: tuple[Settings, Judge, Sampler]) -> None:
     settings, judge, _ = services
-    one = stored()
+    one = build_stored()
     new = await make_rescore(RewardClient(settings), "<end>")(one)
     assert new.score.total == 0.9
     assert one.score.total == 0.2  # what was stored is untouched
@@ -126,13 +126,13 @@ async def test_the_same_text_gets_the_score_of_the_running_reward(services: tupl
     (item,) = judge.asked[0].items
     assert (item.end_of_turn, item.spans[0].text, list(item.ground_truth.targets)) == ("<end>", "me", ["me"])
     with pytest.raises(DataError, match="run/world/test/0/0/3: no reward for data source 'unknown'"):
-        await make_rescore(RewardClient(settings), "")(stored(data_source="unknown"))
+        await make_rescore(RewardClient(settings), "")(build_stored(data_source="unknown"))
 
 
 async def test_a_trajectory_that_failed_in_the_reward_gets_a_score(services: tuple[Settings, Judge, Sampler]) -> None:
-    failed = stored(status=Status.STATUS_TIMEOUT, status_detail="away", score=Score(status=Status.STATUS_TIMEOUT))
+    failed = build_stored(status=Status.STATUS_TIMEOUT, status_detail="away", score=Score(status=Status.STATUS_TIMEOUT))
     assert is_scored(failed)
-    assert not is_scored(stored(status=Status.STATUS_TIMEOUT, score=None))
+    assert not is_scored(build_stored(status=Status.STATUS_TIMEOUT, score=None))
     new = await make_rescore(RewardClient(services[0]), "")(failed)
     assert (new.status, new.status_detail) == (Status.STATUS_OK, "")
 
@@ -142,17 +142,17 @@ async def test_the_same_prompt_is_sampled_with_the_seed_of_its_sample(
 ) -> None:
     settings, _, sampler = services
     async with RolloutClient(settings) as rollout:
-        new = await make_rerun(rollout, "replay")(stored())
+        new = await make_rerun(rollout, "replay")(build_stored())
         with pytest.raises(DataError, match=r"prompt\.token_ids is 9"):
-            await make_rerun(rollout, "replay")(stored(data_source="unknown"))
+            await make_rerun(rollout, "replay")(build_stored(data_source="unknown"))
     asked = sampler.asked[0].prompt
     assert (list(asked.token_ids), asked.samples, asked.sampling.seed) == ([1, 2], 1, 43)
-    assert (new.id, new.sample, new.sampling.seed) == (stored().id, 3, 40)  # as if it were the stored one
-    assert find_divergence(stored(), new) == "turn 2"
+    assert (new.id, new.sample, new.sampling.seed) == (build_stored().id, 3, 40)  # as if it were the stored one
+    assert find_divergence(build_stored(), new) == "turn 2"
 
 
 def test_an_unseeded_trajectory_stays_unseeded() -> None:
-    assert build_prompt(stored(sampling=Sampling(temperature=1.0)), "r").sampling.seed == 0
+    assert build_prompt(build_stored(sampling=Sampling(temperature=1.0)), "r").sampling.seed == 0
 
 
 async def test_the_token_of_the_settings_is_presented(
@@ -162,12 +162,12 @@ async def test_the_token_of_the_settings_is_presented(
     sampler.token = "secret"
     async with RolloutClient(settings) as rollout:
         with pytest.raises(SettingsError, match=r"asks for a token: set rollout\.auth_token_file"):
-            await rollout.run(build_prompt(stored(), "r"))
+            await rollout.run(build_prompt(build_stored(), "r"))
     file = tmp_path / "token"
     file.write_text("secret\n")
     rollout_settings = settings.rollout.model_copy(update={"auth_token_file": file})
     async with RolloutClient(settings.model_copy(update={"rollout": rollout_settings})) as rollout:
-        assert (await rollout.run(build_prompt(stored(), "r"))).trajectories
+        assert (await rollout.run(build_prompt(build_stored(), "r"))).trajectories
 
 
 async def test_an_unavailable_service_is_waited_for_within_a_deadline(free_address: Callable[[], str]) -> None:
@@ -175,7 +175,7 @@ async def test_an_unavailable_service_is_waited_for_within_a_deadline(free_addre
     client = RolloutClient(Settings(rollout=limits))
     client._timeout_s = 1.0
     with pytest.raises(UnavailableError, match="gave no answer within 1 s"):
-        await client.run(build_prompt(stored(), "r"))
+        await client.run(build_prompt(build_stored(), "r"))
     await client.close()
 
 
@@ -192,14 +192,18 @@ async def test_an_unavailable_service_is_waited_for_within_a_deadline(free_addre
     ],
 )
 def test_the_place_where_trajectories_diverge_is_found(response: list[int], turn_ids: list[int], place: str) -> None:
-    assert find_divergence(stored(), stored(token_ids=[1, 2, *response], turn_ids=turn_ids)) == place
+    assert find_divergence(build_stored(), build_stored(token_ids=[1, 2, *response], turn_ids=turn_ids)) == place
 
 
 def test_a_comparison_has_means_changes_and_the_largest_changes() -> None:
     comparison = Comparison()
     for number in range(9):
-        comparison.add(stored(number), stored(number, score=score(0.2 + 0.1 * number, em=0.2, format=0.1 * number)))
-    comparison.add(stored(), stored(status=Status.STATUS_TIMEOUT, score=Score(status=Status.STATUS_TIMEOUT)))
+        comparison.add(
+            build_stored(number), build_stored(number, score=score(0.2 + 0.1 * number, em=0.2, format=0.1 * number))
+        )
+    comparison.add(
+        build_stored(), build_stored(status=Status.STATUS_TIMEOUT, score=Score(status=Status.STATUS_TIMEOUT))
+    )
     total, form, em = (comparison.metrics[name] for name in ("score", "  format", "  em"))
     assert (total.count, total.changed) == (9, 8)
     assert total.before / 9 == pytest.approx(0.2)
@@ -219,12 +223,12 @@ async def test_work_in_flight_is_bounded_read_lazily_and_stopped_by_the_first_fa
     read: list[int] = []
     most = running = cancelled = 0
 
-    def items() -> Any:
+    def iterate_items() -> Any:
         for number in range(20):
             read.append(number)
             yield number
 
-    async def work(number: int) -> int:
+    async def do_work(number: int) -> int:
         nonlocal most, running, cancelled
         running += 1
         most = max(most, running)
@@ -241,13 +245,13 @@ async def test_work_in_flight_is_bounded_read_lazily_and_stopped_by_the_first_fa
 
     done = []
 
-    async def all_of_them() -> None:
-        async for item, result in map_concurrently(items(), work, 3):
+    async def collect_all() -> None:
+        async for item, result in map_concurrently(iterate_items(), do_work, 3):
             assert item == result
             done.append(item)
 
     with pytest.raises(ValueError, match="seven"):
-        await all_of_them()
+        await collect_all()
     await asyncio.sleep(0)
     assert most == 3
     assert set(done) <= set(range(7))

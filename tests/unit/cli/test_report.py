@@ -20,7 +20,7 @@ from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Prompt, Purpose
 
 
-def trajectory(question: str, em: float, answer: str = "x") -> dict[str, object]:
+def build_trajectory(question: str, em: float, answer: str = "x") -> dict[str, object]:
     spans = [
         {"role": "prompt", "text": "the instruction"},
         {"role": "model", "text": f"<think>t</think> <answer> {answer} </answer>"},
@@ -31,7 +31,7 @@ def trajectory(question: str, em: float, answer: str = "x") -> dict[str, object]
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     validations = {
-        label: [trajectory("q1 <script>alert(1)</script>", em), trajectory("q2", 0.0)]
+        label: [build_trajectory("q1 <script>alert(1)</script>", em), build_trajectory("q2", 0.0)]
         for label, em in (("before", 0.0), ("after", 1.0))
     }
     steps = [

@@ -17,7 +17,7 @@ from forage_common.files.parquet_rows import json_lines
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "reward"]
 
 
-def forage(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_forage(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*FORAGE, *arguments], capture_output=True, text=True, timeout=120, cwd=cwd)
 
 
@@ -32,17 +32,17 @@ def parquet(tmp_path: Path) -> Path:
 
 
 def test_help_and_exit_codes_come_from_the_reward_environment(tmp_path: Path) -> None:
-    shown = forage("--help", cwd=tmp_path)
+    shown = run_forage("--help", cwd=tmp_path)
     assert "Usage: forage reward" in shown.stdout
     for command in ("list", "explain", "score"):
         assert f" {command} " in shown.stdout
-    wrong = forage("score", "none.jsonl", cwd=tmp_path)
+    wrong = run_forage("score", "none.jsonl", cwd=tmp_path)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert wrong.stderr.startswith("forage: none.jsonl cannot be read")
 
 
 def test_a_parquet_file_is_scored(parquet: Path) -> None:
-    ended = forage("score", parquet.name, "--reward", "em", cwd=parquet.parent)
+    ended = run_forage("score", parquet.name, "--reward", "em", cwd=parquet.parent)
     assert ended.returncode == 0, ended.stderr
     lines = parquet.with_suffix(".scores.jsonl").read_text().splitlines()
     assert [json.loads(line)["total"] for line in lines] == [1.0, 0.0]
@@ -51,7 +51,7 @@ def test_a_parquet_file_is_scored(parquet: Path) -> None:
 
 def test_a_file_that_is_no_parquet_ends_with_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_text("PAR?")
-    ended = forage("score", "bad.parquet", "--reward", "em", cwd=tmp_path)
+    ended = run_forage("score", "bad.parquet", "--reward", "em", cwd=tmp_path)
     assert ended.returncode == 2
     assert "bad.parquet cannot be read as Parquet" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -16,7 +16,7 @@ FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "rol
 ANSWERS = ("Oslo", "Rome", "Oslo")
 
 
-def forage(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_forage(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*FORAGE, *arguments], capture_output=True, text=True, timeout=120, cwd=cwd)
 
 
@@ -49,7 +49,7 @@ def test_stored_trajectories_are_rescored_and_the_same_command_continues(
 ) -> None:
     common = [stored.name, "--rescore", "-o", "new.parquet", "--base-port", str(free_base_port())]
     common += ["reward.routes.world_facts.name=em", "run.dir=runs"]
-    ended = forage("replay", *common, "--limit", "2", cwd=tmp_path)
+    ended = run_forage("replay", *common, "--limit", "2", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "2 trajectories in new.parquet" in ended.stdout
     # They are stored as they come back, in any order.
@@ -57,7 +57,7 @@ def test_stored_trajectories_are_rescored_and_the_same_command_continues(
         "run/q/0": 1.0,
         "run/q/1": 0.0,
     }
-    ended = forage("replay", *common, cwd=tmp_path)
+    ended = run_forage("replay", *common, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "3 trajectories in new.parquet" in ended.stdout
     assert "1 were never scored and are left out" in ended.stdout
@@ -80,7 +80,7 @@ def test_invalid_requests_end_with_one_sentence_and_exit_code_2(stored: Path, tm
         (["stored.parquet", "--rescore", "-o", "bad.parquet"], "bad.parquet cannot be read as Parquet"),
         (["stored.parquet", "--rescore", "reward.rutes=1"], "rutes"),
     ):
-        ended = forage("replay", *arguments, cwd=tmp_path)
+        ended = run_forage("replay", *arguments, cwd=tmp_path)
         assert (ended.returncode, ended.stdout) == (2, ""), arguments
         assert sentence in ended.stderr
         assert "Traceback" not in ended.stderr

@@ -35,7 +35,7 @@ def ids() -> dict[str, int]:
     return dict(content["model"]["vocab"])
 
 
-def row(
+def build_row(
     ids: dict[str, int], step: int, name: str, sample: int, reward: float | None, gap: float = 0.0, source: str = "nq"
 ) -> StepRow:
     """Three tokens of the policy around one of an observation; advantages -1, 1 (and 2 on the last)."""
@@ -82,12 +82,17 @@ def run(tmp_path: Path, ids: dict[str, int]) -> Path:
     settings = Settings().model_dump(mode="json")
     settings["model"]["path"] = str(MODEL)
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
-    first = [row(ids, 10, "a", 0, 0.0), row(ids, 10, "a", 1, 0.2), row(ids, 10, "b", 0, 1.0), row(ids, 10, "c", 0, 0.1)]
+    first = [
+        build_row(ids, 10, "a", 0, 0.0),
+        build_row(ids, 10, "a", 1, 0.2),
+        build_row(ids, 10, "b", 0, 1.0),
+        build_row(ids, 10, "c", 0, 0.1),
+    ]
     second = [
-        row(ids, 20, "a", 0, 1.0, gap=0.25),
-        row(ids, 20, "a", 1, 1.0),
-        row(ids, 20, "b", 0, 0.2, gap=-0.5),
-        row(ids, 20, "d", 0, None, source="hotpotqa"),
+        build_row(ids, 20, "a", 0, 1.0, gap=0.25),
+        build_row(ids, 20, "a", 1, 1.0),
+        build_row(ids, 20, "b", 0, 0.2, gap=-0.5),
+        build_row(ids, 20, "d", 0, None, source="hotpotqa"),
     ]
     write_step(step_file_path(tmp_path, 10), "<|im_end|>", first)
     write_step(step_file_path(tmp_path, 20), "<|im_end|>", second)
@@ -101,19 +106,19 @@ def run(tmp_path: Path, ids: dict[str, int]) -> Path:
     return tmp_path
 
 
-def said(run: Path, *options: str) -> str:
+def show_run(run: Path, *options: str) -> str:
     done = CliRunner().invoke(app, [str(run), *options], catch_exceptions=False)
     assert done.exit_code == 0
     return done.output
 
 
 def test_the_trace_id_of_a_trajectory_is_printed(run: Path, ids: dict[str, int]) -> None:
-    assert "trace" not in said(run, "--step", "10")
-    traced = row(ids, 30, "a", 0, 1.0)
+    assert "trace" not in show_run(run, "--step", "10")
+    traced = build_row(ids, 30, "a", 0, 1.0)
     traced.trajectory.trace_id = "0123456789abcdef" * 2
     write_step(step_file_path(run, 30), "<|im_end|>", [traced])
-    assert "trace" in said(run, "--step", "30")
-    assert "0123456789abcdef" * 2 in said(run, "--step", "30").replace("│", "").replace("\n", "").replace(" ", "")
+    assert "trace" in show_run(run, "--step", "30")
+    assert "0123456789abcdef" * 2 in show_run(run, "--step", "30").replace("│", "").replace("\n", "").replace(" ", "")
 
 
 def test_a_steps_rows_read_like_those_of_a_validation(run: Path) -> None:
@@ -149,9 +154,9 @@ def test_two_steps_are_compared_by_question_in_any_epoch(run: Path) -> None:
     found = find_changes(read_step_rows(step_file_path(run, 10)), read_step_rows(step_file_path(run, 20)))
     assert [(c.after[0]["question"], len(c.before)) for c in found] == [("Who is a?", 2), ("Who is b?", 1)]
     assert [c.gain for c in found] == pytest.approx([0.9, -0.8])
-    output = said(run, "--step", "20", "--against", "10")
+    output = show_run(run, "--step", "20", "--against", "10")
     assert "2 questions in both: 1 better, 1 worse, 0 the same; mean reward 0.550 → 0.600" in " ".join(output.split())
-    assert "1 better, 0 worse, 1 the same" in " ".join(said(run, "--against", "before").split())
+    assert "1 better, 0 worse, 1 the same" in " ".join(show_run(run, "--against", "before").split())
 
 
 def test_colour_follows_the_sign_and_the_strength_of_the_advantage(run: Path) -> None:
@@ -161,9 +166,9 @@ def test_colour_follows_the_sign_and_the_strength_of_the_advantage(run: Path) ->
     assert scale == 2.0
     right, wrong = (colour_response(step, TokenTexts(MODEL), Colour.ADVANTAGE, scale) for step in (steps[0], steps[2]))
     assert right.plain == wrong.plain == '! "#'
-    assert styles(right) == ["rgb(75,175,75)", "cyan", "rgb(75,175,75)", "rgb(0,200,0)"]
-    assert styles(wrong) == ["rgb(185,95,95)", "cyan", "rgb(185,95,95)", "rgb(220,40,40)"]
-    assert styles(colour_response(steps[3], TokenTexts(MODEL), Colour.ADVANTAGE, scale)) == [
+    assert list_styles(right) == ["rgb(75,175,75)", "cyan", "rgb(75,175,75)", "rgb(0,200,0)"]
+    assert list_styles(wrong) == ["rgb(185,95,95)", "cyan", "rgb(185,95,95)", "rgb(220,40,40)"]
+    assert list_styles(colour_response(steps[3], TokenTexts(MODEL), Colour.ADVANTAGE, scale)) == [
         "bold",
         "cyan",
         "bold",
@@ -171,17 +176,17 @@ def test_colour_follows_the_sign_and_the_strength_of_the_advantage(run: Path) ->
     ]
 
 
-def styles(text: Text) -> list[str]:
+def list_styles(text: Text) -> list[str]:
     return [str(span.style) for span in text.spans]
 
 
 def test_tokens_are_listed_by_their_difference_of_log_probabilities(run: Path) -> None:
-    lines = said(run, "--step", "20", "--sort", "mismatch", "--count", "1", "--tokens", "2").splitlines()
+    lines = show_run(run, "--step", "20", "--sort", "mismatch", "--count", "1", "--tokens", "2").splitlines()
     place = next(number for number, line in enumerate(lines) if line.split()[:2] == ["token", "text"])
     assert "3 tokens of the policy, trainer − engine: mean 0.17" in lines[place - 1]
     assert lines[place + 1].split() == ["2", '"', "-1.0000", "-1.5000", "-0.5", "-1.0000"]
     assert "Who is b?" in "\n".join(lines)
-    assert "has no log-probabilities of it" in said(run, "--step", "20", "--source", "hotpotqa", "--tokens", "3")
+    assert "has no log-probabilities of it" in show_run(run, "--step", "20", "--source", "hotpotqa", "--tokens", "3")
 
 
 def test_the_error_for_a_missing_validation_or_step_lists_the_existing_ones(run: Path) -> None:

@@ -39,7 +39,7 @@ def rows(world: tuple[Path, WorldSummary]) -> dict[str, list[Row]]:
     return {split: pq.read_table(world[0] / f"{split}.parquet").to_pylist() for split in SPLITS}
 
 
-def names(row: Row) -> set[str]:
+def list_names(row: Row) -> set[str]:
     """Everything that a question is about: what is searched for and what answers it."""
     return {
         normalize_name(name)
@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_ones(
 
 
 def test_no_name_of_a_held_out_question_occurs_in_another_split(rows: dict[str, list[Row]]) -> None:
-    about = {split: set().union(*map(names, found)) for split, found in rows.items()}
+    about = {split: set().union(*map(list_names, found)) for split, found in rows.items()}
     assert not about["test"] & about["train"]
     assert not about["test"] & about["validation"]
     assert not about["validation"] & about["train"]
@@ -110,7 +110,7 @@ def test_a_subject_names_one_thing_only(rows: dict[str, list[Row]], corpus: dict
 
 
 def test_no_question_is_about_a_shared_currency(rows: dict[str, list[Row]]) -> None:
-    about = set().union(*(names(row) for found in rows.values() for row in found))
+    about = set().union(*(list_names(row) for found in rows.values() for row in found))
     assert not about & {"euro", "us dollar", "east caribbean dollar", "west african cfa franc"}
 
 

@@ -25,7 +25,7 @@ RESET, HANG, NOT_HTTP = "reset", "hang", "not http"
 Order = str | tuple[int, dict[str, str], bytes]
 
 
-def reply(body: Any = GOOD, status: int = 200, **headers: str) -> Order:
+def build_reply(body: Any = GOOD, status: int = 200, **headers: str) -> Order:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return status, named, body if isinstance(body, bytes) else json.dumps(body).encode()
 
@@ -34,7 +34,7 @@ class FailingServer:
     """Speaks HTTP over raw sockets: carries out one order a request, the last one again and again."""
 
     def __init__(self) -> None:
-        self.orders: list[Order] = [reply()]
+        self.orders: list[Order] = [build_reply()]
         self.requests: list[dict[str, Any]] = []
         self.times: list[float] = []
         self.connections = 0
@@ -79,16 +79,18 @@ async def server() -> AsyncIterator[FailingServer]:
     listening.close()
 
 
-def client(server: FailingServer, timeout_s: float = 20.0) -> RetrieverClient:
+def open_client(server: FailingServer, timeout_s: float = 20.0) -> RetrieverClient:
     return RetrieverClient(server.address, timeout_s)
 
 
 async def test_searches_send_all_fields_and_return_documents_over_one_connection(server: FailingServer) -> None:
     server.orders = [
-        reply({"result": [[ROW], []]}, X_Forage_Index_Digest="i", X_Forage_Corpus_Digest="c", X_Forage_Mode="bm25"),
-        reply({"result": [[]], "partial": True}, X_Forage_Partial="1"),
+        build_reply(
+            {"result": [[ROW], []]}, X_Forage_Index_Digest="i", X_Forage_Corpus_Digest="c", X_Forage_Mode="bm25"
+        ),
+        build_reply({"result": [[]], "partial": True}, X_Forage_Partial="1"),
     ]
-    async with client(server) as retriever:
+    async with open_client(server) as retriever:
         found = await retriever.search(["a", "ü"], topk=5, filters={"lang": "en", "year": ["1", "2"]}, mode="dense")
         later = await retriever.search(["b"])
     assert found.documents == [[Document(id="7", contents='"T"\ntext', score=0.5)], []]
@@ -103,42 +105,50 @@ async def test_searches_send_all_fields_and_return_documents_over_one_connection
 
 
 @pytest.mark.parametrize(
-    "failure", [RESET, NOT_HTTP, reply(status=500), reply(status=502), reply(status=503), reply(status=429)]
+    "failure",
+    [
+        RESET,
+        NOT_HTTP,
+        build_reply(status=500),
+        build_reply(status=502),
+        build_reply(status=503),
+        build_reply(status=429),
+    ],
 )
 async def test_transient_failures_are_retried(server: FailingServer, failure: Order) -> None:
-    server.orders = [failure, failure, reply()]
-    retried = _total(calls.RETRIED)
-    async with client(server) as retriever:
+    server.orders = [failure, failure, build_reply()]
+    retried = read_total(calls.RETRIED)
+    async with open_client(server) as retriever:
         assert (await retriever.search(["a"])).documents[0][0].id == "7"
     assert len(server.requests) == 3
-    assert _total(calls.RETRIED) == retried + 2
+    assert read_total(calls.RETRIED) == retried + 2
 
 
 async def test_retry_after_is_respected_and_never_opens_the_circuit(server: FailingServer) -> None:
-    later = reply(status=503, Retry_After="1")
-    server.orders = [*[later] * (2 * FAILURES), reply()]
-    opened = _total(OPENED)
-    async with client(server) as retriever:
+    later = build_reply(status=503, Retry_After="1")
+    server.orders = [*[later] * (2 * FAILURES), build_reply()]
+    opened = read_total(OPENED)
+    async with open_client(server) as retriever:
         await asyncio.gather(*(retriever.search(["a"]) for _ in range(2 * FAILURES)))
     assert len(server.requests) == 4 * FAILURES
     assert server.times[2 * FAILURES] - server.times[0] >= 1.0
-    assert _total(OPENED) == opened
+    assert read_total(OPENED) == opened
 
 
-@pytest.mark.parametrize("order", [HANG, reply(status=503, Retry_After="60")])
+@pytest.mark.parametrize("order", [HANG, build_reply(status=503, Retry_After="60")])
 async def test_the_deadline_covers_all_attempts(server: FailingServer, order: Order) -> None:
     server.orders = [order]
-    given_up = _total(calls.GIVEN_UP)
-    async with client(server, timeout_s=0.3) as retriever:
+    given_up = read_total(calls.GIVEN_UP)
+    async with open_client(server, timeout_s=0.3) as retriever:
         with pytest.raises(UnavailableError, match=r"the retriever at 127.0.0.1:\d+ gave no answer within 0.3 s"):
             await retriever.search(["a"])
     assert len(server.requests) == 1
-    assert _total(calls.GIVEN_UP) == given_up + 1
+    assert read_total(calls.GIVEN_UP) == given_up + 1
 
 
 async def test_a_rejected_request_is_not_retried_and_its_error_has_the_reason(server: FailingServer) -> None:
-    server.orders = [reply({"detail": "topk is -1"}, 422)]
-    async with client(server) as retriever:
+    server.orders = [build_reply({"detail": "topk is -1"}, 422)]
+    async with open_client(server) as retriever:
         for _ in range(FAILURES + 1):
             with pytest.raises(RefusedError, match=r"rejected a search \(422\).*topk is -1"):
                 await retriever.search(["a"])
@@ -148,18 +158,18 @@ async def test_a_rejected_request_is_not_retried_and_its_error_has_the_reason(se
 @pytest.mark.parametrize(
     "order",
     [
-        reply(b"<html>"),
-        reply([1]),
-        reply({"result": []}),
-        reply({"result": [[{"id": "bare"}]]}),
-        reply({"result": [[{"document": {"id": "a", "contents": None}, "score": 1}]]}),
-        reply(b"[" * 100_000),
-        reply(b"no gzip", Content_Encoding="gzip"),
+        build_reply(b"<html>"),
+        build_reply([1]),
+        build_reply({"result": []}),
+        build_reply({"result": [[{"id": "bare"}]]}),
+        build_reply({"result": [[{"document": {"id": "a", "contents": None}, "score": 1}]]}),
+        build_reply(b"[" * 100_000),
+        build_reply(b"no gzip", Content_Encoding="gzip"),
     ],
 )
 async def test_a_malformed_reply_is_an_error_of_its_own_and_not_retried(server: FailingServer, order: Order) -> None:
     server.orders = [order]
-    async with client(server) as retriever:
+    async with open_client(server) as retriever:
         with pytest.raises(MalformedReplyError, match="is it a retriever's address"):
             await retriever.search(["a"])
     assert len(server.requests) == 1
@@ -167,14 +177,14 @@ async def test_a_malformed_reply_is_an_error_of_its_own_and_not_retried(server: 
 
 async def test_an_open_circuit_sends_no_call_until_a_probe_succeeds(server: FailingServer) -> None:
     server.orders = [RESET]
-    opened = _total(OPENED)
-    async with client(server) as patient:
+    opened = read_total(OPENED)
+    async with open_client(server) as patient:
         waiting = [asyncio.create_task(patient.search([str(n)])) for n in range(20)]
-        while _total(OPENED) == opened:
+        while read_total(OPENED) == opened:
             await asyncio.sleep(0.01)
         await asyncio.sleep(OPEN_S / 2)  # what was under way has failed
         tried = len(server.requests)
-        server.orders = [RESET, reply()]
+        server.orders = [RESET, build_reply()]
         found = await asyncio.gather(*waiting)
     assert len({json.dumps(request) for request in server.requests[-20:]}) == 20
     assert len(found) == 20
@@ -182,12 +192,12 @@ async def test_an_open_circuit_sends_no_call_until_a_probe_succeeds(server: Fail
     assert len(server.requests) == tried + 1 + 20
     assert server.times[tried] - server.times[tried - 1] >= OPEN_S / 2
     assert server.times[tried + 1] - server.times[tried] >= OPEN_S
-    assert _total(OPENED) >= opened + 2
+    assert read_total(OPENED) >= opened + 2
 
 
 async def test_a_deadline_before_the_circuit_closes_fails_without_a_call(server: FailingServer) -> None:
     server.orders = [RESET]
-    async with client(server, timeout_s=OPEN_S / 2) as hasty:
+    async with open_client(server, timeout_s=OPEN_S / 2) as hasty:
         await asyncio.gather(*(hasty.search(["a"]) for _ in range(FAILURES)), return_exceptions=True)
         tried = len(server.requests)
         with pytest.raises(UnavailableError, match="no calls for"):
@@ -202,7 +212,7 @@ class Clock:
         return self.now
 
 
-def attempt(circuit: Circuit, error: BaseException | None) -> bool:
+def try_circuit(circuit: Circuit, error: BaseException | None) -> bool:
     """Whether an attempt that ends like this was made."""
     try:
         with circuit.attempt():
@@ -228,7 +238,7 @@ def test_a_circuit_opens_after_failures_and_closes_after_a_successful_probe(
     failures, probe_at = 0, -1.0
     for end, passed in history:
         clock.now += passed
-        assert attempt(circuit, end) == (probe_at <= clock.now)
+        assert try_circuit(circuit, end) == (probe_at <= clock.now)
         if probe_at > clock.now:
             continue
         if end is AWAY:
@@ -243,11 +253,11 @@ def test_a_circuit_opens_after_failures_and_closes_after_a_successful_probe(
 def test_a_circuit_allows_one_probe_at_a_time() -> None:
     clock = Clock()
     circuit = Circuit("s", "a", failures=1, open_s=1.0, clock=clock)
-    attempt(circuit, AWAY)
+    try_circuit(circuit, AWAY)
     clock.now = 2.0
     with circuit.attempt():
-        assert not attempt(circuit, None)
-    assert attempt(circuit, None)
+        assert not try_circuit(circuit, None)
+    assert try_circuit(circuit, None)
 
 
 def test_a_failure_of_a_call_begun_earlier_does_not_keep_the_circuit_open_longer() -> None:
@@ -255,12 +265,12 @@ def test_a_failure_of_a_call_begun_earlier_does_not_keep_the_circuit_open_longer
     circuit = Circuit("s", "a", failures=1, open_s=1.0, clock=clock)
     early = circuit.attempt()
     early.__enter__()
-    attempt(circuit, AWAY)
+    try_circuit(circuit, AWAY)
     clock.now = 0.9
     assert not early.__exit__(type(AWAY), AWAY, None)
     clock.now = 1.0
-    assert attempt(circuit, None)
+    assert try_circuit(circuit, None)
 
 
-def _total(counter: Any) -> float:
+def read_total(counter: Any) -> float:
     return sum(s.value for metric in counter.collect() for s in metric.samples if s.name.endswith("_total"))

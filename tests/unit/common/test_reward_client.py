@@ -49,7 +49,7 @@ async def replicas(free_address: Callable[[], str]) -> AsyncIterator[tuple[Repli
         await replica.stop()
 
 
-def client(replicas: tuple[Replica, Replica]) -> RewardClient:
+def open_client(replicas: tuple[Replica, Replica]) -> RewardClient:
     """As of a name that resolves to both."""
     settings = Settings(rollout=RolloutSettings(score_timeout_s=10))
     both = "ipv4:" + ",".join(replica.address for replica in replicas)
@@ -57,7 +57,7 @@ def client(replicas: tuple[Replica, Replica]) -> RewardClient:
     return RewardClient(settings.model_copy(update={"reward": reward}))
 
 
-async def until(replica: Replica, reward: RewardClient, calls: int) -> None:
+async def wait_until(replica: Replica, reward: RewardClient, calls: int) -> None:
     async with asyncio.timeout(10):
         while replica.calls < calls:
             await reward.score(ITEMS)
@@ -67,9 +67,9 @@ async def until(replica: Replica, reward: RewardClient, calls: int) -> None:
 async def test_calls_are_distributed_round_robin(replicas: tuple[Replica, Replica]) -> None:
     for replica in replicas:
         await replica.start()
-    reward = client(replicas)
+    reward = open_client(replicas)
     for replica in replicas:
-        await until(replica, reward, 1)
+        await wait_until(replica, reward, 1)
     before = [replica.calls for replica in replicas]
     for _ in range(20):
         await reward.score(ITEMS)
@@ -79,23 +79,23 @@ async def test_calls_are_distributed_round_robin(replicas: tuple[Replica, Replic
 async def test_a_stopped_replica_fails_no_call_and_is_used_again_after_its_restart(
     replicas: tuple[Replica, Replica],
 ) -> None:
-    (one, other), reward = replicas, client(replicas)
+    (one, other), reward = replicas, open_client(replicas)
     await one.start()
     await other.start()
-    await until(one, reward, 1)
+    await wait_until(one, reward, 1)
     await one.stop()
     before = one.calls
     for _ in range(20):
         assert len(await reward.score(ITEMS)) == 1
     assert one.calls == before
     await one.start()
-    await until(one, reward, before + 1)
+    await wait_until(one, reward, before + 1)
 
 
 async def test_connections_closed_at_their_maximum_age_fail_no_call(replicas: tuple[Replica, Replica]) -> None:
     for replica in replicas:
         await replica.start(("grpc.max_connection_age_ms", 100))
-    reward, before = client(replicas), RETRIED.labels("reward")._value.get()
+    reward, before = open_client(replicas), RETRIED.labels("reward")._value.get()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(8):
             tasks.create_task(_score_for(reward, 1.0))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import structlog
-from otlp_receiver import Receiver, grpc_receiver, http_receiver
+from otlp_receiver import Receiver, receive_grpc, receive_http
 
 from forage_common.clients.calls import call
 from forage_common.clients.circuit import Circuit
@@ -30,7 +30,7 @@ ELSEWHERE = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 UNSAMPLED = ELSEWHERE[:-2] + "00"
 
 
-def settings(endpoint: str, *more: str) -> Settings:
+def build_settings(endpoint: str, *more: str) -> Settings:
     where = [f"tracing.endpoint={endpoint}"] if endpoint else []
     return load_settings(overrides=["tracing.enabled=true", "run.id=r1", *where, *more], environ={})
 
@@ -46,8 +46,8 @@ def soon_and_off_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with grpc_receiver() as made:
-        tracing.start(settings(made.endpoint), "test")
+    with receive_grpc() as made:
+        tracing.start(build_settings(made.endpoint), "test")
         yield made
         tracing.stop()
 
@@ -56,7 +56,7 @@ def is_sampled(traceparent: str) -> bool:
     return int(traceparent[-2:], 16) & 1 == 1
 
 
-def dropped() -> dict[str, float]:
+def count_dropped() -> dict[str, float]:
     return {reason: DROPPED.labels(reason)._value.get() for reason in ("queue", "export")}
 
 
@@ -79,12 +79,12 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("protocol", "make"), [("grpc", grpc_receiver), ("http", http_receiver)])
+@pytest.mark.parametrize(("protocol", "make"), [("grpc", receive_grpc), ("http", receive_http)])
 def test_spans_are_exported_with_their_resource_parents_attributes_and_links(
     protocol: str, make: Callable[[], Any]
 ) -> None:
     with make() as receiver:
-        tracing.start(settings(receiver.endpoint, f"tracing.protocol={protocol}"), "test")
+        tracing.start(build_settings(receiver.endpoint, f"tracing.protocol={protocol}"), "test")
         with span("outer", {"forage.a": 1, "forage.b": "x"}, kind=SpanKind.SERVER) as outer:
             with span("inner", links=[ELSEWHERE, ""]) as inner:
                 inner.add_event("happened")
@@ -111,12 +111,12 @@ def test_spans_are_exported_with_their_resource_parents_attributes_and_links(
 
 
 def test_environment_variables_of_opentelemetry_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    with grpc_receiver() as receiver:
+    with receive_grpc() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=abc")
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab")
         monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-        tracing.start(settings(""), "test")
+        tracing.start(build_settings(""), "test")
         with span("one"):
             pass
         tracing.stop()
@@ -149,13 +149,13 @@ def test_an_exception_marks_the_span_as_failed_and_a_cancellation_does_not(recei
         with span("waits"):
             await asyncio.sleep(60)
 
-    async def cancel() -> None:
+    async def cancel_task() -> None:
         task = asyncio.create_task(wait())
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(cancel())
+    asyncio.run(cancel_task())
     wrong, waits = receiver.wait_for(lambda r: len(r.spans) == 2 and r.spans)
     assert (wrong.failed, wrong.detail, wrong.events) == (True, "ValueError: too short", ("exception",))
     assert (waits.failed, waits.events) == (False, ("cancelled",))
@@ -176,8 +176,8 @@ def test_a_span_can_have_an_earlier_start(receiver: Receiver) -> None:
 
 
 def test_trace_context_is_attached_to_a_prompt() -> None:
-    with grpc_receiver() as receiver:
-        tracing.start(settings(receiver.endpoint, "tracing.sample_ratio=0"), "test")
+    with receive_grpc() as receiver:
+        tracing.start(build_settings(receiver.endpoint, "tracing.sample_ratio=0"), "test")
         prompt = Prompt()
         with span("root", parent="") as root:
             tracing.attach_trace_context(prompt, root)
@@ -198,8 +198,8 @@ def test_trace_context_is_attached_to_a_prompt() -> None:
     ],
 )
 def test_the_root_of_a_trace_decides_whether_it_is_sampled(ratio: float, parent: str, link: str, sampled: bool) -> None:
-    with grpc_receiver() as receiver:
-        tracing.start(settings(receiver.endpoint, f"tracing.sample_ratio={ratio}"), "test")
+    with receive_grpc() as receiver:
+        tracing.start(build_settings(receiver.endpoint, f"tracing.sample_ratio={ratio}"), "test")
         with span("one", parent=parent, links=[link]):
             pass
         tracing.stop()
@@ -207,8 +207,8 @@ def test_the_root_of_a_trace_decides_whether_it_is_sampled(ratio: float, parent:
 
 
 def test_the_sampling_ratio_is_respected() -> None:
-    with grpc_receiver() as receiver:
-        tracing.start(settings(receiver.endpoint, "tracing.sample_ratio=0.25"), "test")
+    with receive_grpc() as receiver:
+        tracing.start(build_settings(receiver.endpoint, "tracing.sample_ratio=0.25"), "test")
         for _ in range(1000):
             with span("one"), span("two"):
                 pass
@@ -221,20 +221,20 @@ def test_an_unavailable_collector_is_logged_once_delays_nothing_and_its_lost_spa
     free_address: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
-    address, before = free_address(), dropped()
+    address, before = free_address(), count_dropped()
     log = io.StringIO()
     with redirect_stderr(log):
         structlog.reset_defaults()
         configure_logs("test")
-        tracing.start(settings(f"http://{address}"), "test")
+        tracing.start(build_settings(f"http://{address}"), "test")
         for _ in range(3):
-            lost, began = dropped()["export"], time.monotonic()
+            lost, began = count_dropped()["export"], time.monotonic()
             with span("lost"):
                 pass
             assert time.monotonic() - began < 0.25, "whoever opens a span waits for nobody"
-            while dropped()["export"] == lost and time.monotonic() - began < 20:
+            while count_dropped()["export"] == lost and time.monotonic() - began < 20:
                 time.sleep(0.02)
-        with grpc_receiver(address) as receiver:
+        with receive_grpc(address) as receiver:
             deadline = time.monotonic() + 30
             while not receiver.spans and time.monotonic() < deadline:
                 with span("found"):
@@ -244,13 +244,13 @@ def test_an_unavailable_collector_is_logged_once_delays_nothing_and_its_lost_spa
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
     assert [line["event"] for line in lines] == ["collector_unavailable", "collector_available"]
     assert lines[0]["level"] == "warning"
-    assert dropped()["export"] >= before["export"] + 3
+    assert count_dropped()["export"] >= before["export"] + 3
 
 
 def test_shutdown_does_not_wait_for_a_hanging_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    with grpc_receiver() as receiver:
+    with receive_grpc() as receiver:
         monkeypatch.setattr(receiver, "take", lambda *_: time.sleep(20))
-        tracing.start(settings(receiver.endpoint), "test")
+        tracing.start(build_settings(receiver.endpoint), "test")
         with span("one"):
             pass
         began = time.monotonic()
@@ -261,31 +261,31 @@ def test_shutdown_does_not_wait_for_a_hanging_collector(monkeypatch: pytest.Monk
 def test_spans_beyond_the_queue_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
-    before = dropped()["queue"]
-    with grpc_receiver() as receiver:
+    before = count_dropped()["queue"]
+    with receive_grpc() as receiver:
         monkeypatch.setattr(receiver, "take", lambda *_: time.sleep(0.3))
-        tracing.start(settings(receiver.endpoint), "test")
+        tracing.start(build_settings(receiver.endpoint), "test")
         for _ in range(40):
             with span("one"):
                 pass
-    assert 20 <= dropped()["queue"] - before <= 30
+    assert 20 <= count_dropped()["queue"] - before <= 30
 
 
 def test_retries_of_a_call_are_events_of_the_active_span(receiver: Receiver) -> None:
     attempts = iter([TimeoutError("no answer"), TimeoutError("no answer"), None])
 
-    async def attempt() -> str:
+    async def run_attempt() -> str:
         if (error := next(attempts)) is not None:
             raise error
         return "done"
 
     async def run() -> None:
         with span("client"):
-            assert await call(Circuit("retriever", "here"), attempt, 10) == "done"
+            assert await call(Circuit("retriever", "here"), run_attempt, 10) == "done"
         with suppress(UnavailableError), span("client"):
-            await call(Circuit("retriever", "here"), failing, 0.05)
+            await call(Circuit("retriever", "here"), fail_once, 0.05)
 
-    async def failing() -> str:
+    async def fail_once() -> str:
         raise TimeoutError("no answer")
 
     asyncio.run(run())

@@ -23,7 +23,7 @@ from forage_common.v1.trajectory_pb2 import (
 )
 
 
-def trajectory(number: int) -> Trajectory:
+def build_trajectory(number: int) -> Trajectory:
     return Trajectory(
         id=f"run/world/test/{number}/0/0",
         run_id="run",
@@ -46,7 +46,7 @@ def trajectory(number: int) -> Trajectory:
 
 def test_written_trajectories_are_read_back_bit_for_bit(tmp_path: Path) -> None:
     file = tmp_path / "new" / "out.parquet"
-    many = [trajectory(number) for number in range(600)]  # several row groups
+    many = [build_trajectory(number) for number in range(600)]  # several row groups
     with TrajectoryWriter(file, "<|im_end|>") as writer:
         for one in many:
             writer.write(one)
@@ -59,7 +59,7 @@ def test_written_trajectories_are_read_back_bit_for_bit(tmp_path: Path) -> None:
 def test_other_tools_see_columns(tmp_path: Path) -> None:
     file = tmp_path / "out.parquet"
     with TrajectoryWriter(file, "") as writer:
-        writer.write(trajectory(7))
+        writer.write(build_trajectory(7))
         writer.write(Trajectory(id="failed", status=Status.STATUS_TIMEOUT))
     first, failed = pq.read_table(file).to_pylist()
     assert (first["prompt"], first["response"], first["answer"]) == ("Who? 誰", "me", "me")
@@ -71,21 +71,21 @@ def test_other_tools_see_columns(tmp_path: Path) -> None:
 def test_a_file_is_kept_after_an_interruption_and_can_be_continued(tmp_path: Path) -> None:
     file = tmp_path / "out.parquet"
 
-    def interrupted() -> None:
+    def write_interrupted() -> None:
         with TrajectoryWriter(file, "<end>") as writer:
-            writer.write(trajectory(1))
+            writer.write(build_trajectory(1))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert read_ids(file) == {trajectory(1).id}
+        write_interrupted()
+    assert read_ids(file) == {build_trajectory(1).id}
     with TrajectoryWriter(file, "<end>", keep=True) as writer:
         assert writer.statuses == {"OK": 1}
-        writer.write(trajectory(2))
-    assert list(read_trajectories(file)) == [trajectory(1), trajectory(2)]
+        writer.write(build_trajectory(2))
+    assert list(read_trajectories(file)) == [build_trajectory(1), build_trajectory(2)]
     with TrajectoryWriter(file, "<end>") as writer:
-        writer.write(trajectory(3))
-    assert list(read_trajectories(file)) == [trajectory(3)]
+        writer.write(build_trajectory(3))
+    assert list(read_trajectories(file)) == [build_trajectory(3)]
     assert [left.name for left in tmp_path.iterdir()] == ["out.parquet"]
 
 

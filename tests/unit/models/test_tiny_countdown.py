@@ -44,7 +44,7 @@ NUMBERS = st.lists(st.integers(1, 12), min_size=3, max_size=3)
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-def value_of(expression: str) -> Fraction:
+def evaluate(expression: str) -> Fraction:
     def walk(node: ast.expr) -> Fraction:
         if isinstance(node, ast.BinOp):
             return OPERATORS[type(node.op)](walk(node.left), walk(node.right))
@@ -57,11 +57,11 @@ def value_of(expression: str) -> Fraction:
 @given(NUMBERS)
 def test_an_expression_uses_each_number_once_and_has_its_stated_value(numbers: list[int]) -> None:
     for way in list_expressions(numbers):
-        assert value_of(way.expression) == way.value > 0
+        assert evaluate(way.expression) == way.value > 0
         assert sorted(map(int, re.findall(r"\d+", way.expression))) == sorted(numbers)
         for step in way.steps.split(" , "):
             left, right = step.split(" = ")
-            assert value_of(left) == int(right)
+            assert evaluate(left) == int(right)
 
 
 def test_every_problem_of_the_recipe_has_a_solution() -> None:

@@ -170,12 +170,12 @@ def test_the_shipped_policy_searches_for_an_unseen_name_and_copies_the_answer() 
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
     names = {"Erdenet": "Velkam", "Mongolia": "Ostrunia", "Ulaanbaatar": "Quelby", "Tugrik": "Zarnik"}
 
-    def invented(text: str) -> str:
+    def invent(text: str) -> str:
         return re.sub("|".join(names), lambda match: names[match[0]], text)
 
     turns = Demonstrator(NAMER, GUESSES).write_turns(TWO_HOPS, Mode.RIGHT, random.Random(0), simple=True)
-    turns = [Segment(turn.role, invented(turn.text)) for turn in turns]
-    ids = encode(TOKENIZER, [build_prompt_segment(TOKENIZER, invented(TWO_HOPS.question))])
+    turns = [Segment(turn.role, invent(turn.text)) for turn in turns]
+    ids = encode(TOKENIZER, [build_prompt_segment(TOKENIZER, invent(TWO_HOPS.question))])
     for turn in turns:
         own = encode(TOKENIZER, [turn])
         if turn.role is Role.MODEL:  # after its first thought's first token the policy must go on by itself

@@ -18,14 +18,14 @@ from forage_probe import metrics
 TABLE = Path(__file__).parents[2] / "data" / "probe" / "metrics.jsonl"
 
 
-def point(kept: int, correct: int, samples: int, **answers: int) -> ProbePoint:
+def build_point(kept: int, correct: int, samples: int, **answers: int) -> ProbePoint:
     counts = [AnswerCount(answer=answer, count=count) for answer, count in answers.items()]
     return ProbePoint(kept=kept, correct=correct, samples=samples, answers=counts)
 
 
-def probed(correct: list[int], samples: int, own: bool = True) -> Probed:
+def build_probed(correct: list[int], samples: int, own: bool = True) -> Probed:
     points = [
-        point(10 * place, count, samples, **{k: n for k, n in (("yes", count), ("no", samples - count)) if n})
+        build_point(10 * place, count, samples, **{k: n for k, n in (("yes", count), ("no", samples - count)) if n})
         for place, count in enumerate(correct)
     ]
     return Probed(status=Status.STATUS_OK, correct=own, cot_end=points[-1].kept, points=points)
@@ -35,7 +35,7 @@ def probed(correct: list[int], samples: int, own: bool = True) -> Probed:
     "row", [json.loads(line) for line in TABLE.read_text().splitlines()], ids=lambda row: row["why"]
 )
 def test_measures_equal_the_table(row: dict[str, Any]) -> None:
-    probe = probed(row["correct"], row["samples"], row["own"])
+    probe = build_probed(row["correct"], row["samples"], row["own"])
     found, sets = metrics.measure(probe), metrics.summarise([probe])
     assert found.confidence == pytest.approx(row["confidence"])
     assert found.overconfidence == pytest.approx(row["overconfidence"], abs=1e-6)
@@ -65,7 +65,7 @@ def test_the_wilson_interval_equals_its_formula_and_contains_the_share(samples: 
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=15))
 def test_measures_are_bounded_and_change_sign_when_the_curve_is_reversed(correct: list[int]) -> None:
-    there, back = metrics.measure(probed(correct, 20)), metrics.measure(probed(correct[::-1], 20))
+    there, back = metrics.measure(build_probed(correct, 20)), metrics.measure(build_probed(correct[::-1], 20))
     assert back.overconfidence == pytest.approx(-there.overconfidence, abs=1e-9)
     assert (there.rho is None) == (len(set(correct)) == 1)
     if there.rho is not None and back.rho is not None:
@@ -74,7 +74,7 @@ def test_measures_are_bounded_and_change_sign_when_the_curve_is_reversed(correct
     assert there.aoc is not None
     assert 0 <= there.aoc <= 1
     if len(set(correct)) > 1:
-        rising = metrics.measure(probed(sorted(correct), 20))
+        rising = metrics.measure(build_probed(sorted(correct), 20))
         assert rising.overconfidence < 0 < rising.auc_gap
         assert rising.rho is not None
         assert rising.rho > 0
@@ -84,20 +84,20 @@ def test_measures_are_bounded_and_change_sign_when_the_curve_is_reversed(correct
     ("points", "area"),
     [
         # The answer stands from the start; it never does before the end; it does from the middle.
-        ([point(0, 0, 9, a=9), point(5, 0, 9, a=9), point(10, 0, 9, a=9)], 0.0),
-        ([point(0, 0, 9, b=9), point(5, 0, 9, b=9), point(10, 0, 9, a=9)], 0.75),
-        ([point(0, 0, 9, b=9), point(5, 0, 9, a=9), point(10, 0, 9, a=9)], 0.25),
+        ([build_point(0, 0, 9, a=9), build_point(5, 0, 9, a=9), build_point(10, 0, 9, a=9)], 0.0),
+        ([build_point(0, 0, 9, b=9), build_point(5, 0, 9, b=9), build_point(10, 0, 9, a=9)], 0.75),
+        ([build_point(0, 0, 9, b=9), build_point(5, 0, 9, a=9), build_point(10, 0, 9, a=9)], 0.25),
         # A truncation counts by the length it stands for: 1 token here, 9 there.
-        ([point(0, 0, 9, b=9), point(1, 0, 9, a=9), point(10, 0, 9, a=9)], 0.05),
-        ([point(0, 0, 9, b=9), point(9, 0, 9, a=9), point(10, 0, 9, a=9)], 0.45),
+        ([build_point(0, 0, 9, b=9), build_point(1, 0, 9, a=9), build_point(10, 0, 9, a=9)], 0.05),
+        ([build_point(0, 0, 9, b=9), build_point(9, 0, 9, a=9), build_point(10, 0, 9, a=9)], 0.45),
         # As frequent as another is the same; less frequent is not; no answer is another one.
-        ([point(0, 0, 8, b=4, a=4), point(10, 0, 8, a=5, b=3)], 0.0),
-        ([point(0, 0, 9, b=5, a=4), point(10, 0, 9, a=5, b=4)], 0.5),
-        ([point(0, 0, 9, a=4), point(10, 0, 9, a=9)], 0.5),
-        ([point(0, 0, 9), point(10, 0, 9, a=5)], 0.5),
+        ([build_point(0, 0, 8, b=4, a=4), build_point(10, 0, 8, a=5, b=3)], 0.0),
+        ([build_point(0, 0, 9, b=5, a=4), build_point(10, 0, 9, a=5, b=4)], 0.5),
+        ([build_point(0, 0, 9, a=4), build_point(10, 0, 9, a=9)], 0.5),
+        ([build_point(0, 0, 9), build_point(10, 0, 9, a=5)], 0.5),
         # No answer after the whole thought, and no thought: undefined.
-        ([point(0, 0, 9, a=9), point(10, 0, 9, a=4)], None),
-        ([point(0, 0, 9, a=9), point(0, 0, 9, a=9)], None),
+        ([build_point(0, 0, 9, a=9), build_point(10, 0, 9, a=4)], None),
+        ([build_point(0, 0, 9, a=9), build_point(0, 0, 9, a=9)], None),
     ],
 )
 def test_the_area_over_the_curve_is_the_share_of_the_thought_before_the_final_answer(
@@ -108,7 +108,9 @@ def test_the_area_over_the_curve_is_the_share_of_the_thought_before_the_final_an
 
 def test_sets_depend_on_the_trajectorys_answer_and_exclude_failed_probes() -> None:
     lost = Probed(status=Status.STATUS_TIMEOUT, correct=True)
-    sets = metrics.summarise([probed([0, 10], 10), probed([0, 8], 10), probed([2, 0], 10, own=False), lost])
+    sets = metrics.summarise(
+        [build_probed([0, 10], 10), build_probed([0, 8], 10), build_probed([2, 0], 10, own=False), lost]
+    )
     assert {name: one.count for name, one in sets.items()} == {"all": 3, "correct": 2, "incorrect": 1}
     assert sets["correct"].confidence_at == pytest.approx([0.0, 0.9])
     assert sets["all"].mean_confidence == pytest.approx(2.0 / 6)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from retriever_parts import http_client, open_retrieval
+from retriever_parts import open_http_client, open_retrieval
 
 from forage_retriever.index.load import Index
 
@@ -15,7 +15,7 @@ KANDY = {"id": "k", "contents": '"Kandy"\nKandy is a city in Sri Lanka.', "url":
 
 @pytest.fixture
 async def client(loaded: Index) -> AsyncIterator[httpx.AsyncClient]:
-    async with open_retrieval(loaded) as core, http_client(core) as client:
+    async with open_retrieval(loaded) as core, open_http_client(core) as client:
         yield client
 
 

@@ -40,7 +40,7 @@ class Echo:
 
 
 @asynccontextmanager
-async def batching(echo: Echo, max_waiting: int = 10_000) -> AsyncIterator[Batcher]:
+async def run_batcher(echo: Echo, max_waiting: int = 10_000) -> AsyncIterator[Batcher]:
     queue = Batcher({"dense": echo}, max_waiting)
     try:
         yield queue
@@ -49,7 +49,7 @@ async def batching(echo: Echo, max_waiting: int = 10_000) -> AsyncIterator[Batch
         await queue.close()
 
 
-async def held(queue: Batcher, echo: Echo, *waiting: Callable[[], object]) -> list[object]:
+async def hold_queue(queue: Batcher, echo: Echo, *waiting: Callable[[], object]) -> list[object]:
     """Block the search thread at a first query, add others, and unblock it; returns all outcomes."""
     first = asyncio.create_task(queue.search(["first"], ASKED))
     await asyncio.to_thread(echo.busy.wait)
@@ -62,8 +62,10 @@ async def held(queue: Batcher, echo: Echo, *waiting: Callable[[], object]) -> li
 
 async def test_waiting_queries_share_a_batch_and_each_text_is_searched_once() -> None:
     echo = Echo()
-    async with batching(echo) as queue:
-        await held(queue, echo, *(lambda text=text: queue.search([text], ASKED) for text in ("a", "bb", "a", "ccc")))
+    async with run_batcher(echo) as queue:
+        await hold_queue(
+            queue, echo, *(lambda text=text: queue.search([text], ASKED) for text in ("a", "bb", "a", "ccc"))
+        )
     assert echo.batches == [["first"], ["a", "bb", "ccc"]]
     assert threading.get_ident() not in echo.threads
     assert len(echo.threads) == 1
@@ -73,8 +75,8 @@ async def test_only_equal_options_share_a_batch_and_queues_take_turns() -> None:
     echo = Echo()
     deep, some = ASKED._replace(topk=9), ASKED._replace(filters=(("lang", ("nb",)),))
     many = [str(number) for number in range(3 * batcher.TURN_QUERIES)]
-    async with batching(echo) as queue:
-        await held(
+    async with run_batcher(echo) as queue:
+        await hold_queue(
             queue,
             echo,
             lambda: queue.search(many, ASKED),
@@ -89,8 +91,10 @@ async def test_only_equal_options_share_a_batch_and_queues_take_turns() -> None:
 async def test_a_large_request_does_not_delay_a_small_one() -> None:
     echo = Echo()
     huge = [f"huge {number}" for number in range(4096)]
-    async with batching(echo) as queue:
-        outcomes = await held(queue, echo, lambda: queue.search(huge, ASKED), lambda: queue.search(["small"], ASKED))
+    async with run_batcher(echo) as queue:
+        outcomes = await hold_queue(
+            queue, echo, lambda: queue.search(huge, ASKED), lambda: queue.search(["small"], ASKED)
+        )
     assert "small" in echo.batches[1]
     assert outcomes == [[[Hit(len(text), 1.0)] for text in huge], [[Hit(5, 1.0)]]]
 
@@ -98,17 +102,17 @@ async def test_a_large_request_does_not_delay_a_small_one() -> None:
 async def test_a_request_of_at_most_one_turn_is_not_split_by_others() -> None:
     echo = Echo()
     turn = [f"turn {number}" for number in range(batcher.TURN_QUERIES)]
-    async with batching(echo) as queue:
+    async with run_batcher(echo) as queue:
         requests = [[f"{text} of {request}" for text in turn] for request in range(4)]
-        await held(queue, echo, *(lambda texts=texts: queue.search(texts, ASKED) for texts in requests))
+        await hold_queue(queue, echo, *(lambda texts=texts: queue.search(texts, ASKED) for texts in requests))
     assert [text for batch in echo.batches[1:] for text in batch] == [text for texts in requests for text in texts]
 
 
 async def test_long_queries_make_small_batches() -> None:
     echo = Echo()
     long = [f"{number} {'word ' * 400}" for number in range(40)]
-    async with batching(echo) as queue:
-        await held(queue, echo, lambda: queue.search(long, ASKED))
+    async with run_batcher(echo) as queue:
+        await hold_queue(queue, echo, lambda: queue.search(long, ASKED))
     assert {len(batch) for batch in echo.batches[1:]} == {batcher.MAX_BATCH_TOKENS // batcher.MAX_QUERY_TOKENS}
 
 
@@ -119,13 +123,13 @@ def test_every_caller_gets_its_own_hits_from_bounded_batches(
 ) -> None:
     async def run() -> tuple[list[object], Echo]:
         echo = Echo()
-        async with batching(echo) as queue:
+        async with run_batcher(echo) as queue:
             begins = [
                 lambda texts=texts, topk=topk: queue.search(texts, ASKED._replace(topk=topk + 1))
                 for topk, texts in requests
                 if texts
             ]
-            return await held(queue, echo, *begins), echo
+            return await hold_queue(queue, echo, *begins), echo
 
     replies, echo = asyncio.run(run())
     assert replies == [[[Hit(len(text), 1.0)] for text in texts] for _, texts in requests if texts]
@@ -137,7 +141,7 @@ def test_every_caller_gets_its_own_hits_from_bounded_batches(
 
 async def test_queries_of_cancelled_callers_leave_the_queue() -> None:
     echo = Echo()
-    async with batching(echo, max_waiting=3) as queue:
+    async with run_batcher(echo, max_waiting=3) as queue:
         first = asyncio.create_task(queue.search(["first"], ASKED))
         await asyncio.to_thread(echo.busy.wait)
         gone = asyncio.create_task(queue.search(["a", "b", "c"], ASKED))
@@ -156,8 +160,8 @@ async def test_queries_of_cancelled_callers_leave_the_queue() -> None:
 
 async def test_a_failing_query_does_not_fail_others_of_its_batch() -> None:
     echo = Echo()
-    async with batching(echo) as queue:
-        bad, good = await held(
+    async with run_batcher(echo) as queue:
+        bad, good = await hold_queue(
             queue, echo, lambda: queue.search(["poison", "also"], ASKED), lambda: queue.search(["good"], ASKED)
         )
         assert await queue.search(["later"], ASKED) == [[Hit(5, 1.0)]]

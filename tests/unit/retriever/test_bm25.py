@@ -26,7 +26,7 @@ def index(tmp_path: Path, texts: Corpus) -> Bm25Index:
     return Bm25Index(folder, texts.columns)
 
 
-def ids(index: Bm25Index, texts: Corpus, query: str, topk: int = 3) -> list[str]:
+def search_ids(index: Bm25Index, texts: Corpus, query: str, topk: int = 3) -> list[str]:
     return [texts.ids[hit.row] for hit in index.search([query], topk)[0]]
 
 
@@ -46,12 +46,12 @@ def ids(index: Bm25Index, texts: Corpus, query: str, topk: int = 3) -> list[str]
     ],
 )
 def test_the_passage_titled_by_the_query_ranks_first(index: Bm25Index, texts: Corpus, query: str, first: str) -> None:
-    assert ids(index, texts, query)[0] == first
+    assert search_ids(index, texts, query)[0] == first
 
 
 @pytest.mark.parametrize("query", ["", " ", "\n", "???", "\u0000", "\u200b", "🙂", "zzzz", "-", "()", '"'])
 def test_a_query_without_known_words_finds_nothing(index: Bm25Index, texts: Corpus, query: str) -> None:
-    assert ids(index, texts, query) == []
+    assert search_ids(index, texts, query) == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_query_without_known_words_finds_nothing(index: Bm25Index, texts: Corp
     ],
 )
 def test_query_syntax_is_searched_as_words(index: Bm25Index, texts: Corpus, query: str) -> None:
-    assert "o" in ids(index, texts, query)
+    assert "o" in search_ids(index, texts, query)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -86,7 +86,7 @@ def test_any_text_is_a_query(index: Bm25Index, query: str, topk: int) -> None:
 
 
 def test_no_more_documents_are_found_than_there_are(index: Bm25Index, texts: Corpus) -> None:
-    assert len(ids(index, texts, "city Norway title", topk=1000)) <= len(texts)
+    assert len(search_ids(index, texts, "city Norway title", topk=1000)) <= len(texts)
 
 
 def test_titles_match_exactly_ignoring_case_punctuation_and_accents(index: Bm25Index, texts: Corpus) -> None:

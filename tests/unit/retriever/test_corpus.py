@@ -28,7 +28,7 @@ from forage_retriever.corpus.store import Corpus, DuplicateIdError
 GOOD = '{"id": "a", "contents": "\\"T\\"\\ntext"}'
 
 
-def passage(id: str, **fields: object) -> Passage:
+def build_passage(id: str, **fields: object) -> Passage:
     return Passage.from_row(json.dumps({"id": id, "contents": f"title {id}", **fields}).encode())
 
 
@@ -169,10 +169,10 @@ def test_duplicate_ids_are_found_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(store, "_SORTED", sorted_at_once)
     ids = [str(n) for n in range(100)]
     (tmp_path / "good").mkdir()
-    assert len(write_corpus(tmp_path / "good", map(passage, ids))) == 100
+    assert len(write_corpus(tmp_path / "good", map(build_passage, ids))) == 100
     (tmp_path / "bad").mkdir()
     with pytest.raises(DuplicateIdError, match="'17'"):
-        write_corpus(tmp_path / "bad", map(passage, [*ids, "17"]))
+        write_corpus(tmp_path / "bad", map(build_passage, [*ids, "17"]))
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,19 +180,19 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytes
     for module, name in ((store, "_FLUSHED"), (store, "_SORTED"), (columns, "_FLUSHED"), (columns, "_BLOCK")):
         monkeypatch.setattr(module, name, 512)
 
-    def generated(count: int) -> Iterator[Passage]:
-        return (passage(f"passage-{n}", lang=("en", "de")[n % 2]) for n in range(count))
+    def generate_passages(count: int) -> Iterator[Passage]:
+        return (build_passage(f"passage-{n}", lang=("en", "de")[n % 2]) for n in range(count))
 
-    def peak(count: int) -> int:
+    def measure_peak(count: int) -> int:
         folder = tmp_path / str(count)
         folder.mkdir()
         tracemalloc.start()
-        write_corpus(folder, generated(count), ["lang"])
+        write_corpus(folder, generate_passages(count), ["lang"])
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return peak
 
-    small, large = peak(2_000), peak(20_000)
+    small, large = measure_peak(2_000), measure_peak(20_000)
     assert (tmp_path / "20000/rows.bin").stat().st_size > 1_000_000
     assert large - small < 18_000 * 8
 
@@ -244,7 +244,8 @@ def test_a_filter_on_an_unknown_field_names_the_known_ones(texts: Corpus) -> Non
 
 def test_values_of_every_type_become_text(tmp_path: Path) -> None:
     rows = [
-        passage(str(n), f=value) for n, value in enumerate([1, True, "1", None, 1.5, ["1", 2, "1", None], [], "a=b"])
+        build_passage(str(n), f=value)
+        for n, value in enumerate([1, True, "1", None, 1.5, ["1", 2, "1", None], [], "a=b"])
     ]
     made = write_corpus(tmp_path, rows, ["f", "g"])
     assert [made.columns.list_filter_terms(row.fields) for row in rows] == [
@@ -257,13 +258,13 @@ def test_values_of_every_type_become_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [{"a": 1}, [["a"]], [{}]])
 def test_a_value_that_cannot_be_filtered_by_names_passage_and_field(tmp_path: Path, value: object) -> None:
     with pytest.raises(DataError, match=r"passage 'x': field 'f' is .*: give a text, a number, or a list of these"):
-        write_corpus(tmp_path, [passage("x", f=value)], ["f"])
+        write_corpus(tmp_path, [build_passage("x", f=value)], ["f"])
 
 
 def test_a_field_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MAX_VALUES", 10)
     with pytest.raises(DataError, match="field 'id' has more than 10 values"):
-        write_corpus(tmp_path, (passage(str(n)) for n in range(11)), ["id"])
+        write_corpus(tmp_path, (build_passage(str(n)) for n in range(11)), ["id"])
 
 
 @given(
@@ -276,7 +277,7 @@ def test_sorting_values_in_blocks_keeps_every_row(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "_BLOCK", block)
         made = write_corpus(
-            tmp_path_factory.mktemp("c"), (passage(str(n), f=one) for n, one in enumerate(lists)), ["f"]
+            tmp_path_factory.mktemp("c"), (build_passage(str(n), f=one) for n, one in enumerate(lists)), ["f"]
         )
     for value in "abcdef":
         assert made.columns.compute_mask((("f", (value,)),)).tolist() == [value in one for one in lists]

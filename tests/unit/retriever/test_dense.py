@@ -49,14 +49,14 @@ Vectors = NDArray[np.float32]
 Built = Callable[[str], VectorIndex]
 
 
-def unit_vectors(count: int, seed: int) -> Vectors:
+def draw_unit_vectors(count: int, seed: int) -> Vectors:
     vectors = np.random.default_rng(seed).standard_normal((count, DIMENSION)).astype(np.float32)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 WIDE = Effort(ef_search=128, nprobe=32, refine=300)
 
-PASSAGES, QUERIES = unit_vectors(COUNT, seed=1), unit_vectors(40, seed=2)
+PASSAGES, QUERIES = draw_unit_vectors(COUNT, seed=1), draw_unit_vectors(40, seed=2)
 
 
 faiss.omp_set_num_threads(1)  # several would wait for each other at each of many small steps
@@ -94,7 +94,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return get
 
 
-def best(queries: Vectors, k: int, mask: NDArray[np.bool_] | None = None) -> list[list[int]]:
+def rank_best(queries: Vectors, k: int, mask: NDArray[np.bool_] | None = None) -> list[list[int]]:
     scores = queries @ PASSAGES.T
     if mask is not None:
         scores[:, ~mask] = -np.inf
@@ -102,15 +102,15 @@ def best(queries: Vectors, k: int, mask: NDArray[np.bool_] | None = None) -> lis
     return nearest
 
 
-def shared(rows: NDArray[np.int64], wanted: list[list[int]]) -> float:
+def measure_overlap(rows: NDArray[np.int64], wanted: list[list[int]]) -> float:
     return sum(len(set(own) & set(of)) for own, of in zip(rows.tolist(), wanted, strict=True)) / sum(map(len, wanted))
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64, 100])
 def test_a_flat_index_equals_brute_force(built: Built, batch: int) -> None:
-    queries = unit_vectors(batch, seed=3)
+    queries = draw_unit_vectors(batch, seed=3)
     scores, rows = built("Flat").search(queries, 10)
-    assert rows.tolist() == best(queries, 10)
+    assert rows.tolist() == rank_best(queries, 10)
     assert scores == pytest.approx(np.take_along_axis(queries @ PASSAGES.T, rows, 1), abs=1e-5)
 
 
@@ -124,7 +124,7 @@ def test_the_flat_scan_equals_brute_force(
     passages = np.concatenate([PASSAGES[:150], PASSAGES[:10]])  # ten pairs of equals
     if not (tmp_path / faiss_build.INDEX_FILE).exists():
         write(tmp_path, "Flat", passages)
-    queries = unit_vectors(batch, seed)
+    queries = draw_unit_vectors(batch, seed)
     scores, rows = VectorIndex(tmp_path, RetrieverSettings()).search(queries, topk)
     exact = queries @ passages.T
     assert scores == pytest.approx(-np.sort(-exact, axis=1)[:, :topk], abs=1e-5)
@@ -135,16 +135,16 @@ def test_the_flat_scan_equals_brute_force(
 @pytest.mark.parametrize("factory", KINDS)
 def test_every_index_type_finds_nearly_all_neighbours(built: Built, factory: str) -> None:
     scores, rows = built(factory).search(QUERIES, 10, effort=WIDE)
-    assert shared(rows, best(QUERIES, 10)) > 0.95
+    assert measure_overlap(rows, rank_best(QUERIES, 10)) > 0.95
     assert (np.diff(scores, axis=1) <= 1e-6).all()
 
 
 @pytest.mark.parametrize("factory", LOSSY)
 def test_refinement_finds_neighbours_that_codes_alone_miss(built: Built, factory: str) -> None:
-    wanted = best(QUERIES, 3)
-    alone = shared(built(factory).search(QUERIES, 3, effort=Effort(128, 32, refine=1))[1], wanted)
+    wanted = rank_best(QUERIES, 3)
+    alone = measure_overlap(built(factory).search(QUERIES, 3, effort=Effort(128, 32, refine=1))[1], wanted)
     scores, rows = built(factory).search(QUERIES, 3, effort=WIDE)
-    assert alone < 0.95 < 0.97 <= shared(rows, wanted)
+    assert alone < 0.95 < 0.97 <= measure_overlap(rows, wanted)
     assert scores == pytest.approx(np.take_along_axis(QUERIES @ PASSAGES.T, rows, 1), abs=1e-3)  # of float16 vectors
 
 
@@ -161,7 +161,7 @@ def test_a_filter_keeps_the_best_passing_rows(
     assert rows.shape == (len(QUERIES), min(10, passing))
     assert mask[rows].all()
     assert (rows >= 0).all()
-    assert shared(rows, best(QUERIES, min(10, passing), mask)) > 0.93
+    assert measure_overlap(rows, rank_best(QUERIES, min(10, passing), mask)) > 0.93
 
 
 @pytest.mark.parametrize("factory", KINDS)
@@ -176,7 +176,7 @@ def test_any_filter_on_a_flat_index_equals_brute_force(
 ) -> None:
     share = data.draw(st.floats(0, 1))
     mask = np.random.default_rng(data.draw(st.integers(0, 1000))).random(COUNT) < share
-    queries = unit_vectors(batch, seed=data.draw(st.integers(0, 1000)))
+    queries = draw_unit_vectors(batch, seed=data.draw(st.integers(0, 1000)))
     passing = int(mask.sum())
     _, rows = built("Flat").search(queries, topk, mask)
     exact = np.where(mask, queries @ PASSAGES.T, -np.inf)
@@ -196,8 +196,8 @@ def test_search_parameters_do_not_change_the_index(built: Built) -> None:
     [("HNSW16", Effort(2, 1, 1), Effort(200, 1, 1)), ("IVF32,Flat", Effort(1, 1, 1), Effort(1, 32, 1))],
 )
 def test_more_effort_finds_more(built: Built, factory: str, effort: Effort, more: Effort) -> None:
-    wanted = best(QUERIES, 1)
-    little, much = (shared(built(factory).search(QUERIES, 1, effort=of)[1], wanted) for of in (effort, more))
+    wanted = rank_best(QUERIES, 1)
+    little, much = (measure_overlap(built(factory).search(QUERIES, 1, effort=of)[1], wanted) for of in (effort, more))
     assert little < 0.95 < 0.99 <= much
 
 
@@ -215,20 +215,20 @@ def test_exact_rows_are_those_of_the_vectors(built: Built, monkeypatch: pytest.M
         assert rows is None
     else:
         assert rows is not None
-        assert shared(rows, best(QUERIES, 10)) > 0.99
+        assert measure_overlap(rows, rank_best(QUERIES, 10)) > 0.99
 
 
 def test_an_index_is_mapped_not_copied(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).standard_normal((40_000, 256)).astype(np.float32)
     folder = write(tmp_path, "Flat", vectors)
-    before = private_bytes()
+    before = measure_private_bytes()
     index = VectorIndex(folder, RetrieverSettings())
     index.search(vectors[:1], 1)
     assert index.passages == 40_000
-    assert private_bytes() - before < vectors.nbytes / 4
+    assert measure_private_bytes() - before < vectors.nbytes / 4
 
 
-def private_bytes() -> int:
+def measure_private_bytes() -> int:
     status = Path("/proc/self/status").read_text()
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")))
 
@@ -299,7 +299,7 @@ def test_a_gpu_index_is_searched_by_its_owner_thread_only() -> None:
     for caller in callers:
         caller.join()
     owner.shutdown()
-    assert results == [best(QUERIES, 10)] * 4
+    assert results == [rank_best(QUERIES, 10)] * 4
     assert len(seen) == 1
     assert seen.isdisjoint({caller.ident for caller in callers} | {threading.get_ident()})
 

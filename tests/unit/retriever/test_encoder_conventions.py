@@ -42,7 +42,7 @@ def test_the_model_name_is_read_from_a_hugging_face_cache_path(tmp_path: Path) -
 
 def test_sentence_transformers_files_override_the_name_but_not_the_length_limit(tmp_path: Path) -> None:
     folder = tmp_path / "e5-base-of-mine"
-    modules = [_module("0", "", "Transformer"), _module("1", "1_Pooling", "Pooling")]
+    modules = [describe_module("0", "", "Transformer"), describe_module("1", "1_Pooling", "Pooling")]
     _write(folder / "modules.json", modules)
     _write(folder / "1_Pooling/config.json", {"word_embedding_dimension": 8, "pooling_mode_cls_token": True})
     _write(folder / "sentence_bert_config.json", {"max_seq_length": 512})
@@ -55,7 +55,7 @@ def test_sentence_transformers_files_override_the_name_but_not_the_length_limit(
     )
     _write(folder / "1_Pooling/config.json", {"embedding_dimension": 8, "pooling_mode": "mean"})
     _write(folder / "sentence_bert_config.json", {"max_seq_length": 128})
-    _write(folder / "modules.json", [*modules, _module("2", "2_Normalize", "Normalize")])
+    _write(folder / "modules.json", [*modules, describe_module("2", "2_Normalize", "Normalize")])
     convention = conventions.infer_from_folder(folder)
     assert (convention.pooling, convention.normalize, convention.max_tokens) == (Pooling.MEAN, True, 128)
 
@@ -72,7 +72,7 @@ def test_sentence_transformers_files_override_the_name_but_not_the_length_limit(
 def test_unsupported_modules_and_pooling_are_named(
     tmp_path: Path, module: str, config: dict[str, Any], said: str
 ) -> None:
-    _write(tmp_path / "modules.json", [_module("0", "", "Transformer"), _module("1", "1", module)])
+    _write(tmp_path / "modules.json", [describe_module("0", "", "Transformer"), describe_module("1", "1", module)])
     _write(tmp_path / "1/config.json", config)
     with pytest.raises(DataError, match=said):
         conventions.infer_from_folder(tmp_path)
@@ -114,7 +114,7 @@ def test_max_tokens_is_limited_by_the_model_positions(tmp_path: Path) -> None:
     assert model_folder.limit_max_tokens(tmp_path, 256) == 256
 
 
-def _module(index: str, path: str, kind: str) -> dict[str, str]:
+def describe_module(index: str, path: str, kind: str) -> dict[str, str]:
     return {"idx": index, "name": index, "path": path, "type": f"sentence_transformers.models.{kind}"}
 
 

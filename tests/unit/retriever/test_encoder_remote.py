@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tei_server import MAX_BATCH, Server, serving
+from tei_server import MAX_BATCH, Server, serve_tei
 
 from forage_common.clients.calls import GIVEN_UP, MalformedReplyError
 from forage_common.errors import UnavailableError, UserError
@@ -21,7 +21,7 @@ TEXTS = [f"{'word ' * number}{number}" for number in range(2 * MAX_BATCH + 1)]
 
 @pytest.fixture
 def server(encoder: Encoder) -> Iterator[Server]:
-    with serving(encoder, lambda query, texts: [0.0] * len(texts)) as server:
+    with serve_tei(encoder, lambda query, texts: [0.0] * len(texts)) as server:
         yield server
 
 

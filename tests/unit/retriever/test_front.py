@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
-from retriever_parts import DEFAULT_TOPK, Recorder, http_client, record_bm25
+from retriever_parts import DEFAULT_TOPK, Recorder, open_http_client, record_bm25
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RerankSettings, RetrievalMode, RetrieverSettings
@@ -43,7 +43,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, Index]:
 
 
 @asynccontextmanager
-async def shard(index: Index, address: str, max_waiting: int = 1000) -> AsyncIterator[Retrieval]:
+async def serve_shard(index: Index, address: str, max_waiting: int = 1000) -> AsyncIterator[Retrieval]:
     core = Retrieval(DEFAULT_TOPK, 30.0)
     core.set_source(LocalSource(index, max_waiting))
     server = GrpcServer(address, core, Health())
@@ -56,7 +56,7 @@ async def shard(index: Index, address: str, max_waiting: int = 1000) -> AsyncIte
 
 
 @asynccontextmanager
-async def merging(*addresses: str, timeout_s: float = 30.0) -> AsyncIterator[Retrieval]:
+async def serve_merger(*addresses: str, timeout_s: float = 30.0) -> AsyncIterator[Retrieval]:
     settings = RetrieverSettings(mode=RetrievalMode.BM25, shards=addresses, queue_timeout_s=timeout_s, max_waiting=100)
     merged = Front(settings, Health())
     core = Retrieval(DEFAULT_TOPK, timeout_s)
@@ -68,15 +68,15 @@ async def merging(*addresses: str, timeout_s: float = 30.0) -> AsyncIterator[Ret
         await core.stop()
 
 
-def ids(results: Results) -> list[list[str]]:
+def list_ids(results: Results) -> list[list[str]]:
     return [[result.passages.ids[hit.row] for hit in result.hits] for result in results.per_query]
 
 
-def up(address: str) -> bool:
+def is_up(address: str) -> bool:
     return REGISTRY.get_sample_value("forage_retriever_shard_up", {"shard": address}) == 1
 
 
-async def until(true: Callable[[], bool]) -> None:
+async def wait_until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not true():
             await asyncio.sleep(0.02)
@@ -86,23 +86,23 @@ async def test_the_front_merges_the_best_hits_of_all_shards(
     halves: tuple[Index, Index], free_address: Callable[[], str]
 ) -> None:
     first, second = free_address(), free_address()
-    async with shard(halves[0], first), shard(halves[1], second), merging(first, second) as core:
+    async with serve_shard(halves[0], first), serve_shard(halves[1], second), serve_merger(first, second) as core:
         results = await core.retrieve(["Galle", "oslo", "place"], 8)
-        assert [best[0] for best in ids(results)[:2]] == ["Galle", "Oslo"]
-        assert sorted(ids(results)[2]) == sorted(NAMES)
+        assert [best[0] for best in list_ids(results)[:2]] == ["Galle", "Oslo"]
+        assert sorted(list_ids(results)[2]) == sorted(NAMES)
         scores = [[hit.score for hit in one.hits] for one in results.per_query]
         assert scores == [sorted(one, reverse=True) for one in scores]
-        ((kandy, kandi),) = [one for one in ids(await core.retrieve(["place"], 9, (("lang", ("K",)),)))]
+        ((kandy, kandi),) = [one for one in list_ids(await core.retrieve(["place"], 9, (("lang", ("K",)),)))]
         assert (kandy, kandi) == ("Kandy", "Kandi")
-        assert ids(await core.retrieve(["colombo"], mode="title")) == [["Colombo"]]
+        assert list_ids(await core.retrieve(["colombo"], mode="title")) == [["Colombo"]]
         assert not results.partial
         assert results.provenance.mode == "bm25"
-        async with http_client(core) as client:
+        async with open_http_client(core) as client:
             ((document,),) = (await client.post("/retrieve", json={"queries": ["Galle"], "topk": 1})).json()["result"]
         assert document == {"id": "Galle", "contents": '"Galle"\nGalle is a place.', "lang": "G"}
         assert results.per_query[0].passages.contents[0] == document["contents"]
         swapped = replace(halves[1], provenance=replace(halves[1].provenance, index="new"))
-    async with shard(halves[0], first), shard(swapped, second), merging(first, second) as core:
+    async with serve_shard(halves[0], first), serve_shard(swapped, second), serve_merger(first, second) as core:
         other = (await core.retrieve(["Galle"])).provenance
         assert other.index != results.provenance.index
         assert other.corpus == results.provenance.corpus
@@ -113,19 +113,19 @@ async def test_partial_answers_are_not_cached_while_a_shard_is_unavailable(
 ) -> None:
     first, second = free_address(), free_address()
     async with AsyncExitStack() as rest:
-        await rest.enter_async_context(shard(halves[0], first))
+        await rest.enter_async_context(serve_shard(halves[0], first))
         async with AsyncExitStack() as mortal:
-            await mortal.enter_async_context(shard(halves[1], second))
-            core = await rest.enter_async_context(merging(first, second))
-            client = await rest.enter_async_context(http_client(core))
+            await mortal.enter_async_context(serve_shard(halves[1], second))
+            core = await rest.enter_async_context(serve_merger(first, second))
+            client = await rest.enter_async_context(open_http_client(core))
             assert not (await core.retrieve(["Oslo Galle"])).partial
         partial = await client.post("/retrieve", json={"queries": ["place"], "topk": 9})
         assert partial.json()["partial"] is True
         assert partial.headers["X-Forage-Partial"] == "1"
         assert {row["id"] for row in partial.json()["result"][0]} == set(NAMES[:4])
-        await until(lambda: not up(second))
-        async with shard(halves[1], second):
-            await until(lambda: up(second))
+        await wait_until(lambda: not is_up(second))
+        async with serve_shard(halves[1], second):
+            await wait_until(lambda: is_up(second))
             whole = await client.post("/retrieve", json={"queries": ["place"], "topk": 9})
             assert {row["id"] for row in whole.json()["result"][0]} == set(NAMES)
             assert "partial" not in whole.json()
@@ -137,8 +137,8 @@ async def test_the_front_is_not_ready_without_shards(
 ) -> None:
     address = free_address()
     async with AsyncExitStack() as rest:
-        async with shard(halves[0], address):
-            core = await rest.enter_async_context(merging(address))
+        async with serve_shard(halves[0], address):
+            core = await rest.enter_async_context(serve_merger(address))
             await core.retrieve(["Oslo"])
         with pytest.raises(NotReadyError):
             await core.retrieve(["Norway"])
@@ -150,11 +150,11 @@ async def test_a_slow_shard_is_omitted_and_its_circuit_opens(
     monkeypatch.setattr(fronts, "SHARD_TIMEOUT_S", 0.2)
     first, second = free_address(), free_address()
     slow, searches = record_bm25(halves[1])
-    async with shard(halves[0], first), shard(slow, second), merging(first, second) as core:
+    async with serve_shard(halves[0], first), serve_shard(slow, second), serve_merger(first, second) as core:
         searches.open.clear()
         for number in range(5):
             results = await core.retrieve([f"place {number}"], 9)
-            assert (results.partial, set(ids(results)[0])) == (True, set(NAMES[:4]))
+            assert (results.partial, set(list_ids(results)[0])) == (True, set(NAMES[:4]))
         calls = {"shard": second, "code": "DEADLINE_EXCEEDED"}
         assert REGISTRY.get_sample_value("forage_retriever_shard_failures_total", calls) in (3, 4)
         searches.open.set()
@@ -162,7 +162,11 @@ async def test_a_slow_shard_is_omitted_and_its_circuit_opens(
 
 async def test_errors_of_a_shard_are_passed_on(halves: tuple[Index, Index], free_address: Callable[[], str]) -> None:
     first, second = free_address(), free_address()
-    async with shard(halves[0], first), shard(halves[1], second, max_waiting=2), merging(first, second) as core:
+    async with (
+        serve_shard(halves[0], first),
+        serve_shard(halves[1], second, max_waiting=2),
+        serve_merger(first, second) as core,
+    ):
         with pytest.raises(InvalidRequestError, match="'colour' is unknown"):
             await core.retrieve(["Oslo"], filters=(("colour", ("red",)),))
         with pytest.raises(InvalidRequestError, match="mode 'dense' is not served"):
@@ -181,22 +185,22 @@ async def test_a_shard_with_another_encoder_is_not_merged(
 ) -> None:
     first, second = free_address(), free_address()
     strange = replace(halves[1], provenance=replace(halves[1].provenance, encoder="other"))
-    async with shard(halves[0], first), shard(strange, second), merging(first, second) as core:
+    async with serve_shard(halves[0], first), serve_shard(strange, second), serve_merger(first, second) as core:
         results = await core.retrieve(["place"], 9)
-        assert (results.partial, set(ids(results)[0])) == (True, set(NAMES[:4]))
+        assert (results.partial, set(list_ids(results)[0])) == (True, set(NAMES[:4]))
 
 
 async def test_a_new_index_of_a_shard_invalidates_cached_answers(
     halves: tuple[Index, Index], free_address: Callable[[], str]
 ) -> None:
     address = free_address()
-    async with shard(halves[0], address) as served, merging(address) as core:
+    async with serve_shard(halves[0], address) as served, serve_merger(address) as core:
         before = await core.retrieve(["place"], 1)
         changed, searches = record_bm25(halves[1])
         served.set_source(LocalSource(changed, 100))
         both = await core.retrieve(["place", "Galle"], 1)
         assert both.provenance != before.provenance
-        assert ids(both) == [["Colombo"], ["Galle"]]
+        assert list_ids(both) == [["Colombo"], ["Galle"]]
         assert isinstance(searches, Recorder)
 
 

@@ -20,7 +20,7 @@ Ask = retriever_pb2.RetrieveRequest
 
 
 @asynccontextmanager
-async def calling(index: Index, address: str) -> AsyncIterator[retriever_pb2_grpc.RetrieverStub]:
+async def open_stub(index: Index, address: str) -> AsyncIterator[retriever_pb2_grpc.RetrieverStub]:
     async with open_retrieval(index, max_waiting=1000) as core:
         server = GrpcServer(address, core, Health())
         await server.start()
@@ -38,17 +38,17 @@ async def recorder(loaded: Index) -> tuple[Index, Recorder]:
 async def stub(
     recorder: tuple[Index, Recorder], free_address: Callable[[], str]
 ) -> AsyncIterator[retriever_pb2_grpc.RetrieverStub]:
-    async with calling(recorder[0], free_address()) as stub:
+    async with open_stub(recorder[0], free_address()) as stub:
         yield stub
 
 
-def ids(reply: retriever_pb2.RetrieveResponse) -> list[list[str]]:
+def list_ids(reply: retriever_pb2.RetrieveResponse) -> list[list[str]]:
     return [[document.id for document in result.documents] for result in reply.results]
 
 
 async def test_a_reply_has_documents_and_provenance(stub: retriever_pb2_grpc.RetrieverStub, loaded: Index) -> None:
     reply = await stub.Retrieve(Ask(queries=["Oslo", "zzzz"], topk=2))
-    assert ids(reply) == [["o", "n"], []]
+    assert list_ids(reply) == [["o", "n"], []]
     best = reply.results[0].documents[0]
     assert (best.contents, best.score > 0) == ('"Oslo"\nOslo is the capital of Norway.', True)
     source = reply.provenance
@@ -63,9 +63,9 @@ async def test_a_reply_has_documents_and_provenance(stub: retriever_pb2_grpc.Ret
 
 async def test_a_request_may_set_filters_mode_and_rows(stub: retriever_pb2_grpc.RetrieverStub, loaded: Index) -> None:
     filters = [retriever_pb2.Filter(field="lang", values=["fr", "nn", "fr"])]
-    assert sorted(ids(await stub.Retrieve(Ask(queries=["city Norway"], topk=9, filters=filters)))[0]) == ["7", "o"]
+    assert sorted(list_ids(await stub.Retrieve(Ask(queries=["city Norway"], topk=9, filters=filters)))[0]) == ["7", "o"]
     reply = await stub.Retrieve(Ask(queries=["oslo"], topk=9, mode="title", rows=True))
-    assert (ids(reply), reply.provenance.mode) == ([["o"]], "title")
+    assert (list_ids(reply), reply.provenance.mode) == ([["o"]], "title")
     assert list(reply.results[0].rows) == [loaded.corpus.rows[1]]
     assert reply.results[0].documents[0].contents == ""
 
@@ -107,7 +107,7 @@ async def test_every_request_of_a_stream_is_answered_once(stub: retriever_pb2_gr
         for number, name in enumerate([*names] * 100)
     ]
     replies = [reply async for reply in stub.RetrieveStream(iter(asked))]
-    assert {reply.id: ids(reply.response) for reply in replies} == {
+    assert {reply.id: list_ids(reply.response) for reply in replies} == {
         number: [[id]] for number, id in enumerate([*names.values()] * 100)
     }
     assert len(replies) == len(asked)
@@ -144,5 +144,5 @@ async def test_an_abandoned_stream_frees_its_resources(
     await wait_until_queued(0)
     recorder[1].open.set()
     await held
-    assert ids(await stub.Retrieve(Ask(queries=["Oslo"], topk=1))) == [["o"]]
+    assert list_ids(await stub.Retrieve(Ask(queries=["Oslo"], topk=1))) == [["o"]]
     assert [queries for queries, _ in recorder[1].asked] == [["first"], ["Oslo"]]

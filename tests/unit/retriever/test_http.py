@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from retriever_parts import DEFAULT_TOPK, http_client, open_retrieval, record_bm25, wait_until_queued
+from retriever_parts import DEFAULT_TOPK, open_http_client, open_retrieval, record_bm25, wait_until_queued
 
 from forage_common.telemetry.health import Health
 from forage_retriever.index.load import Index
@@ -22,7 +22,7 @@ CITIES = {"queries": ["city of Norway"]}
 
 @pytest.fixture
 async def client(loaded: Index) -> AsyncIterator[httpx.AsyncClient]:
-    async with open_retrieval(loaded) as core, http_client(core) as client:
+    async with open_retrieval(loaded) as core, open_http_client(core) as client:
         yield client
 
 
@@ -113,11 +113,11 @@ async def test_a_body_beyond_the_limit_is_413(client: httpx.AsyncClient) -> None
 async def test_a_body_that_does_not_arrive_is_408(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_api, "BODY_TIMEOUT_S", 0.05)
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def iterate_pieces() -> AsyncIterator[bytes]:
         yield b'{"queries": '
         await asyncio.sleep(30)
 
-    assert (await client.post("/retrieve", content=pieces())).status_code == 408
+    assert (await client.post("/retrieve", content=iterate_pieces())).status_code == 408
 
 
 async def test_every_reply_has_provenance_headers(client: httpx.AsyncClient, loaded: Index) -> None:
@@ -133,7 +133,7 @@ async def test_every_reply_has_provenance_headers(client: httpx.AsyncClient, loa
 async def test_without_an_index_the_reply_says_what_the_service_waits_for() -> None:
     health = Health()
     health.wait_for("start", "reading the corpus")
-    async with http_client(Retrieval(DEFAULT_TOPK, 30.0), health) as client:
+    async with open_http_client(Retrieval(DEFAULT_TOPK, 30.0), health) as client:
         reply = await client.post("/retrieve", json=CITIES)
         assert (reply.status_code, reply.headers["Retry-After"]) == (503, "1")
         assert reply.json() == {"detail": "reading the corpus"}
@@ -143,7 +143,7 @@ async def test_without_an_index_the_reply_says_what_the_service_waits_for() -> N
 
 
 async def test_a_failed_search_is_500_without_the_exception_text(loaded: Index) -> None:
-    async with open_retrieval(record_bm25(loaded)[0]) as core, http_client(core) as client:
+    async with open_retrieval(record_bm25(loaded)[0]) as core, open_http_client(core) as client:
         reply = await client.post("/retrieve", json={"queries": ["poison"]})
         assert reply.status_code == 500
         assert "poison" not in reply.text
@@ -152,7 +152,7 @@ async def test_a_failed_search_is_500_without_the_exception_text(loaded: Index) 
 
 async def test_overload_and_timeout_are_503_with_retry_after(loaded: Index) -> None:
     index, searches = record_bm25(loaded)
-    async with open_retrieval(index, timeout_s=0.5, max_waiting=4) as core, http_client(core) as client:
+    async with open_retrieval(index, timeout_s=0.5, max_waiting=4) as core, open_http_client(core) as client:
         searches.open.clear()
         held = asyncio.create_task(client.post("/retrieve", json={"queries": ["a"]}))
         await asyncio.to_thread(searches.busy.wait)

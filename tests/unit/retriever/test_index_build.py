@@ -92,7 +92,7 @@ def built(encoder: Encoder, corpus_file: Path, tmp_path: Path) -> Callable[..., 
     return begin
 
 
-def ids(index: load.Index, query: str, mode: str | None = None, topk: int = 5) -> list[str]:
+def search_ids(index: load.Index, query: str, mode: str | None = None, topk: int = 5) -> list[str]:
     searcher = index.searchers[mode] if mode else index.searcher
     return [index.corpus.ids[hit.row] for hit in searcher.search([query], topk)[0]]
 
@@ -109,7 +109,7 @@ def test_an_index_is_built_once_and_searched_in_every_mode(
     assert first.provenance == second.provenance
     assert set(second.searchers) == {"title", "bm25", "dense", "hybrid"}
     for mode in second.searchers:
-        assert all(id.startswith("Quito-") for id in ids(second, "Quito", mode, topk=4))
+        assert all(id.startswith("Quito-") for id in search_ids(second, "Quito", mode, topk=4))
     kept = manifest.read_manifest(folder)
     assert second.provenance.index == kept.compute_digest(RetrievalMode.HYBRID)
     assert len({kept.compute_digest(mode) for mode in RetrievalMode}) == 3
@@ -121,7 +121,7 @@ def test_an_index_folder_is_served_in_its_modes(
     both, words = built("both"), built("words", mode=RetrievalMode.BM25)
     given = settings.model_copy(update={"index": both, "mode": RetrievalMode.BM25})
     assert set(loading(given).searchers) == {"title", "bm25"}  # and neither encoder nor vectors are loaded
-    assert ids(loading(settings.model_copy(update={"index": both})), "Graz")[0].startswith("Graz-")
+    assert search_ids(loading(settings.model_copy(update={"index": both})), "Graz")[0].startswith("Graz-")
     with pytest.raises(SettingsError, match=r"retriever.mode is hybrid, and index .*words has bm25"):
         loading(settings.model_copy(update={"index": words}))
     assert not settings.cache_dir.exists()
@@ -135,7 +135,7 @@ def test_a_symbolic_link_is_resolved_once(
     given = settings.model_copy(update={"index": link, "mode": RetrievalMode.BM25})
     index = loading(given)
     link.unlink()
-    assert ids(index, "Perth")[0].startswith("Perth-")
+    assert search_ids(index, "Perth")[0].startswith("Perth-")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_foreign_faiss_file_is_adopted_with_its_corpus(
     texts = [json.loads(line)["contents"] for line in corpus_file.read_text().splitlines()]
     vectors = encoder.encode_passages(texts, lambda done: None)
 
-    def adopted(name: str, vectors: Vectors, metric: int = faiss.METRIC_INNER_PRODUCT) -> Path:
+    def adopt_vectors(name: str, vectors: Vectors, metric: int = faiss.METRIC_INNER_PRODUCT) -> Path:
         index = faiss.index_factory(vectors.shape[1], "Flat", metric)
         index.add(vectors)
         faiss.write_index(index, str(tmp_path / "theirs.index"))
@@ -312,16 +312,16 @@ def test_a_foreign_faiss_file_is_adopted_with_its_corpus(
         adopt_index(tmp_path / name, tmp_path / f".{name}", *arguments)
         return tmp_path / name
 
-    index = loading(settings.model_copy(update={"index": adopted("good", vectors)}))
-    assert ids(index, "Turin is a city")[0] == "Turin-0"
+    index = loading(settings.model_copy(update={"index": adopt_vectors("good", vectors)}))
+    assert search_ids(index, "Turin is a city")[0] == "Turin-0"
     with pytest.raises(DataError, match="holds 39 vectors and the corpus 40 passages"):
-        adopted("short", vectors[:-1])
+        adopt_vectors("short", vectors[:-1])
     with pytest.raises(DataError, match=r"not those of the corpus under encoder minilm .*in its order"):
-        adopted("turned", np.ascontiguousarray(vectors[::-1]))
+        adopt_vectors("turned", np.ascontiguousarray(vectors[::-1]))
     with pytest.raises(UserError, match=r"holds vectors of 100 numbers, the encoder gives 384: set retriever.encoder"):
-        adopted("narrow", np.ascontiguousarray(vectors[:, :100]))
+        adopt_vectors("narrow", np.ascontiguousarray(vectors[:, :100]))
     with pytest.raises(UserError, match="ranks by distance"):
-        adopted("far", vectors, faiss.METRIC_L2)
+        adopt_vectors("far", vectors, faiss.METRIC_L2)
 
 
 def test_shards_are_complete_indexes_of_consecutive_passages(
@@ -343,7 +343,7 @@ def test_shards_are_complete_indexes_of_consecutive_passages(
             ),
             reverse=True,
         )
-        assert [id for _, id in merged[:5]] == ids(whole, query, "dense")
+        assert [id for _, id in merged[:5]] == search_ids(whole, query, "dense")
     with pytest.raises(UserError, match="--shards 41 is more than the 40 passages"):
         built("dust", shards=41)
 

@@ -36,7 +36,7 @@ def test_a_manifest_describes_the_index(folder: Path) -> None:
     assert manifest.check_files(folder, kept) == []
 
 
-def cut(file: Path) -> None:
+def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
@@ -49,7 +49,7 @@ def flip(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (cut, r"{name} has \d+ bytes, not \d+"),
+        (truncate, r"{name} has \d+ bytes, not \d+"),
         (flip, r"{name} has the digest [0-9a-f]{{64}}, not {digest}"),
         (Path.unlink, r"{name} is missing"),
     ],
@@ -70,7 +70,7 @@ def test_beyond_the_byte_limit_only_sizes_are_checked(folder: Path) -> None:
     largest = max(kept.files, key=lambda name: kept.files[name].bytes)
     flip(folder / largest)
     assert manifest.check_files(folder, kept, limit=manifest.sum_bytes(kept.files) - 1) == [largest]
-    cut(folder / largest)
+    truncate(folder / largest)
     with pytest.raises(DamagedError, match=f"{largest} has"):
         manifest.check_files(folder, kept, limit=0)
 

@@ -75,11 +75,11 @@ def test_a_second_process_waits_and_uses_the_result_of_the_first(tmp_path: Path)
     waiting = threading.Event()
     made: list[bool] = []
 
-    def second() -> None:
+    def build_second() -> None:
         with hold_workspace(tmp_path / "work", tmp_path / "final", waiting.set) as workspace:
             made.append(workspace is not None)
 
-    thread = threading.Thread(target=second)
+    thread = threading.Thread(target=build_second)
     with hold_workspace(tmp_path / "work", tmp_path / "final", lambda: None) as workspace:
         assert workspace is not None
         thread.start()
@@ -95,11 +95,11 @@ def test_a_waiting_process_builds_when_the_first_gives_up(tmp_path: Path) -> Non
     waiting = threading.Event()
     made: list[bool] = []
 
-    def second() -> None:
+    def build_second() -> None:
         with hold_workspace(tmp_path / "work", tmp_path / "final", waiting.set) as workspace:
             made.append(workspace is not None and (workspace.folder / "lock").exists())
 
-    thread = threading.Thread(target=second)
+    thread = threading.Thread(target=build_second)
     with hold_workspace(tmp_path / "work", tmp_path / "final", lambda: None) as workspace:
         assert workspace is not None
         thread.start()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from tei_server import Server, serving
+from tei_server import Server, serve_tei
 
 from forage_common.errors import SettingsError
 from forage_common.settings import RerankSettings, RetrieverSettings
@@ -31,11 +31,11 @@ class InFileOrder:
 
 @pytest.fixture
 def server(encoder: Encoder) -> Iterator[Server]:
-    def by_meaning(query: str, texts: Sequence[str]) -> list[float]:
+    def score_by_meaning(query: str, texts: Sequence[str]) -> list[float]:
         vectors = encoder.encode_queries([query, *texts])
         return [float(score) for score in vectors[1:] @ vectors[0]]
 
-    with serving(encoder, by_meaning) as server:
+    with serve_tei(encoder, score_by_meaning) as server:
         yield server
 
 

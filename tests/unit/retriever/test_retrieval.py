@@ -17,7 +17,7 @@ from forage_retriever.serve.retrieval import NotReadyError, Results, Retrieval
 from forage_retriever.serve.source import InvalidRequestError, LocalSource
 
 
-def ids(results: Results) -> list[list[str]]:
+def list_ids(results: Results) -> list[list[str]]:
     return [[result.passages.ids[hit.row] for hit in result.hits] for result in results.per_query]
 
 
@@ -34,18 +34,18 @@ async def core(recorder: tuple[Index, Recorder]) -> AsyncIterator[Retrieval]:
 
 @pytest.mark.parametrize(("topk", "given"), [(0, DEFAULT_TOPK), (2, 2), (1000, 4), (10**30, 4)])
 async def test_topk_is_limited_by_the_request_and_the_corpus(core: Retrieval, topk: int, given: int) -> None:
-    assert [len(hits) for hits in ids(await core.retrieve(["Oslo Norway Kandy Kandi"], topk))] == [given]
+    assert [len(hits) for hits in list_ids(await core.retrieve(["Oslo Norway Kandy Kandi"], topk))] == [given]
 
 
 async def test_filters_restrict_the_hits(core: Retrieval) -> None:
-    (hits,) = ids(await core.retrieve(["city Norway"], 5, (("lang", ("fr", "nb")),)))
+    (hits,) = list_ids(await core.retrieve(["city Norway"], 5, (("lang", ("fr", "nb")),)))
     assert sorted(hits) == ["7", "o"]
-    assert ids(await core.retrieve(["city Norway"], 5, (("lang", ("fr",)), ("url", ("none",))))) == [[]]
+    assert list_ids(await core.retrieve(["city Norway"], 5, (("lang", ("fr",)), ("url", ("none",))))) == [[]]
 
 
 async def test_a_request_may_choose_a_mode_and_the_reply_names_it(core: Retrieval) -> None:
     titled = await core.retrieve(["kandy"], 3, mode="title")
-    assert (ids(titled), titled.provenance.mode) == ([["k"]], "title")
+    assert (list_ids(titled), titled.provenance.mode) == ([["k"]], "title")
     assert (await core.retrieve(["kandy"])).provenance.mode == "bm25"
 
 
@@ -77,8 +77,8 @@ async def test_the_same_query_is_searched_once_even_without_hits(
     core: Retrieval, recorder: tuple[Index, Recorder]
 ) -> None:
     first = await core.retrieve(["Oslo", "zzzz", "Oslo"], 2)
-    assert ids(first) == [["o", "n"], [], ["o", "n"]]
-    assert ids(await core.retrieve(["zzzz", "Oslo"], 2)) == [[], ["o", "n"]]
+    assert list_ids(first) == [["o", "n"], [], ["o", "n"]]
+    assert list_ids(await core.retrieve(["zzzz", "Oslo"], 2)) == [[], ["o", "n"]]
     assert recorder[1].asked == [(["Oslo", "zzzz"], 2)]
 
 
@@ -87,8 +87,8 @@ async def test_topk_mode_and_filters_are_part_of_the_cache_key(
 ) -> None:
     await core.retrieve(["Oslo"], 1)
     await core.retrieve(["Oslo"], 2)
-    assert ids(await core.retrieve(["Oslo"], 2, (("lang", ("fr",)),))) == [[]]
-    assert ids(await core.retrieve(["Oslo"], 2, mode="title")) == [["o"]]
+    assert list_ids(await core.retrieve(["Oslo"], 2, (("lang", ("fr",)),))) == [[]]
+    assert list_ids(await core.retrieve(["Oslo"], 2, mode="title")) == [["o"]]
     assert len(recorder[1].asked) == 3
 
 
@@ -101,7 +101,7 @@ async def test_a_search_times_out_and_the_next_one_is_answered(
         with pytest.raises(TimeoutError):
             await core.retrieve(["Oslo"])
         searches.open.set()
-        assert ids(await core.retrieve(["Kandy"], 1)) == [["k"]]
+        assert list_ids(await core.retrieve(["Kandy"], 1)) == [["k"]]
 
 
 async def test_without_an_index_and_after_stop_retrieval_is_not_ready(loaded: Index) -> None:

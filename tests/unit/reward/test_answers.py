@@ -29,7 +29,7 @@ from forage_reward.trajectory import Role, Span, TrajectoryView
 DATA = Path(__file__).parents[2] / "data/reward"
 
 
-def rows(name: str) -> list[dict[str, Any]]:
+def load_rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
 
 
@@ -37,7 +37,7 @@ def view(*spans: tuple[Role, str]) -> TrajectoryView:
     return TrajectoryView(tuple(Span(role, text) for role, text in spans))
 
 
-@pytest.mark.parametrize("row", rows("normalize_answer"))
+@pytest.mark.parametrize("row", load_rows("normalize_answer"))
 def test_answers_are_normalised_as_in_published_results(row: dict[str, Any]) -> None:
     value = row["value"]
     if isinstance(value, dict):
@@ -49,17 +49,17 @@ def test_a_missing_value_normalises_to_an_empty_text() -> None:
     assert normalize_answer(None) == ""
 
 
-@pytest.mark.parametrize("row", rows("em_check"))
+@pytest.mark.parametrize("row", load_rows("em_check"))
 def test_an_answer_matches_any_gold(row: dict[str, Any]) -> None:
     assert em_check(row["prediction"], row["golds"]) is row["want"]
 
 
-@pytest.mark.parametrize("row", rows("extract_solution"))
+@pytest.mark.parametrize("row", load_rows("extract_solution"))
 def test_the_last_answer_of_the_model_is_extracted(row: dict[str, Any]) -> None:
     assert extract_solution(TrajectoryView(split_spans(row["dump"]))) == row["want"]
 
 
-@pytest.mark.parametrize("row", rows("retrieval"))
+@pytest.mark.parametrize("row", load_rows("retrieval"))
 def test_evidence_is_a_gold_inside_an_observation(row: dict[str, Any]) -> None:
     assert is_retrieval_correct(find_blocks(row["text"], Tag.INFORMATION), row["golds"]) is row["want"]
 

@@ -27,18 +27,18 @@ def build_part(score: Score) -> Part:
     return Part(score.reward, 2.0, lambda view, truth: score)
 
 
-def ok(name: str, *components: Component) -> Part:
+def build_ok(name: str, *components: Component) -> Part:
     return build_part(sum_components(name, components, "fine"))
 
 
-def abstains(name: str) -> Part:
+def build_abstaining(name: str) -> Part:
     return build_part(withhold_score(Status.ABSTAIN, name, "nothing to say"))
 
 
 def test_components_keep_their_raw_value_and_are_weighted() -> None:
     parts = [
-        Part("a", 0.5, ok("a", Component("x", 1.0, 3.0), Component("_log", 7.0, 0.0)).scorer),
-        Part("b", -1.0, ok("b", Component("y", 0.5, 0.5)).scorer),
+        Part("a", 0.5, build_ok("a", Component("x", 1.0, 3.0), Component("_log", 7.0, 0.0)).scorer),
+        Part("b", -1.0, build_ok("b", Component("y", 0.5, 0.5)).scorer),
     ]
     score = compose_scorers("a+b", parts)(EMPTY, TRUTH)
     assert score.components == (
@@ -52,21 +52,21 @@ def test_components_keep_their_raw_value_and_are_weighted() -> None:
 
 
 def test_a_part_that_abstains_adds_nothing_and_is_listed() -> None:
-    score = compose_scorers("whole", [ok("a", Component("x", 1.0, 1.0)), abstains("b")])(EMPTY, TRUTH)
+    score = compose_scorers("whole", [build_ok("a", Component("x", 1.0, 1.0)), build_abstaining("b")])(EMPTY, TRUTH)
     assert (score.status, score.total) == (Status.OK, 2.0)
     assert score.components[-1] == Component("_b.abstained", 1.0, 0.0)
     assert "b: nothing to say" in score.detail
 
 
 def test_the_sum_abstains_when_all_parts_abstain() -> None:
-    score = compose_scorers("whole", [abstains("a"), abstains("b")])(EMPTY, TRUTH)
+    score = compose_scorers("whole", [build_abstaining("a"), build_abstaining("b")])(EMPTY, TRUTH)
     assert (score.status, score.total) == (Status.ABSTAIN, 0.0)
 
 
 @pytest.mark.parametrize("status", [Status.INVALID_INPUT, Status.TIMEOUT, Status.INTERNAL])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_part_without_a_value_leaves_the_sum_without_one(status: Status, place: int) -> None:
-    parts = [ok("a", Component("x", 1.0, 1.0)), abstains("b")]
+    parts = [build_ok("a", Component("x", 1.0, 1.0)), build_abstaining("b")]
     parts.insert(place, build_part(withhold_score(status, "c", "broken")))
     score = compose_scorers("whole", parts)(EMPTY, TRUTH)
     assert (score.status, score.total, score.components) == (status, 0.0, ())
@@ -150,11 +150,11 @@ class NoParams(RewardParams):
 
 
 def test_a_part_that_raises_is_internal_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raising(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score:
+    def raise_error(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score:
         raise RecursionError("too deep")
 
     monkeypatch.setattr(
-        registry, "REWARDS", {**registry.REWARDS, "faulty": Reward("faulty", "fails", NoParams, raising)}
+        registry, "REWARDS", {**registry.REWARDS, "faulty": Reward("faulty", "fails", NoParams, raise_error)}
     )
     scored_item = build_router(RewardComponent(name="em"), RewardComponent(name="faulty")).score(
         build_item("<answer>Oslo</answer>")

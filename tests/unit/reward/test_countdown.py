@@ -68,14 +68,14 @@ def evaluate_with_python(node: ast.expr) -> Fraction:
     raise AssertionError(ast.dump(node))
 
 
-def _joined(parts: tuple[str, str, str, str, str]) -> str:
+def join_parts(parts: tuple[str, str, str, str, str]) -> str:
     return "".join(parts)
 
 
 expressions = st.recursive(
     st.integers(0, 10**20).map(str),
     lambda inner: (
-        st.tuples(inner, st.sampled_from(["", " ", "\t"]), st.sampled_from("+-*/"), st.just(" "), inner).map(_joined)
+        st.tuples(inner, st.sampled_from(["", " ", "\t"]), st.sampled_from("+-*/"), st.just(" "), inner).map(join_parts)
         | inner.map(lambda text: f"({text})")
         | inner.map(lambda text: f"-{text}")
     ),

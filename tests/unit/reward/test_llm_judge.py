@@ -66,14 +66,14 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-def completion(text: str) -> tuple[int, bytes]:
+def build_completion(text: str) -> tuple[int, bytes]:
     return 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
 
 
 def answer_by_content(number: int, body: dict[str, Any]) -> tuple[int, bytes]:
     """An answer that contains "oslo" is right."""
     answer = body["messages"][0]["content"].rpartition("Answer to judge:")[2]
-    return completion(f"Let me see.\nVERDICT: {'yes' if 'oslo' in answer.lower() else 'no'}")
+    return build_completion(f"Let me see.\nVERDICT: {'yes' if 'oslo' in answer.lower() else 'no'}")
 
 
 @pytest.fixture
@@ -183,8 +183,8 @@ def test_an_unreachable_endpoint_is_a_timeout(free_address: Callable[[], str]) -
         ((200, b'{"choices": [{"message": {"content": null}}]}'), "no chat completion"),
         ((200, b"[" * 200_000), "no chat completion"),
         ((200, b"x" * (2**20 + 1)), "larger than"),
-        (completion("I think so."), "no line 'VERDICT: yes'"),
-        (completion("\n" * 500_000), "no line 'VERDICT: yes'"),
+        (build_completion("I think so."), "no line 'VERDICT: yes'"),
+        (build_completion("\n" * 500_000), "no line 'VERDICT: yes'"),
     ],
     ids=range(8),
 )

@@ -20,11 +20,11 @@ PAGE = (DOCS / "reference/rewards.md").read_text()
 GUIDE = (DOCS / "how-to/write-a-reward.md").read_text()
 
 
-def blocks(page: str, language: str) -> list[str]:
+def find_blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-@pytest.mark.parametrize("text", blocks(PAGE, "yaml"))
+@pytest.mark.parametrize("text", find_blocks(PAGE, "yaml"))
 def test_every_example_of_settings_is_accepted(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.yaml").write_text(text)
     routes = load_settings(tmp_path / "s.yaml", environ={}).reward.routes
@@ -33,7 +33,7 @@ def test_every_example_of_settings_is_accepted(tmp_path: Path, text: str) -> Non
 
 
 def test_the_example_reward_scores() -> None:
-    (text,) = (block for block in blocks(GUIDE, "python") if "REWARD" in block)
+    (text,) = (block for block in find_blocks(GUIDE, "python") if "REWARD" in block)
     names = {kind.__name__: kind for kind in (RewardParams, TrajectoryView, GroundTruth, Score, Component, Reward)} | {
         "extract_solution": extract_solution,
         "sum_components": sum_components,

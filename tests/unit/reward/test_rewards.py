@@ -23,7 +23,7 @@ PURE = [name for name, reward in REWARDS.items() if not reward.blocking]
 OF_TARGETS = [name for name in REWARDS if name != "countdown"]
 
 
-def searched(passage: str, ending: str, end_of_turn: str = "") -> TrajectoryView:
+def build_searched(passage: str, ending: str, end_of_turn: str = "") -> TrajectoryView:
     spans = (
         Span(Role.PROMPT, "q?\n<|im_start|>assistant\n"),
         Span(Role.MODEL, TURN[0]),
@@ -49,13 +49,13 @@ def test_a_trajectory_earns_its_expected_reward(row: dict[str, Any]) -> None:
 
 RIGHT, WRONG, BARE = "<think>t</think><answer>Oslo</answer>", "<think>t</think><answer>Rome</answer>", "no tags"
 LAYERS = [
-    (searched("Oslo is old", RIGHT), 8.0, {"exact_match": 1, "format": 1, "retrieval": 1}),
-    (searched("Rome is old", RIGHT), 8.0, {"exact_match": 1, "format": 1, "retrieval": 0}),
-    (searched("Oslo is old", WRONG), 5.0, {"exact_match": 0, "format": 1, "retrieval": 1}),
-    (searched("Rome is old", WRONG), 4.0, {"exact_match": 0, "format": 1, "retrieval": 0}),
-    (searched("Oslo is old", "but " + RIGHT), 4.0, {"exact_match": 1, "format": 0}),
-    (searched("Oslo is old", "but " + WRONG), 2.0, {"exact_match": 0, "format": 0, "final_answer": 1}),
-    (searched("Oslo is old", BARE), 0.0, {"exact_match": 0, "format": 0}),
+    (build_searched("Oslo is old", RIGHT), 8.0, {"exact_match": 1, "format": 1, "retrieval": 1}),
+    (build_searched("Rome is old", RIGHT), 8.0, {"exact_match": 1, "format": 1, "retrieval": 0}),
+    (build_searched("Oslo is old", WRONG), 5.0, {"exact_match": 0, "format": 1, "retrieval": 1}),
+    (build_searched("Rome is old", WRONG), 4.0, {"exact_match": 0, "format": 1, "retrieval": 0}),
+    (build_searched("Oslo is old", "but " + RIGHT), 4.0, {"exact_match": 1, "format": 0}),
+    (build_searched("Oslo is old", "but " + WRONG), 2.0, {"exact_match": 0, "format": 0, "final_answer": 1}),
+    (build_searched("Oslo is old", BARE), 0.0, {"exact_match": 0, "format": 0}),
 ]
 
 
@@ -89,27 +89,27 @@ def test_the_weighted_components_add_up_to_the_total(name: str, view: Trajectory
     ],
 )
 def test_one_end_of_turn_marker_is_stripped_from_the_end(ending: str, end_of_turn: str, total: float) -> None:
-    assert compute_score(searched("d", ending, end_of_turn)).total == pytest.approx(total)
+    assert compute_score(build_searched("d", ending, end_of_turn)).total == pytest.approx(total)
 
 
 def test_an_end_of_turn_in_a_separate_span_is_stripped() -> None:
-    view = searched("d", RIGHT)
+    view = build_searched("d", RIGHT)
     assert compute_score(TrajectoryView((*view.spans, Span(Role.MODEL, "</s>")), "</s>")).total == 1.0
 
 
 def test_a_blank_answer_is_an_answer() -> None:
-    assert compute_score(searched("d", "<think>t</think><answer> </answer>")).detail.startswith("wrong answer")
+    assert compute_score(build_searched("d", "<think>t</think><answer> </answer>")).detail.startswith("wrong answer")
 
 
 @pytest.mark.parametrize("name", OF_TARGETS)
 def test_without_accepted_answers_the_status_is_invalid_input(name: str) -> None:
-    score = bind_reward(name, {}, "here")(searched("d", RIGHT), GroundTruth(countdown_target=3))
+    score = bind_reward(name, {}, "here")(build_searched("d", RIGHT), GroundTruth(countdown_target=3))
     assert score.status is Status.INVALID_INPUT
     assert "targets" in score.detail
 
 
 def test_the_detail_quotes_the_violation_of_the_format() -> None:
-    assert "'but'" in compute_score(searched("d", "but " + RIGHT)).detail
+    assert "'but'" in compute_score(build_searched("d", "but " + RIGHT)).detail
 
 
 TAGS = [form.format(tag) for tag in ("think", "search", "information", "answer") for form in ("<{}>", "</{}>")]

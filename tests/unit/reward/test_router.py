@@ -104,15 +104,17 @@ class NoParams(RewardParams):
     """None."""
 
 
-def raising(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score:
+def raise_error(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score:
     raise RecursionError("too deep")
 
 
-def nowhere(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score:
+def answer_nowhere(view: TrajectoryView, truth: GroundTruth, params: NoParams) -> Score:
     return sum_components("faulty", (Component("c", math.nan, math.nan),), "not a number")
 
 
-@pytest.mark.parametrize(("function", "detail"), [(raising, "RecursionError: too deep"), (nowhere, "total is nan")])
+@pytest.mark.parametrize(
+    ("function", "detail"), [(raise_error, "RecursionError: too deep"), (answer_nowhere, "total is nan")]
+)
 def test_a_reward_that_fails_is_internal_and_validation_is_unaffected(
     monkeypatch: pytest.MonkeyPatch, function: object, detail: str
 ) -> None:

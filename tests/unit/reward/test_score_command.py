@@ -59,7 +59,7 @@ def dump(tmp_path: Path) -> Path:
     return file
 
 
-def records(file: Path) -> list[dict[str, object]]:
+def read_records(file: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -92,7 +92,7 @@ def test_explain_shows_every_step_of_a_valid_row(command: Command) -> None:
 def test_score_by_the_routes_of_the_settings(command: Command, dump: Path) -> None:
     ended = command("score", str(dump), "--data-source", "world_facts")
     assert ended.returncode == 0, ended.stderr
-    written = records(dump.with_suffix(".scores.jsonl"))
+    written = read_records(dump.with_suffix(".scores.jsonl"))
     assert [record["total"] for record in written] == pytest.approx([1.0, 0.8, 0.2])
     assert [record["validation"]["total"] for record in written] == [1.0, 1.0, 0.0]  # type: ignore[index]
     assert "3 rows in, 3 out" in ended.stdout
@@ -103,7 +103,7 @@ def test_score_by_one_reward_with_parameters_from_stdin(command: Command, dump: 
     arguments = ["score", "-", "-r", "em", "-p", "score=2", "-p", "format_score=0.5", "-o", "out.jsonl"]
     ended = command(*arguments, stdin=dump.read_text())
     assert ended.returncode == 0, ended.stderr
-    assert [record["total"] for record in records(dump.parent / "out.jsonl")] == [2.0, 2.0, 0.5]
+    assert [record["total"] for record in read_records(dump.parent / "out.jsonl")] == [2.0, 2.0, 0.5]
 
 
 def test_malformed_rows_are_named_by_line_and_end_with_exit_code_1(command: Command, dump: Path) -> None:
@@ -112,7 +112,7 @@ def test_malformed_rows_are_named_by_line_and_end_with_exit_code_1(command: Comm
     assert ended.returncode == 1
     assert "line 1: it is not JSON" in ended.stdout
     assert "line 5: it is not JSON" in ended.stdout
-    assert [record["status"] for record in records(dump.with_suffix(".scores.jsonl"))] == [
+    assert [record["status"] for record in read_records(dump.with_suffix(".scores.jsonl"))] == [
         "malformed",
         "ok",
         "ok",

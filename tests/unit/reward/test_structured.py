@@ -18,7 +18,7 @@ from forage_reward.trajectory import Action, GroundTruth, Role, Span, Trajectory
 DATA = Path(__file__).parents[2] / "data/reward"
 
 
-def rows(name: str) -> list[dict[str, Any]]:
+def load_rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DATA / name).open()]
 
 
@@ -26,11 +26,11 @@ def compute_score(view: TrajectoryView, targets: tuple[str, ...] = ("Oslo",), **
     return bind_reward("structured", params, "here")(view, GroundTruth(targets))
 
 
-def parts(score: Score) -> dict[str, Component]:
+def index_components(score: Score) -> dict[str, Component]:
     return {component.name: component for component in score.components}
 
 
-@pytest.mark.parametrize("row", rows("structured.jsonl"))
+@pytest.mark.parametrize("row", load_rows("structured.jsonl"))
 @pytest.mark.parametrize("has_turns", [True, False], ids=["turns-given", "turns-parsed-from-spans"])
 def test_turns_and_trajectories_earn_their_rewards(row: dict[str, Any], has_turns: bool) -> None:
     spans = []
@@ -40,7 +40,7 @@ def test_turns_and_trajectories_earn_their_rewards(row: dict[str, Any], has_turn
     score = compute_score(
         TrajectoryView(tuple(spans), turns=turns if has_turns else ()), tuple(row["targets"]), **row["params"]
     )
-    components, want = parts(score), row["want"]
+    components, want = index_components(score), row["want"]
     assert [components[f"turn_{index}"].raw for index in range(1, len(turns) + 1)] == pytest.approx(want["turns"])
     assert f"turn_{len(turns) + 1}" not in components
     assert components["exact_match"].weighted == pytest.approx(want["exact_match"])
@@ -49,7 +49,7 @@ def test_turns_and_trajectories_earn_their_rewards(row: dict[str, Any], has_turn
     assert components["_otc_factor"].raw == 1.0
 
 
-@pytest.mark.parametrize("row", rows("turn_format.jsonl"))
+@pytest.mark.parametrize("row", load_rows("turn_format.jsonl"))
 def test_only_well_formed_generations_have_an_action(row: dict[str, Any]) -> None:
     assert parse_strict_action(row["text"]) == row["want"]
 
@@ -83,7 +83,7 @@ CELLS = [  # the turn, its text, what it earns of query 1, answer 2, format 4
 def test_every_kind_of_turn_earns_its_own_parts(turn: Turn, text: str, want: float, ending: str) -> None:
     view = TrajectoryView((Span(Role.MODEL, text + ending),), "</s>", (turn,))
     weights = {"kg_query_validity": 1.0, "is_answer_score": 2.0, "format_score": 4.0}
-    assert parts(compute_score(view, **weights))["turn_1"].raw == want
+    assert index_components(compute_score(view, **weights))["turn_1"].raw == want
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_otc_decreases_the_reward_with_every_search() -> None:
     assert factors[-1] > 0
     search = (Span(Role.MODEL, QUERY), Span(Role.ENV, "<information>Oslo</information>"))
     view = TrajectoryView((*search, Span(Role.MODEL, ANSWER)))
-    plain, scaled = parts(compute_score(view)), parts(compute_score(view, otc=True))
+    plain, scaled = index_components(compute_score(view)), index_components(compute_score(view, otc=True))
     for name in ("exact_match", "retrieval_quality"):
         assert scaled[name].weighted == pytest.approx(plain[name].weighted * compute_otc_factor(1, 4.0))
     assert scaled["turn_1"] == plain["turn_1"]

@@ -22,7 +22,7 @@ def receiver() -> Iterator[Receiver]:
         yield made
 
 
-def rows(name: str) -> list[dict[str, Any]]:
+def load_rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
 
 
@@ -30,5 +30,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test with an argument named `<file>_row` runs once a row of that data file."""
     for argument in metafunc.fixturenames:
         if argument.endswith("_row"):
-            table = rows(argument.removesuffix("_row"))
+            table = load_rows(argument.removesuffix("_row"))
             metafunc.parametrize(argument, table, ids=[str(number) for number in range(len(table))])

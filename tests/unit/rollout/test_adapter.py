@@ -14,7 +14,7 @@ from forage_rollout.weights.adapter import WEIGHTS, verify_adapter
 from forage_rollout.weights.policy import PolicyError, verify_files
 
 
-def verified(policy: Policy, model: Path) -> Path:
+def verify_copy(policy: Policy, model: Path) -> Path:
     return verify_adapter(policy, verify_files(policy, Path(policy.uri)), read_model_shapes(model), MAX_RANK)
 
 
@@ -41,9 +41,9 @@ def model(make_model: Any) -> Path:
 def test_a_configuration_that_cannot_be_served_is_refused(
     model: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
 ) -> None:
-    assert verified(write_adapter(tmp_path / "good", model, 1), model) == tmp_path / "good"
+    assert verify_copy(write_adapter(tmp_path / "good", model, 1), model) == tmp_path / "good"
     with pytest.raises(PolicyError, match=sentence):
-        verified(write_adapter(tmp_path / "adapter", model, 1, **changes), model)
+        verify_copy(write_adapter(tmp_path / "adapter", model, 1, **changes), model)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_matrices_that_do_not_fit_the_model_are_refused(
     write_adapter(folder, model, 1)
     save_file({name: torch.zeros(shape) for name, shape in tensors.items()}, folder / WEIGHTS)
     with pytest.raises(PolicyError, match=sentence):
-        verified(announce(folder), model)
+        verify_copy(announce(folder), model)
 
 
 def test_an_adapter_is_its_two_files(model: Path, tmp_path: Path) -> None:
     policy = write_adapter(tmp_path / "adapter", model, 1)
     del policy.files[0]
     with pytest.raises(PolicyError, match=r"expected adapter_config\.json and adapter_model\.safetensors"):
-        verified(policy, model)
+        verify_copy(policy, model)

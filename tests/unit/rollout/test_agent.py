@@ -114,7 +114,7 @@ def make_agent(library: Library, judge: tuple[Judge, str], char_codec: Any) -> M
     return make
 
 
-def prompt(**fields: Any) -> Prompt:
+def build_prompt(**fields: Any) -> Prompt:
     known = {"run_id": "r", "group_uid": "g/train/1/0", "data_source": "s", "samples": 3, "batch": 4, "position": 5}
     messages = [ChatMessage(role="user", content="Q")]
     return Prompt(**{**known, "messages": messages, "sampling": Sampling(temperature=1.0, seed=11), **fields})
@@ -126,7 +126,7 @@ SEARCHING = ["<search>one</search>", "<search>two</search>", "<answer>a</answer>
 async def test_a_group_is_searched_scored_and_identified(
     make_agent: MakeAgent, library: Library, judge: tuple[Judge, str], char_codec: Any
 ) -> None:
-    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt())
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(build_prompt())
     assert (group.run_id, group.group_uid, group.batch, group.position) == ("r", "g/train/1/0", 4, 5)
     assert [t.id for t in group.trajectories] == [f"r/g/train/1/0/{i}" for i in range(3)]
     assert sorted(library.queries) == ["one"] * 3 + ["two"] * 3
@@ -150,7 +150,7 @@ async def test_a_group_is_searched_scored_and_identified(
 async def test_a_turn_records_partial_retrieval(make_agent: MakeAgent, library: Library, char_codec: Any) -> None:
     library.headers = {"X-Forage-Index-Digest": "front", "X-Forage-Partial": "1"}
     (trajectory,) = (
-        await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt(samples=1))
+        await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(build_prompt(samples=1))
     ).trajectories
     assert trajectory.status == Status.STATUS_OK
     assert [turn.partial_retrieval for turn in trajectory.turns] == [True, True, False]
@@ -161,7 +161,7 @@ async def test_every_sample_and_turn_has_its_own_repeatable_seed(make_agent: Mak
     seeds = []
     for _ in range(2):
         engine = ScriptedEngine(char_codec(), SEARCHING)
-        await make_agent(engine).run_group(prompt())
+        await make_agent(engine).run_group(build_prompt())
         seeds.append(sorted(asked.seed or 0 for asked in engine.asked))
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 9
@@ -172,7 +172,7 @@ async def test_a_retriever_that_fails_leaves_a_status_and_no_score(
     make_agent: MakeAgent, library: Library, judge: tuple[Judge, str], char_codec: Any
 ) -> None:
     library.status = 503
-    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt())
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(build_prompt())
     for trajectory in group.trajectories:
         assert trajectory.status == Status.STATUS_TIMEOUT
         assert trajectory.turns[-1].retrieval_status == Status.STATUS_TIMEOUT
@@ -194,7 +194,7 @@ async def test_a_malformed_reply_is_an_internal_error(
     make_agent: MakeAgent, library: Library, char_codec: Any, status: int, body: bytes, expected: int
 ) -> None:
     library.status, library.body = status, body
-    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt(samples=1))
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(build_prompt(samples=1))
     assert group.trajectories[0].status == expected
     assert len(group.trajectories[0].turns) == 1
 
@@ -203,7 +203,7 @@ async def test_an_unavailable_reward_leaves_a_status_on_every_trajectory(
     make_agent: MakeAgent, char_codec: Any, free_address: Callable[[], str]
 ) -> None:
     agent = make_agent(ScriptedEngine(char_codec(), SEARCHING[2:]), reward=free_address())
-    group = await agent.run_group(prompt())
+    group = await agent.run_group(build_prompt())
     assert [t.status for t in group.trajectories] == [Status.STATUS_TIMEOUT] * 3
     assert [t.score.status for t in group.trajectories] == [Status.STATUS_TIMEOUT] * 3
     assert agent.counts.failed_trajectories == 3
@@ -212,7 +212,7 @@ async def test_an_unavailable_reward_leaves_a_status_on_every_trajectory(
 async def test_a_users_question_is_answered_without_a_reward(
     make_agent: MakeAgent, char_codec: Any, free_address: Callable[[], str]
 ) -> None:
-    asked = prompt(samples=1)
+    asked = build_prompt(samples=1)
     asked.purpose = Purpose.PURPOSE_ASK
     agent = make_agent(ScriptedEngine(char_codec(), SEARCHING[2:]), reward=free_address())
     (trajectory,) = (await agent.run_group(asked)).trajectories
@@ -224,14 +224,14 @@ async def test_a_refused_score_keeps_the_trajectory_out_of_the_loss(
     make_agent: MakeAgent, judge: tuple[Judge, str], char_codec: Any
 ) -> None:
     judge[0].status = Status.STATUS_INVALID_INPUT
-    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING[2:])).run_group(prompt(samples=1))
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING[2:])).run_group(build_prompt(samples=1))
     (trajectory,) = group.trajectories
     assert (trajectory.status, trajectory.status_detail) == (Status.STATUS_INVALID_INPUT, "judged")
 
 
 async def test_a_trajectory_that_times_out_keeps_its_tokens(make_agent: MakeAgent, char_codec: Any) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING, delay_s=0.3)
-    group = await make_agent(engine, trajectory_timeout_s=0.5).run_group(prompt(samples=1))
+    group = await make_agent(engine, trajectory_timeout_s=0.5).run_group(build_prompt(samples=1))
     trajectory = group.trajectories[0]
     assert trajectory.status == Status.STATUS_TIMEOUT
     assert "trajectory_timeout_s" in trajectory.status_detail
@@ -243,14 +243,14 @@ async def test_a_trajectory_that_times_out_keeps_its_tokens(make_agent: MakeAgen
 async def test_a_prompt_that_cannot_be_rendered_gets_a_status(
     make_agent: MakeAgent, char_codec: Any, messages: list[ChatMessage]
 ) -> None:
-    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(prompt(messages=messages))
+    group = await make_agent(ScriptedEngine(char_codec(), SEARCHING)).run_group(build_prompt(messages=messages))
     assert [t.status for t in group.trajectories] == [Status.STATUS_INVALID_INPUT] * 3
 
 
 async def test_an_engine_that_dies_fails_the_whole_group(make_agent: MakeAgent, char_codec: Any) -> None:
     agent = make_agent(ScriptedEngine(char_codec(), []))  # an IndexError on the first line
     with pytest.raises(ExceptionGroup):
-        await agent.run_group(prompt())
+        await agent.run_group(build_prompt())
     assert agent.counts.samples_in_flight == 0
     assert agent.counts.trajectories == 0
 
@@ -259,7 +259,7 @@ async def test_requests_carry_stops_and_affinity_and_the_affinity_is_released_on
     make_agent: MakeAgent, char_codec: Any
 ) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING)
-    await make_agent(engine).run_group(prompt())
+    await make_agent(engine).run_group(build_prompt())
     assert {asked.stop for asked in engine.asked} == {("</search>", "</answer>")}
     assert {asked.affinity for asked in engine.asked} == {"r/g/train/1/0"}
     assert engine.released == [("r/g/train/1/0", 9)]
@@ -268,14 +268,14 @@ async def test_requests_carry_stops_and_affinity_and_the_affinity_is_released_on
 async def test_a_group_that_fails_is_released_too(make_agent: MakeAgent, char_codec: Any) -> None:
     engine = ScriptedEngine(char_codec(), [])
     with pytest.raises(ExceptionGroup):
-        await make_agent(engine).run_group(prompt(samples=1))
+        await make_agent(engine).run_group(build_prompt(samples=1))
     assert engine.released == [("r/g/train/1/0", 1)]
 
 
 async def test_each_generation_and_observation_is_an_event_at_once(make_agent: MakeAgent, char_codec: Any) -> None:
     events: list[RunStreamResponse] = []
     lines = ["<search>one</search>", "nothing", "<answer>a</answer>"]
-    group = await make_agent(ScriptedEngine(char_codec(), lines)).run_group(prompt(samples=1), events.append)
+    group = await make_agent(ScriptedEngine(char_codec(), lines)).run_group(build_prompt(samples=1), events.append)
     spans = [span.text for span in group.trajectories[0].spans]
     assert [event.text for event in events] == spans[1:]
     assert [event.WhichOneof("event") for event in events] == ["acted", "observed", "acted", "observed", "acted"]
@@ -287,7 +287,7 @@ async def test_each_generation_and_observation_is_an_event_at_once(make_agent: M
 
 async def test_token_ids_of_a_prompt_are_used_unchanged(make_agent: MakeAgent, char_codec: Any) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING[2:])
-    asked = prompt(samples=1, messages=[], token_ids=[81, 82])
+    asked = build_prompt(samples=1, messages=[], token_ids=[81, 82])
     (trajectory,) = (await make_agent(engine).run_group(asked)).trajectories
     assert engine.asked[0].token_ids == [81, 82]
     assert (trajectory.prompt_length, trajectory.spans[0].text) == (2, "QR")
@@ -307,7 +307,7 @@ async def test_an_invalid_prompt_gets_a_status_with_what_was_expected(
     make_agent: MakeAgent, char_codec: Any, fields: dict[str, Any], words: str
 ) -> None:
     engine = ScriptedEngine(char_codec(), SEARCHING)
-    group = await make_agent(engine).run_group(prompt(**fields))
+    group = await make_agent(engine).run_group(build_prompt(**fields))
     assert [t.status for t in group.trajectories] == [Status.STATUS_INVALID_INPUT] * 3
     assert words in group.trajectories[0].status_detail
     assert not engine.asked
@@ -320,7 +320,7 @@ async def test_a_prompts_time_limit_may_only_be_shorter_than_the_services(
     make_agent: MakeAgent, char_codec: Any, asked_s: float, limit: str
 ) -> None:
     agent = make_agent(ScriptedEngine(char_codec(), SEARCHING, delay_s=5), trajectory_timeout_s=0.3)
-    (trajectory,) = (await agent.run_group(prompt(samples=1, timeout_s=asked_s))).trajectories
+    (trajectory,) = (await agent.run_group(build_prompt(samples=1, timeout_s=asked_s))).trajectories
     assert trajectory.status == Status.STATUS_TIMEOUT
     assert limit in trajectory.status_detail
     assert agent.counts.failed_timeout == 1
@@ -359,7 +359,7 @@ async def test_an_environment_that_fails_fails_one_trajectory_and_not_its_group(
 ) -> None:
     monkeypatch.setattr(Search, "respond", moody)
     agent = make_agent(ScriptedEngine(char_codec(), [f"<search>{query}</search>", "<answer>a</answer>"]))
-    failed, whole = (await agent.run_group(prompt(samples=2))).trajectories
+    failed, whole = (await agent.run_group(build_prompt(samples=2))).trajectories
     assert (failed.status, failed.status_detail[: len(detail)]) == (status, detail)
     assert failed.turns[-1].retrieval_status == status
     assert not failed.HasField("score")
@@ -370,7 +370,7 @@ async def test_an_environment_that_fails_fails_one_trajectory_and_not_its_group(
 
 async def test_counts_include_invalid_actions_and_queue_time(make_agent: MakeAgent, char_codec: Any) -> None:
     agent = make_agent(ScriptedEngine(char_codec(), ["nothing", "<answer>a</answer>"]))
-    await agent.run_group(prompt(samples=2, issued_unix_ms=round((time.time() - 3) * 1000)))
+    await agent.run_group(build_prompt(samples=2, issued_unix_ms=round((time.time() - 3) * 1000)))
     counts = agent.counts
     assert (counts.turns, counts.invalid_actions, counts.unfinished_trajectories) == (4, 2, 0)
     assert 5.9 <= counts.wait_seconds < 20

@@ -23,7 +23,7 @@ from forage_rollout.backpressure import Backpressure
 from forage_rollout.dispatcher import Dispatcher
 
 
-def prompt(position: int, **fields: Any) -> Prompt:
+def build_prompt(position: int, **fields: Any) -> Prompt:
     known = {"run_id": "r", "group_uid": f"g/{position}", "batch": 1, "position": position, "samples": 2}
     return Prompt(**{**known, **fields})
 
@@ -65,12 +65,12 @@ class Bench:
 
     @asynccontextmanager
     async def working(self, run: Callable[[Prompt], Awaitable[TrajectoryGroup]] = answer) -> AsyncIterator[Dispatcher]:
-        async def counted(asked: Prompt) -> TrajectoryGroup:
+        async def run_counted(asked: Prompt) -> TrajectoryGroup:
             self.runs.append(asked.group_uid)
             return await run(asked)
 
         streams = StreamClient(self.settings.redis, "r", 1.0)
-        dispatcher = Dispatcher(self.settings, streams, counted, self.engine.wait, self.services.wait)
+        dispatcher = Dispatcher(self.settings, streams, run_counted, self.engine.wait, self.services.wait)
         task = asyncio.create_task(dispatcher.run())
         yield dispatcher
         task.cancel()
@@ -104,7 +104,7 @@ def bench(redis_server: RedisSettings) -> Bench:
 
 async def test_every_prompt_is_answered_once(bench: Bench) -> None:
     for position in range(10):
-        bench.trainer.issue(prompt(position))
+        bench.trainer.issue(build_prompt(position))
     async with bench.working() as dispatcher:
         groups = await bench.groups(10)
         assert await bench.groups(1, 0.5) == []
@@ -122,7 +122,7 @@ async def test_no_more_groups_are_in_flight_than_allowed(bench: Bench) -> None:
         return await answer(asked)
 
     for position in range(6):
-        bench.trainer.issue(prompt(position))
+        bench.trainer.issue(build_prompt(position))
     async with bench.working(wait) as dispatcher:
         await bench.until(lambda: len(bench.runs) == 4)
         await asyncio.sleep(0.5)
@@ -140,7 +140,7 @@ async def test_no_more_trajectories_are_in_flight_than_allowed(bench: Bench) -> 
 
     bench.limit(5)
     for position in range(6):
-        bench.trainer.issue(prompt(position))
+        bench.trainer.issue(build_prompt(position))
     async with bench.working(wait) as dispatcher:
         await bench.until(lambda: len(bench.runs) == 2)
         await asyncio.sleep(0.5)
@@ -152,7 +152,7 @@ async def test_no_more_trajectories_are_in_flight_than_allowed(bench: Bench) -> 
 async def test_a_group_larger_than_the_limit_runs_alone(bench: Bench) -> None:
     bench.limit(1)
     for position in range(2):
-        bench.trainer.issue(prompt(position))
+        bench.trainer.issue(build_prompt(position))
     async with bench.working():
         assert len(await bench.groups(2)) == 2
 
@@ -168,12 +168,12 @@ async def test_draining_lets_running_groups_end_and_leaves_the_others_to_the_nex
         return await answer(asked)
 
     for position in range(2):
-        bench.trainer.issue(prompt(position))
+        bench.trainer.issue(build_prompt(position))
     async with bench.working(wait) as dispatcher:
         await bench.until(lambda: len(bench.runs) == 2)
         draining = asyncio.create_task(dispatcher.drain(1.5))
         await asyncio.sleep(0.2)
-        bench.trainer.issue(prompt(2))
+        bench.trainer.issue(build_prompt(2))
         release.set()
         assert [group.position for group in await bench.groups(1)] == [0]
         assert await draining == 1
@@ -184,7 +184,7 @@ async def test_draining_lets_running_groups_end_and_leaves_the_others_to_the_nex
 
 
 async def test_prompts_of_a_dead_worker_are_reclaimed(bench: Bench) -> None:
-    bench.trainer.issue(prompt(0))
+    bench.trainer.issue(build_prompt(0))
     assert bench.trainer.claim_prompts("dead", 1, 0.1)
     async with bench.working() as dispatcher:
         assert [group.position for group in await bench.groups(1)] == [0]
@@ -192,25 +192,25 @@ async def test_prompts_of_a_dead_worker_are_reclaimed(bench: Bench) -> None:
 
 
 async def test_a_long_run_is_kept_alive_and_not_reclaimed(bench: Bench) -> None:
-    async def slow(asked: Prompt) -> TrajectoryGroup:
+    async def answer_slowly(asked: Prompt) -> TrajectoryGroup:
         await asyncio.sleep(2.0)
         return await answer(asked)
 
-    bench.trainer.issue(prompt(0))
-    async with bench.working(slow), bench.working() as other:
+    bench.trainer.issue(build_prompt(0))
+    async with bench.working(answer_slowly), bench.working() as other:
         assert len(await bench.groups(1)) == 1
         assert other.counts.groups_duplicated == 0
     assert bench.runs == ["g/0"]
 
 
 async def test_a_group_is_run_again_when_an_engine_fails(bench: Bench) -> None:
-    async def second_time(asked: Prompt) -> TrajectoryGroup:
+    async def answer_second_time(asked: Prompt) -> TrajectoryGroup:
         if len(bench.runs) == 1:
             raise RuntimeError("the engine died")
         return await answer(asked)
 
-    bench.trainer.issue(prompt(0))
-    async with bench.working(second_time) as dispatcher:
+    bench.trainer.issue(build_prompt(0))
+    async with bench.working(answer_second_time) as dispatcher:
         assert len((await bench.groups(1))[0].trajectories) == 2
         assert dispatcher.counts.runs_repeated == 1
 
@@ -218,12 +218,12 @@ async def test_a_group_is_run_again_when_an_engine_fails(bench: Bench) -> None:
 async def test_a_group_that_never_runs_is_written_with_a_failed_status(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never(asked: Prompt) -> TrajectoryGroup:
+    async def never_answer(asked: Prompt) -> TrajectoryGroup:
         raise RuntimeError("no engine")
 
     monkeypatch.setattr(module, "MAX_RUNS", 2)
-    bench.trainer.issue(prompt(0))
-    async with bench.working(never):
+    bench.trainer.issue(build_prompt(0))
+    async with bench.working(never_answer):
         (group,) = await bench.groups(1)
     assert [t.status for t in group.trajectories] == [Status.STATUS_INTERNAL] * 2
     assert "no engine" in group.trajectories[0].status_detail
@@ -231,8 +231,8 @@ async def test_a_group_that_never_runs_is_written_with_a_failed_status(
 
 async def test_a_prompt_waits_for_the_policy_it_asks_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLICY_TIMEOUT_S", 1.0)
-    bench.trainer.issue(prompt(0, min_policy_version=2))
-    bench.trainer.issue(prompt(1, min_policy_version=1))
+    bench.trainer.issue(build_prompt(0, min_policy_version=2))
+    bench.trainer.issue(build_prompt(1, min_policy_version=1))
     async with bench.working() as dispatcher:
         assert [group.position for group in await bench.groups(1)] == [1]
         await bench.until(lambda: dispatcher.counts.groups_released > 0)
@@ -245,7 +245,7 @@ async def test_with_an_endpoint_no_prompt_waits_for_a_policy_version(bench: Benc
     engine = bench.settings.rollout.engine.model_copy(update={"endpoint": "http://127.0.0.1:9/v1"})
     rollout = bench.settings.rollout.model_copy(update={"engine": engine})
     bench.settings = bench.settings.model_copy(update={"rollout": rollout})
-    bench.trainer.issue(prompt(0, min_policy_version=2))
+    bench.trainer.issue(build_prompt(0, min_policy_version=2))
     async with bench.working():
         assert len(await bench.groups(1)) == 1
 
@@ -253,7 +253,7 @@ async def test_with_an_endpoint_no_prompt_waits_for_a_policy_version(bench: Benc
 async def test_a_prompt_waits_for_the_epoch_that_was_published_last(bench: Bench) -> None:
     bench.engine.serving = Policy(version=9, epoch=1)
     bench.trainer.publish(Policy(version=1, epoch=2))
-    bench.trainer.issue(prompt(0, min_policy_version=1))
+    bench.trainer.issue(build_prompt(0, min_policy_version=1))
     async with bench.working():
         await asyncio.sleep(0.7)
         assert bench.runs == []
@@ -266,12 +266,12 @@ async def test_a_prompt_waits_for_a_lower_epoch_that_was_announced_after_a_highe
 ) -> None:
     bench.engine.serving = Policy(version=20, epoch=3)
     bench.trainer.publish(bench.engine.serving)
-    bench.trainer.issue(prompt(0, min_policy_version=18))
+    bench.trainer.issue(build_prompt(0, min_policy_version=18))
     async with bench.working():
         assert len(await bench.groups(1)) == 1
         server.flushall()  # it lost its volume, and epochs begin again
         bench.trainer.publish(Policy(version=18, epoch=1))
-        bench.trainer.issue(prompt(1, min_policy_version=18))
+        bench.trainer.issue(build_prompt(1, min_policy_version=18))
         await asyncio.sleep(0.7)
         assert bench.runs == ["g/0"], "version 20 of another epoch is not version 18 of this one"
         bench.engine.serving = Policy(version=18, epoch=1)
@@ -281,7 +281,7 @@ async def test_a_prompt_waits_for_a_lower_epoch_that_was_announced_after_a_highe
 async def test_a_full_stream_of_trajectories_stops_claiming(bench: Bench) -> None:
     most = 2 * 2 * (bench.settings.trainer.save_freq + bench.settings.trainer.max_staleness + 1)
     for position in range(most + 6):
-        bench.trainer.issue(prompt(position))
+        bench.trainer.issue(build_prompt(position))
     async with bench.working() as dispatcher:
         await bench.until(lambda: dispatcher.counts.backpressure_seconds > 0)
         await bench.until(lambda: dispatcher.counts.groups_in_flight == 0)
@@ -390,7 +390,7 @@ async def test_groups_outlive_a_redis_that_hangs(bench: Bench, redis_server: Red
         await release.wait()
         return await answer(asked)
 
-    bench.trainer.issue(prompt(0))
+    bench.trainer.issue(build_prompt(0))
     async with bench.working(wait) as dispatcher:
         await bench.until(lambda: bench.runs == ["g/0"])
         process.send_signal(signal.SIGSTOP)
@@ -405,7 +405,7 @@ async def test_groups_outlive_a_redis_that_hangs(bench: Bench, redis_server: Red
 
 async def test_no_prompt_is_claimed_before_retriever_and_reward_are_ready(bench: Bench) -> None:
     bench.services.clear()
-    bench.trainer.issue(prompt(0))
+    bench.trainer.issue(build_prompt(0))
     async with bench.working():
         await asyncio.sleep(0.5)
         assert bench.runs == []
@@ -420,16 +420,16 @@ async def test_after_a_failed_trajectory_services_are_probed_before_more_is_clai
         group.trajectories.add(status=Status.STATUS_TIMEOUT)
         return group
 
-    bench.trainer.issue(prompt(0))
+    bench.trainer.issue(build_prompt(0))
     async with bench.working(fail):
         assert len(await bench.groups(1)) == 1
         await bench.until(lambda: len(bench.runs) == 1)
-        bench.trainer.issue(prompt(1))
+        bench.trainer.issue(build_prompt(1))
         # The take that was already waiting for prompts may bring in one more group; the next waits.
-        bench.trainer.issue(prompt(2))
+        bench.trainer.issue(build_prompt(2))
         await asyncio.sleep(1.5)
         seen = len(bench.runs)
-        bench.trainer.issue(prompt(3))
+        bench.trainer.issue(build_prompt(3))
         await asyncio.sleep(1.5)
         assert len(bench.runs) == seen, "nothing is taken while the services are in doubt"
         bench.services.set()
@@ -437,13 +437,13 @@ async def test_after_a_failed_trajectory_services_are_probed_before_more_is_clai
 
 
 async def test_runs_that_an_engine_cut_short_are_events_of_the_groups_span(bench: Bench, receiver: Receiver) -> None:
-    async def dies_once(asked: Prompt) -> TrajectoryGroup:
+    async def die_once(asked: Prompt) -> TrajectoryGroup:
         if len(bench.runs) == 1:
             raise RuntimeError("the engine is gone")
         return await answer(asked)
 
-    bench.trainer.issue(prompt(0))
-    async with bench.working(dies_once) as dispatcher:
+    bench.trainer.issue(build_prompt(0))
+    async with bench.working(die_once) as dispatcher:
         (group,) = await bench.groups(1)
         await bench.until(lambda: dispatcher.counts.groups_done == 1)
     tracing.stop()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai_server import MODEL, OpenAIServer, openai_server
+from openai_server import MODEL, OpenAIServer, serve_openai
 from rollout_backend import OneDocumentRetriever, OnePointReward
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError
@@ -31,16 +31,16 @@ STOPS = ("</search>", "</answer>")
 ASKED = Request(CODEC.encode("Who?"), 32, 0.5, 0.9, -1, 7, STOPS)
 
 
-def settings_of(url: str, **engine: Any) -> Settings:
+def build_settings(url: str, **engine: Any) -> Settings:
     known: dict[str, Any] = {"endpoint": url, "hang_timeout_s": 5.0}
     rollout = RolloutSettings(engine=EngineSettings(**known | engine))
     return Settings(model=ModelSettings(path=MODEL_FOLDER), rollout=rollout)
 
 
 @asynccontextmanager
-async def serving(lines: Any = LINES, engine: Any = None, **how: Any) -> AsyncIterator[tuple[OpenAIServer, Any]]:
-    with openai_server(CODEC, lines, **how) as server:
-        made = EndpointEngine(settings_of(server.url, **engine or {}))
+async def serve_lines(lines: Any = LINES, engine: Any = None, **how: Any) -> AsyncIterator[tuple[OpenAIServer, Any]]:
+    with serve_openai(CODEC, lines, **how) as server:
+        made = EndpointEngine(build_settings(server.url, **engine or {}))
         await made.connect()
         server.asked.clear()
         yield server, made
@@ -48,7 +48,7 @@ async def serving(lines: Any = LINES, engine: Any = None, **how: Any) -> AsyncIt
 
 async def run(server: OpenAIServer, engine: EndpointEngine, **fields: Any) -> list[Trajectory]:
     agent = Agent(
-        settings_of(server.url), engine, OneDocumentRetriever(), OnePointReward(), CODEC, "<eos>", "replica-1"
+        build_settings(server.url), engine, OneDocumentRetriever(), OnePointReward(), CODEC, "<eos>", "replica-1"
     )
     known = {"group_uid": "g", "samples": 2, "token_ids": CODEC.encode("Who?"), "sampling": Sampling(seed=5)}
     return list((await agent.run_group(Prompt(**{**known, **fields}))).trajectories)
@@ -56,7 +56,7 @@ async def run(server: OpenAIServer, engine: EndpointEngine, **fields: Any) -> li
 
 @pytest.mark.parametrize("how", [{}, {"vllm": False}, {"vllm": False, "strict": True}])
 async def test_trajectories_are_the_same_in_every_dialect(how: dict[str, Any]) -> None:
-    async with serving(**how) as (server, engine):
+    async with serve_lines(**how) as (server, engine):
         one, other = await run(server, engine)
     assert one.status == other.status == Status.STATUS_OK
     assert [span.text for span in one.spans if span.role == 2] == list(LINES)
@@ -72,7 +72,7 @@ async def test_trajectories_are_the_same_in_every_dialect(how: dict[str, Any]) -
 
 
 async def test_a_vllm_endpoint_returns_tokens_as_they_were_sampled() -> None:
-    async with serving() as (server, engine):
+    async with serve_lines() as (server, engine):
         generation = await engine.generate(ASKED)
     (body,) = server.asked
     assert generation.token_ids == CODEC.encode(LINES[0])
@@ -92,7 +92,7 @@ async def test_a_vllm_endpoint_returns_tokens_as_they_were_sampled() -> None:
 
 @pytest.mark.parametrize("how", [{}, {"vllm": False}])
 async def test_a_generation_ended_by_its_length_hits_length(how: dict[str, Any]) -> None:
-    async with serving(lines=["<think> " + "on and " * 50], **how) as (_, engine):
+    async with serve_lines(lines=["<think> " + "on and " * 50], **how) as (_, engine):
         generation = await engine.generate(ASKED)
     assert generation.hit_length
     assert len(generation.token_ids) == 32
@@ -115,7 +115,7 @@ def test_the_stop_text_that_a_server_removes_is_restored(text: str, reason: obje
 
 
 async def test_transient_errors_are_retried_and_others_reported() -> None:
-    async with serving() as (server, engine):
+    async with serve_lines() as (server, engine):
         server.failures += [429, 503, 500]
         assert (await engine.generate(ASKED)).token_ids
         assert server.failures == []
@@ -137,7 +137,7 @@ async def test_transient_errors_are_retried_and_others_reported() -> None:
 
 
 async def test_an_unavailable_endpoint_fails_trajectories_within_their_time_limit() -> None:
-    async with serving(engine={"hang_timeout_s": 0.5}) as (server, engine):
+    async with serve_lines(engine={"hang_timeout_s": 0.5}) as (server, engine):
         server.failures += [503] * 50
         (trajectory,) = await run(server, engine, samples=1)
         assert trajectory.status == Status.STATUS_TIMEOUT
@@ -148,7 +148,7 @@ async def test_an_unavailable_endpoint_fails_trajectories_within_their_time_limi
 
 @pytest.mark.parametrize("purpose", [Purpose.PURPOSE_TRAIN, Purpose.PURPOSE_VALIDATION])
 async def test_an_endpoint_is_not_trained(purpose: Purpose.ValueType) -> None:
-    async with serving() as (server, engine):
+    async with serve_lines() as (server, engine):
         (trajectory,) = await run(server, engine, samples=1, purpose=purpose)
     if purpose == Purpose.PURPOSE_TRAIN:
         assert trajectory.status == Status.STATUS_INVALID_INPUT
@@ -159,7 +159,7 @@ async def test_an_endpoint_is_not_trained(purpose: Purpose.ValueType) -> None:
 
 
 async def test_an_endpoints_weights_cannot_be_replaced() -> None:
-    async with serving() as (server, engine):
+    async with serve_lines() as (server, engine):
         with pytest.raises(PolicyError, match=r"policy version 3 of epoch 1 at /x cannot be loaded.*of its own"):
             await engine.load_policy(Policy(version=3, epoch=1, uri="/x"))
         assert engine.serving == Policy(uri=server.url)
@@ -167,7 +167,7 @@ async def test_an_endpoints_weights_cannot_be_replaced() -> None:
 
 
 async def test_a_pause_of_an_endpoint_lets_running_requests_end_and_holds_new_ones() -> None:
-    async with serving() as (server, engine):
+    async with serve_lines() as (server, engine):
         running = [asyncio.create_task(engine.generate(ASKED)) for _ in range(3)]
         await asyncio.sleep(0)
         await engine.pause(drain=False)
@@ -181,7 +181,7 @@ async def test_a_pause_of_an_endpoint_lets_running_requests_end_and_holds_new_on
 
 
 async def test_a_chat_is_rendered_by_the_models_template() -> None:
-    async with serving() as (_, engine):
+    async with serve_lines() as (_, engine):
         ids = await engine.render_chat([{"role": "user", "content": "Who?"}])
     assert "Who?" in CODEC.decode(ids)
     assert engine.end_of_turn in CODEC.decode(ids)
@@ -190,7 +190,7 @@ async def test_a_chat_is_rendered_by_the_models_template() -> None:
 async def test_openai_calls_are_forwarded_with_the_endpoints_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
     engine = {"endpoint_token_file": tmp_path / "token", "endpoint_model": MODEL}
-    async with serving(engine=engine, token="secret", models=(MODEL, "other")) as (_, made):
+    async with serve_lines(engine=engine, token="secret", models=(MODEL, "other")) as (_, made):
         head, *parts = [part async for part in made.forward_openai("GET", "/v1/models", [], b"")]
         assert head[0] == 200
         assert [card["id"] for card in json.loads(b"".join(parts))["data"]] == [MODEL]
@@ -219,27 +219,27 @@ async def test_openai_calls_are_forwarded_with_the_endpoints_token(tmp_path: Pat
 async def test_an_unusable_endpoint_is_refused_at_the_start(
     how: dict[str, Any], engine: dict[str, Any], words: str
 ) -> None:
-    with openai_server(CODEC, LINES, **how) as server, pytest.raises(SettingsError, match=words):
-        await check_endpoint(settings_of(server.url, **engine))
+    with serve_openai(CODEC, LINES, **how) as server, pytest.raises(SettingsError, match=words):
+        await check_endpoint(build_settings(server.url, **engine))
 
 
 async def test_a_model_with_another_tokenizer_is_refused(char_codec: Any) -> None:
     with (
-        openai_server(char_codec(), LINES) as server,
+        serve_openai(char_codec(), LINES) as server,
         pytest.raises(SettingsError, match=r"another tokenizer than model\.path"),
     ):
-        await check_endpoint(settings_of(server.url))
+        await check_endpoint(build_settings(server.url))
 
 
 async def test_an_unreachable_endpoint_is_reported_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forage_rollout.engine.endpoint.START_TIMEOUT_S", 0.3)
     with pytest.raises(SettingsError, match=r"no answer within 0.3 s.*look at rollout.engine.endpoint"):
-        await check_endpoint(settings_of("http://127.0.0.1:9/v1"))
+        await check_endpoint(build_settings("http://127.0.0.1:9/v1"))
     await check_endpoint(Settings())
 
 
 async def test_the_text_dialect_refuses_top_k_and_min_tokens() -> None:
-    async with serving(vllm=False) as (_, engine):
+    async with serve_lines(vllm=False) as (_, engine):
         with pytest.raises(RefusedError, match=r"top_k is 5: .* supports temperature and top_p only"):
             await engine.generate(Request([1], 8, 1.0, 1.0, 5, None))
         with pytest.raises(RefusedError, match="min_tokens is 2"):

@@ -38,12 +38,12 @@ class Parts:
     models: dict[str, Path]
 
     async def serve(self, name: str) -> Policy:
-        policy = publication(self.models[name])
+        policy = describe_policy(self.models[name])
         await self.engine.load_policy(policy)
         return policy
 
 
-def publication(folder: Path) -> Policy:
+def describe_policy(folder: Path) -> Policy:
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     return Policy(version=next(VERSIONS), epoch=1, uri=str(folder), digest=digest)
 
@@ -58,7 +58,7 @@ async def parts(make_model: Callable[[int], Path]) -> AsyncIterator[Parts]:
     engine.shutdown()
 
 
-def reference(folder: Path, context: list[int], sampled: list[int], temperature: float = 1.0) -> list[float]:
+def compute_reference(folder: Path, context: list[int], sampled: list[int], temperature: float = 1.0) -> list[float]:
     """Log-probabilities of the sampled tokens by a plain forward pass."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -70,11 +70,11 @@ def reference(folder: Path, context: list[int], sampled: list[int], temperature:
     return [float(value) for value in rows.gather(1, torch.tensor(sampled)[:, None])[:, 0]]
 
 
-def worst(found: list[float], expected: list[float]) -> float:
+def find_largest_difference(found: list[float], expected: list[float]) -> float:
     return max(abs(one - other) for one, other in zip(found, expected, strict=True))
 
 
-def contexts(count: int, length: int) -> list[list[int]]:
+def draw_contexts(count: int, length: int) -> list[list[int]]:
     source = random.Random(7)
     return [[source.randrange(20, 250) for _ in range(length + 9 * i)] for i in range(count)]
 
@@ -85,29 +85,36 @@ def ask(context: list[int], seed: int | None = 1, tokens: int = 40, temperature:
 
 async def test_logprobs_are_those_of_the_model(parts: Parts) -> None:
     policy = await parts.serve("a")
-    asked = contexts(8, 50)
+    asked = draw_contexts(8, 50)
     done = await asyncio.gather(*[parts.engine.generate(ask(c, seed)) for seed, c in enumerate(asked)])
     for context, generation in zip(asked, done, strict=True):
         assert len(generation.token_ids) == len(generation.logprobs)
-        expected = reference(parts.models["a"], context, generation.token_ids)
-        assert worst(generation.logprobs, expected) < TOLERANCE
+        expected = compute_reference(parts.models["a"], context, generation.token_ids)
+        assert find_largest_difference(generation.logprobs, expected) < TOLERANCE
         assert generation.versions == [(policy.version, 1, 0, len(generation.token_ids))]
 
 
 async def test_logprobs_follow_an_update_the_tied_head_included(parts: Parts) -> None:
-    context = contexts(1, 60)[0]
+    context = draw_contexts(1, 60)[0]
     sampled: dict[str, Generation] = {}
     for name in ("a", "b", "a"):
         await parts.serve(name)
         generation = await parts.engine.generate(ask(context))
         other = parts.models["b" if name == "a" else "a"]
-        assert worst(generation.logprobs, reference(parts.models[name], context, generation.token_ids)) < TOLERANCE
-        assert worst(generation.logprobs, reference(other, context, generation.token_ids)) > 0.1
+        assert (
+            find_largest_difference(
+                generation.logprobs, compute_reference(parts.models[name], context, generation.token_ids)
+            )
+            < TOLERANCE
+        )
+        assert (
+            find_largest_difference(generation.logprobs, compute_reference(other, context, generation.token_ids)) > 0.1
+        )
         assert sampled.setdefault(name, generation).token_ids == generation.token_ids
 
 
 async def test_cached_prefixes_of_the_old_policy_are_not_used(parts: Parts) -> None:
-    context = contexts(1, 300)[0]
+    context = draw_contexts(1, 300)[0]
     await parts.serve("a")
     await parts.engine.generate(ask(context))
     before = parts.engine.counts.cached_prompt_tokens
@@ -117,12 +124,17 @@ async def test_cached_prefixes_of_the_old_policy_are_not_used(parts: Parts) -> N
     before = parts.engine.counts.cached_prompt_tokens
     generation = await parts.engine.generate(ask(context))
     assert parts.engine.counts.cached_prompt_tokens == before
-    assert worst(generation.logprobs, reference(parts.models["b"], context, generation.token_ids)) < TOLERANCE
+    assert (
+        find_largest_difference(
+            generation.logprobs, compute_reference(parts.models["b"], context, generation.token_ids)
+        )
+        < TOLERANCE
+    )
 
 
 async def test_a_generation_during_an_update_records_the_version_of_each_token(parts: Parts) -> None:
     old = await parts.serve("a")
-    asked = contexts(16, 40)
+    asked = draw_contexts(16, 40)
     running = [asyncio.create_task(parts.engine.generate(ask(c, None, 500))) for c in asked]
     while parts.engine.counts.requests_in_flight < len(asked):
         await asyncio.sleep(0.01)
@@ -137,15 +149,15 @@ async def test_a_generation_during_an_update_records_the_version_of_each_token(p
         assert {span[0] for span in spans} <= {old.version, new.version}
         for version, _, begin, end in spans:
             folder = parts.models["a" if version == old.version else "b"]
-            expected = reference(folder, context, generation.token_ids)
-            assert worst(generation.logprobs[begin:end], expected[begin:end]) < TOLERANCE
+            expected = compute_reference(folder, context, generation.token_ids)
+            assert find_largest_difference(generation.logprobs[begin:end], expected[begin:end]) < TOLERANCE
         switched += len(spans) == 2
     assert switched > 0
 
 
 async def test_a_seed_repeats_a_generation_whatever_else_runs(parts: Parts) -> None:
     await parts.serve("a")
-    asked = contexts(32, 150)  # more prompt tokens than one engine step takes
+    asked = draw_contexts(32, 150)  # more prompt tokens than one engine step takes
     together = await asyncio.gather(*[parts.engine.generate(ask(c, seed)) for seed, c in enumerate(asked)])
     alone = [await parts.engine.generate(ask(c, seed)) for seed, c in enumerate(asked[:4])]
     assert [g.token_ids for g in alone] == [g.token_ids for g in together[:4]]
@@ -155,29 +167,39 @@ async def test_a_seed_repeats_a_generation_whatever_else_runs(parts: Parts) -> N
 
 async def test_logprobs_are_of_the_distribution_that_was_sampled(parts: Parts) -> None:
     await parts.serve("a")
-    context = contexts(1, 50)[0]
+    context = draw_contexts(1, 50)[0]
     generation = await parts.engine.generate(ask(context, temperature=0.5))
-    expected = reference(parts.models["a"], context, generation.token_ids, temperature=0.5)
-    assert worst(generation.logprobs, expected) < TOLERANCE
+    expected = compute_reference(parts.models["a"], context, generation.token_ids, temperature=0.5)
+    assert find_largest_difference(generation.logprobs, expected) < TOLERANCE
 
 
 async def test_greedy_takes_the_most_likely_token_with_its_logprob_at_temperature_one(parts: Parts) -> None:
     await parts.serve("a")
-    context = contexts(1, 50)[0]
+    context = draw_contexts(1, 50)[0]
     generation = await parts.engine.generate(ask(context, temperature=0.0))
-    assert worst(generation.logprobs, reference(parts.models["a"], context, generation.token_ids)) < TOLERANCE
+    assert (
+        find_largest_difference(
+            generation.logprobs, compute_reference(parts.models["a"], context, generation.token_ids)
+        )
+        < TOLERANCE
+    )
 
 
 async def test_an_altered_policy_is_refused_and_the_engine_goes_on(parts: Parts) -> None:
     policy = await parts.serve("a")
-    forged = publication(parts.models["b"])
+    forged = describe_policy(parts.models["b"])
     forged.digest = "0" * 64
     with pytest.raises(PolicyError, match="digest"):
         await parts.engine.load_policy(forged)
     assert parts.engine.serving == policy
-    context = contexts(1, 50)[0]
+    context = draw_contexts(1, 50)[0]
     generation = await parts.engine.generate(ask(context))
-    assert worst(generation.logprobs, reference(parts.models["a"], context, generation.token_ids)) < TOLERANCE
+    assert (
+        find_largest_difference(
+            generation.logprobs, compute_reference(parts.models["a"], context, generation.token_ids)
+        )
+        < TOLERANCE
+    )
 
 
 async def test_waiting_for_a_policy_ends_when_it_is_served(parts: Parts) -> None:
@@ -222,7 +244,7 @@ async def test_a_chat_is_rendered_with_the_models_template(parts: Parts) -> None
 
 async def test_a_pause_holds_generation_and_does_not_change_its_tokens(parts: Parts) -> None:
     await parts.serve("a")
-    context = contexts(1, 50)[0]
+    context = draw_contexts(1, 50)[0]
     undisturbed = await parts.engine.generate(ask(context, tokens=300))
     running = asyncio.create_task(parts.engine.generate(ask(context, tokens=300)))
     while not parts.engine.counts.requests_running:
@@ -245,13 +267,13 @@ async def test_a_pause_holds_generation_and_does_not_change_its_tokens(parts: Pa
 
 async def test_a_draining_pause_lets_running_generations_end(parts: Parts) -> None:
     await parts.serve("a")
-    running = [asyncio.create_task(parts.engine.generate(ask(c, tokens=80))) for c in contexts(8, 50)]
+    running = [asyncio.create_task(parts.engine.generate(ask(c, tokens=80))) for c in draw_contexts(8, 50)]
     while parts.engine.counts.requests_running < len(running):
         await asyncio.sleep(0.005)
     await parts.engine.pause(drain=True)
     await asyncio.sleep(0.05)
     assert all(task.done() for task in running)
-    late = asyncio.create_task(parts.engine.generate(ask(contexts(1, 50)[0])))
+    late = asyncio.create_task(parts.engine.generate(ask(draw_contexts(1, 50)[0])))
     await asyncio.sleep(0.3)
     assert not late.done()
     await parts.engine.resume()
@@ -261,7 +283,7 @@ async def test_a_draining_pause_lets_running_generations_end(parts: Parts) -> No
 async def test_an_update_within_a_pause_leaves_the_engine_paused(parts: Parts) -> None:
     await parts.serve("a")
     await parts.engine.pause(drain=False)
-    late = asyncio.create_task(parts.engine.generate(ask(contexts(1, 50)[0])))
+    late = asyncio.create_task(parts.engine.generate(ask(draw_contexts(1, 50)[0])))
     policy = await parts.serve("b")
     await asyncio.sleep(0.3)
     assert not late.done()
@@ -271,21 +293,26 @@ async def test_an_update_within_a_pause_leaves_the_engine_paused(parts: Parts) -
 
 async def test_a_cancelled_caller_does_not_cancel_its_update(parts: Parts) -> None:
     await parts.serve("a")
-    policy = publication(parts.models["b"])
+    policy = describe_policy(parts.models["b"])
     updating = asyncio.create_task(parts.engine.load_policy(policy))
     await asyncio.sleep(0.02)
     updating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await updating
     assert await parts.engine.wait_for_policy(policy.version, 1, 30) == policy
-    context = contexts(1, 50)[0]
+    context = draw_contexts(1, 50)[0]
     generation = await parts.engine.generate(ask(context))
-    assert worst(generation.logprobs, reference(parts.models["b"], context, generation.token_ids)) < TOLERANCE
+    assert (
+        find_largest_difference(
+            generation.logprobs, compute_reference(parts.models["b"], context, generation.token_ids)
+        )
+        < TOLERANCE
+    )
 
 
 async def test_stop_texts_and_min_tokens_are_those_of_the_request(parts: Parts) -> None:
     await parts.serve("a")
-    context = contexts(1, 50)[0]
+    context = draw_contexts(1, 50)[0]
     free = (await parts.engine.generate(ask(context, tokens=30))).token_ids
     tokenizer: Any = parts.engine.llm.get_tokenizer()
     text = tokenizer.decode(free)
@@ -307,9 +334,9 @@ async def test_an_engine_out_of_service_refuses_requests_until_it_loads_a_policy
     parts.engine.out_of_service = "the announced policy cannot be read"
     assert parts.engine.counts.out_of_service == 1
     with pytest.raises(NotServingError, match="cannot be read"):
-        await parts.engine.generate(ask(contexts(1, 50)[0]))
+        await parts.engine.generate(ask(draw_contexts(1, 50)[0]))
     await parts.serve("b")
-    assert await parts.engine.generate(ask(contexts(1, 50)[0]))
+    assert await parts.engine.generate(ask(draw_contexts(1, 50)[0]))
 
 
 async def test_a_hanging_engine_is_detected_and_its_requests_fail(parts: Parts) -> None:
@@ -318,7 +345,7 @@ async def test_a_hanging_engine_is_detected_and_its_requests_fail(parts: Parts) 
 
     await parts.serve("a")
     await parts.engine.probe()
-    running = asyncio.create_task(parts.engine.generate(ask(contexts(1, 50)[0], tokens=600)))
+    running = asyncio.create_task(parts.engine.generate(ask(draw_contexts(1, 50)[0], tokens=600)))
     while not parts.engine.counts.requests_running:
         await asyncio.sleep(0.005)
     await parts.engine.probe()

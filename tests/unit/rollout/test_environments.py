@@ -50,12 +50,12 @@ class Casino(Environment):
 """
 
 
-def settings_of(**environments: EnvironmentRoute) -> Settings:
+def build_settings(**environments: EnvironmentRoute) -> Settings:
     engine = EngineSettings(max_model_len=9999)
     return Settings(rollout=RolloutSettings(**SIZES, environments=environments, engine=engine))
 
 
-def agent_of(settings: Settings, engine: ScriptedEngine) -> Agent:
+def build_agent(settings: Settings, engine: ScriptedEngine) -> Agent:
     retriever = RetrieverClient(settings.retriever.http_address, timeout_s=0.5)
     return Agent(settings, engine, retriever, RewardClient(settings), engine.codec, "<end>", "replica-1")
 
@@ -69,7 +69,7 @@ async def run(settings: Settings, engine: ScriptedEngine, source: str = "own", s
         purpose=Purpose.PURPOSE_ASK,
         messages=[ChatMessage(role="user", content="Q")],
     )
-    return list((await agent_of(settings, engine).run_group(prompt)).trajectories)
+    return list((await build_agent(settings, engine).run_group(prompt)).trajectories)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def own(tmp_path: Path) -> Path:
 
 
 async def test_a_custom_environment_decides_actions_lengths_and_observations(own: Path, char_codec: Any) -> None:
-    settings = settings_of(own=EnvironmentRoute(path=own, params={"sides": 20}))
+    settings = build_settings(own=EnvironmentRoute(path=own, params={"sides": 20}))
     engine = ScriptedEngine(char_codec(), ["<roll>a</roll>", "<roll>bad</roll>", "<answer>x</answer>"])
     for trajectory in await run(settings, engine, samples=2):  # two: what one rolls, the other does not see
         assert trajectory.status == Status.STATUS_OK
@@ -114,7 +114,7 @@ async def test_errors_of_an_environment_are_named_on_its_trajectories(
 ) -> None:
     file = tmp_path / "odd.py"
     file.write_text(f"from forage_rollout.environments import *\nclass Odd(Environment):\n    {code}\n")
-    settings = settings_of(own=EnvironmentRoute(path=file))
+    settings = build_settings(own=EnvironmentRoute(path=file))
     for trajectory in await run(settings, ScriptedEngine(char_codec(), ["no block"]), samples=2):
         assert trajectory.status == Status.STATUS_INTERNAL
         assert trajectory.status_detail.startswith("environment Odd: ")
@@ -126,14 +126,14 @@ async def test_a_turn_that_was_answered_keeps_its_status_when_a_later_step_fails
     own.write_text(
         OWN.replace("return Budget(30, min_tokens=2) if", "return Budget(30) if").replace("Budget(9999)", "None")
     )
-    settings = settings_of(own=EnvironmentRoute(path=own))
+    settings = build_settings(own=EnvironmentRoute(path=own))
     (trajectory,) = await run(settings, ScriptedEngine(char_codec(), ["<roll>a</roll>"]))
     assert trajectory.status == Status.STATUS_INTERNAL
     assert [turn.retrieval_status for turn in trajectory.turns] == [Status.STATUS_OK]
 
 
 async def test_single_turn_ends_with_its_answer(char_codec: Any) -> None:
-    settings = settings_of(own=EnvironmentRoute(name="single_turn"))
+    settings = build_settings(own=EnvironmentRoute(name="single_turn"))
     engine = ScriptedEngine(char_codec(), ["<think>1+1</think><answer> 1 + 1 </answer>", "never asked for"])
     (trajectory,) = await run(settings, engine)
     assert [request.stop for request in engine.asked] == [("</answer>",)]
@@ -152,7 +152,7 @@ async def test_single_turn_ends_with_its_answer(char_codec: Any) -> None:
 async def test_single_turn_to_eos_is_an_answer_unless_its_length_ended_it(
     char_codec: Any, said: str, finished: bool, truncated: bool, content: str
 ) -> None:
-    settings = settings_of(own=EnvironmentRoute(name="single_turn", params={"stop": "eos"}))
+    settings = build_settings(own=EnvironmentRoute(name="single_turn", params={"stop": "eos"}))
     engine = ScriptedEngine(char_codec(special=["<end>"]), [said])
     (trajectory,) = await run(settings, engine)
     assert engine.asked[0].stop == ()
@@ -165,19 +165,19 @@ async def test_single_turn_to_eos_is_an_answer_unless_its_length_ended_it(
 
 
 def test_a_data_source_without_an_environment_searches(char_codec: Any) -> None:
-    settings = settings_of(countdown=EnvironmentRoute(name="single_turn"))
+    settings = build_settings(countdown=EnvironmentRoute(name="single_turn"))
     environments = load_environments(settings, RetrieverClient(settings.retriever.http_address))
     assert type(environments.select("countdown")) is SingleTurn
     assert type(environments.select("nq")) is type(environments.select("")) is Search
 
 
 async def test_a_prompt_may_name_its_environment(char_codec: Any) -> None:
-    settings = settings_of(own=EnvironmentRoute(name="single_turn", params={"stop": "eos"}))
+    settings = build_settings(own=EnvironmentRoute(name="single_turn", params={"stop": "eos"}))
     engine = ScriptedEngine(char_codec(), ["<search> x </search>", "<answer> 7 </answer>"])
     for name, stops in (("", ()), ("single_turn", ("</answer>",)), ("search", ("</search>", "</answer>"))):
         prompt = Prompt(data_source="own", samples=1, token_ids=[65], environment=name, purpose=Purpose.PURPOSE_ASK)
         engine.asked.clear()
-        await agent_of(settings, engine).run_group(prompt)
+        await build_agent(settings, engine).run_group(prompt)
         assert engine.asked[0].stop == stops, name
 
 
@@ -186,7 +186,7 @@ def test_a_file_is_imported_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     file.write_text(f"open({str(log)!r}, 'a').write('x')\n{OWN}")
     route = EnvironmentRoute(path=file)
-    settings = settings_of(a=route, b=route)
+    settings = build_settings(a=route, b=route)
     environments = load_environments(settings, RetrieverClient(settings.retriever.http_address))
     assert type(environments.select("a")) is type(environments.select("b"))
     assert environments.select("a") is not environments.select("b")
@@ -221,7 +221,7 @@ def test_a_file_without_an_environment_is_refused_with_what_was_expected(tmp_pat
     file = tmp_path / "wrong.py"
     file.write_text(code)
     with pytest.raises(SettingsError) as error:
-        load_environments(settings_of(kg=EnvironmentRoute(path=file)), RetrieverClient("127.0.0.1:9"))
+        load_environments(build_settings(kg=EnvironmentRoute(path=file)), RetrieverClient("127.0.0.1:9"))
     assert str(error.value).startswith(f"rollout.environments.kg ({file}): ")
     assert words in str(error.value)
 
@@ -242,7 +242,7 @@ def test_a_file_without_an_environment_is_refused_with_what_was_expected(tmp_pat
 )
 def test_a_wrong_route_is_named(route: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError) as error:
-        load_environments(settings_of(kg=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
+        load_environments(build_settings(kg=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
     assert "rollout.environments.kg" in str(error.value)
     assert words in str(error.value)
 
@@ -250,7 +250,7 @@ def test_a_wrong_route_is_named(route: dict[str, Any], words: str) -> None:
 def test_an_entry_point_is_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "casino_package.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    settings = settings_of(own=EnvironmentRoute(entry_point="casino_package:Casino"))
+    settings = build_settings(own=EnvironmentRoute(entry_point="casino_package:Casino"))
     assert load_environments(settings, RetrieverClient("127.0.0.1:9")).select("own").tags == ("roll", "answer")
 
 
@@ -272,8 +272,8 @@ async def test_the_examples_of_the_how_to_page_work(repository: Path, tmp_path: 
     for route in yaml.safe_load(routes)["rollout"]["environments"].values():
         if "path" in route:
             route["path"] = repository / route["path"]
-        load_environments(settings_of(own=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
-    settings = settings_of(own=EnvironmentRoute(path=file))
+        load_environments(build_settings(own=EnvironmentRoute(**route)), RetrieverClient("127.0.0.1:9"))
+    settings = build_settings(own=EnvironmentRoute(path=file))
     lines = ["hm", "<roll>6</roll>", "<roll>7</roll>", "<answer>6</answer>"]
     first, again = [(await run(settings, ScriptedEngine(char_codec(), lines)))[0] for _ in range(2)]
     shown = [span.text for span in first.spans[2::2]]

@@ -53,7 +53,7 @@ def state() -> ServiceState:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def open_client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     server.capture_signals = contextlib.nullcontext
     running = asyncio.create_task(server.serve())
@@ -68,7 +68,7 @@ async def serving(app: Any) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def client(backend: AgentBackend, state: ServiceState, settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(make_app(backend, state, settings)) as client:
+    async with open_client(make_app(backend, state, settings)) as client:
         yield client
 
 
@@ -127,9 +127,9 @@ async def test_a_caller_that_disconnects_ends_its_trajectories(
 ) -> None:
     engine.gate.clear()
     asking = asyncio.create_task(client.post("/v1/ask", json={"question": "Who?", "samples": 3, "stream": stream}))
-    await until(lambda: len(engine.asked) == 6)
+    await wait_until(lambda: len(engine.asked) == 6)
     asking.cancel()
-    await until(lambda: engine.cancelled == 3)
+    await wait_until(lambda: engine.cancelled == 3)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ async def test_with_a_token_file_calls_need_the_token(
 ) -> None:
     file = tmp_path / "token"
     file.write_text("secret")
-    async with serving(make_app(backend, state, settings, TokenFile(file))) as client:
+    async with open_client(make_app(backend, state, settings, TokenFile(file))) as client:
         body = {"question": "x", "stream": False}
         for path in ("/v1/ask", "/v1/completions", "/v1/models"):
             response = await client.post(path, json=body)
@@ -250,7 +250,7 @@ async def test_with_a_token_file_calls_need_the_token(
         assert (await client.post("/v1/ask", json=body, headers={"authorization": "Bearer rotated"})).status_code == 200
 
 
-async def until(true: Any) -> None:
+async def wait_until(true: Any) -> None:
     async with asyncio.timeout(5):
         while not true():
             await asyncio.sleep(0.01)

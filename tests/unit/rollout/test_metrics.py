@@ -22,7 +22,7 @@ def read_page(collector: RolloutCollector) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
-def engines(**counts: dict[CountKey, float]) -> dict[str, list[Snapshot]]:
+def build_engines(**counts: dict[CountKey, float]) -> dict[str, list[Snapshot]]:
     return {"Engine": [Snapshot(replica, its_counts) for replica, its_counts in counts.items()]}
 
 
@@ -31,7 +31,7 @@ def test_counters_and_gauges_are_summed_over_replicas(collector: RolloutCollecto
     two = {("sampled_tokens",): 6.0, ("requests_in_flight",): 1.0}
     queues = {"prompts_on_stream": 6}
     for _ in range(2):
-        collector.update(engines(a=one, b=two), Policy(version=3, epoch=2), Policy(version=5, epoch=2), queues)
+        collector.update(build_engines(a=one, b=two), Policy(version=3, epoch=2), Policy(version=5, epoch=2), queues)
     page = read_page(collector)
     assert page["forage_rollout_sampled_tokens_total"] == 11
     assert page["forage_rollout_requests_in_flight"] == 3
@@ -55,10 +55,10 @@ def test_the_policy_version_of_each_engine_is_shown(collector: RolloutCollector)
 def test_a_counter_keeps_its_value_when_a_replica_is_started_again(collector: RolloutCollector) -> None:
     turns = ("turns",)
     for counts in (
-        engines(a={turns: 10.0}, b={turns: 4.0}),
-        engines(b={turns: 5.0}),
-        engines(b={turns: 5.0}, c={turns: 3.0}),
-        engines(b={turns: 6.0}, c={turns: 3.0}),
+        build_engines(a={turns: 10.0}, b={turns: 4.0}),
+        build_engines(b={turns: 5.0}),
+        build_engines(b={turns: 5.0}, c={turns: 3.0}),
+        build_engines(b={turns: 6.0}, c={turns: 3.0}),
     ):
         collector.update(counts, None, None)
     assert read_page(collector)["forage_rollout_turns_total"] == 10 + 6 + 3
@@ -66,8 +66,8 @@ def test_a_counter_keeps_its_value_when_a_replica_is_started_again(collector: Ro
 
 def test_labels_are_kept(collector: RolloutCollector) -> None:
     retries = ("call_retries", "reward")
-    collector.update(engines(a={retries: 1.0, ("call_retries", "retriever"): 2.0}), None, None)
-    collector.update(engines(a={retries: 4.0}), None, None)
+    collector.update(build_engines(a={retries: 1.0, ("call_retries", "retriever"): 2.0}), None, None)
+    collector.update(build_engines(a={retries: 4.0}), None, None)
     page = read_page(collector)
     assert page['forage_rollout_call_retries_total{service="reward"}'] == 4
     assert page['forage_rollout_call_retries_total{service="retriever"}'] == 2

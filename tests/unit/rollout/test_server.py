@@ -73,27 +73,29 @@ async def stub(
     await server.stop(None)
 
 
-def prompt(**fields: Any) -> Prompt:
+def build_prompt(**fields: Any) -> Prompt:
     known: dict[str, Any] = {"messages": [ChatMessage(role="user", content="Who?")], "samples": 2}
     return Prompt(**{**known, "purpose": Purpose.PURPOSE_VALIDATION, **fields})
 
 
 async def test_a_prompt_is_run_and_scored(stub: RolloutStub) -> None:
-    group = (await stub.Run(RunRequest(prompt=prompt()))).group
+    group = (await stub.Run(RunRequest(prompt=build_prompt()))).group
     assert [t.status for t in group.trajectories] == [Status.STATUS_OK] * 2
     assert [t.score.total for t in group.trajectories] == [1.0] * 2
     assert group.group_uid.startswith("call/")  # nameless prompts do not share a name
 
 
 async def test_a_prompt_may_be_token_ids(stub: RolloutStub, engine: LineEngine) -> None:
-    group = (await stub.Run(RunRequest(prompt=prompt(messages=[], token_ids=[87, 104, 111, 63], samples=1)))).group
+    group = (
+        await stub.Run(RunRequest(prompt=build_prompt(messages=[], token_ids=[87, 104, 111, 63], samples=1)))
+    ).group
     assert engine.asked[0].token_ids == [87, 104, 111, 63]
     assert list(group.trajectories[0].token_ids[:4]) == [87, 104, 111, 63]
 
 
 async def test_turns_are_streamed_at_once_and_the_group_last(stub: RolloutStub, engine: LineEngine) -> None:
     engine.gate.clear()
-    call = stub.RunStream(RunStreamRequest(prompt=prompt(samples=1)))
+    call = stub.RunStream(RunStreamRequest(prompt=build_prompt(samples=1)))
     acted, observed = await call.read(), await call.read()
     assert (acted.acted.action, acted.text) == (ActionKind.ACTION_KIND_SEARCH, LINES[0])
     assert [d.id for d in observed.observed.documents] == ["d1"]
@@ -107,11 +109,11 @@ async def test_turns_are_streamed_at_once_and_the_group_last(stub: RolloutStub, 
 
 async def test_a_caller_that_disconnects_ends_its_trajectories(stub: RolloutStub, engine: LineEngine) -> None:
     engine.gate.clear()
-    call = stub.RunStream(RunStreamRequest(prompt=prompt(samples=3)))
+    call = stub.RunStream(RunStreamRequest(prompt=build_prompt(samples=3)))
     for _ in range(6):
         await call.read()
     call.cancel()
-    await until(lambda: engine.cancelled == 3)
+    await wait_until(lambda: engine.cancelled == 3)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +134,8 @@ async def test_a_caller_that_disconnects_ends_its_trajectories(stub: RolloutStub
 )
 async def test_a_bad_prompt_is_refused_by_field(stub: RolloutStub, fields: dict[str, Any], sentence: str) -> None:
     for call in (
-        lambda: stub.Run(RunRequest(prompt=prompt(**fields))),
-        lambda: stub.RunStream(RunStreamRequest(prompt=prompt(**fields))).read(),
+        lambda: stub.Run(RunRequest(prompt=build_prompt(**fields))),
+        lambda: stub.RunStream(RunStreamRequest(prompt=build_prompt(**fields))).read(),
     ):
         with pytest.raises(grpc.aio.AioRpcError, match=sentence) as refused:
             await call()
@@ -143,7 +145,7 @@ async def test_a_bad_prompt_is_refused_by_field(stub: RolloutStub, fields: dict[
 async def test_before_the_start_calls_fail_with_what_is_missing(stub: RolloutStub, state: ServiceState) -> None:
     state.running = False
     state.health.wait_for("engine", "vLLM is starting")
-    for call in (lambda: stub.Run(RunRequest(prompt=prompt())), lambda: stub.Pause(PauseRequest())):
+    for call in (lambda: stub.Run(RunRequest(prompt=build_prompt())), lambda: stub.Pause(PauseRequest())):
         with pytest.raises(grpc.aio.AioRpcError, match="engine: vLLM is starting") as refused:
             await call()
         assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -152,8 +154,8 @@ async def test_before_the_start_calls_fail_with_what_is_missing(stub: RolloutStu
 async def test_a_dead_engine_is_unavailable(stub: RolloutStub, backend: AgentBackend) -> None:
     backend.dead = True
     for call in (
-        lambda: stub.Run(RunRequest(prompt=prompt())),
-        lambda: drain(stub.RunStream(RunStreamRequest(prompt=prompt()))),
+        lambda: stub.Run(RunRequest(prompt=build_prompt())),
+        lambda: drain(stub.RunStream(RunStreamRequest(prompt=build_prompt()))),
     ):
         with pytest.raises(grpc.aio.AioRpcError, match="try again") as failed:
             await call()
@@ -195,9 +197,9 @@ async def test_with_a_token_file_calls_need_the_token_and_follow_its_rotation(
     async with grpc.aio.insecure_channel(address) as channel:
         stub = RolloutStub(channel)
         calls = [
-            lambda **kind: stub.Run(RunRequest(prompt=prompt()), **kind),
+            lambda **kind: stub.Run(RunRequest(prompt=build_prompt()), **kind),
             lambda **kind: stub.GetStatus(GetStatusRequest(), **kind),
-            lambda **kind: drain(stub.RunStream(RunStreamRequest(prompt=prompt()), **kind)),
+            lambda **kind: drain(stub.RunStream(RunStreamRequest(prompt=build_prompt()), **kind)),
         ]
         for call in calls:
             await call(metadata=authorization_metadata(file))
@@ -246,7 +248,7 @@ async def drain(call: Any) -> list[Any]:
     return [event async for event in call]
 
 
-async def until(true: Callable[[], bool]) -> None:
+async def wait_until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not true():
             await asyncio.sleep(0.01)
@@ -254,8 +256,8 @@ async def until(true: Callable[[], bool]) -> None:
 
 async def test_calls_belong_to_the_trace_of_their_metadata_or_begin_one(stub: RolloutStub, receiver: Receiver) -> None:
     with tracing.span("mine", parent="") as mine:
-        group = (await stub.Run(RunRequest(prompt=prompt()), metadata=tracing.trace_metadata())).group
-    call = stub.RunStream(RunStreamRequest(prompt=prompt(samples=1)))
+        group = (await stub.Run(RunRequest(prompt=build_prompt()), metadata=tracing.trace_metadata())).group
+    call = stub.RunStream(RunStreamRequest(prompt=build_prompt(samples=1)))
     last = [event async for event in call][-1]
     # The server's side of a stream ends after the client's.
     await asyncio.to_thread(receiver.wait_for, lambda r: r.named("forage.v1.Rollout/RunStream") and r.named("mine"))

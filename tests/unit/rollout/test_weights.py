@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return write_smallest_model(tmp_path)
 
 
-def sha256(content: bytes) -> str:
+def compute_sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
@@ -36,10 +36,10 @@ def publish(folder: Path, uri: str, version: int = 1) -> Policy:
     content = (folder / WEIGHTS).read_bytes()
     with fsspec.open(f"{uri}/{WEIGHTS}", "wb") as stream:
         stream.write(content)
-    return Policy(version=version, epoch=1, uri=uri, digest=sha256(content))
+    return Policy(version=version, epoch=1, uri=uri, digest=compute_sha256(content))
 
 
-def altered(folder: Path, byte: int) -> Path:
+def write_altered(folder: Path, byte: int) -> Path:
     """Other weights of the same shapes."""
     file = folder / WEIGHTS
     content = bytearray(file.read_bytes())
@@ -50,7 +50,7 @@ def altered(folder: Path, byte: int) -> Path:
 
 async def test_a_local_policy_is_read_in_place(folder: Path, tmp_path: Path) -> None:
     transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
-    digest = sha256((folder / WEIGHTS).read_bytes())
+    digest = compute_sha256((folder / WEIGHTS).read_bytes())
     for uri in (str(folder), f"file://{folder}"):
         shipment = await transport.prepare(Policy(version=1, epoch=1, uri=uri, digest=digest))
         assert shipment.update_info == {"paths": [str(folder / WEIGHTS)]}
@@ -100,7 +100,7 @@ async def test_shards_come_together_in_the_announced_order(folder: Path, tmp_pat
         content = (tmp_path / name).read_bytes()
         with fsspec.open(f"memory://shards/{name}", "wb") as stream:
             stream.write(content)
-        files.append(PolicyFile(name=name, digest=sha256(content), bytes=len(content)))
+        files.append(PolicyFile(name=name, digest=compute_sha256(content), bytes=len(content)))
     transport = FilesystemTransport(expected, tmp_path / "cache")
     policy = Policy(version=1, epoch=1, uri="memory://shards", files=files)
     names = [Path(path).name for path in (await transport.prepare(policy)).update_info["paths"]]
@@ -111,7 +111,7 @@ async def test_the_cache_keeps_the_policies_used_last(folder: Path, tmp_path: Pa
     transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
     used = []
     for version in range(MAX_KEPT + 2):
-        policy = publish(altered(folder, version), f"memory://pruned/v{version}", version)
+        policy = publish(write_altered(folder, version), f"memory://pruned/v{version}", version)
         [path] = (await transport.prepare(policy)).update_info["paths"]
         used.append(Path(path).parent)
         os.utime(used[-1], (version, version))  # the clock of a file system may be coarse
@@ -119,7 +119,7 @@ async def test_the_cache_keeps_the_policies_used_last(folder: Path, tmp_path: Pa
 
 
 async def test_engines_of_one_machine_may_fetch_at_the_same_time(folder: Path, tmp_path: Path) -> None:
-    digest = sha256((folder / WEIGHTS).read_bytes())
+    digest = compute_sha256((folder / WEIGHTS).read_bytes())
     policy = Policy(version=1, epoch=1, uri=f"simplecache::file://{folder}", digest=digest)
     engines = [FilesystemTransport(read_model_shapes(folder), tmp_path / "cache") for _ in range(8)]
     shipments = await asyncio.gather(*[engine.prepare(policy) for engine in engines])
@@ -127,7 +127,7 @@ async def test_engines_of_one_machine_may_fetch_at_the_same_time(folder: Path, t
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def sender(folder: Path, world_size: int = 9, dtype: str = "bfloat16") -> Policy:
+def describe_sender(folder: Path, world_size: int = 9, dtype: str = "bfloat16") -> Policy:
     tensors = [TensorInfo(name=n, dtype=dtype, shape=s) for n, s in read_model_shapes(folder).items()]
     transfer = NcclTransfer(master_address="10.0.0.1", master_port=29500, world_size=world_size, tensors=tensors)
     return Policy(version=2, epoch=1, nccl=transfer)
@@ -143,7 +143,9 @@ async def test_an_nccl_policy_becomes_vllms_transfer_info(folder: Path) -> None:
 
     ranks = []
     for replica in range(4):
-        shipment = await NcclTransport(read_model_shapes(folder), replica, workers=2, gpu=True).prepare(sender(folder))
+        shipment = await NcclTransport(read_model_shapes(folder), replica, workers=2, gpu=True).prepare(
+            describe_sender(folder)
+        )
         init = NCCLWeightTransferInitInfo(**shipment.init_info)
         ranks += [init.rank_offset + worker for worker in range(2)]
         trainer = NCCLTrainerInitInfo("10.0.0.1", 29500, init.world_size, rank=0)
@@ -159,14 +161,14 @@ async def test_an_nccl_policy_that_cannot_work_is_refused_before_workers_wait(fo
     with pytest.raises(SettingsError, match=r"set rollout\.weights\.transport to filesystem"):
         NcclTransport(read_model_shapes(folder), 0, 1, gpu=False)
     transport = NcclTransport(read_model_shapes(folder), 1, 2, gpu=True)
-    await transport.prepare(sender(folder, world_size=5))
+    await transport.prepare(describe_sender(folder, world_size=5))
     with pytest.raises(PolicyError, match="world of 4 ranks: this engine's go up to 4"):
-        await transport.prepare(sender(folder, world_size=4))
+        await transport.prepare(describe_sender(folder, world_size=4))
     with pytest.raises(PolicyError, match="names no sender"):
         await transport.prepare(Policy(version=2, epoch=1, uri=str(folder)))
     with pytest.raises(PolicyError, match="dtype 'int3'"):
-        await transport.prepare(sender(folder, dtype="int3"))
-    short = sender(folder)
+        await transport.prepare(describe_sender(folder, dtype="int3"))
+    short = describe_sender(folder)
     del short.nccl.tensors[0]
     with pytest.raises(PolicyError, match="does not fit the model"):
         await transport.prepare(short)
@@ -181,14 +183,14 @@ async def test_an_update_waits_for_every_lease_and_new_leases_wait_for_the_updat
             await asyncio.sleep(0.05)
             order.append("updated")
 
-    async def newcomer() -> None:
+    async def join_late() -> None:
         await leases.acquire("late")
         order.append("late")
 
     await leases.acquire("early")
     tasks = [asyncio.create_task(update())]
     await asyncio.sleep(0.02)
-    tasks.append(asyncio.create_task(newcomer()))
+    tasks.append(asyncio.create_task(join_late()))
     await leases.acquire("early")  # a later turn of the same trajectory does not wait
     await asyncio.sleep(0.02)
     assert order == []

@@ -26,7 +26,7 @@ class Died(BaseException):
     """Stands for kill -9: nothing after it runs in the code under test but clean-up, which the next start repeats."""
 
 
-def writes(text: str, then: BaseException | None = None) -> Callable[[Path], None]:
+def make_writer(text: str, then: BaseException | None = None) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         (folder / "weights.pt").write_text(text)
         if then is not None:
@@ -36,7 +36,7 @@ def writes(text: str, then: BaseException | None = None) -> Callable[[Path], Non
 
 
 def save(checkpoints: Checkpoints, step: int, then: BaseException | None = None) -> Path:
-    return checkpoints.save(step, 2, "data", CONSUMED, {"step": step}, writes(f"weights {step}", then))
+    return checkpoints.save(step, 2, "data", CONSUMED, {"step": step}, make_writer(f"weights {step}", then))
 
 
 def test_a_checkpoint_is_read_as_it_was_saved(tmp_path: Path) -> None:
@@ -105,7 +105,9 @@ class Counter:
 
 
 def test_parts_are_restored_and_new_ones_start_anew(tmp_path: Path) -> None:
-    Checkpoints(tmp_path, 2, 10).save(5, 2, "data", CONSUMED, {}, writes("w"), {"kl": Counter(7), "gone": Counter(8)})
+    Checkpoints(tmp_path, 2, 10).save(
+        5, 2, "data", CONSUMED, {}, make_writer("w"), {"kl": Counter(7), "gone": Counter(8)}
+    )
     result = Checkpoints(tmp_path, 2, 10).find_newest()
     assert result is not None
     kl, new = Counter(0), Counter(1)
@@ -114,7 +116,7 @@ def test_parts_are_restored_and_new_ones_start_anew(tmp_path: Path) -> None:
 
 
 def test_another_number_of_processes_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    Checkpoints(tmp_path, 2, 10, world_size=2).save(5, 2, "data", CONSUMED, {}, writes("w"))
+    Checkpoints(tmp_path, 2, 10, world_size=2).save(5, 2, "data", CONSUMED, {}, make_writer("w"))
     result = Checkpoints(tmp_path, 2, 10).find_newest()
     assert result is not None
     result[1].require_world_size(2)
@@ -130,14 +132,14 @@ def test_a_checkpoint_is_complete_when_the_files_of_every_process_are_visible(tm
             for kind in ("actor/model", "actor/optim"):
                 (folder / f"{kind}_world_size_3_rank_{rank}.pt").write_text(kind)
 
-        def shards(folder: Path) -> None:
+        def write_shards(folder: Path) -> None:
             (folder / "actor").mkdir()
             for rank in range(ranks):
                 put(folder, rank)
             for rank in range(ranks, ranks + late):
                 threading.Timer(0.3, put, (folder, rank)).start()
 
-        return shards
+        return write_shards
 
     patient = Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=10)
     manifest = read_checkpoint(patient.save(1, 2, "data", CONSUMED, {}, write(2, late=1)))
@@ -196,7 +198,7 @@ def test_latest_never_names_an_incomplete_checkpoint(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         checkpoints = Checkpoints(folder, 1, 10)
         save(checkpoints, 5)
-        with dying_at(number) as died:
+        with fail_disk_at(number) as died:
             save(checkpoints, 6)
         named = (folder / "latest").read_text().strip()
         assert read_checkpoint(folder / named).step in (5, 6)
@@ -219,11 +221,11 @@ DISK = [
 
 
 @contextmanager
-def dying_at(number: int) -> Iterator[list[bool]]:
+def fail_disk_at(number: int) -> Iterator[list[bool]]:
     """Every operation on the disk from the `number`-th on raises: nothing more happens, clean-up included."""
     left, died = [number], []
 
-    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+    def make_failing(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             left[0] -= 1
             if left[0] < 0:
@@ -235,7 +237,7 @@ def dying_at(number: int) -> Iterator[list[bool]]:
 
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in DISK:
-            patch.setattr(owner, name, dying(getattr(owner, name)))
+            patch.setattr(owner, name, make_failing(getattr(owner, name)))
         with suppress(Died):
             yield died
 
@@ -249,7 +251,7 @@ def test_a_removed_folder_is_never_partially_visible(tmp_path: Path) -> None:
 
     for number in range(20):
         folder = fill()
-        with dying_at(number) as died:
+        with fail_disk_at(number) as died:
             remove_folder(folder)
         assert [p.name for p in sorted(folder.glob("*"))] in ([], ["b", "c", "d"])
         remove_leftovers(tmp_path)

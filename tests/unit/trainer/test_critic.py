@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_parts import PROMPT_TOKENS, trajectory, write_model
+from trainer_parts import PROMPT_TOKENS, build_trajectory, write_model
 
 from forage_common.settings import AlgorithmSettings, Settings, load_settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
@@ -35,7 +35,7 @@ def worker(settings: Settings) -> PolicyWorker:
 @pytest.fixture(scope="module")
 def trajectories() -> list[Trajectory]:
     return [
-        trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1)
+        build_trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1)
         for uid in "ab"
         for i in range(4)
     ]
@@ -49,7 +49,7 @@ def batch(trajectories: list[Trajectory]) -> StepTensors:
     return result
 
 
-def plain_values(model: torch.nn.Module, row: Trajectory) -> torch.Tensor:
+def compute_plain_values(model: torch.nn.Module, row: Trajectory) -> torch.Tensor:
     """V of each response token, from what came before it."""
     return model(input_ids=torch.tensor([list(row.token_ids)])).logits[0, PROMPT_TOKENS - 1 : -1, 0]
 
@@ -74,14 +74,14 @@ def test_values_start_at_zero_and_updates_equal_plain_pytorch(
         values = worker.values(batch) - 0.04 * number
         with torch.no_grad():
             for i, row in enumerate(trajectories):
-                expected = plain_values(model, row)
+                expected = compute_plain_values(model, row)
                 torch.testing.assert_close(values[i, : len(expected)] + 0.04 * number, expected, atol=2e-4, rtol=0)
         if number == 2:
             worker.save(tmp_path / "state", 2)
         metrics = worker.update_critic(batch, values, returns, 2)
         loss = torch.zeros(())
         for i, row in enumerate(trajectories):
-            new, mask = plain_values(model, row), torch.tensor(list(row.loss_mask)).bool()
+            new, mask = compute_plain_values(model, row), torch.tensor(list(row.loss_mask)).bool()
             old, target = values[i, : len(new)], returns[i, : len(new)]
             near = torch.minimum(torch.maximum(new, old - RANGE), old + RANGE)
             squares = torch.maximum((new - target) ** 2, (near - target) ** 2)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_parts import question, write_questions
+from trainer_parts import build_question, write_questions
 
 from forage_common.errors import DataError, SettingsError
 from forage_common.files.questions import Question, read_questions
@@ -40,7 +40,7 @@ def test_a_row_becomes_a_question_with_its_uid(tmp_path: Path) -> None:
 
 
 def test_countdown_problems_keep_target_and_numbers(tmp_path: Path) -> None:
-    row = question(0) | {"reward_model": {"style": "rule", "ground_truth": {"target": 24, "numbers": [4, 6, 1]}}}
+    row = build_question(0) | {"reward_model": {"style": "rule", "ground_truth": {"target": 24, "numbers": [4, 6, 1]}}}
     truth = read_questions([write(tmp_path / "a.parquet", [row])]).rows[0].ground_truth
     assert truth.countdown_target == 24
     assert list(truth.countdown_numbers) == [4, 6, 1]
@@ -49,7 +49,8 @@ def test_countdown_problems_keep_target_and_numbers(tmp_path: Path) -> None:
 
 def test_prompts_that_are_too_long_are_filtered_and_counted(tmp_path: Path) -> None:
     rows = [
-        question(i) | {"prompt": [{"role": "user", "content": "x" * length}]} for i, length in enumerate((5, 11, 10))
+        build_question(i) | {"prompt": [{"role": "user", "content": "x" * length}]}
+        for i, length in enumerate((5, 11, 10))
     ]
     result = read_questions([write(tmp_path / "a.parquet", rows)]).filter_by_length(Characters(), 10)
     assert [q.index for q in result.rows] == [0, 2]
@@ -62,7 +63,7 @@ def test_the_limit_counts_questions_that_fit(tmp_path: Path) -> None:
 
 
 def _change(**columns: Any) -> Callable[[], dict[str, Any]]:
-    return lambda: question(0) | columns
+    return lambda: build_question(0) | columns
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_a_malformed_row_is_named_with_column_and_expectation(
 
 @pytest.mark.parametrize("column", ["data_source", "prompt", "reward_model", "extra_info"])
 def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
-    row = {name: value for name, value in question(0).items() if name != column}
+    row = {name: value for name, value in build_question(0).items() if name != column}
     with pytest.raises(DataError, match=f"lacks the column '{column}'"):
         read_questions([write(tmp_path / "bad.parquet", [row])])
 
@@ -111,7 +112,7 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
 
 
 def test_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.parquet", [question(3), question(4), question(3)])
+    file = write(tmp_path / "a.parquet", [build_question(3), build_question(4), build_question(3)])
     with pytest.raises(DataError, match=r"row 2.*repeat those of .*row 0"):
         read_questions([file])
 
@@ -124,7 +125,7 @@ def test_no_question_that_fits_is_an_error(tmp_path: Path) -> None:
 def test_filtered_questions_are_counted_by_source_and_reported(tmp_path: Path) -> None:
     sources = (("nq", 11), ("nq", 5), ("hotpotqa", 12), ("nq", 13))
     rows = [
-        question(i, source) | {"prompt": [{"role": "user", "content": "x" * length}]}
+        build_question(i, source) | {"prompt": [{"role": "user", "content": "x" * length}]}
         for i, (source, length) in enumerate(sources)
     ]
     result = read_questions([write(tmp_path / "a.parquet", rows)]).filter_by_length(Characters(), 10)
@@ -139,7 +140,7 @@ def test_filtered_questions_are_counted_by_source_and_reported(tmp_path: Path) -
     assert tags == {("nq", "kept"): 1, ("nq", "filtered"): 2, ("hotpotqa", "filtered"): 1}
 
 
-def questions(*counts: int) -> tuple[Question, ...]:
+def build_questions(*counts: int) -> tuple[Question, ...]:
     """So many of each file, every file a source of its own."""
     return tuple(
         Question(f"s{file}", "train", i, (), GroundTruth(), str(i), file)
@@ -148,7 +149,7 @@ def questions(*counts: int) -> tuple[Question, ...]:
     )
 
 
-def groups(batches: Batches, batch: int) -> list[tuple[str, Question]]:
+def list_groups(batches: Batches, batch: int) -> list[tuple[str, Question]]:
     """(group uid, question) of every position."""
     return [batches.group(batch, position) for position in range(batches.batch_size)]
 
@@ -157,8 +158,8 @@ def groups(batches: Batches, batch: int) -> list[tuple[str, Question]]:
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 3))
 def test_an_epoch_has_no_question_twice_and_uids_never_repeat(count: int, size: int, seed: int) -> None:
     size = min(size, count)
-    batches = Batches(questions(count), size, seed)
-    met = [uid for b in range(1, 3 * count // size + 1) for uid, _ in groups(batches, b)]
+    batches = Batches(build_questions(count), size, seed)
+    met = [uid for b in range(1, 3 * count // size + 1) for uid, _ in list_groups(batches, b)]
     assert len(met) == len(set(met))
     for epoch in range(len(met) // count):
         assert set(met[epoch * count : (epoch + 1) * count]) == {f"s0/train/{i}/{epoch}" for i in range(count)}
@@ -166,24 +167,24 @@ def test_an_epoch_has_no_question_twice_and_uids_never_repeat(count: int, size: 
 
 
 def test_a_batch_is_a_function_of_seed_and_number_alone() -> None:
-    forward = Batches(questions(50), 7, 3)
-    backward = Batches(questions(50), 7, 3)
-    wanted = {b: groups(forward, b) for b in range(1, 20)}
-    assert {b: groups(backward, b) for b in reversed(range(1, 20))} == wanted
-    assert groups(Batches(questions(50), 7, 4), 1) != wanted[1]
+    forward = Batches(build_questions(50), 7, 3)
+    backward = Batches(build_questions(50), 7, 3)
+    wanted = {b: list_groups(forward, b) for b in range(1, 20)}
+    assert {b: list_groups(backward, b) for b in reversed(range(1, 20))} == wanted
+    assert list_groups(Batches(build_questions(50), 7, 4), 1) != wanted[1]
 
 
 def test_fewer_questions_than_a_batch_are_refused() -> None:
     with pytest.raises(DataError, match="train_batch_size = 9"):
-        Batches(questions(8), 9, 0)
+        Batches(build_questions(8), 9, 0)
 
 
 # Several files with weights.
 
 
 def test_weights_mix_files_and_each_has_its_own_epochs() -> None:
-    batches = Batches(questions(300, 40), 16, 5, [3.0, 1.0])
-    met = [(uid, q) for b in range(1, 101) for uid, q in groups(batches, b)]
+    batches = Batches(build_questions(300, 40), 16, 5, [3.0, 1.0])
+    met = [(uid, q) for b in range(1, 101) for uid, q in list_groups(batches, b)]
     assert len({uid for uid, _ in met}) == 1600
     share = sum(q.file == 0 for _, q in met) / 1600
     assert share == pytest.approx(0.75, abs=0.04)
@@ -197,17 +198,17 @@ def test_weights_mix_files_and_each_has_its_own_epochs() -> None:
 
 def test_a_mixed_batch_is_a_function_of_seed_and_number_alone() -> None:
     def make(seed: int) -> Batches:
-        return Batches(questions(9, 5, 30), 4, seed, [0.2, 0.2, 1.0])
+        return Batches(build_questions(9, 5, 30), 4, seed, [0.2, 0.2, 1.0])
 
     forward, backward = make(3), make(3)
-    wanted = {b: groups(forward, b) for b in range(1, 30)}
-    assert {b: groups(backward, b) for b in reversed(range(1, 30))} == wanted
-    assert groups(make(4), 1) != wanted[1]
+    wanted = {b: list_groups(forward, b) for b in range(1, 30)}
+    assert {b: list_groups(backward, b) for b in reversed(range(1, 30))} == wanted
+    assert list_groups(make(4), 1) != wanted[1]
 
 
 def test_a_weight_of_a_file_without_usable_questions_is_refused() -> None:
     with pytest.raises(DataError, match="file 2 has a weight and no usable question"):
-        Batches(questions(8, 0), 4, 0, [1.0, 1.0])
+        Batches(build_questions(8, 0), 4, 0, [1.0, 1.0])
 
 
 def test_files_are_given_as_paths_or_with_weights() -> None:
@@ -229,7 +230,7 @@ def test_files_are_given_as_paths_or_with_weights() -> None:
 
 
 def test_refills_are_other_questions_of_the_same_source_with_their_own_uids() -> None:
-    batches = Batches(questions(6, 6), 4, 0, [1.0, 1.0])
+    batches = Batches(build_questions(6, 6), 4, 0, [1.0, 1.0])
     uids = set()
     for batch in range(1, 9):
         for position in range(4):
@@ -240,4 +241,4 @@ def test_refills_are_other_questions_of_the_same_source_with_their_own_uids() ->
             assert [refill_number(u) for u in (uid, *(u for u, _ in refills))] == list(range(6))
             uids |= {uid, *(u for u, _ in refills)}
     assert len(uids) == 8 * 4 * 6
-    assert Batches(questions(1), 1, 0).group(1, 0, 2)[1].index == 0
+    assert Batches(build_questions(1), 1, 0).group(1, 0, 2)[1].index == 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from trainer_parts import group
+from trainer_parts import make_group
 
 from forage_common.errors import FencedError
 from forage_common.files.questions import Question
@@ -60,7 +60,7 @@ class Rollout:
         for entry in entries:
             asked = entry.message
             sampled = asked.min_policy_version if version is None else version
-            reply = group(asked.group_uid, [0.0, 1.0], asked.batch, asked.position, asked.attempt, sampled)
+            reply = make_group(asked.group_uid, [0.0, 1.0], asked.batch, asked.position, asked.attempt, sampled)
             assert self.streams.finish(entry, reply)
 
 
@@ -194,10 +194,10 @@ def test_only_groups_that_were_issued_are_accepted(start: Callable[..., Trainer]
     entries = [entry for entry in rollout.claim() if entry.message.batch == 1]
     issued = entries[0].message
     forged = [
-        group("q/train/999/0", [0.0, 1.0], 1, 0),
-        group(issued.group_uid, [0.0, 1.0], 1, 0, attempt=7),
-        group(issued.group_uid, [0.0, 1.0], 1, SIZE),
-        group(issued.group_uid, [0.0, 1.0], 77, 0),
+        make_group("q/train/999/0", [0.0, 1.0], 1, 0),
+        make_group(issued.group_uid, [0.0, 1.0], 1, 0, attempt=7),
+        make_group(issued.group_uid, [0.0, 1.0], 1, SIZE),
+        make_group(issued.group_uid, [0.0, 1.0], 77, 0),
     ]
     redis, stream = trainer.streams._redis, trainer.streams.trajectories
     for each in forged:

@@ -31,23 +31,23 @@ DATA = Path(__file__).parents[2] / "data/trainer"
 NAN = {"$nan": math.nan}
 
 
-def examples(name: str) -> Any:
+def load_examples(name: str) -> Any:
     rows = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
     return pytest.mark.parametrize("example", rows, ids=lambda e: e["id"])
 
 
-def matrix(rows: Sequence[Sequence[float | str]]) -> torch.Tensor:
+def build_matrix(rows: Sequence[Sequence[float | str]]) -> torch.Tensor:
     return torch.tensor(
         [[NAN.get(v, v) if isinstance(v, str) else v for v in row] for row in rows], dtype=torch.float32
     )
 
 
-def whole(example: dict[str, Any]) -> torch.Tensor:
+def build_outcomes(example: dict[str, Any]) -> torch.Tensor:
     sums = [sum(v for name, v in parts.items() if not name.startswith("_")) for parts in example["whole"]]
     return torch.tensor(sums, dtype=torch.double)
 
 
-def some(token_rewards: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> Rewards:
+def build_rewards(token_rewards: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> Rewards:
     uids = tuple("a" * len(mask))
     return Rewards(token_rewards, mask, uids, mask.long(), [{}] * len(mask), token_rewards.nansum(-1), values)
 
@@ -55,36 +55,42 @@ def some(token_rewards: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) 
 # The specification's examples.
 
 
-@examples("gae")
+@load_examples("gae")
 def test_gae_follows_the_specification(example: dict[str, Any]) -> None:
-    rewards, values, mask = (matrix(example[name]) for name in ("token_rewards", "values", "mask"))
+    rewards, values, mask = (build_matrix(example[name]) for name in ("token_rewards", "values", "mask"))
     algorithm = AlgorithmSettings(adv_estimator="gae", gamma=example["gamma"], lam=example["lam"])
     if example["error"]:
         with pytest.raises(ValueError, match=r"NaN|mask"):
-            estimate_advantages(some(rewards, mask, values), algorithm)
+            estimate_advantages(build_rewards(rewards, mask, values), algorithm)
         return
-    result = estimate_advantages(some(rewards, mask, values), algorithm)
+    result = estimate_advantages(build_rewards(rewards, mask, values), algorithm)
     inside = mask.bool()
-    torch.testing.assert_close(result.advantages[inside], matrix(example["advantages"])[inside], atol=1e-5, rtol=0)
-    torch.testing.assert_close(result.returns[inside], matrix(example["returns"])[inside], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        result.advantages[inside], build_matrix(example["advantages"])[inside], atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(result.returns[inside], build_matrix(example["returns"])[inside], atol=1e-5, rtol=0)
 
 
-@examples("grpo_outcome")
+@load_examples("grpo_outcome")
 def test_grpo_follows_the_specification(example: dict[str, Any]) -> None:
-    result = grpo_outcome(matrix(example["token_rewards"]), matrix(example["mask"]), example["uids"])
-    torch.testing.assert_close(result, matrix(example["advantages"]), atol=1e-5, rtol=0)
+    result = grpo_outcome(build_matrix(example["token_rewards"]), build_matrix(example["mask"]), example["uids"])
+    torch.testing.assert_close(result, build_matrix(example["advantages"]), atol=1e-5, rtol=0)
 
 
-@examples("grpo_multiturn")
+@load_examples("grpo_multiturn")
 def test_multi_turn_grpo_follows_the_specification(example: dict[str, Any]) -> None:
     turns = [{int(turn): value for turn, value in pairs} for pairs in example["turn_rewards"]]
     result = grpo_multiturn(
-        turns, whole(example), torch.tensor(example["turn_ids"]), matrix(example["mask"]), example["uids"]
+        turns,
+        build_outcomes(example),
+        torch.tensor(example["turn_ids"]),
+        build_matrix(example["mask"]),
+        example["uids"],
     )
-    torch.testing.assert_close(result, matrix(example["advantages"]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(result, build_matrix(example["advantages"]), atol=1e-5, rtol=0)
 
 
-@examples("grpo_uniform")
+@load_examples("grpo_uniform")
 def test_grpo_over_a_score_with_turns_follows_the_specification(example: dict[str, Any]) -> None:
     rows = []
     for pairs, parts, mask, turn_ids in zip(
@@ -94,8 +100,8 @@ def test_grpo_over_a_score_with_turns_follows_the_specification(example: dict[st
         score = Score(components=[*turns, *(Component(name=name, weighted=value) for name, value in parts.items())])
         trajectory = Trajectory(loss_mask=mask, turn_ids=turn_ids, score=score)
         rows.append(compute_token_rewards(trajectory, RewardPlacement.TURN_PROPORTIONAL).rewards)
-    result = grpo_outcome(torch.tensor(rows), matrix(example["mask"]), example["uids"])
-    torch.testing.assert_close(result, matrix(example["advantages"]), atol=1e-5, rtol=0)
+    result = grpo_outcome(torch.tensor(rows), build_matrix(example["mask"]), example["uids"])
+    torch.testing.assert_close(result, build_matrix(example["advantages"]), atol=1e-5, rtol=0)
 
 
 # Oracles, written from the formulas in NumPy.
@@ -105,7 +111,7 @@ scores = st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.8, 1.0, -0.5])
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def draw_cases(draw: st.DrawFn) -> Case:
     """Rows in groups, each with two tokens to train on or more, in turns with observations between them."""
     rows, columns = draw(st.integers(2, 8)), draw(st.integers(2, 7))
     numbers = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -128,42 +134,42 @@ def cases(draw: st.DrawFn) -> Case:
     }
 
 
-def members(uids: Sequence[str]) -> dict[str, list[int]]:
+def list_members(uids: Sequence[str]) -> dict[str, list[int]]:
     result: dict[str, list[int]] = defaultdict(list)
     for row, uid in enumerate(uids):
         result[uid].append(row)
     return result
 
 
-def z(value: float, pool: Sequence[float], by_std: bool) -> float:
+def standardize(value: float, pool: Sequence[float], by_std: bool) -> float:
     mean, std = (np.mean(pool), np.std(pool, ddof=1)) if len(pool) > 1 else (0.0, 1.0)
     return float((value - mean) / (std + 1e-6) if by_std else value - mean)
 
 
-def whitened(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def whiten(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
     inside = values[mask == 1]
     return np.where(mask == 1, (values - inside.mean()) / np.sqrt(inside.var(ddof=1) + 1e-8), 0.0)
 
 
-def grpo_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    total, group = case["token_rewards"].sum(1), members(case["uids"])
-    result = [z(total[i], total[group[uid]], case["by_std"]) for i, uid in enumerate(case["uids"])]
+def compute_grpo(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    total, group = case["token_rewards"].sum(1), list_members(case["uids"])
+    result = [standardize(total[i], total[group[uid]], case["by_std"]) for i, uid in enumerate(case["uids"])]
     return (np.array(result)[:, None] * case["mask"],) * 2
 
 
-def multiturn_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    result, group = np.zeros(case["mask"].shape), members(case["uids"])
+def compute_multiturn(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    result, group = np.zeros(case["mask"].shape), list_members(case["uids"])
     for i, uid in enumerate(case["uids"]):
         pool = [value for row in group[uid] for value in case["turns"][row].values()]
         for t in range(result.shape[1]):
             turn = int(case["turn_ids"][i, t])
             if case["mask"][i, t]:
-                result[i, t] = 0.5 * z(case["turns"][i][turn], pool, case["by_std"])
-                result[i, t] += z(case["whole"][i], case["whole"][group[uid]], case["by_std"])
+                result[i, t] = 0.5 * standardize(case["turns"][i][turn], pool, case["by_std"])
+                result[i, t] += standardize(case["whole"][i], case["whole"][group[uid]], case["by_std"])
     return result, result
 
 
-def gae_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
+def compute_gae(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """The textbook recursion over each row's state tokens alone, as if nothing stood between them."""
     raw = np.zeros(case["mask"].shape)
     for i, row in enumerate(case["mask"]):
@@ -172,37 +178,37 @@ def gae_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
             delta = case["token_rewards"][i, t] + case["gamma"] * value - case["values"][i, t]
             after = delta + case["gamma"] * case["lam"] * after
             raw[i, t], value = after, case["values"][i, t]
-    return whitened(raw, case["mask"]), (raw + case["values"]) * case["mask"]
+    return whiten(raw, case["mask"]), (raw + case["values"]) * case["mask"]
 
 
-def rloo_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    total, group, result = case["token_rewards"].sum(1), members(case["uids"]), []
+def compute_rloo(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    total, group, result = case["token_rewards"].sum(1), list_members(case["uids"]), []
     for i, uid in enumerate(case["uids"]):
         others = [total[j] for j in group[uid] if j != i]
         result.append(total[i] - (np.mean(others) if others else 0.0))
     return (np.array(result)[:, None] * case["mask"],) * 2
 
 
-def reinforce_oracle(case: Case) -> tuple[np.ndarray, np.ndarray]:
+def compute_reinforce(case: Case) -> tuple[np.ndarray, np.ndarray]:
     returns = np.zeros(case["mask"].shape)
     for i, row in enumerate(case["mask"]):
         running = 0.0
         for t in np.flatnonzero(row)[::-1]:
             running = returns[i, t] = case["token_rewards"][i, t] + case["gamma"] * running
-    return whitened(returns, case["mask"]), returns
+    return whiten(returns, case["mask"]), returns
 
 
 ORACLES: dict[AdvantageEstimator, Callable[[Case], tuple[np.ndarray, np.ndarray]]] = {
-    AdvantageEstimator.GRPO: grpo_oracle,
-    AdvantageEstimator.GRPO_MULTITURN: multiturn_oracle,
-    AdvantageEstimator.GAE: gae_oracle,
-    AdvantageEstimator.RLOO: rloo_oracle,
-    AdvantageEstimator.REINFORCE_PLUS_PLUS: reinforce_oracle,
+    AdvantageEstimator.GRPO: compute_grpo,
+    AdvantageEstimator.GRPO_MULTITURN: compute_multiturn,
+    AdvantageEstimator.GAE: compute_gae,
+    AdvantageEstimator.RLOO: compute_rloo,
+    AdvantageEstimator.REINFORCE_PLUS_PLUS: compute_reinforce,
 }
 every_estimator = pytest.mark.parametrize("name", list(AdvantageEstimator))
 
 
-def given_to_estimators(case: Case) -> Rewards:
+def give_to_estimators(case: Case) -> Rewards:
     return Rewards(
         token_rewards=torch.tensor(case["token_rewards"]).float(),
         mask=torch.tensor(case["mask"]).float(),
@@ -214,7 +220,7 @@ def given_to_estimators(case: Case) -> Rewards:
     )
 
 
-def options(name: AdvantageEstimator, case: Case) -> AlgorithmSettings:
+def build_options(name: AdvantageEstimator, case: Case) -> AlgorithmSettings:
     return AlgorithmSettings(
         adv_estimator=name, gamma=case["gamma"], lam=case["lam"], norm_adv_by_std_in_grpo=case["by_std"]
     )
@@ -226,9 +232,9 @@ def test_every_estimator_of_the_settings_is_registered() -> None:
 
 @every_estimator
 @settings(max_examples=60, deadline=None)
-@given(case=cases())
+@given(case=draw_cases())
 def test_an_estimator_equals_its_formula(name: AdvantageEstimator, case: Case) -> None:
-    result = estimate_advantages(given_to_estimators(case), options(name, case))
+    result = estimate_advantages(give_to_estimators(case), build_options(name, case))
     advantages, returns = ORACLES[name](case)
     np.testing.assert_allclose(result.advantages.numpy(), advantages, atol=2e-4)
     np.testing.assert_allclose(result.returns.numpy(), returns, atol=2e-4)
@@ -236,16 +242,16 @@ def test_an_estimator_equals_its_formula(name: AdvantageEstimator, case: Case) -
 
 @every_estimator
 @settings(max_examples=40, deadline=None)
-@given(case=cases(), poison=st.sampled_from([math.nan, math.inf, 1e6, -3.0]))
+@given(case=draw_cases(), poison=st.sampled_from([math.nan, math.inf, 1e6, -3.0]))
 def test_values_on_observation_tokens_do_not_matter(name: AdvantageEstimator, case: Case, poison: float) -> None:
-    clean = given_to_estimators(case)
+    clean = give_to_estimators(case)
     outside = clean.mask == 0
     poisoned = replace(
         clean,
         token_rewards=clean.token_rewards.masked_fill(outside, poison),
         values=clean.values.masked_fill(outside, poison),
     )
-    expected, result = (estimate_advantages(rewards, options(name, case)) for rewards in (clean, poisoned))
+    expected, result = (estimate_advantages(rewards, build_options(name, case)) for rewards in (clean, poisoned))
     assert torch.equal(result.advantages, expected.advantages)
     assert torch.equal(result.returns, expected.returns)
     assert not result.advantages[outside].any()
@@ -254,9 +260,9 @@ def test_values_on_observation_tokens_do_not_matter(name: AdvantageEstimator, ca
 
 @every_estimator
 @settings(max_examples=40, deadline=None)
-@given(case=cases(), data=st.data())
+@given(case=draw_cases(), data=st.data())
 def test_permuting_rows_permutes_the_result(name: AdvantageEstimator, case: Case, data: st.DataObject) -> None:
-    rewards = given_to_estimators(case)
+    rewards = give_to_estimators(case)
     order = data.draw(st.permutations(range(len(case["uids"]))))
     assert rewards.values is not None
     shuffled = Rewards(
@@ -268,7 +274,7 @@ def test_permuting_rows_permutes_the_result(name: AdvantageEstimator, case: Case
         rewards.whole_rewards[order],
         rewards.values[order],
     )
-    expected, result = (estimate_advantages(given, options(name, case)) for given in (rewards, shuffled))
+    expected, result = (estimate_advantages(given, build_options(name, case)) for given in (rewards, shuffled))
     torch.testing.assert_close(result.advantages, expected.advantages[order], atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(result.returns, expected.returns[order], atol=2e-5, rtol=1e-5)
 
@@ -277,16 +283,16 @@ def test_permuting_rows_permutes_the_result(name: AdvantageEstimator, case: Case
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_that_is_not_finite_is_refused(name: AdvantageEstimator, value: float) -> None:
     mask = torch.ones(2, 3)
-    rewards = some(torch.tensor([[0.0, 0.0, value], [0.0, 0.0, 1.0]]), mask, torch.zeros(2, 3))
+    rewards = build_rewards(torch.tensor([[0.0, 0.0, value], [0.0, 0.0, 1.0]]), mask, torch.zeros(2, 3))
     with pytest.raises(ValueError, match="a reward is NaN or infinite"):
         estimate_advantages(rewards, AlgorithmSettings(adv_estimator=name))
-    turned = replace(some(torch.zeros(2, 3), mask, torch.zeros(2, 3)), turn_rewards=[{1: value}, {1: 0.0}])
+    turned = replace(build_rewards(torch.zeros(2, 3), mask, torch.zeros(2, 3)), turn_rewards=[{1: value}, {1: 0.0}])
     with pytest.raises(ValueError, match="a reward is NaN or infinite"):
         estimate_advantages(turned, AlgorithmSettings(adv_estimator=name))
 
 
 def test_gae_without_values_is_refused() -> None:
-    rewards = replace(some(torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2, 3)), values=None)
+    rewards = replace(build_rewards(torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2, 3)), values=None)
     with pytest.raises(ValueError, match="needs the values of a critic"):
         estimate_advantages(rewards, AlgorithmSettings(adv_estimator="gae"))
 
@@ -305,9 +311,9 @@ def test_grpo_equals_that_of_verl(by_std: bool) -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(case=cases())
+@given(case=draw_cases())
 def test_multi_turn_grpo_is_in_verls_registry(case: Case) -> None:
-    rewards = given_to_estimators(case)
+    rewards = give_to_estimators(case)
     theirs, returns = get_adv_estimator_fn("grpo_multiturn")(
         token_level_rewards=rewards.token_rewards,
         response_mask=rewards.mask,
@@ -326,13 +332,13 @@ def test_multi_turn_grpo_is_in_verls_registry(case: Case) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(case=cases())
+@given(case=draw_cases())
 def test_without_discount_gae_over_state_tokens_is_gae_over_all_columns(case: Case) -> None:
-    rewards = given_to_estimators(case)
+    rewards = give_to_estimators(case)
     assert rewards.values is not None
     result, _ = gae(rewards.token_rewards, rewards.values, rewards.mask, 1.0, 1.0)
     to_the_end = case["token_rewards"][:, ::-1].cumsum(1)[:, ::-1] - case["values"]
-    np.testing.assert_allclose(result.numpy(), whitened(to_the_end, case["mask"]), atol=2e-4)
+    np.testing.assert_allclose(result.numpy(), whiten(to_the_end, case["mask"]), atol=2e-4)
 
 
 @pytest.mark.parametrize("name", [n for n in AdvantageEstimator if n not in ("gae", "reinforce_plus_plus")])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from trainer_parts import group
+from trainer_parts import make_group
 
 from forage_common.errors import SettingsError
 from forage_common.files.questions import Question
@@ -43,10 +43,10 @@ class Bench:
         return [entry.message for entry in self.streams.claim_prompts("probe", 1000, 0.05)]
 
     def answer(self, batch: int, position: int, version: int = 0, attempt: int = 0) -> TrajectoryGroup:
-        return self.write(group(f"q/{batch}/{position}", [0.0, 1.0], batch, position, attempt, version))
+        return self.write(make_group(f"q/{batch}/{position}", [0.0, 1.0], batch, position, attempt, version))
 
     def reply(self, prompt: Prompt, rewards: Sequence[float]) -> TrajectoryGroup:
-        return self.write(group(prompt.group_uid, rewards, prompt.batch, prompt.position, prompt.attempt))
+        return self.write(make_group(prompt.group_uid, rewards, prompt.batch, prompt.position, prompt.attempt))
 
     def write(self, result: TrajectoryGroup) -> TrajectoryGroup:
         # As `issue` and `finish` do.
@@ -218,20 +218,20 @@ def test_a_group_beyond_the_bound_is_dropped_and_issued_again(bench: Callable[..
 
 
 def test_only_the_wait_for_missing_groups_is_counted(bench: Callable[..., Bench]) -> None:
-    def waited() -> float:
+    def measure_wait() -> float:
         return float(WAIT_SECONDS.collect()[0].samples[0].value)
 
     b = bench()
-    before = waited()
+    before = measure_wait()
     with pytest.raises(BatchTimeoutError):
         b.batcher.next_batch(1, 0.5)
-    assert 0.5 <= waited() - before < 5.0
+    assert 0.5 <= measure_wait() - before < 5.0
     for position in range(SIZE):
         b.answer(1, position)
     b.uids(1)
-    before = waited()
+    before = measure_wait()
     b.uids(1)
-    assert waited() - before < 0.05, "all groups are there"
+    assert measure_wait() - before < 0.05, "all groups are there"
 
 
 def test_a_restarted_trainer_reclaims_unacknowledged_groups(bench: Callable[..., Bench]) -> None:
@@ -317,12 +317,12 @@ def test_a_stale_refill_is_issued_again_under_its_own_uid(bench: Callable[..., B
     b.feeder.issue_up_to_bound(1)
     prompts = b.prompts()
     for prompt in prompts:
-        b.write(group(prompt.group_uid, [1.0, 1.0], 2, prompt.position, 0, version=1))
+        b.write(make_group(prompt.group_uid, [1.0, 1.0], 2, prompt.position, 0, version=1))
     with pytest.raises(BatchTimeoutError):
         b.batcher.next_batch(2, 0.2)
     refill = b.prompts()[0]
     assert refill.min_policy_version == 1
-    b.write(group(refill.group_uid, [0.0, 1.0], 2, 0, refill.attempt, version=0))
+    b.write(make_group(refill.group_uid, [0.0, 1.0], 2, 0, refill.attempt, version=0))
     with pytest.raises(BatchTimeoutError):
         b.batcher.next_batch(2, 0.2)
     [again] = b.prompts()

@@ -22,12 +22,12 @@ SOUND = {
 }  # fmt: skip
 
 
-def guards(*overrides: str) -> Guards:
+def build_guards(*overrides: str) -> Guards:
     settings = load_settings(None, ["trainer.guards.window=4", *(f"trainer.guards.{one}" for one in overrides)], {})
     return Guards(settings.trainer.guards)
 
 
-def seen(guard: Guards, *steps: Mapping[str, Any]) -> list[list[str]]:
+def list_trips(guard: Guards, *steps: Mapping[str, Any]) -> list[list[str]]:
     return [[trip.guard for trip in guard.check({**SOUND, **step}, 10)] for step in steps]
 
 
@@ -52,11 +52,11 @@ def seen(guard: Guards, *steps: Mapping[str, Any]) -> list[list[str]]:
     ],
 )
 def test_guards_on_a_single_step(step: dict[str, Any], expected: list[str]) -> None:
-    assert seen(guards(), step) == [expected]
+    assert list_trips(build_guards(), step) == [expected]
 
 
 def test_a_step_without_an_update_trips_no_guard() -> None:
-    assert guards().check({"reward_mean": None, "dead_groups": 0}, 10) == []
+    assert build_guards().check({"reward_mean": None, "dead_groups": 0}, 10) == []
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_step_without_an_update_trips_no_guard() -> None:
     ],
 )
 def test_the_gradient_norm_guard_compares_with_the_previous_median(norms: list[float], trips: list[int]) -> None:
-    result = seen(guards(), *({"grad_norm": norm} for norm in norms))
+    result = list_trips(build_guards(), *({"grad_norm": norm} for norm in norms))
     assert [number for number, names in enumerate(result) if names] == trips
 
 
@@ -86,18 +86,18 @@ def test_the_gradient_norm_guard_compares_with_the_previous_median(norms: list[f
     ],
 )
 def test_the_reward_guard_compares_with_the_highest_mean(rewards: list[float], trips: list[int]) -> None:
-    result = seen(guards(), *({"reward_mean": reward} for reward in rewards))
+    result = list_trips(build_guards(), *({"reward_mean": reward} for reward in rewards))
     assert [number for number, names in enumerate(result) if names] == trips
 
 
 def test_guards_decide_the_same_after_a_restart() -> None:
     series = [{"grad_norm": 1 + n % 3, "reward_mean": 1 - 0.12 * n} for n in range(9)]
     series.append({"grad_norm": 40.0, "reward_mean": 0.0})
-    straight = guards()
+    straight = build_guards()
     expected = [straight.check({**SOUND, **step}, 10) for step in series]
     assert any(expected)
     for cut in range(len(series)):
-        old, new = guards(), guards()
+        old, new = build_guards(), build_guards()
         result = [old.check({**SOUND, **step}, 10) for step in series[:cut]]
         new.load_state_dict(json.loads(json.dumps(old.state_dict())))
         result += [new.check({**SOUND, **step}, 10) for step in series[cut:]]
@@ -105,8 +105,8 @@ def test_guards_decide_the_same_after_a_restart() -> None:
 
 
 def test_actions_are_set_and_the_gravest_comes_first() -> None:
-    assert seen(guards("kl.action=ignore"), {"kl_ref": 5.0}) == [[]]
-    trips = guards("kl.action=warn", "entropy.action=rollback", "logprob.action=stop").check(
+    assert list_trips(build_guards("kl.action=ignore"), {"kl_ref": 5.0}) == [[]]
+    trips = build_guards("kl.action=warn", "entropy.action=rollback", "logprob.action=stop").check(
         {**SOUND, "kl_ref": 5.0, "entropy": 0.0, "logprob_diff_mean": 3.0}, 10
     )
     assert [(trip.guard, trip.action) for trip in trips] == [
@@ -127,7 +127,7 @@ def test_only_the_non_finite_guard_acts_by_default() -> None:
 )
 def test_a_wrong_setting_is_named(override: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        guards(override)
+        build_guards(override)
 
 
 TRIP = Trip("grad_norm", "rollback", "gradient norm is 99")

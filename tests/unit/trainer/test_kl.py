@@ -20,19 +20,19 @@ DATA = Path(__file__).parents[2] / "data/trainer"
 KINDS = ("kl", "abs", "mse", "low_var_kl")
 
 
-def examples(name: str) -> Any:
+def load_examples(name: str) -> Any:
     rows = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
     return pytest.mark.parametrize("example", rows, ids=lambda e: e["id"])
 
 
-def formula(kind: str, log_prob: float, reference: float) -> float:
+def evaluate_formula(kind: str, log_prob: float, reference: float) -> float:
     d = reference - log_prob
     if kind == "low_var_kl":
         return min(max((math.exp(d) if d < 700 else math.inf) - d - 1, -10.0), 10.0)
     return {"kl": -d, "abs": abs(d), "mse": 0.5 * d * d}[kind]
 
 
-@examples("kl")
+@load_examples("kl")
 def test_each_kind_follows_the_specification(example: dict[str, Any]) -> None:
     log_probs, reference = torch.tensor(example["log_prob"]), torch.tensor(example["reference"])
     if example["error"]:
@@ -45,7 +45,7 @@ def test_each_kind_follows_the_specification(example: dict[str, Any]) -> None:
     torch.testing.assert_close(-result.token_rewards, torch.tensor(example["kl"]), atol=1e-4, rtol=0)
 
 
-@examples("apply_kl_penalty")
+@load_examples("apply_kl_penalty")
 def test_the_penalty_follows_the_specification(example: dict[str, Any]) -> None:
     rewards, log_probs, reference, mask = (
         torch.tensor(example[name]).float() for name in ("token_rewards", "log_probs", "reference", "mask")
@@ -76,7 +76,7 @@ def test_only_tokens_of_the_mask_are_penalized(
     result = apply_kl_penalty(columns[2], own, reference, mask.float(), kind, 0.3)
     means = []
     for i, row in enumerate(rows):
-        paid = [formula(kind, a, b) if inside else 0.0 for a, b, inside, _ in row]
+        paid = [evaluate_formula(kind, a, b) if inside else 0.0 for a, b, inside, _ in row]
         expected = [reward - 0.3 * k for (_, _, _, reward), k in zip(row, paid, strict=True)]
         assert result.token_rewards[i].tolist() == pytest.approx(expected, abs=1e-6)
         means.append(sum(paid) / sum(t[2] for t in row))
@@ -95,7 +95,7 @@ def test_a_token_with_a_non_finite_kl_is_not_penalized_and_is_counted() -> None:
 # The controller.
 
 
-@examples("adaptive_kl")
+@load_examples("adaptive_kl")
 def test_the_controller_follows_the_specification(example: dict[str, Any]) -> None:
     given = {name: example[name] for name in ("kl_coef", "target_kl", "horizon")}
     if example["error"]:

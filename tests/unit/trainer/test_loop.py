@@ -107,7 +107,7 @@ def train(model: Path, tmp_path: Path, redis_server: RedisSettings) -> Iterator[
         player.end()
 
 
-def lines(settings: Settings) -> list[dict[str, object]]:
+def read_metrics(settings: Settings) -> list[dict[str, object]]:
     result = read_lines(settings.run.folder / "metrics.jsonl")
     assert [line["step"] for line in result] == list(range(1, settings.trainer.total_training_steps + 1))
     return result
@@ -117,7 +117,7 @@ def test_ppo_updates_actor_and_critic_and_resumes(train: Callable[..., Settings]
     ppo = ["trainer.algorithm.adv_estimator=gae", "trainer.critic.ppo_mini_batch_size=1", "trainer.critic_warmup=1"]
     ppo += ["trainer.critic.optim.lr=0.01"]
     train(*ppo, "trainer.total_training_steps=2")
-    result = lines(train(*ppo, "trainer.total_training_steps=4"))
+    result = read_metrics(train(*ppo, "trainer.total_training_steps=4"))
     assert ["loss" in line for line in result] == [False, True, True, True], "the critic learns first, alone"
     assert all(line["critic/grad_norm"] > 0 for line in result)
     assert all(line["seconds"]["values"] > 0 < line["seconds"]["critic"] for line in result)
@@ -129,7 +129,7 @@ def test_multi_turn_grpo_steps_on_scores_with_turns(train: Callable[..., Setting
     settings = train(
         "trainer.algorithm.adv_estimator=grpo_multiturn", "trainer.rollout_data_freq=2", rollout=TurnedRollout
     )
-    assert all(math.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in lines(settings))
+    assert all(math.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in read_metrics(settings))
     kept = step_file_path(settings.run.folder, 2)
     assert list(kept.parent.iterdir()) == [kept], "the trajectories of every second step are kept"
     rows = pq.read_table(kept).to_pylist()
@@ -148,7 +148,7 @@ def test_the_kl_coefficient_adapts_and_survives_a_restart(
     kl += ["trainer.algorithm.kl_ctrl.type=adaptive", "trainer.algorithm.kl_ctrl.horizon=60"]
     kl += ["trainer.algorithm.kl_ctrl.kl_coef=0.1", "trainer.algorithm.kl_ctrl.target_kl=1000"]
     train(*kl, "trainer.total_training_steps=2")
-    result = lines(train(*kl, "trainer.total_training_steps=4"))
+    result = read_metrics(train(*kl, "trainer.total_training_steps=4"))
     # Far below its target the KL lowers the coefficient by 0.2 * rows / horizon a step.
     lower = 1 - 0.2 * BATCH * SAMPLES / 60
     assert [line["kl_reward_coef"] for line in result] == pytest.approx([0.1 * lower**n for n in range(4)])
@@ -176,7 +176,7 @@ def test_an_overlapped_validation_survives_a_restart_and_its_checkpoint_is_kept(
         train(*beside, rollout=UnhurriedRollout)
     UnhurriedRollout.later.set()
     settings = train(*beside)
-    lines(settings)
+    read_metrics(settings)
     result = json.loads((settings.run.folder / "validation" / "step-2.json").read_text())
     assert (result["version"], result["count"], result["later_version_share"]) == (2, 2, 1.0)
     checkpoints = settings.run.folder / "checkpoints"
@@ -188,7 +188,7 @@ def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(train: Callabl
     drop = ["trainer.straggler_timeout_s=2", "trainer.partial_groups=drop", "trainer.max_staleness=0"]
     refill = ["trainer.algorithm.filter_groups=true", "trainer.max_refills=1"]
     settings = train(*drop, *refill, rollout=PartialRollout)
-    result = lines(settings)
+    result = read_metrics(settings)
     assert [line["dropped_stragglers"] for line in result] == [0, 1, 0]
     assert [line["refilled_groups"] for line in result] == [2, 1, 2]
     assert [line["filtered_groups"] for line in result] == [0, 0, 0]

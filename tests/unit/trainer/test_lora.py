@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_parts import trajectory, write_model
+from trainer_parts import build_trajectory, write_model
 
 from forage_common.settings import AlgorithmSettings, load_settings
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def batch() -> StepTensors:
     groups = [
-        TrajectoryGroup(group_uid=uid, trajectories=[trajectory(uid, i, float(i % 2)) for i in range(3)])
+        TrajectoryGroup(group_uid=uid, trajectories=[build_trajectory(uid, i, float(i % 2)) for i in range(3)])
         for uid in "ab"
     ]
     result = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)

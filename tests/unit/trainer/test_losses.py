@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from trainer_parts import PROMPT_TOKENS, trajectory
+from trainer_parts import PROMPT_TOKENS, build_trajectory
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
@@ -29,8 +29,8 @@ SCALE = 40
 Matrices = dict[str, np.ndarray]
 
 
-def batch(state_masking: bool = True) -> StepTensors:
-    rows = [trajectory("a", i, float(i % 2), turns=(2 + i, 3 + i), observation=i + 1) for i in range(4)]
+def build_batch(state_masking: bool = True) -> StepTensors:
+    rows = [build_trajectory("a", i, float(i % 2), turns=(2 + i, 3 + i), observation=i + 1) for i in range(4)]
     algorithm = AlgorithmSettings(state_masking=state_masking)
     result = build_step_tensors(
         select_trajectories([TrajectoryGroup(trajectories=rows)], algorithm), 0, 1, 0, algorithm
@@ -39,7 +39,7 @@ def batch(state_masking: bool = True) -> StepTensors:
     return result
 
 
-def drawn(tensors: StepTensors, seed: int = 0) -> Matrices:
+def draw_matrices(tensors: StepTensors, seed: int = 0) -> Matrices:
     """Log-probabilities far enough apart that every clip is met; float32, as the loss sees them."""
     numbers, shape = np.random.default_rng(seed), tensors.mask.shape
     own = -numbers.uniform(0.1, 3, shape)
@@ -61,7 +61,7 @@ def make_jagged(tensors: StepTensors, matrix: np.ndarray) -> torch.Tensor:
     return unpad_response(torch.tensor(matrix), tensors.data)
 
 
-def predicted(tensors: StepTensors, matrix: torch.Tensor) -> torch.Tensor:
+def lay_out_prediction(tensors: StepTensors, matrix: torch.Tensor) -> torch.Tensor:
     """The layout of a model's output: jagged as the input, with a response token's value at the token before it."""
     lengths = tensors.data["responses"].offsets().diff().tolist()
     rows = [
@@ -71,14 +71,14 @@ def predicted(tensors: StepTensors, matrix: torch.Tensor) -> torch.Tensor:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-def counted(data: TensorDict, tensors: StepTensors) -> TensorDict:
+def describe_batch(data: TensorDict, tensors: StepTensors) -> TensorDict:
     """The engine's description of the mini-batch that a micro-batch belongs to."""
     tokens, rows = float(tensors.mask.sum()), len(tensors.uids)
     tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=rows)
     return data
 
 
-def actor_loss(
+def run_actor_loss(
     tensors: StepTensors,
     given_: Matrices,
     actor: ActorSettings,
@@ -92,17 +92,17 @@ def actor_loss(
     data["ref_log_prob"] = make_jagged(tensors, given_["reference"])
     data["rollout_log_probs"] = make_jagged(tensors, given_["engine"])
     output = {
-        "log_probs": predicted(tensors, torch.tensor(given_["own"]) if own is None else own),
-        "entropy": predicted(tensors, torch.tensor(given_["entropy"])),
+        "log_probs": lay_out_prediction(tensors, torch.tensor(given_["own"]) if own is None else own),
+        "entropy": lay_out_prediction(tensors, torch.tensor(given_["entropy"])),
     }
     if rows is not None:
         data = select_rows(data, rows)
         output = {name: select_rows(TensorDict({name: v}, len(tensors.uids)), rows)[name] for name, v in output.items()}
-    loss, _ = ActorLoss(build_actor_config(actor, 4), correction)(output, counted(data, tensors))
+    loss, _ = ActorLoss(build_actor_config(actor, 4), correction)(output, describe_batch(data, tensors))
     return loss
 
 
-def aggregated(tokens: np.ndarray, mask: np.ndarray, mode: str) -> float:
+def aggregate(tokens: np.ndarray, mask: np.ndarray, mode: str) -> float:
     tokens = np.where(mask == 1, tokens, 0.0)
     if mode == "token-mean":
         return float(tokens.sum() / mask.sum())
@@ -110,7 +110,7 @@ def aggregated(tokens: np.ndarray, mask: np.ndarray, mode: str) -> float:
     return float(rows.mean() / (SCALE if mode == "seq-mean-token-sum-norm" else 1))
 
 
-def weights(given_: Matrices, state: np.ndarray, mode: str) -> np.ndarray:
+def compute_weights(given_: Matrices, state: np.ndarray, mode: str) -> np.ndarray:
     ratio = np.exp(given_["old"].astype(float) - given_["engine"])
     result = {
         "none": np.ones_like(ratio),
@@ -121,7 +121,7 @@ def weights(given_: Matrices, state: np.ndarray, mode: str) -> np.ndarray:
     return np.where(state == 1, result, 1.0)
 
 
-def actor_oracle(tensors: StepTensors, given_: Matrices, actor: ActorSettings, mode: str) -> float:
+def compute_actor_loss(tensors: StepTensors, given_: Matrices, actor: ActorSettings, mode: str) -> float:
     ratio = np.exp(given_["own"].astype(float) - given_["old"])
     advantage = given_["advantages"]
     clipped = np.clip(ratio, 1 - actor.clip_ratio, 1 + actor.clip_ratio_high)
@@ -131,13 +131,13 @@ def actor_oracle(tensors: StepTensors, given_: Matrices, actor: ActorSettings, m
     k3 = np.clip(np.exp(log_ratio) - log_ratio - 1, -10, 10)
     mask, how = tensors.mask.numpy(), actor.loss_agg_mode
     return (
-        aggregated(-gain * weights(given_, tensors.state.numpy(), mode), mask, how)
-        - actor.entropy_coeff * aggregated(given_["entropy"], mask, how)
-        + (actor.kl_loss_coef * aggregated(k3, mask, how) if actor.use_kl_loss else 0.0)
+        aggregate(-gain * compute_weights(given_, tensors.state.numpy(), mode), mask, how)
+        - actor.entropy_coeff * aggregate(given_["entropy"], mask, how)
+        + (actor.kl_loss_coef * aggregate(k3, mask, how) if actor.use_kl_loss else 0.0)
     )
 
 
-def settings_of(mode: str, **others: Any) -> ActorSettings:
+def build_settings(mode: str, **others: Any) -> ActorSettings:
     scale = SCALE if mode == "seq-mean-token-sum-norm" else None
     fields = {"clip_ratio": 0.2, "clip_ratio_high": 0.4, "clip_ratio_c": 1.5, "entropy_coeff": 0.01}
     return ActorSettings(loss_agg_mode=mode, loss_scale_factor=scale, kl_loss_coef=0.3, **(fields | others))
@@ -147,39 +147,41 @@ def settings_of(mode: str, **others: Any) -> ActorSettings:
 @pytest.mark.parametrize("correction", ["none", "tis", "decoupled", "icepop"])
 @pytest.mark.parametrize("state_masking", [True, False])
 def test_the_actor_loss_is_its_formula(agg: str, correction: str, state_masking: bool) -> None:
-    tensors, actor = batch(state_masking), settings_of(agg)
-    given_ = drawn(tensors)
-    result = actor_loss(tensors, given_, actor, CorrectionSettings(mode=correction))
-    assert float(result) == pytest.approx(actor_oracle(tensors, given_, actor, correction), rel=1e-4, abs=1e-5)
+    tensors, actor = build_batch(state_masking), build_settings(agg)
+    given_ = draw_matrices(tensors)
+    result = run_actor_loss(tensors, given_, actor, CorrectionSettings(mode=correction))
+    assert float(result) == pytest.approx(compute_actor_loss(tensors, given_, actor, correction), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("others", [{"use_kl_loss": False}, {"entropy_coeff": 0.0}, {"clip_ratio_c": 100.0}])
 def test_each_term_of_the_loss_can_be_left_out(others: dict[str, Any]) -> None:
-    tensors = batch()
-    given_, actor = drawn(tensors), settings_of("token-mean", **others)
-    result = float(actor_loss(tensors, given_, actor, CorrectionSettings()))
-    assert result == pytest.approx(actor_oracle(tensors, given_, actor, "tis"), rel=1e-4)
-    assert result != pytest.approx(actor_oracle(tensors, given_, settings_of("token-mean"), "tis"), rel=1e-4)
+    tensors = build_batch()
+    given_, actor = draw_matrices(tensors), build_settings("token-mean", **others)
+    result = float(run_actor_loss(tensors, given_, actor, CorrectionSettings()))
+    assert result == pytest.approx(compute_actor_loss(tensors, given_, actor, "tis"), rel=1e-4)
+    assert result != pytest.approx(compute_actor_loss(tensors, given_, build_settings("token-mean"), "tis"), rel=1e-4)
 
 
 @pytest.mark.parametrize("agg", MODES)
 def test_micro_batches_add_up_to_the_mini_batch(agg: str) -> None:
-    tensors, actor = batch(), settings_of(agg)
-    given_ = drawn(tensors)
-    parts = [actor_loss(tensors, given_, actor, CorrectionSettings(), rows) for rows in ([2, 0], [3], [1])]
-    assert float(sum(parts)) == pytest.approx(float(actor_loss(tensors, given_, actor, CorrectionSettings())), rel=1e-5)
+    tensors, actor = build_batch(), build_settings(agg)
+    given_ = draw_matrices(tensors)
+    parts = [run_actor_loss(tensors, given_, actor, CorrectionSettings(), rows) for rows in ([2, 0], [3], [1])]
+    assert float(sum(parts)) == pytest.approx(
+        float(run_actor_loss(tensors, given_, actor, CorrectionSettings())), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("agg", MODES)
 @pytest.mark.parametrize("correction", ["none", "tis", "decoupled", "icepop"])
 def test_values_on_observation_tokens_do_not_change_the_gradient(agg: str, correction: str) -> None:
-    tensors, actor = batch(), settings_of(agg)
-    given_ = drawn(tensors)
+    tensors, actor = build_batch(), build_settings(agg)
+    given_ = draw_matrices(tensors)
     other = {name: np.where(tensors.mask == 1, value, 7.0) for name, value in given_.items() if name != "own"}
     gradients = []
     for some in (given_, other | {"own": given_["own"]}):
         own = torch.tensor(given_["own"], requires_grad=True)
-        actor_loss(tensors, some, actor, CorrectionSettings(mode=correction), own=own).backward()
+        run_actor_loss(tensors, some, actor, CorrectionSettings(mode=correction), own=own).backward()
         assert own.grad is not None
         gradients.append(own.grad)
     assert torch.equal(*gradients)
@@ -226,7 +228,7 @@ def test_unsampled_tokens_have_weight_one(mode: str, tokens: list[tuple[float, f
 # The critic.
 
 
-def critic_loss(tensors: StepTensors, given_: Matrices, critic: CriticSettings) -> torch.Tensor:
+def run_critic_loss(tensors: StepTensors, given_: Matrices, critic: CriticSettings) -> torch.Tensor:
     config = CriticConfig(
         strategy="fsdp2",
         ppo_micro_batch_size_per_gpu=1,
@@ -235,21 +237,21 @@ def critic_loss(tensors: StepTensors, given_: Matrices, critic: CriticSettings) 
     )
     data = tensors.data.copy()
     data["values"], data["returns"] = make_jagged(tensors, given_["values"]), make_jagged(tensors, given_["returns"])
-    output = {"values": predicted(tensors, torch.tensor(given_["predicted"]))}
-    loss, _ = value_loss(config, output, counted(data, tensors))
+    output = {"values": lay_out_prediction(tensors, torch.tensor(given_["predicted"]))}
+    loss, _ = value_loss(config, output, describe_batch(data, tensors))
     return loss
 
 
 @pytest.mark.parametrize("agg", MODES[:3])
 def test_verls_value_loss_is_the_clipped_square_on_state_tokens(agg: str) -> None:
-    tensors, critic = batch(), CriticSettings(cliprange_value=0.3, loss_agg_mode=agg)
-    given_ = drawn(tensors)
+    tensors, critic = build_batch(), CriticSettings(cliprange_value=0.3, loss_agg_mode=agg)
+    given_ = draw_matrices(tensors)
     close = np.clip(given_["predicted"], given_["values"] - 0.3, given_["values"] + 0.3)
     squares = np.maximum((given_["predicted"] - given_["returns"]) ** 2, (close - given_["returns"]) ** 2)
-    result = critic_loss(tensors, given_, critic)
-    assert float(result) == pytest.approx(0.5 * aggregated(squares, tensors.mask.numpy(), agg), rel=1e-5)
+    result = run_critic_loss(tensors, given_, critic)
+    assert float(result) == pytest.approx(0.5 * aggregate(squares, tensors.mask.numpy(), agg), rel=1e-5)
     poisoned = {name: np.where(tensors.mask == 1, value, 99.0) for name, value in given_.items()}
-    assert torch.equal(critic_loss(tensors, poisoned, critic), result)
+    assert torch.equal(run_critic_loss(tensors, poisoned, critic), result)
 
 
 # Settings.

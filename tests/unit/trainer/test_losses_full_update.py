@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_parts import PROMPT_TOKENS, trajectory, write_model
+from trainer_parts import PROMPT_TOKENS, build_trajectory, write_model
 
 from forage_common.settings import load_settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
@@ -39,7 +39,7 @@ def forward(model: torch.nn.Module, row: Trajectory) -> tuple[torch.Tensor, torc
     return every.gather(-1, ids[0, PROMPT_TOKENS:, None])[:, 0], -(every.exp() * every).sum(-1)
 
 
-def objective(
+def compute_objective(
     model: torch.nn.Module, rows: list[Trajectory], known: dict[str, list[torch.Tensor]], agg: str, correction: str
 ) -> tuple[torch.Tensor, int]:
     """(loss of one mini-batch, tokens that were clipped)."""
@@ -85,7 +85,8 @@ def test_every_gradient_of_a_step_equals_plain_pytorch(
         TrajectoryGroup(
             group_uid=uid,
             trajectories=[
-                trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1) for i in range(4)
+                build_trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1)
+                for i in range(4)
             ],
         )
         for uid in "ab"
@@ -97,13 +98,13 @@ def test_every_gradient_of_a_step_equals_plain_pytorch(
     seen: list[dict[str, torch.Tensor]] = []
     starts: list[dict[str, torch.Tensor]] = []
 
-    def full(tensor: Any) -> torch.Tensor:
+    def gather(tensor: Any) -> torch.Tensor:
         return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
     def note(*_: Any) -> None:
         named = dict(engine.module.named_parameters())
-        seen.append({name: full(p.grad) for name, p in named.items()})
-        starts.append({name: full(p) for name, p in named.items()})
+        seen.append({name: gather(p.grad) for name, p in named.items()})
+        starts.append({name: gather(p) for name, p in named.items()})
 
     engine.optimizer.register_step_pre_hook(note)
     advantages = grpo_outcome(batch.token_rewards, batch.mask, batch.uids)
@@ -129,7 +130,7 @@ def test_every_gradient_of_a_step_equals_plain_pytorch(
             "adv": advantages,
         }
         known = {name: [matrix[i, :n] for i, n in zip(places, lengths, strict=True)] for name, matrix in padded.items()}
-        loss, clipped = objective(model, rows, known, agg, correction)
+        loss, clipped = compute_objective(model, rows, known, agg, correction)
         loss.backward()
         clips += clipped
         for name, expected in model.named_parameters():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_parts import group, trajectory
+from trainer_parts import build_trajectory, make_group
 
 from forage_common.v1.trajectory_pb2 import Score, Status, Trajectory, TrajectoryGroup
 from forage_trainer.reporting.metrics import compute_estimate_metrics, compute_trajectory_metrics, to_verl_names
@@ -36,7 +36,7 @@ def test_state_tokens_follow_the_specification(example: dict[str, Any]) -> None:
 
 
 def test_both_sums_of_a_score_with_turns_are_reported() -> None:
-    row = trajectory("a", 0, 0.45)
+    row = build_trajectory("a", 0, 0.45)
     row.turn_ids[:] = [1] * 6 + [-1] * 7 + [2] * 5
     for turn, earned in ((1, 0.2), (2, 0.1)):
         row.score.components.add(name=f"turn_{turn}", raw=earned, weighted=earned / 2)
@@ -47,8 +47,8 @@ def test_both_sums_of_a_score_with_turns_are_reported() -> None:
 
 
 def test_rows_without_state_tokens_are_counted() -> None:
-    rows = group("a", [0.0, 1.0])
-    rows.trajectories.append(trajectory("a", 2, 1.0, turns=()))
+    rows = make_group("a", [0.0, 1.0])
+    rows.trajectories.append(build_trajectory("a", 2, 1.0, turns=()))
     assert compute_trajectory_metrics([rows], 0)["without_state_tokens"] == 1
 
 

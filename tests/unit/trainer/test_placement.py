@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_parts import PROMPT_TOKENS, group
+from trainer_parts import PROMPT_TOKENS, make_group
 
 from forage_common.settings import AlgorithmSettings, RewardPlacement
 from forage_common.v1.trajectory_pb2 import Component, Score, Status, Trajectory
@@ -27,11 +27,11 @@ DATA = Path(__file__).parents[2] / "data"
 SPREAD, LAST = RewardPlacement.TURN_PROPORTIONAL, RewardPlacement.FINAL_TOKEN_ONLY
 
 
-def examples(path: str) -> list[dict[str, Any]]:
+def load_examples(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DATA / path).read_text().splitlines()]
 
 
-def turned(turns: dict[int, float], whole: dict[str, float], mask: list[int], turn_ids: list[int]) -> Trajectory:
+def build_turned(turns: dict[int, float], whole: dict[str, float], mask: list[int], turn_ids: list[int]) -> Trajectory:
     """A trajectory whose score has the components that the reward `structured` gives."""
     parts = [Component(name=f"turn_{turn}", raw=one, weighted=one / len(turns)) for turn, one in turns.items()]
     parts += [Component(name=name, raw=one, weighted=0.0 if name[0] == "_" else one) for name, one in whole.items()]
@@ -39,7 +39,7 @@ def turned(turns: dict[int, float], whole: dict[str, float], mask: list[int], tu
     return Trajectory(loss_mask=mask, turn_ids=turn_ids, score=score)
 
 
-@pytest.mark.parametrize("example", examples("trainer/reward_placement.jsonl"))
+@pytest.mark.parametrize("example", load_examples("trainer/reward_placement.jsonl"))
 @pytest.mark.parametrize("placement", [SPREAD, LAST])
 def test_an_outcome_reward_is_on_the_last_state_token(example: dict[str, Any], placement: RewardPlacement) -> None:
     turn_ids = [1 if own else -1 for own in example["state"]]
@@ -48,7 +48,7 @@ def test_an_outcome_reward_is_on_the_last_state_token(example: dict[str, Any], p
     assert [[place, value] for place, value in enumerate(result.rewards) if value] == example["nonzero"]
 
 
-@pytest.mark.parametrize("example", examples("trainer/structured_to_tokens.jsonl"))
+@pytest.mark.parametrize("example", load_examples("trainer/structured_to_tokens.jsonl"))
 def test_tokens_get_the_expected_rewards(example: dict[str, Any]) -> None:
     turns, placement = dict(example["turns"]), RewardPlacement(example["strategy"])
     whole = sum(value for name, value in example["whole"].items() if not name.startswith("_"))
@@ -56,7 +56,7 @@ def test_tokens_get_the_expected_rewards(example: dict[str, Any]) -> None:
     assert result.rewards == pytest.approx(example["want"])
     assert result.flagged == (not any(example["mask"]))
     if turns and min(turns) >= 1:  # components name turns from 1 only
-        row = turned(turns, example["whole"], example["mask"], example["turn_ids"])
+        row = build_turned(turns, example["whole"], example["mask"], example["turn_ids"])
         assert compute_token_rewards(row, placement).rewards == pytest.approx(example["want"])
 
 
@@ -98,7 +98,7 @@ def test_the_placement_conserves_its_sum(
 )
 def test_rewards_are_on_state_tokens_and_keep_their_sum(turns: dict[int, float], whole: float, ids: list[int]) -> None:
     mask = [int(turn > 0) for turn in ids]
-    row = turned(turns, {"exact_match": whole, "_raw": 1.0}, mask, ids)
+    row = build_turned(turns, {"exact_match": whole, "_raw": 1.0}, mask, ids)
     spread, last = compute_token_rewards(row, SPREAD), compute_token_rewards(row, LAST)
     for result in (spread, last):
         assert not any(value for value, own in zip(result.rewards, mask, strict=True) if not own)
@@ -139,10 +139,10 @@ def test_estimator_and_kl_decide_an_unset_placement(given_settings: dict[str, An
 
 
 def test_tensors_hold_the_placed_rewards_and_the_parts_of_the_score() -> None:
-    both = group("a", [0.0, 0.0])
+    both = make_group("a", [0.0, 0.0])
     for row, gain in zip(both.trajectories, (0.2, 0.4), strict=True):
         row.turn_ids[:] = [1] * 6 + [-1] * 7 + [2] * 5
-        row.score.CopyFrom(turned({1: gain, 2: 0.1}, {"exact_match": 0.3}, [], []).score)
+        row.score.CopyFrom(build_turned({1: gain, 2: 0.1}, {"exact_match": 0.3}, [], []).score)
     settings_ = AlgorithmSettings(reward_placement="turn_proportional")
     result = build_step_tensors(select_trajectories([both], settings_), 0, 1, 0, settings_)
     assert result is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_parts import PROMPT_TOKENS, trajectory, write_model
+from trainer_parts import PROMPT_TOKENS, build_trajectory, write_model
 
 from forage_common.settings import AlgorithmSettings, Settings, load_settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
@@ -42,19 +42,22 @@ def worker(built: tuple[PolicyWorker, Path]) -> PolicyWorker:
     return built[0]
 
 
-def rows(samples: int = 4) -> list[TrajectoryGroup]:
+def build_groups(samples: int = 4) -> list[TrajectoryGroup]:
     made = [
-        [trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1) for i in range(samples)]
+        [
+            build_trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1)
+            for i in range(samples)
+        ]
         for uid in "ab"
     ]
     return [TrajectoryGroup(group_uid=uid, trajectories=result) for uid, result in zip("ab", made, strict=True)]
 
 
-def flat(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
+def flatten(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
     return [t for g in groups for t in g.trajectories]
 
 
-def tensors(groups: Sequence[TrajectoryGroup]) -> StepTensors:
+def build_tensors(groups: Sequence[TrajectoryGroup]) -> StepTensors:
     batch = build_step_tensors(select_trajectories(groups, ALGORITHM), 0, 1, 0, ALGORITHM)
     assert batch is not None
     return batch
@@ -63,38 +66,38 @@ def tensors(groups: Sequence[TrajectoryGroup]) -> StepTensors:
 def take_step(
     worker: PolicyWorker, groups: Sequence[TrajectoryGroup], spend_a_pass: bool = False
 ) -> tuple[UpdateResult, dict[str, torch.Tensor]]:
-    batch = tensors(groups)
+    batch = build_tensors(groups)
     advantages = grpo_outcome(batch.token_rewards, batch.mask, batch.uids)
     old = worker.log_probs(batch) if spend_a_pass else None
     result = worker.update(batch, advantages, worker.reference_log_probs(batch), old, len(groups))
     return result, worker.weights(torch.float32)
 
 
-def plain_model(folder: Path) -> torch.nn.Module:
+def load_plain_model(folder: Path) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
 
 
-def response_log_probs(model: torch.nn.Module, row: Trajectory) -> torch.Tensor:
+def compute_log_probs(model: torch.nn.Module, row: Trajectory) -> torch.Tensor:
     ids = torch.tensor([list(row.token_ids)])
     log_probs = model(input_ids=ids).logits.log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])[:, 0]
     return log_probs[PROMPT_TOKENS - 1 :]
 
 
 def test_log_probs_equal_those_of_a_plain_forward(worker: PolicyWorker, settings: Settings) -> None:
-    groups = rows()
-    batch = tensors(groups)
+    groups = build_groups()
+    batch = build_tensors(groups)
     result, reference, model = (
         worker.log_probs(batch),
         worker.reference_log_probs(batch),
-        plain_model(settings.model.path),
+        load_plain_model(settings.model.path),
     )
     assert reference is not None
-    for i, row in enumerate(flat(groups)):
+    for i, row in enumerate(flatten(groups)):
         length = len(row.loss_mask)
         with torch.no_grad():
-            expected = response_log_probs(model, row)
+            expected = compute_log_probs(model, row)
         torch.testing.assert_close(result[i, :length], expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(reference[i, :length], expected, atol=1e-5, rtol=0)
         assert not result[i, length:].any()
@@ -102,17 +105,17 @@ def test_log_probs_equal_those_of_a_plain_forward(worker: PolicyWorker, settings
 
 def test_an_update_equals_plain_pytorch(worker: PolicyWorker, settings: Settings) -> None:
     """Two updates, so that the second has a policy that differs from the reference."""
-    groups, model = rows(), plain_model(settings.model.path)
-    reference = plain_model(settings.model.path)
+    groups, model = build_groups(), load_plain_model(settings.model.path)
+    reference = load_plain_model(settings.model.path)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY, betas=(0.9, 0.999))
     for _ in range(2):
         result, weights = take_step(worker, groups)
         loss, tokens = torch.zeros(()), 0
-        for row in flat(groups):
+        for row in flatten(groups):
             mask, engine = torch.tensor(list(row.loss_mask)).bool(), torch.tensor(list(row.logprobs))
-            own = response_log_probs(model, row)
+            own = compute_log_probs(model, row)
             with torch.no_grad():
-                log_ratio = response_log_probs(reference, row) - own
+                log_ratio = compute_log_probs(reference, row) - own
                 weight = (own - engine).exp().clamp(max=2.0)
             log_ratio = log_ratio.detach() + own.detach() - own
             advantage = (row.score.total - 0.5) / (torch.tensor([0.0, 1.0] * 2).std() + 1e-6)
@@ -133,9 +136,9 @@ def test_an_update_equals_plain_pytorch(worker: PolicyWorker, settings: Settings
 def test_values_on_observation_tokens_do_not_change_the_update(
     worker: PolicyWorker, built: tuple[PolicyWorker, Path]
 ) -> None:
-    groups = rows()
+    groups = build_groups()
     _, expected = take_step(worker, groups)
-    for row in flat(groups):
+    for row in flatten(groups):
         row.logprobs[:] = [p if m else -3.0 for p, m in zip(row.logprobs, row.loss_mask, strict=True)]
     worker.load(built[1])
     _, result = take_step(worker, groups)
@@ -145,35 +148,35 @@ def test_values_on_observation_tokens_do_not_change_the_update(
 def test_the_updates_own_forward_pass_equals_a_separate_one_for_old_log_probs(
     worker: PolicyWorker, built: tuple[PolicyWorker, Path]
 ) -> None:
-    own, expected = take_step(worker, rows())
+    own, expected = take_step(worker, build_groups())
     worker.load(built[1])
-    spent, result = take_step(worker, rows(), spend_a_pass=True)
+    spent, result = take_step(worker, build_groups(), spend_a_pass=True)
     torch.testing.assert_close(own.log_probs, spent.log_probs, atol=1e-6, rtol=0)
     for name in expected:
         torch.testing.assert_close(result[name], expected[name], atol=1e-5, rtol=1e-4)
 
 
 def test_a_resumed_worker_takes_the_same_next_step(worker: PolicyWorker, tmp_path: Path) -> None:
-    take_step(worker, rows())
+    take_step(worker, build_groups())
     worker.save(tmp_path / "state", 1)
-    _, expected = take_step(worker, rows())
+    _, expected = take_step(worker, build_groups())
     worker.load(tmp_path / "state")
-    _, result = take_step(worker, rows())
+    _, result = take_step(worker, build_groups())
     assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 
 def test_weights_are_a_model_that_transformers_loads(worker: PolicyWorker, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    take_step(worker, rows())
+    take_step(worker, build_groups())
     weights = worker.weights(torch.float32)
     assert "lm_head.weight" not in weights
     assert {w.dtype for w in weights.values()} == {torch.float32}
     assert sum(w.numel() for w in weights.values()) == worker.parameters
     write_model(tmp_path / "again")
     save_file(weights, tmp_path / "again/model.safetensors", metadata={"format": "pt"})
-    model = plain_model(tmp_path / "again")
-    batch = tensors(rows())
+    model = load_plain_model(tmp_path / "again")
+    batch = build_tensors(build_groups())
     with torch.no_grad():
-        expected = response_log_probs(model, flat(rows())[3])
+        expected = compute_log_probs(model, flatten(build_groups())[3])
     torch.testing.assert_close(worker.log_probs(batch)[3, : len(expected)], expected, atol=1e-5, rtol=0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer_parts import group, trajectory
+from trainer_parts import build_trajectory, make_group
 
 from forage_common.errors import SettingsError
 from forage_common.settings import load_settings
@@ -64,14 +64,14 @@ def test_the_gradient_of_the_penalty_is_on_state_tokens_only() -> None:
     before = torch.full_like(state, 0.4)
     old = -torch.rand(state.shape, generator=torch.Generator().manual_seed(1))
 
-    def gradient(advantages: torch.Tensor) -> torch.Tensor:
+    def compute_gradient(advantages: torch.Tensor) -> torch.Tensor:
         own = old.clone().requires_grad_()
         loss, _ = compute_policy_loss_vanilla(old, own, advantages, torch.ones_like(state), config=config)
         loss.backward()
         assert own.grad is not None
         return own.grad
 
-    moved = gradient(subtract_penalty(before, state, [0.75, -0.25], 2.0)) - gradient(before)
+    moved = compute_gradient(subtract_penalty(before, state, [0.75, -0.25], 2.0)) - compute_gradient(before)
     assert torch.equal(moved != 0, state == 1)
     assert (moved[0][state[0] == 1] > 0).all(), "descent makes the tokens of a hasty answer less likely"
     assert (moved[1][state[1] == 1] < 0).all(), "and those of a thoughtful one more"
@@ -83,7 +83,11 @@ def test_only_the_first_of_a_group_are_probed_and_failures_are_counted(tmp_path:
         None, [*unreachable, "model.path=" + str(tmp_path), "trainer.algorithm.probe_penalty.coef=0.5"], {}
     )
     penalty = ProbePenalty(settings)
-    rows = [*group("a", [0.0, 1.0]).trajectories, *group("b", [1.0, 0.0]).trajectories, trajectory("a", 2, 1.0)]
+    rows = [
+        *make_group("a", [0.0, 1.0]).trajectories,
+        *make_group("b", [1.0, 0.0]).trajectories,
+        build_trajectory("a", 2, 1.0),
+    ]
     sure = penalty.measure_overconfidence(rows, Policy(version=1, epoch=1), lambda: None)
     assert sure == [None] * 5
     assert penalty.compute_metrics(sure, rows) == {

@@ -32,7 +32,7 @@ def streams(redis_server: RedisSettings) -> StreamClient:
     return StreamClient(redis_server, "publish", 2.0)
 
 
-def publisher(tmp_path: Path, streams: StreamClient, epoch: int, shard_bytes: int = 2**30) -> Publisher:
+def build_publisher(tmp_path: Path, streams: StreamClient, epoch: int, shard_bytes: int = 2**30) -> Publisher:
     model = tmp_path / "model"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps({"architectures": ["X"], "torch_dtype": "bfloat16"}))
@@ -44,7 +44,7 @@ def publisher(tmp_path: Path, streams: StreamClient, epoch: int, shard_bytes: in
 
 
 def test_a_published_policy_is_a_model_folder_with_its_checksum(tmp_path: Path, streams: StreamClient) -> None:
-    policy = publisher(tmp_path, streams, 3).publish(7, {"w": torch.arange(4.0)})
+    policy = build_publisher(tmp_path, streams, 3).publish(7, {"w": torch.arange(4.0)})
     folder = Path(policy.uri)
     assert folder.name == "v7-e3"
     assert json.loads((folder / "config.json").read_text()) == {"architectures": ["X"], "dtype": "float32"}
@@ -60,7 +60,7 @@ def test_a_published_policy_is_a_model_folder_with_its_checksum(tmp_path: Path, 
 def test_an_adapter_is_published_alone(tmp_path: Path, streams: StreamClient) -> None:
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     adapter = Adapter({name: torch.arange(4.0)}, {"r": 1, "lora_alpha": 2})
-    policy = publisher(tmp_path, streams, 3).publish(7, adapter)
+    policy = build_publisher(tmp_path, streams, 3).publish(7, adapter)
     folder = Path(policy.uri)
     assert policy.adapter
     assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
@@ -148,11 +148,11 @@ def test_a_failed_write_raises_the_disks_error(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_users_error(tmp_path: Path, streams: StreamClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def raise_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    source = publisher(tmp_path, streams, 1)
-    monkeypatch.setattr("forage_trainer.weights.publisher.write_model_folder", full)
+    source = build_publisher(tmp_path, streams, 1)
+    monkeypatch.setattr("forage_trainer.weights.publisher.write_model_folder", raise_full)
     with pytest.raises(UserError, match="no disk space to publish policy 3"):
         source.publish(3, {"w": torch.zeros(1)})
     assert list((tmp_path / "policies").iterdir()) == []
@@ -160,7 +160,7 @@ def test_a_full_disk_is_a_users_error(tmp_path: Path, streams: StreamClient, mon
 
 
 def test_an_older_trainer_is_fenced(tmp_path: Path, streams: StreamClient) -> None:
-    old, new = publisher(tmp_path, streams, 1), publisher(tmp_path, streams, 2)
+    old, new = build_publisher(tmp_path, streams, 1), build_publisher(tmp_path, streams, 2)
     old.publish(0, {"w": torch.zeros(1)})
     announced = new.publish(0, {"w": torch.zeros(1)})
     with pytest.raises(FencedError, match=r"taken over this run \(epoch 2\)"):
@@ -169,7 +169,7 @@ def test_an_older_trainer_is_fenced(tmp_path: Path, streams: StreamClient) -> No
 
 
 def test_old_folders_are_deleted_unless_a_replica_serves_them(tmp_path: Path, streams: StreamClient) -> None:
-    source = publisher(tmp_path, streams, 1)
+    source = build_publisher(tmp_path, streams, 1)
     served = source.publish(0, {"w": torch.zeros(1)})
     streams.acknowledge_policy("replica", served)
     for version in range(1, KEEP_NEWEST + 3):

@@ -60,27 +60,34 @@ def test_an_address_without_ray_is_refused(monkeypatch: pytest.MonkeyPatch, free
         main(load_settings(None, [f"trainer.ray.address={address}"], {}))
 
 
-def died() -> Exception:
+def build_death() -> Exception:
     return ActorDiedError()
 
 
-def raised(error: Exception) -> Exception:
+def build_task_error(error: Exception) -> Exception:
     return RayTaskError("train", "traceback", error)
 
 
 @pytest.mark.parametrize(
     ("failed", "rank"),
     [
-        ({0: raised(RuntimeError("connection closed by peer")), 1: died()}, 1),
-        ({0: raised(RuntimeError("closed")), 1: raised(RuntimeError("closed")), 2: raised(DataError("no file"))}, 2),
-        ({1: raised(RuntimeError("closed")), 0: raised(RuntimeError("bug"))}, 0),
+        ({0: build_task_error(RuntimeError("connection closed by peer")), 1: build_death()}, 1),
+        (
+            {
+                0: build_task_error(RuntimeError("closed")),
+                1: build_task_error(RuntimeError("closed")),
+                2: build_task_error(DataError("no file")),
+            },
+            2,
+        ),
+        ({1: build_task_error(RuntimeError("closed")), 0: build_task_error(RuntimeError("bug"))}, 0),
     ],
 )
 def test_the_rank_that_caused_the_failure_is_named(failed: dict[int, Exception], rank: int) -> None:
     assert find_cause(failed) == rank
 
 
-def rank(number: int, folder: Path, *overrides: str, gpu: bool = False) -> Rank:
+def build_rank(number: int, folder: Path, *overrides: str, gpu: bool = False) -> Rank:
     """One outside of Ray."""
     result = Rank.__new__(Rank)
     result._settings = load_settings(None, [*overrides], {})
@@ -90,7 +97,9 @@ def rank(number: int, folder: Path, *overrides: str, gpu: bool = False) -> Rank:
 
 
 def test_a_run_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:
-    here, there = (rank(number, tmp_path, f"run.dir={tmp_path / name}", "run.id=r") for number, name in enumerate("ab"))
+    here, there = (
+        build_rank(number, tmp_path, f"run.dir={tmp_path / name}", "run.id=r") for number, name in enumerate("ab")
+    )
     here.write_mark(".shared-1")
     here.check_mark(".shared-1")
     with pytest.raises(UserError, match=rf"run.dir {tmp_path / 'b'} is not shared: rank 1 \(pid 1 on 10.0.0.2, host\)"):
@@ -102,11 +111,11 @@ def test_a_run_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:
 def test_a_node_that_lacks_folder_model_or_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "model")
-    rank(1, tmp_path, "model.path=model").check_node()
+    build_rank(1, tmp_path, "model.path=model").check_node()
     with pytest.raises(UserError, match=r"rank 1 .*no folder /nowhere .*that all nodes have"):
-        rank(1, Path("/nowhere"), "model.path=model").check_node()
+        build_rank(1, Path("/nowhere"), "model.path=model").check_node()
     with pytest.raises(UserError, match=r"rank 1 .*: model.path other does not exist"):
-        rank(1, tmp_path, "model.path=other").check_node()
+        build_rank(1, tmp_path, "model.path=other").check_node()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"rank 1 .*assigned it a GPU that its torch cannot use"):
-        rank(1, tmp_path, "model.path=model", gpu=True).check_node()
+        build_rank(1, tmp_path, "model.path=model", gpu=True).check_node()

@@ -21,7 +21,7 @@ def receiver() -> Iterator[Receiver]:
         yield made
 
 
-def issued(position: int) -> TrajectoryGroup:
+def issue_group(position: int) -> TrajectoryGroup:
     """A group that answers a prompt, as the trainer receives it."""
     prompt = Prompt(group_uid=f"g/{position}", batch=3, position=position, purpose=Purpose.PURPOSE_TRAIN)
     with spans.trace_issue(prompt):
@@ -30,7 +30,7 @@ def issued(position: int) -> TrajectoryGroup:
 
 
 def test_a_step_is_a_trace_and_a_span_in_the_trace_of_each_of_its_groups(receiver: Receiver) -> None:
-    groups = [issued(0), issued(1)]
+    groups = [issue_group(0), issue_group(1)]
     clock = Stopwatch()
     with spans.trace_step(3, [*groups, TrajectoryGroup(batch=3, position=2)], began_ns=0), clock("update"):
         pass
@@ -55,7 +55,7 @@ def test_a_step_is_a_trace_and_a_span_in_the_trace_of_each_of_its_groups(receive
 
 
 def test_a_failed_step_marks_its_spans_as_failed(receiver: Receiver) -> None:
-    with pytest.raises(ValueError, match="too large"), spans.trace_step(1, [issued(0)], began_ns=0):
+    with pytest.raises(ValueError, match="too large"), spans.trace_step(1, [issue_group(0)], began_ns=0):
         raise ValueError("the loss is too large")
     tracing.stop()
     failed = {span.name for span in receiver.spans if span.failed}
@@ -65,7 +65,7 @@ def test_a_failed_step_marks_its_spans_as_failed(receiver: Receiver) -> None:
 def test_a_step_ended_by_a_stop_is_not_marked_as_failed(receiver: Receiver) -> None:
     stop = Stop()
     stop.request()
-    with pytest.raises(Stopped), spans.trace_step(1, [issued(0)], began_ns=0), Stopwatch()("probe"):
+    with pytest.raises(Stopped), spans.trace_step(1, [issue_group(0)], began_ns=0), Stopwatch()("probe"):
         stop.check()
     tracing.stop()
     assert not [span for span in receiver.spans if span.failed]
@@ -74,7 +74,7 @@ def test_a_step_ended_by_a_stop_is_not_marked_as_failed(receiver: Receiver) -> N
 
 
 def test_a_claim_and_a_drop_of_a_group_are_recorded(receiver: Receiver) -> None:
-    group = issued(0)
+    group = issue_group(0)
     spans.record_claim(group)
     spans.record_drop(group, "stale")
     spans.record_claim(TrajectoryGroup())
@@ -86,7 +86,7 @@ def test_a_claim_and_a_drop_of_a_group_are_recorded(receiver: Receiver) -> None:
 
 
 def test_without_tracing_a_prompt_has_no_trace_context() -> None:
-    group = issued(0)
+    group = issue_group(0)
     assert group.traceparent == ""
     with spans.trace_step(1, [group], began_ns=0):
         pass

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_parts import group, trajectory
+from trainer_parts import build_trajectory, make_group
 
 from forage_common.settings import Settings, load_settings
 from forage_common.streams.client import Entry
@@ -67,7 +67,7 @@ class Worker:
         return torch.full_like(batch.mask, value)
 
 
-def settings(*overrides: str) -> Settings:
+def build_settings(*overrides: str) -> Settings:
     return load_settings(None, list(overrides), {})
 
 
@@ -81,23 +81,23 @@ def take(
 
 def test_a_single_update_needs_no_pass_for_old_log_probabilities() -> None:
     worker = Worker()
-    take(worker, settings(), group("a", [0.0, 1.0]))
+    take(worker, build_settings(), make_group("a", [0.0, 1.0]))
     assert worker.asked == ["reference", "update"]
     assert worker.given["old"] is None
     several = Worker(updates=2)
-    take(several, settings(), group("a", [0.0, 1.0]))
+    take(several, build_settings(), make_group("a", [0.0, 1.0]))
     assert several.asked == ["log_probs", "reference", "update"]
     assert several.given["old"].eq(-5.5).all()
 
 
 def test_failed_rows_change_neither_advantages_nor_metrics_of_the_update() -> None:
-    valid, mixed = group("a", [0.0, 1.0, 1.0]), group("a", [0.0, 1.0, 1.0])
-    mixed.trajectories.insert(1, trajectory("a", 9, 5.0, status=Status.STATUS_TIMEOUT))
-    mixed.trajectories.append(trajectory("a", 8, 0.0, score_status=Status.STATUS_INTERNAL))
-    lonely = TrajectoryGroup(group_uid="b", trajectories=[trajectory("b", 0, 1.0)])
+    valid, mixed = make_group("a", [0.0, 1.0, 1.0]), make_group("a", [0.0, 1.0, 1.0])
+    mixed.trajectories.insert(1, build_trajectory("a", 9, 5.0, status=Status.STATUS_TIMEOUT))
+    mixed.trajectories.append(build_trajectory("a", 8, 0.0, score_status=Status.STATUS_INTERNAL))
+    lonely = TrajectoryGroup(group_uid="b", trajectories=[build_trajectory("b", 0, 1.0)])
     one, other = Worker(), Worker()
-    expected, _ = take(one, settings(), valid)
-    result, _ = take(other, settings(), mixed, lonely)
+    expected, _ = take(one, build_settings(), valid)
+    result, _ = take(other, build_settings(), mixed, lonely)
     assert torch.equal(one.given["advantages"], other.given["advantages"])
     assert result["dead_groups"] == 1
     for name in ("critic/advantages/mean", "critic/rewards/mean", "kl_ref", "is_mean", "advantage_abs_mean"):
@@ -146,7 +146,7 @@ def test_a_batch_of_trajectories_that_are_too_long_takes_no_step() -> None:
 
 def test_a_batch_without_two_valid_rows_takes_no_step() -> None:
     worker = Worker()
-    metrics, _ = take(worker, settings(), group("a", [1.0]))
+    metrics, _ = take(worker, build_settings(), make_group("a", [1.0]))
     assert worker.asked == []
     assert metrics["dead_groups"] == 1
     assert metrics["state_tokens/total"] == metrics["state_tokens"]
@@ -154,11 +154,11 @@ def test_a_batch_without_two_valid_rows_takes_no_step() -> None:
 
 def test_groups_of_equal_rewards_are_left_out_and_counted() -> None:
     worker = Worker()
-    groups = [group("a", [0.5, 0.5]), group("b", [0.0, 1.0])]
-    metrics, _ = take(worker, settings("trainer.algorithm.filter_groups=true"), *groups)
+    groups = [make_group("a", [0.5, 0.5]), make_group("b", [0.0, 1.0])]
+    metrics, _ = take(worker, build_settings("trainer.algorithm.filter_groups=true"), *groups)
     assert set(worker.given["batch"].positions) == {1}
     assert metrics["filtered_groups"] == 1
-    nothing, _ = take(Worker(), settings("trainer.algorithm.filter_groups=true"), groups[0])
+    nothing, _ = take(Worker(), build_settings("trainer.algorithm.filter_groups=true"), groups[0])
     assert "grad_norm" not in nothing
     assert nothing["filtered_groups"] == 1
 
@@ -166,10 +166,10 @@ def test_groups_of_equal_rewards_are_left_out_and_counted() -> None:
 def test_the_kl_in_the_reward_is_taken_from_every_state_token() -> None:
     worker = Worker()
     adaptive = [f"trainer.algorithm.kl_ctrl.{one}" for one in ("type=adaptive", "kl_coef=0.1", "target_kl=0.1")]
-    short, long = trajectory("a", 0, 0.0, turns=(2, 2)), trajectory("a", 1, 0.0, turns=(6, 4))
+    short, long = build_trajectory("a", 0, 0.0, turns=(2, 2)), build_trajectory("a", 1, 0.0, turns=(6, 4))
     metrics, step = take(
         worker,
-        settings(*KL, *adaptive, "trainer.algorithm.norm_adv_by_std_in_grpo=false"),
+        build_settings(*KL, *adaptive, "trainer.algorithm.norm_adv_by_std_in_grpo=false"),
         TrajectoryGroup(group_uid="a", trajectories=[short, long]),
     )
     assert worker.asked == ["log_probs", "reference", "update"]
@@ -183,7 +183,7 @@ def test_the_kl_in_the_reward_is_taken_from_every_state_token() -> None:
 
 def test_gae_uses_the_critics_values_and_updates_it() -> None:
     worker = Worker()
-    metrics, _ = take(worker, settings("trainer.algorithm.adv_estimator=gae"), group("a", [0.0, 1.0]))
+    metrics, _ = take(worker, build_settings("trainer.algorithm.adv_estimator=gae"), make_group("a", [0.0, 1.0]))
     assert worker.asked == ["reference", "values", "update_critic", "update"]
     mask = worker.given["batch"].mask.bool()
     torch.testing.assert_close(worker.given["returns"][0][mask[0]], torch.zeros(int(mask[0].sum())))
@@ -208,10 +208,10 @@ def test_a_value_that_is_not_finite_updates_nothing_and_trips_the_guard(capsys: 
 
 
 def test_the_actor_is_not_updated_during_the_critics_warmup() -> None:
-    warming = settings("trainer.algorithm.adv_estimator=gae", "trainer.critic_warmup=2")
+    warming = build_settings("trainer.algorithm.adv_estimator=gae", "trainer.critic_warmup=2")
     for version, expected in ((1, False), (2, True)):
         worker = Worker()
-        metrics, _ = take(worker, warming, group("a", [0.0, 1.0]), version=version)
+        metrics, _ = take(worker, warming, make_group("a", [0.0, 1.0]), version=version)
         assert "update_critic" in worker.asked
         assert ("update" in worker.asked) == expected
         assert ("grad_norm" in metrics) == expected
@@ -219,13 +219,13 @@ def test_the_actor_is_not_updated_during_the_critics_warmup() -> None:
 
 def test_gae_without_a_critic_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a critic"):
-        PolicyStep(settings("trainer.algorithm.adv_estimator=gae"), Worker(), 0)  # type: ignore[arg-type]
+        PolicyStep(build_settings("trainer.algorithm.adv_estimator=gae"), Worker(), 0)  # type: ignore[arg-type]
 
 
 def test_one_sample_per_prompt_is_enough_without_a_group_baseline() -> None:
     worker = Worker()
-    configured = settings("trainer.algorithm.adv_estimator=gae", "rollout.n=1")
-    batch = Batch(1, tuple(Entry(b"1-0", group(uid, [1.0])) for uid in "ab"), 0)
+    configured = build_settings("trainer.algorithm.adv_estimator=gae", "rollout.n=1")
+    batch = Batch(1, tuple(Entry(b"1-0", make_group(uid, [1.0])) for uid in "ab"), 0)
     records: list[StepRecord] = []
     PolicyStep(configured, worker, 0, worker)(batch, Policy(epoch=1), Stopwatch(), lambda: None, records.append)  # type: ignore[arg-type]
     assert [t.group_uid for t in records[0].rows] == ["a", "b"]
@@ -234,12 +234,12 @@ def test_one_sample_per_prompt_is_enough_without_a_group_baseline() -> None:
 
 def test_an_abandoned_step_changes_no_weights() -> None:
     worker = Worker()
-    step = PolicyStep(settings(*KL), worker, 0)  # type: ignore[arg-type]
+    step = PolicyStep(build_settings(*KL), worker, 0)  # type: ignore[arg-type]
 
     def stop() -> None:
         raise InterruptedError
 
-    batch = Batch(1, (Entry(b"1-0", group("a", [0.0, 1.0])),), 0)
+    batch = Batch(1, (Entry(b"1-0", make_group("a", [0.0, 1.0])),), 0)
     with pytest.raises(InterruptedError):
         step(batch, Policy(version=0, epoch=1), Stopwatch(), stop)
     assert worker.asked == ["log_probs"]
@@ -248,9 +248,9 @@ def test_an_abandoned_step_changes_no_weights() -> None:
 def test_the_record_of_a_step_has_its_rows_and_tensors() -> None:
     for version, warmup in ((0, 0), (0, 1)):
         worker, records = Worker(), list[StepRecord]()
-        configured = settings("trainer.algorithm.adv_estimator=gae", f"trainer.critic_warmup={warmup}")
+        configured = build_settings("trainer.algorithm.adv_estimator=gae", f"trainer.critic_warmup={warmup}")
         step = PolicyStep(configured, worker, 0, worker)  # type: ignore[arg-type]
-        groups = [group("a", [0.0, 1.0]), group("b", [1.0])]
+        groups = [make_group("a", [0.0, 1.0]), make_group("b", [1.0])]
         groups[1].trajectories[0].status = Status.STATUS_TIMEOUT
         batch = Batch(1, tuple(Entry(b"1-0", g) for g in groups), 0)
         step(batch, Policy(version=version, epoch=1), Stopwatch(), lambda: None, records.append)
@@ -264,7 +264,7 @@ def test_the_record_of_a_step_has_its_rows_and_tensors() -> None:
 
 
 def test_metrics_have_verls_names_beside_ours() -> None:
-    metrics, _ = take(Worker(), settings(), group("a", [0.0, 1.0]))
+    metrics, _ = take(Worker(), build_settings(), make_group("a", [0.0, 1.0]))
     same = {
         "critic/score/mean": "reward_mean",
         "actor/entropy": "entropy",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from trainer_parts import group, trajectory
+from trainer_parts import build_trajectory, make_group
 
 from forage_common.files.step_file import list_saved_steps, read_step, step_file_path
 from forage_common.files.trajectory_file import read_header, read_trajectories
@@ -20,7 +20,7 @@ from forage_trainer.reporting.trajectories import StepFiles, StepRecord
 REPOSITORY = Path(__file__).parents[3]
 
 
-def settings(tmp_path: Path, every: int, *more: str) -> Settings:
+def build_settings(tmp_path: Path, every: int, *more: str) -> Settings:
     model = f"model.path={REPOSITORY}/models/tiny-policy"
     return load_settings(
         None, [f"run.dir={tmp_path}", "run.id=r", f"trainer.rollout_data_freq={every}", model, *more], {}
@@ -30,9 +30,9 @@ def settings(tmp_path: Path, every: int, *more: str) -> Settings:
 @pytest.fixture
 def record() -> StepRecord:
     """Two groups: one of lengths 18 and 25 and a row that failed; one that is dead."""
-    one, dead = group("a", [1.0, 0.0]), group("b", [1.0])
-    one.trajectories.append(trajectory("a", 2, 0.0, status=Status.STATUS_TIMEOUT))
-    one.trajectories[1].CopyFrom(trajectory("a", 1, 0.0, turns=(6, 5, 0)))
+    one, dead = make_group("a", [1.0, 0.0]), make_group("b", [1.0])
+    one.trajectories.append(build_trajectory("a", 2, 0.0, status=Status.STATUS_TIMEOUT))
+    one.trajectories[1].CopyFrom(build_trajectory("a", 1, 0.0, turns=(6, 5, 0)))
     chosen = select_trajectories([one, dead], AlgorithmSettings())
     tensors = build_step_tensors(chosen, 4, 1, 0, AlgorithmSettings())
     assert tensors is not None
@@ -43,7 +43,7 @@ def record() -> StepRecord:
 
 
 def test_rows_hold_the_steps_values_over_their_own_tokens(tmp_path: Path, record: StepRecord) -> None:
-    files = StepFiles(settings(tmp_path, 10))
+    files = StepFiles(build_settings(tmp_path, 10))
     file = files.write(20, record)
     assert file == step_file_path(tmp_path / "r", 20)
     rows = list(read_step(file))
@@ -70,16 +70,16 @@ def test_rows_hold_the_steps_values_over_their_own_tokens(tmp_path: Path, record
 
 
 def test_other_tools_see_components_and_scores(tmp_path: Path, record: StepRecord) -> None:
-    rows = pq.read_table(StepFiles(settings(tmp_path, 1)).write(1, record)).to_pylist()
+    rows = pq.read_table(StepFiles(build_settings(tmp_path, 1)).write(1, record)).to_pylist()
     assert rows[0]["components"] == [{"name": "format", "raw": 1.0, "weighted": 0.0}]
     assert [row["score"] for row in rows] == [1.0, 0.0, 0.0, 1.0]
     assert [row["status"] for row in rows] == ["OK", "OK", "TIMEOUT", "OK"]
 
 
 def test_every_nth_step_is_kept_and_a_step_taken_again_replaces_its_file(tmp_path: Path, record: StepRecord) -> None:
-    files = StepFiles(settings(tmp_path, 10))
+    files = StepFiles(build_settings(tmp_path, 10))
     assert [step for step in range(1, 31) if files.is_kept(step)] == [10, 20, 30]
-    assert not any(StepFiles(settings(tmp_path, 0)).is_kept(step) for step in range(100))
+    assert not any(StepFiles(build_settings(tmp_path, 0)).is_kept(step) for step in range(100))
     files.write(10, record)
     files.write(10, StepRecord(record.groups[:1], (), 4))
     assert [row.trained for row in read_step(step_file_path(tmp_path / "r", 10))] == [False] * 3
@@ -89,7 +89,7 @@ def test_every_nth_step_is_kept_and_a_step_taken_again_replaces_its_file(tmp_pat
 def test_only_the_newest_files_stay_and_those_from_before_a_restart_do_not_count(
     tmp_path: Path, record: StepRecord
 ) -> None:
-    files = StepFiles(settings(tmp_path, 10, "trainer.rollout_data_to_keep=2"))
+    files = StepFiles(build_settings(tmp_path, 10, "trainer.rollout_data_to_keep=2"))
     for step in (50, 10, 20):
         files.write(step, record)
     assert list_saved_steps(tmp_path / "r") == [10, 20, 50]

@@ -68,12 +68,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def settings(tmp_path: Path, *loggers: str) -> Settings:
+def build_settings(tmp_path: Path, *loggers: str) -> Settings:
     return load_settings(None, [f"run.dir={tmp_path}", "run.id=tracked", f"trainer.logger=[{','.join(loggers)}]"], {})
 
 
 def test_tensorboard_reads_the_metrics_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = Tracker(settings(tmp_path, "tensorboard"))
+    tracker = Tracker(build_settings(tmp_path, "tensorboard"))
     tracker.log_step(1, LINE | {"search_rate": 0.25})
     tracker.log_step(2, LINE)
     tracker.log_validation(2, {"em/nq": 0.5})
@@ -91,7 +91,7 @@ def test_tensorboard_reads_the_metrics_of_a_run(tmp_path: Path, monkeypatch: pyt
 def test_a_step_repeated_after_a_resume_is_not_sent_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[int] = []
     for steps in ((1, 2, 3), (2, 3, 4)):
-        tracker = Tracker(settings(tmp_path, "tensorboard"))
+        tracker = Tracker(build_settings(tmp_path, "tensorboard"))
         monkeypatch.setattr(tracker._tracking, "log", lambda data, step, backend: logged.append(step))
         for step in steps:
             tracker.log_step(step, LINE)
@@ -100,7 +100,7 @@ def test_a_step_repeated_after_a_resume_is_not_sent_twice(tmp_path: Path, monkey
 
 
 def test_a_run_without_trackers_writes_none(tmp_path: Path) -> None:
-    tracker = Tracker(settings(tmp_path))
+    tracker = Tracker(build_settings(tmp_path))
     tracker.log_step(1, LINE)
     tracker.close(done=False)
     assert list(tmp_path.iterdir()) == []
@@ -113,12 +113,12 @@ def test_a_missing_tracker_package_is_an_error_with_the_command(monkeypatch: pyt
 
 
 def test_a_failing_tracker_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = Tracker(settings(tmp_path, "tensorboard"))
+    tracker = Tracker(build_settings(tmp_path, "tensorboard"))
 
-    def broken(data: dict[str, Any], step: int) -> None:
+    def fail_to_log(data: dict[str, Any], step: int) -> None:
         raise ConnectionError("the tracker is gone")
 
-    monkeypatch.setattr(tracker._tracking.logger["tensorboard"], "log", broken)
+    monkeypatch.setattr(tracker._tracking.logger["tensorboard"], "log", fail_to_log)
     before = FAILED.labels("tensorboard")._value.get()
     tracker.log_step(1, LINE)
     tracker.log_step(2, LINE)

@@ -67,7 +67,7 @@ def count(counter: Any) -> float:
     return counter._value.get()
 
 
-def copies(tmp_path: Path) -> list[str]:
+def list_copies(tmp_path: Path) -> list[str]:
     return sorted(p.name for p in (tmp_path / "copies/r").glob("step_*") if (p / "manifest.json").exists())
 
 
@@ -92,7 +92,7 @@ def test_checkpoints_left_by_a_restart_are_copied_and_none_twice(
     assert start().close(10)
     save(checkpoints, 6)
     assert start().close(10)
-    assert copies(tmp_path) == ["step_5", "step_6"]
+    assert list_copies(tmp_path) == ["step_5", "step_6"]
     assert len(store.put) == 2
     assert list((tmp_path / "checkpoints/.upload").iterdir()) == []
 
@@ -113,35 +113,35 @@ def test_a_failing_store_is_retried_and_counted(
 ) -> None:
     failures = [OSError("away"), ConnectionError("reset")]
 
-    def before(remote: str) -> None:
+    def interrupt(remote: str) -> None:
         if failures:
             raise failures.pop()
 
-    store.before = before
+    store.before = interrupt
     failed, sent = count(FAILED), count(UPLOADED)
     uploader = start()
     uploader.add(save(checkpoints, 5))
     assert uploader.close(10)
     assert (count(FAILED) - failed, count(UPLOADED) - sent) == (2, 1)
-    assert copies(tmp_path) == ["step_5"]
+    assert list_copies(tmp_path) == ["step_5"]
 
 
 def test_an_unavailable_store_does_not_end_the_run_and_the_next_start_retries(
     tmp_path: Path, checkpoints: Checkpoints, start: Callable[..., Uploader], store: Store
 ) -> None:
-    def before(remote: str) -> None:
+    def interrupt(remote: str) -> None:
         raise OSError("dead")
 
-    store.before = before
+    store.before = interrupt
     failed = count(FAILED)
     uploader = start()
     uploader.add(save(checkpoints, 5))
     assert not uploader.close(10)
     assert count(FAILED) - failed == ATTEMPTS
-    assert copies(tmp_path) == []
+    assert list_copies(tmp_path) == []
     store.before = lambda remote: None
     assert start().close(10)
-    assert copies(tmp_path) == ["step_5"]
+    assert list_copies(tmp_path) == ["step_5"]
 
 
 def test_a_slow_store_never_blocks_and_its_queue_is_bounded_and_safe_from_retention(
@@ -149,11 +149,11 @@ def test_a_slow_store_never_blocks_and_its_queue_is_bounded_and_safe_from_retent
 ) -> None:
     release = [False]
 
-    def before(remote: str) -> None:
+    def interrupt(remote: str) -> None:
         while not release[0]:
             time.sleep(0.005)
 
-    store.before = before
+    store.before = interrupt
     dropped = count(DROPPED)
     uploader = start()
     uploader.add(save(checkpoints, 1))
@@ -168,8 +168,8 @@ def test_a_slow_store_never_blocks_and_its_queue_is_bounded_and_safe_from_retent
     assert count(DROPPED) - dropped == 5
     release[0] = True
     assert uploader.close(10)
-    assert copies(tmp_path) == ["step_1", "step_7", "step_8"]
-    for name in copies(tmp_path):
+    assert list_copies(tmp_path) == ["step_1", "step_7", "step_8"]
+    for name in list_copies(tmp_path):
         assert read_checkpoint(tmp_path / "copies/r" / name).step == int(name[5:])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainer_parts import read_lines, trajectory
+from trainer_parts import build_trajectory, read_lines
 
 from forage_common.files.questions import Question
 from forage_common.settings import RedisSettings, load_settings
@@ -53,9 +53,9 @@ class AskedAgain(StateFile):
         self._then()
 
 
-def reply(prompt: Prompt, status: Status.ValueType = Status.STATUS_OK) -> TrajectoryGroup:
+def build_reply(prompt: Prompt, status: Status.ValueType = Status.STATUS_OK) -> TrajectoryGroup:
     right = float(prompt.position % 2)
-    return build_group(prompt, [trajectory(prompt.group_uid, 0, right, status=status)])
+    return build_group(prompt, [build_trajectory(prompt.group_uid, 0, right, status=status)])
 
 
 def run(
@@ -69,7 +69,7 @@ def run(
 @pytest.fixture
 def make(redis_server: RedisSettings, tmp_path: Path) -> Callable[..., tuple[Validation, Answering, StreamClient]]:
     def build(
-        script: Callable[[Prompt], TrajectoryGroup] = reply, sources: Sequence[str] = ("q",) * COUNT
+        script: Callable[[Prompt], TrajectoryGroup] = build_reply, sources: Sequence[str] = ("q",) * COUNT
     ) -> tuple[Validation, Answering, StreamClient]:
         overrides = [f"redis.url={redis_server.url}", f"run.dir={tmp_path}", "run.id=v", "trainer.batch_timeout_s=3"]
         settings = load_settings(None, overrides, {})
@@ -109,11 +109,11 @@ def test_every_question_is_issued_once_and_greedily(make: Callable, tmp_path: Pa
 
 
 def test_exact_match_is_reported_by_data_source_without_failures(make: Callable, tmp_path: Path) -> None:
-    def script(prompt: Prompt) -> TrajectoryGroup:
-        return reply(prompt, Status.STATUS_TIMEOUT if prompt.data_source == "dead" else Status.STATUS_OK)
+    def answer_prompt(prompt: Prompt) -> TrajectoryGroup:
+        return build_reply(prompt, Status.STATUS_TIMEOUT if prompt.data_source == "dead" else Status.STATUS_OK)
 
     sources = ["nq", "nq", "hotpotqa", "dead", "nq", "hotpotqa", "nq"]  # positions 1, 3, 5 are answered right
-    validation, answering, _ = make(script, sources)
+    validation, answering, _ = make(answer_prompt, sources)
     result = run(validation, "step-6", POLICY, meanwhile=answering)
     assert {name: em for name, em in result.items() if name.startswith("em/")} == {
         "em/dead": None, "em/hotpotqa": 0.5, "em/nq": 0.25,
@@ -141,11 +141,11 @@ def test_a_validation_with_a_result_is_not_repeated_for_the_same_version(make: C
 
 
 def test_a_failed_question_is_issued_again_but_a_wrong_answer_is_not(make: Callable, tmp_path: Path) -> None:
-    def script(prompt: Prompt) -> TrajectoryGroup:
+    def answer_prompt(prompt: Prompt) -> TrajectoryGroup:
         fails = prompt.position == 0 or (prompt.position == 1 and prompt.attempt == 0)
-        return reply(prompt, Status.STATUS_TIMEOUT if fails else Status.STATUS_OK)
+        return build_reply(prompt, Status.STATUS_TIMEOUT if fails else Status.STATUS_OK)
 
-    validation, answering, _ = make(script)
+    validation, answering, _ = make(answer_prompt)
     result = run(validation, "before", POLICY, meanwhile=answering)
     asked = [(p.position, p.attempt) for p in answering.prompts]
     assert sorted(asked) == [(0, n) for n in range(RETRIES + 1)] + [(1, 0), (1, 1), (2, 0), (3, 0)]
@@ -157,11 +157,13 @@ def test_a_failed_question_is_issued_again_but_a_wrong_answer_is_not(make: Calla
 def test_training_continues_while_answers_arrive(make: Callable, tmp_path: Path) -> None:
     held: list[Prompt] = []
 
-    def script(prompt: Prompt) -> TrajectoryGroup:
+    def answer_prompt(prompt: Prompt) -> TrajectoryGroup:
         held.append(prompt)
-        return reply(prompt, Status.STATUS_TIMEOUT if (prompt.position, prompt.attempt) == (2, 0) else Status.STATUS_OK)
+        return build_reply(
+            prompt, Status.STATUS_TIMEOUT if (prompt.position, prompt.attempt) == (2, 0) else Status.STATUS_OK
+        )
 
-    validation, answering, _ = make(script)
+    validation, answering, _ = make(answer_prompt)
     assert validation.poll() is None
     validation.begin("step-6", POLICY)
     assert validation.poll() is None
@@ -178,8 +180,8 @@ def test_training_continues_while_answers_arrive(make: Callable, tmp_path: Path)
 
 
 def test_the_share_of_tokens_of_later_policies_is_reported(make: Callable) -> None:
-    def script(prompt: Prompt) -> TrajectoryGroup:
-        group = reply(prompt)
+    def answer_prompt(prompt: Prompt) -> TrajectoryGroup:
+        group = build_reply(prompt)
         row = group.trajectories[0]  # 6 own tokens, 7 observed, 5 own
         begins = {0: [], 1: [(6, 0)], 2: [(6, 0), (7, 13)], 3: [(9, 0)]}[prompt.position]
         ends = [*(begin for _, begin in begins[1:]), len(row.loss_mask)]
@@ -188,7 +190,7 @@ def test_the_share_of_tokens_of_later_policies_is_reported(make: Callable) -> No
             row.segments.add(version=version, epoch=2, begin=begin, end=end)
         return group
 
-    validation, answering, _ = make(script)
+    validation, answering, _ = make(answer_prompt)
     assert run(validation, "step-6", POLICY, answering)["later_version_share"] == pytest.approx((5 + 11) / 33)
 
 
@@ -227,9 +229,9 @@ def test_a_silent_rollout_service_is_named(make: Callable) -> None:
 
 
 def test_failed_trajectories_are_in_no_mean() -> None:
-    valid = [trajectory("a", i, float(i == 0), version=5) for i in range(2)]
-    failed = trajectory("a", 2, 7.0, version=3, status=Status.STATUS_INTERNAL)
-    unjudged = trajectory("a", 3, 7.0, version=4, score_status=Status.STATUS_TIMEOUT)
+    valid = [build_trajectory("a", i, float(i == 0), version=5) for i in range(2)]
+    failed = build_trajectory("a", 2, 7.0, version=3, status=Status.STATUS_INTERNAL)
+    unjudged = build_trajectory("a", 3, 7.0, version=4, score_status=Status.STATUS_TIMEOUT)
     metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[*valid, failed, unjudged])], version=5)
     assert metrics["reward_mean"] == 0.5
     assert metrics["em_mean"] == 0.5
@@ -238,6 +240,6 @@ def test_failed_trajectories_are_in_no_mean() -> None:
 
 
 def test_a_batch_without_a_valid_trajectory_has_no_means() -> None:
-    failed = trajectory("a", 2, 7.0, status=Status.STATUS_INTERNAL, turns=())
+    failed = build_trajectory("a", 2, 7.0, status=Status.STATUS_INTERNAL, turns=())
     metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[failed])], version=5)
     assert (metrics["reward_mean"], metrics["em_mean"], metrics["staleness_max"]) == (None, None, None)
