@@ -213,7 +213,7 @@ async def test_waiting_for_a_policy_ends_when_it_is_served(parts: Parts) -> None
 
 async def test_an_announced_policy_of_a_lower_epoch_is_loaded_and_really_waited_for(parts: Parts) -> None:
     current = await parts.serve("a")
-    lower = publication(parts.models["b"])
+    lower = describe_policy(parts.models["b"])
     lower.epoch = 0
     waiting = asyncio.create_task(parts.engine.wait_for_policy(0, 0, 30))
     await asyncio.sleep(0.05)
@@ -223,10 +223,15 @@ async def test_an_announced_policy_of_a_lower_epoch_is_loaded_and_really_waited_
     assert parts.engine.serving == current
     await parts.engine.load_policy(lower, allow_older=True)
     assert await waiting == parts.engine.serving == lower
-    context = contexts(1, 50)[0]
+    context = draw_contexts(1, 50)[0]
     generation = await parts.engine.generate(ask(context))
     assert generation.versions == [(lower.version, 0, 0, len(generation.token_ids))]
-    assert worst(generation.logprobs, reference(parts.models["b"], context, generation.token_ids)) < TOLERANCE
+    assert (
+        find_largest_difference(
+            generation.logprobs, compute_reference(parts.models["b"], context, generation.token_ids)
+        )
+        < TOLERANCE
+    )
     # Whoever waits for an epoch that is over hears of the next one at once.
     waiting = asyncio.create_task(parts.engine.wait_for_policy(lower.version + 9, 0, 30))
     await asyncio.sleep(0.05)

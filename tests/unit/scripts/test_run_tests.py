@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 import run_tests
-from run_tests import Job, find_misplaced_tests, list_jobs, main, summarize
+from run_tests import Job, find_misplaced_tests, list_jobs, main, run_jobs, summarize
 
 REPORT = """<?xml version="1.0"?><testsuites><testsuite>
 <testcase classname="tests.a" name="test_good" time="1.5"/>
@@ -64,3 +65,34 @@ def test_every_part_runs_in_the_environment_of_its_service() -> None:
     assert environments["unit/common"] == environments["unit/probe"] == environments["unit/cli"] == "cli"
     assert environments["unit/models"] == environments["unit/trainer"] == "trainer"
     assert environments["contract/rollout_deployments"] == "rollout"
+
+
+def test_a_system_runs_beside_other_tests_but_not_beside_a_system() -> None:
+    jobs = [Job(run_tests.TESTS / name) for name in ("system/cli", "chaos/cli", "unit/cli", "unit/reward")]
+    pairs: list[set[str]] = []
+    meeting = threading.Barrier(2, action=lambda: pairs.append({job.name for job in running}))
+    running: list[Job] = []
+
+    def run(job: Job) -> None:
+        running.append(job)
+        meeting.wait(20)  # breaks unless two jobs run at the same time
+        meeting.wait(20)
+        running.remove(job)
+
+    run_jobs(jobs, 2, run)
+    assert all(len(pair & {"system/cli", "chaos/cli"}) == 1 for pair in pairs), pairs
+    assert set().union(*pairs) == {job.name for job in jobs}
+
+
+def test_systems_alone_run_one_after_another() -> None:
+    order: list[str] = []
+    running = threading.Semaphore(1)
+
+    def run(job: Job) -> None:
+        assert running.acquire(blocking=False), "another system is running"
+        order.append(job.name)
+        running.release()
+
+    jobs = [Job(run_tests.TESTS / name) for name in ("system/cli", "chaos/cli", "e2e/cli")]
+    run_jobs(jobs, 4, run)
+    assert order == [job.name for job in jobs]

@@ -379,7 +379,7 @@ def test_turn_rewards_that_differ_by_rounding_are_equal() -> None:
 def test_a_value_that_is_not_finite_is_refused_inside_the_mask_alone(value: float) -> None:
     mask, values = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]), torch.zeros(2, 3)
     values[0, 2] = value
-    rewards = replace(some(torch.ones(2, 3), mask, values), ids=["run/a/0", "run/a/1"])
+    rewards = replace(build_rewards(torch.ones(2, 3), mask, values), ids=["run/a/0", "run/a/1"])
     algorithm = AlgorithmSettings(adv_estimator="gae")
     assert estimate_advantages(rewards, algorithm).advantages.isfinite().all()
     values[1, 1] = value

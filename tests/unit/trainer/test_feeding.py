@@ -3,89 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
-from trainer_parts import make_group
+from feeding_bench import SIZE, Bench, wait_for
 
 from forage_common.errors import SettingsError
-from forage_common.files.questions import Question
-from forage_common.settings import RedisSettings, Settings, load_settings
+from forage_common.settings import RedisSettings, load_settings
 from forage_common.stop import Stop, Stopped
-from forage_common.streams.client import GROUP, StreamClient
+from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
-from forage_trainer.data.batcher import WAIT_SECONDS, Batcher, BatchTimeoutError
-from forage_trainer.data.dataset import Batches
-from forage_trainer.data.feeder import Feeder, sampling_seed
+from forage_trainer.data.batcher import WAIT_SECONDS, BatchTimeoutError
+from forage_trainer.data.feeder import sampling_seed
 from forage_trainer.waiting import RedisRetry
-
-SIZE = 3
-T = TypeVar("T")
-
-
-@dataclass
-class Bench:
-    """A feeder and a batcher over one server; `answer` plays the rollout service."""
-
-    settings: Settings
-    streams: StreamClient
-    stop: Stop
-    health: Health
-    feeder: Feeder
-    batcher: Batcher
-    version: int = 0
-
-    def prompts(self) -> list[Prompt]:
-        return [entry.message for entry in self.streams.claim_prompts("probe", 1000, 0.05)]
-
-    def answer(self, batch: int, position: int, version: int = 0, attempt: int = 0) -> TrajectoryGroup:
-        return self.write(make_group(f"q/{batch}/{position}", [0.0, 1.0], batch, position, attempt, version))
-
-    def reply(self, prompt: Prompt, rewards: Sequence[float]) -> TrajectoryGroup:
-        return self.write(make_group(prompt.group_uid, rewards, prompt.batch, prompt.position, prompt.attempt))
-
-    def write(self, result: TrajectoryGroup) -> TrajectoryGroup:
-        # As `issue` and `finish` do.
-        table = self.streams.key(f"issued:trajectories:{result.batch}")
-        self.streams._redis.hset(table, f"{result.position}/{result.attempt}", f"0-1 {result.group_uid}")
-        self.streams._redis.xadd(self.streams.trajectories, {"m": result.SerializeToString()})
-        return result
-
-    def taken(self) -> int:
-        """Number of groups that the trainer has claimed and not acknowledged."""
-        return int(self.streams._redis.xpending(self.streams.trajectories, GROUP)["pending"])
-
-    def uids(self, batch: int, timeout_s: float = 5.0) -> list[str]:
-        return [g.group_uid for g in self.batcher.next_batch(batch, timeout_s).groups]
-
-
-@pytest.fixture
-def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
-    def make(*overrides: str) -> Bench:
-        settings = load_settings(
-            None,
-            [
-                f"redis.url={redis_server.url}",
-                f"data.train_batch_size={SIZE}",
-                "trainer.total_training_steps=5",
-                *overrides,
-            ],
-            {},
-        )
-        streams = StreamClient(settings.redis, "bench", 2.0)
-        streams.create_groups()
-        stop, health = Stop(), Health()
-        retry = RedisRetry(stop, health)
-        rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
-        feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), retry)
-        batcher = Batcher(streams, SIZE, settings.trainer, feeder, retry, health)
-        return Bench(settings, streams, stop, health, feeder, batcher)
-
-    return make
 
 
 @pytest.mark.parametrize(("staleness", "first"), [(0, 1), (1, 2), (3, 4)])
@@ -177,15 +108,6 @@ def test_an_error_of_the_assembling_thread_is_raised_and_a_stop_is_not(
         wait_for(lambda: other.taken() == 1)
 
 
-def wait_for(condition: Callable[[], T]) -> T:
-    """Return the result of `condition` once it is true."""
-    deadline = time.monotonic() + 20
-    while not (result := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return result
-
-
 def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> None:
     b = bench()
     for position in (0, 0, 1, 2, 1):
@@ -256,121 +178,6 @@ def test_groups_whose_delivery_was_lost_are_reclaimed(
         b.answer(1, position)
     assert len(b.streams.claim_groups(b.streams.trajectories, 2, 0.1)) == 2  # a reply that got lost
     assert b.uids(1, timeout_s=20) == [f"q/1/{p}" for p in range(SIZE)]
-
-
-# Groups of equal rewards are replaced.
-
-REFILLS = ("trainer.algorithm.filter_groups=true", "trainer.max_refills=2", "trainer.max_staleness=0")
-
-
-def test_a_group_of_equal_rewards_is_replaced_up_to_max_refills(
-    bench: Callable[..., Bench],
-) -> None:
-    b = bench(*REFILLS)
-    b.feeder.issue_up_to_bound(0)
-    first = b.prompts()
-    b.reply(first[0], [0.0, 1.0])
-    b.reply(first[1], [1.0, 1.0])
-    b.reply(first[2], [0.0, 0.0])
-    met = {prompt.position: [prompt.group_uid] for prompt in first}
-    rewards = {(1, 1): [0.0, 1.0], (2, 1): [0.5, 0.5], (2, 2): [0.0, 0.0]}
-    for attempt, positions in ((1, [1, 2]), (2, [2])):
-        with pytest.raises(BatchTimeoutError):
-            b.batcher.next_batch(1, 0.2)
-        again = b.prompts()
-        assert [(p.position, p.attempt) for p in again] == [(position, attempt) for position in positions]
-        for prompt in again:
-            met[prompt.position].append(prompt.group_uid)
-            b.reply(prompt, rewards[prompt.position, attempt])
-    batch = b.batcher.next_batch(1, 5.0)
-    assert [g.group_uid for g in batch.groups] == [uids[-1] for uids in met.values()]
-    assert batch.metrics == {"dropped_stale": 0, "dropped_stragglers": 0, "refilled_groups": 3}
-    assert len({uid.rpartition("/")[0] for uid in met[2]}) == 3, "each time another question"
-    assert b.prompts() == []
-    assert b.streams.count_backlog(b.streams.trajectories) == SIZE
-
-
-def test_a_restarted_trainer_issues_the_same_refills(bench: Callable[..., Bench]) -> None:
-    first = bench(*REFILLS)
-    first.feeder.issue_up_to_bound(0)
-    prompts = first.prompts()
-    for prompt in prompts:
-        first.reply(prompt, [1.0, 1.0])
-    with pytest.raises(BatchTimeoutError):
-        first.batcher.next_batch(1, 0.2)
-    again = first.prompts()
-    # A trainer that died between the new prompt and the discard of the old group reclaims the old group.
-    first.reply(prompts[0], [1.0, 1.0])
-    second = bench(*REFILLS)
-    second.batcher.start(0)
-    with pytest.raises(BatchTimeoutError):
-        second.batcher.next_batch(1, 0.2)
-    assert second.prompts() == [], "issued once"
-    for prompt in again:
-        second.reply(prompt, [0.0, 1.0])
-    assert second.uids(1) == [prompt.group_uid for prompt in again]
-    assert second.streams.count_backlog(second.streams.trajectories) == SIZE
-
-
-def test_a_stale_refill_is_issued_again_under_its_own_uid(bench: Callable[..., Bench]) -> None:
-    b = bench(*REFILLS)
-    b.feeder.issue_up_to_bound(1)
-    prompts = b.prompts()
-    for prompt in prompts:
-        b.write(make_group(prompt.group_uid, [1.0, 1.0], 2, prompt.position, 0, version=1))
-    with pytest.raises(BatchTimeoutError):
-        b.batcher.next_batch(2, 0.2)
-    refill = b.prompts()[0]
-    assert refill.min_policy_version == 1
-    b.write(make_group(refill.group_uid, [0.0, 1.0], 2, 0, refill.attempt, version=0))
-    with pytest.raises(BatchTimeoutError):
-        b.batcher.next_batch(2, 0.2)
-    [again] = b.prompts()
-    assert (again.group_uid, again.attempt, again.ground_truth) == (refill.group_uid, 2, refill.ground_truth)
-    assert again.sampling.seed != refill.sampling.seed
-
-
-# Stragglers.
-
-DROP = ("trainer.straggler_timeout_s=0.3", "trainer.partial_groups=drop")
-
-
-def test_stragglers_are_dropped_after_the_timeout_and_discarded_when_they_arrive(
-    bench: Callable[..., Bench],
-) -> None:
-    b = bench(*DROP)
-    b.feeder.issue_up_to_bound(0)
-    issued = len(b.prompts())
-    b.answer(1, 2)
-    b.answer(1, 0)
-    batch = b.batcher.next_batch(1, 30.0)
-    assert [g.position for g in batch.groups] == [0, 2]
-    assert batch.stragglers == (1,)
-    assert batch.metrics["dropped_stragglers"] == 1
-    b.batcher.mark_consumed(1)
-    b.answer(1, 1)
-    for position in range(SIZE):
-        b.answer(2, position, version=1)
-    assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
-    b.streams.discard(b.streams.trajectories, [entry.id for entry in batch.entries])
-    assert b.streams.count_backlog(b.streams.trajectories) == SIZE, "the late group is gone, batch 2 is there"
-    assert (issued, b.prompts()) == (2 * SIZE, []), "it is issued in no batch again"
-
-
-def test_a_batch_without_any_group_is_not_trained_on(bench: Callable[..., Bench]) -> None:
-    b = bench(*DROP)
-    with pytest.raises(BatchTimeoutError, match="3 of 3 groups"):
-        b.batcher.next_batch(1, 1.0)
-
-
-def test_stragglers_are_reported_and_awaited_with_partial_groups_wait(bench: Callable[..., Bench]) -> None:
-    b = bench("trainer.straggler_timeout_s=0.1")
-    b.answer(1, 0)
-    with pytest.raises(BatchTimeoutError, match="2 of 3 groups"):
-        b.batcher.next_batch(1, 1.0)
-    for position in (1, 2):
-        b.answer(1, position)
-    assert b.batcher.next_batch(1, 5.0).stragglers == ()
 
 
 @pytest.mark.parametrize(

@@ -200,8 +200,8 @@ def test_a_value_that_is_not_finite_updates_nothing_and_trips_the_guard(capsys: 
             return values
 
     worker = BrokenCritic()
-    chosen = settings("trainer.algorithm.adv_estimator=gae")
-    metrics, _ = take(worker, chosen, group("a", [0.0, 1.0]))
+    chosen = build_settings("trainer.algorithm.adv_estimator=gae")
+    metrics, _ = take(worker, chosen, make_group("a", [0.0, 1.0]))
     assert worker.asked == ["reference", "values"]
     assert [trip.guard for trip in Guards(chosen.trainer.guards).check(metrics, 1)] == ["non_finite"]
     assert "test/a/1" in capsys.readouterr().out

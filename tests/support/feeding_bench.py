@@ -1,0 +1,95 @@
+"""A feeder and a batcher on a real server, and a rollout service that tests play."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+from trainer_parts import make_group
+
+from forage_common.files.questions import Question
+from forage_common.settings import RedisSettings, Settings, load_settings
+from forage_common.stop import Stop
+from forage_common.streams.client import GROUP, StreamClient
+from forage_common.telemetry.health import Health
+from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
+from forage_trainer.data.batcher import Batcher
+from forage_trainer.data.dataset import Batches
+from forage_trainer.data.feeder import Feeder
+from forage_trainer.waiting import RedisRetry
+
+SIZE = 3
+T = TypeVar("T")
+
+
+@dataclass
+class Bench:
+    """A feeder and a batcher over one server; `answer` plays the rollout service."""
+
+    settings: Settings
+    streams: StreamClient
+    stop: Stop
+    health: Health
+    feeder: Feeder
+    batcher: Batcher
+    version: int = 0
+
+    def prompts(self) -> list[Prompt]:
+        return [entry.message for entry in self.streams.claim_prompts("probe", 1000, 0.05)]
+
+    def answer(self, batch: int, position: int, version: int = 0, attempt: int = 0) -> TrajectoryGroup:
+        return self.write(make_group(f"q/{batch}/{position}", [0.0, 1.0], batch, position, attempt, version))
+
+    def reply(self, prompt: Prompt, rewards: Sequence[float]) -> TrajectoryGroup:
+        return self.write(make_group(prompt.group_uid, rewards, prompt.batch, prompt.position, prompt.attempt))
+
+    def write(self, result: TrajectoryGroup) -> TrajectoryGroup:
+        # As `issue` and `finish` do.
+        table = self.streams.key(f"issued:trajectories:{result.batch}")
+        self.streams._redis.hset(table, f"{result.position}/{result.attempt}", f"0-1 {result.group_uid}")
+        self.streams._redis.xadd(self.streams.trajectories, {"m": result.SerializeToString()})
+        return result
+
+    def taken(self) -> int:
+        """Number of groups that the trainer has claimed and not acknowledged."""
+        return int(self.streams._redis.xpending(self.streams.trajectories, GROUP)["pending"])
+
+    def uids(self, batch: int, timeout_s: float = 5.0) -> list[str]:
+        return [g.group_uid for g in self.batcher.next_batch(batch, timeout_s).groups]
+
+
+@pytest.fixture
+def bench(redis_server: RedisSettings) -> Callable[..., Bench]:
+    def make(*overrides: str) -> Bench:
+        settings = load_settings(
+            None,
+            [
+                f"redis.url={redis_server.url}",
+                f"data.train_batch_size={SIZE}",
+                "trainer.total_training_steps=5",
+                *overrides,
+            ],
+            {},
+        )
+        streams = StreamClient(settings.redis, "bench", 2.0)
+        streams.create_groups()
+        stop, health = Stop(), Health()
+        retry = RedisRetry(stop, health)
+        rows = tuple(Question("q", "train", i, (), GroundTruth(targets=[str(i)]), str(i)) for i in range(20))
+        feeder = Feeder(settings, streams, Batches(rows, SIZE, 0), retry)
+        batcher = Batcher(streams, SIZE, settings.trainer, feeder, retry, health)
+        return Bench(settings, streams, stop, health, feeder, batcher)
+
+    return make
+
+
+def wait_for(condition: Callable[[], T]) -> T:
+    """Return the result of `condition` once it is true."""
+    deadline = time.monotonic() + 20
+    while not (result := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return result
