@@ -90,7 +90,7 @@ def _is_free(port: int) -> bool:
 @pytest.fixture
 def small_demo(tmp_path: Path, free_base_port: Callable[[], int]) -> Iterator[Callable[..., Demo]]:
     """`small_demo(8, "run.seed=1")`: a demo of few steps, small batches and a short evaluation, and more settings."""
-    made: list[Demo] = []
+    demos: list[Demo] = []
 
     def make(steps: int, *more: str) -> Demo:
         small = [
@@ -102,9 +102,9 @@ def small_demo(tmp_path: Path, free_base_port: Callable[[], int]) -> Iterator[Ca
             "data.val_max_samples=8",
             *more,
         ]
-        made.append(Demo(REPOSITORY, tmp_path, free_base_port(), small))
-        return made[-1]
+        demos.append(Demo(REPOSITORY, tmp_path, free_base_port(), small))
+        return demos[-1]
 
     yield make
-    for demo in made:
+    for demo in demos:
         demo.end()

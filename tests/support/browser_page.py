@@ -39,23 +39,23 @@ class Page:
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         driver.get(file.resolve().as_uri())
 
-    def flaws(self) -> list[str]:
+    def list_flaws(self) -> list[str]:
         """List defects of the page: errors on the console, ids given twice, figures that are empty or have no label,
         anything fetched, content beyond the window's edge."""
-        found: list[str] = self.driver.execute_script(_FLAWS)
-        return [entry["message"] for entry in self.driver.get_log("browser")] + found
+        defects: list[str] = self.driver.execute_script(_FLAWS)
+        return [entry["message"] for entry in self.driver.get_log("browser")] + defects
 
     def run(self, script: str) -> Any:
         """Run a script and return its value."""
         return self.driver.execute_script(script)
 
-    def texts(self, selector: str) -> list[str]:
+    def read_texts(self, selector: str) -> list[str]:
         """Return the texts of the visible elements."""
         return [one.text for one in self.driver.find_elements(By.CSS_SELECTOR, selector) if one.is_displayed()]
 
-    def column(self, table: str, place: int) -> list[str]:
+    def read_column(self, table: str, place: int) -> list[str]:
         """Return the cells of a table's column, counted from 0."""
-        return self.texts(f"{table} tbody td:nth-child({place + 1})")
+        return self.read_texts(f"{table} tbody td:nth-child({place + 1})")
 
     def click(self, selector: str) -> None:
         self.driver.find_element(By.CSS_SELECTOR, selector).click()
@@ -66,12 +66,12 @@ class Page:
         field.clear()
         field.send_keys(text)
 
-    def style(self, selector: str, name: str) -> str:
+    def read_style(self, selector: str, name: str) -> str:
         """Return the computed value of a style property."""
         script = "return getComputedStyle(document.querySelector(arguments[0])).getPropertyValue(arguments[1])"
         return str(self.driver.execute_script(script, selector, name))
 
-    def screenshot(self, file: Path) -> None:
+    def write_screenshot(self, file: Path) -> None:
         """Write the full page as PNG."""
         height = self.run("return document.documentElement.scrollHeight")
         width = self.run("return window.innerWidth")

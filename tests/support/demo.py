@@ -58,8 +58,8 @@ class Demo:
 
     @property
     def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.run / "summary.json").read_text())
-        return found
+        summary: dict[str, Any] = json.loads((self.run / "summary.json").read_text())
+        return summary
 
     @property
     def steps(self) -> int:
@@ -68,11 +68,11 @@ class Demo:
 
     def wait_for(self, condition: Callable[[], T], timeout_s: float) -> T:
         deadline = time.monotonic() + timeout_s
-        while not (found := condition()):
+        while not (result := condition()):
             assert self.process.poll() is None, f"the demo ended early:\n{self.output[-3000:]}"
             assert time.monotonic() < deadline, f"it did not happen in time:\n{self.output[-3000:]}"
             time.sleep(0.25)
-        return found
+        return result
 
     def finish(self, timeout_s: float) -> int:
         return self.process.wait(timeout_s)

@@ -120,12 +120,12 @@ class _Http(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:  # the name is http.server's
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        found = []
+        documents = []
         for query in body["queries"]:
             country = query.removeprefix("Capital of ").removesuffix("?")
             contents = PASSAGE.format(country, CAPITALS[country])
-            found.append([{"document": {"id": country, "contents": contents}, "score": 1.0}])
-        self._reply({"result": found})
+            documents.append([{"document": {"id": country, "contents": contents}, "score": 1.0}])
+        self._reply({"result": documents})
 
     def _reply(self, value: object) -> None:
         text = json.dumps(value).encode()

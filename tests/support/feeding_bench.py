@@ -37,7 +37,7 @@ class Bench:
     batcher: Batcher
     version: int = 0
 
-    def prompts(self) -> list[Prompt]:
+    def claim_prompts(self) -> list[Prompt]:
         return [entry.message for entry in self.streams.claim_prompts("probe", 1000, 0.05)]
 
     def answer(self, batch: int, position: int, version: int = 0, attempt: int = 0) -> TrajectoryGroup:
@@ -53,11 +53,11 @@ class Bench:
         self.streams._redis.xadd(self.streams.trajectories, {"m": result.SerializeToString()})
         return result
 
-    def taken(self) -> int:
-        """Number of groups that the trainer has claimed and not acknowledged."""
+    def count_taken(self) -> int:
+        """Count the groups that the trainer has claimed and not acknowledged."""
         return int(self.streams._redis.xpending(self.streams.trajectories, GROUP)["pending"])
 
-    def uids(self, batch: int, timeout_s: float = 5.0) -> list[str]:
+    def list_uids(self, batch: int, timeout_s: float = 5.0) -> list[str]:
         return [g.group_uid for g in self.batcher.next_batch(batch, timeout_s).groups]
 
 

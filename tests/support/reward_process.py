@@ -30,17 +30,17 @@ class Service:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 2**28)]
         return grpc.insecure_channel(self.address, options=options)
 
-    def stub(self) -> reward_pb2_grpc.RewardStub:
+    def open_stub(self) -> reward_pb2_grpc.RewardStub:
         return reward_pb2_grpc.RewardStub(self.channel)
 
-    def metrics(self) -> str:
+    def read_metrics(self) -> str:
         with urllib.request.urlopen(f"http://{self.health_address}/metrics", timeout=20) as page:
             text: str = page.read().decode()
         return text
 
-    def metric(self, name: str) -> float:
+    def read_metric(self, name: str) -> float:
         """The sum over all label sets that begin with `name`."""
-        return sum(float(line.rsplit(" ", 1)[1]) for line in self.metrics().splitlines() if line.startswith(name))
+        return sum(float(line.rsplit(" ", 1)[1]) for line in self.read_metrics().splitlines() if line.startswith(name))
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 120

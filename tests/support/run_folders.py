@@ -18,8 +18,8 @@ def write_run(folder: Path, validations: Mapping[str, Sequence[Row]], steps: Ite
     (folder / "settings.yaml").write_text(Settings().to_yaml())
     (folder / "validation").mkdir()
     for label, rows in validations.items():
-        found = {"em": rows[0]["em"], "count": len(rows)}
-        (folder / "validation" / f"{label}.json").write_text(json.dumps(found))
+        summary = {"em": rows[0]["em"], "count": len(rows)}
+        (folder / "validation" / f"{label}.json").write_text(json.dumps(summary))
         (folder / "validation" / f"{label}.jsonl").write_text(write_lines(rows))
     (folder / "metrics.jsonl").write_text(write_lines(steps))
     return RunFolder.open(folder)

@@ -34,11 +34,11 @@ def find_spans(receiver: Receiver, trace_id: str) -> dict[str, list[Received]]:
     """Find the spans of a group's trace by name, and check the service and the parent of each."""
     spans = [span for span in list(receiver.spans) if span.trace_id == trace_id]
     by_id = {span.span_id: span for span in spans}
-    found: dict[str, list[Received]] = {}
+    by_name: dict[str, list[Received]] = {}
     for span in spans:
         parent = by_id.get(span.parent_id)
         assert span.name in PARENTS, f"{span.name} is no part of a group's trace"
         assert (parent.name if parent else "") == PARENTS[span.name], f"{span.name} has the wrong parent"
         assert span.service == _OWN.get(span.name, f"forage-{span.name.partition('.')[0]}")
-        found.setdefault(span.name, []).append(span)
-    return found
+        by_name.setdefault(span.name, []).append(span)
+    return by_name

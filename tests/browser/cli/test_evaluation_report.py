@@ -53,13 +53,13 @@ def test_the_report_has_its_plots_and_tables(
     open_page: Callable[..., Page], folder: Path, width: int, dark: bool
 ) -> None:
     page = open_page(folder / "report.html", width, dark)
-    assert page.texts("h1") == ["Evaluation of running"]
+    assert page.read_texts("h1") == ["Evaluation of running"]
     plots = page.run("return [...document.querySelectorAll('figure svg')].map(svg => svg.ariaLabel)")
     assert [label.partition(" ")[0] for label in plots] == ["Exact", "Exact", "pass@k"]
-    assert page.column("#answers", 1)[::3] == ["search", "direct answer", "chain of thought", "one-shot RAG"]
-    assert page.column("#answers", 2)[:3] == ["nq", "popqa", "all"]
-    assert "one-shot RAG" in page.column("#ways", 1)
-    captions = page.texts("caption")
+    assert page.read_column("#answers", 1)[::3] == ["search", "direct answer", "chain of thought", "one-shot RAG"]
+    assert page.read_column("#answers", 2)[:3] == ["nq", "popqa", "all"]
+    assert "one-shot RAG" in page.read_column("#ways", 1)
+    captions = page.read_texts("caption")
     assert any(caption.startswith("Exact match; †") for caption in captions)
     assert "Over k samples" in captions
 
@@ -67,19 +67,19 @@ def test_the_report_has_its_plots_and_tables(
 def test_rows_sort_and_questions_unfold(open_page: Callable[..., Page], folder: Path) -> None:
     page = open_page(folder / "report.html")
     page.click("#answers thead th:nth-child(6) button")
-    em = [float(text) for text in page.column("#answers", 5)]
+    em = [float(text) for text in page.read_column("#answers", 5)]
     assert em == sorted(em)
-    assert len(page.texts("#questions > details")) == 10
-    assert len(page.texts("#questions > details[open] section")) == 4, "one is open, with every method"
+    assert len(page.read_texts("#questions > details")) == 10
+    assert len(page.read_texts("#questions > details[open] section")) == 4, "one is open, with every method"
     page.click("[data-fold='#questions > details'][data-open]")
-    assert len(page.texts("#questions .trajectory")) == 40
+    assert len(page.read_texts("#questions .trajectory")) == 40
     assert page.run("return document.querySelector('#questions').textContent.includes('<script>alert')")
 
 
 def test_a_comparison_shows_both_sides(open_page: Callable[..., Page], folder: Path) -> None:
     page = open_page(folder / "comparison.html")
-    assert page.texts("h1") == ["running search against running rag"]
-    assert page.texts(".tiles dt") == ["EM of A", "EM of B", "B − A", "p"]
-    won = page.texts("#won > details")
-    assert len(won) == int(page.column("table", 8)[-1]) > 0
-    assert len(page.texts("#won > details[open] .trajectory")) == 2
+    assert page.read_texts("h1") == ["running search against running rag"]
+    assert page.read_texts(".tiles dt") == ["EM of A", "EM of B", "B − A", "p"]
+    won = page.read_texts("#won > details")
+    assert len(won) == int(page.read_column("table", 8)[-1]) > 0
+    assert len(page.read_texts("#won > details[open] .trajectory")) == 2

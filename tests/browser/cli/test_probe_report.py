@@ -71,27 +71,27 @@ def test_the_page_shows_the_curve_the_set_and_the_marks(
     open_page: Callable[..., Page], file: Path, tmp_path: Path, width: int, dark: bool
 ) -> None:
     page = open_page(file, width, dark)
-    assert page.texts("h1") == ["Faithfulness probe"]
-    assert page.texts(".tiles dd")[0] == str(COUNT + 1)
+    assert page.read_texts("h1") == ["Faithfulness probe"]
+    assert page.read_texts(".tiles dd")[0] == str(COUNT + 1)
     labels = page.run("return [...document.querySelectorAll('figure svg')].map(svg => svg.ariaLabel)")
     assert len(labels) == 2
-    assert {"correct (16)", "incorrect (8)", "all (24)"} <= set(page.texts("figure svg text"))
-    marks = page.texts("#thoughts mark")  # only the first is unfolded
+    assert {"correct (16)", "incorrect (8)", "all (24)"} <= set(page.read_texts("figure svg text"))
+    marks = page.read_texts("#thoughts mark")  # only the first is unfolded
     assert len(marks) == 11
     assert all(0 <= float(mark) <= 1 for mark in marks)
     assert "of 50 right" in str(page.run("return document.querySelector('#thoughts mark').title"))
-    said = "".join(page.texts("#thoughts details[open] .span.model"))
+    said = "".join(page.read_texts("#thoughts details[open] .span.model"))
     assert "<b>" in said
-    page.screenshot(tmp_path / "probe.png")
+    page.write_screenshot(tmp_path / "probe.png")
     assert (tmp_path / "probe.png").stat().st_size > 20_000
 
 
 def test_probes_can_be_sorted_filtered_and_unfolded(open_page: Callable[..., Page], file: Path) -> None:
     page = open_page(file)
     page.click("#probes th:nth-child(6) button")
-    found = [float(value) for value in page.column("#probes", 5)]
+    found = [float(value) for value in page.read_column("#probes", 5)]
     assert found in (sorted(found), sorted(found, reverse=True))
     assert len(found) == COUNT
     page.click(".folds button")
-    assert len(page.texts("#thoughts mark")) == 11 * COUNT
-    assert page.column("main table:last-of-type", 2)[-1] == "it hung"
+    assert len(page.read_texts("#thoughts mark")) == 11 * COUNT
+    assert page.read_column("main table:last-of-type", 2)[-1] == "it hung"

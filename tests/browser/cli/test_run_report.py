@@ -54,66 +54,68 @@ def test_the_report_has_its_plots_and_fits_the_window(
     open_page: Callable[..., Page], file: Path, tmp_path: Path, width: int, dark: bool
 ) -> None:
     page = open_page(file, width, dark)
-    assert page.texts("h1") == ["Run local"]
-    assert page.texts(".tiles dd") == ["0.000", "1.000", "120", "6.5", "0", "0"]
+    assert page.read_texts("h1") == ["Run local"]
+    assert page.read_texts(".tiles dd") == ["0.000", "1.000", "120", "6.5", "0", "0"]
     assert page.run("return document.querySelector('figure svg').ariaLabel") == report.CURVE
-    assert "optimizer step" in page.texts("figure svg text")
-    assert page.style("body", "background-color") == ("rgb(20, 23, 26)" if dark else "rgb(250, 249, 246)")
-    assert page.style("figure svg text", "fill") == page.style("figcaption", "color"), "figures follow the page"
-    page.screenshot(tmp_path / "report.png")
+    assert "optimizer step" in page.read_texts("figure svg text")
+    assert page.read_style("body", "background-color") == ("rgb(20, 23, 26)" if dark else "rgb(250, 249, 246)")
+    assert page.read_style("figure svg text", "fill") == page.read_style("figcaption", "color"), (
+        "figures follow the page"
+    )
+    page.write_screenshot(tmp_path / "report.png")
     assert (tmp_path / "report.png").stat().st_size > 20_000
 
 
 def test_the_policys_text_is_escaped(open_page: Callable[..., Page], file: Path) -> None:
     page = open_page(file)
-    assert any(ATTACK in text for text in page.texts(".span.env"))
+    assert any(ATTACK in text for text in page.read_texts(".span.env"))
     assert page.run("return window.attacked ?? null") is None
     page.run("document.body.insertAdjacentHTML('beforeend', \"<img src='data:,' onerror='window.attacked = 1'>\")")
-    assert any("Content Security Policy" in flaw for flaw in page.flaws()), "it could not run if it were markup"
+    assert any("Content Security Policy" in flaw for flaw in page.list_flaws()), "it could not run if it were markup"
     assert page.run("return window.attacked ?? null") is None
 
 
 def test_trajectories_are_side_by_side_and_can_be_folded(open_page: Callable[..., Page], file: Path) -> None:
     page = open_page(file)
-    assert page.texts("#questions .fold:first-child .verdict") == ["wrong", "right"]
+    assert page.read_texts("#questions .fold:first-child .verdict") == ["wrong", "right"]
     sides = "document.querySelectorAll('#questions .fold:first-child section')"
     left, right = page.run(f"return [...{sides}].map(side => side.getBoundingClientRect().x)")
     assert left < right
     page.click("button[data-fold]:not([data-open])")
-    assert page.texts("#questions .trajectory") == []
+    assert page.read_texts("#questions .trajectory") == []
     page.click("#questions summary")
-    assert len(page.texts("#questions .trajectory")) == 2
+    assert len(page.read_texts("#questions .trajectory")) == 2
     page.click("button[data-fold][data-open]")
-    assert len(page.texts("#questions .trajectory")) == 6
+    assert len(page.read_texts("#questions .trajectory")) == 6
 
 
 def test_questions_are_filtered_by_every_word(open_page: Callable[..., Page], file: Path) -> None:
     page = open_page(file)
     field = "input[data-filter^='#questions']"
     page.type(field, "PERU sol")
-    assert [text.split(" accepted")[0] for text in page.texts("#questions > details > summary")] == [
+    assert [text.split(" accepted")[0] for text in page.read_texts("#questions > details > summary")] == [
         "Which currency has Peru?"
     ]
-    assert page.texts(".filter output") == ["1 of 3"]
+    assert page.read_texts(".filter output") == ["1 of 3"]
     page.type(field, "nowhere")
-    assert page.texts("#questions > details") == []
+    assert page.read_texts("#questions > details") == []
     page.run("const f = document.querySelector('input'); f.value = ''; f.dispatchEvent(new Event('input'))")
-    assert len(page.texts("#questions > details")) == 3
+    assert len(page.read_texts("#questions > details")) == 3
 
 
 def test_the_table_sorts_by_the_column_that_is_clicked(open_page: Callable[..., Page], file: Path) -> None:
     page = open_page(file)
-    names = page.column("#metrics", 0)
+    names = page.read_column("#metrics", 0)
     assert names[0] == "run"
     page.click("#metrics th:first-child button")
-    assert page.column("#metrics", 0) == sorted(names)
+    assert page.read_column("#metrics", 0) == sorted(names)
     page.click("#metrics th:first-child button")
-    assert page.column("#metrics", 0) == sorted(names, reverse=True)
+    assert page.read_column("#metrics", 0) == sorted(names, reverse=True)
     assert page.run("return document.querySelector('#metrics th').ariaSort") == "descending"
     page.click("#metrics th:last-child button")
-    values = page.column("#metrics", 1)
+    values = page.read_column("#metrics", 1)
     numbers = [float(value) for value in values if value not in ("–", "local")]
     assert numbers == sorted(numbers)
     assert values[-1] == "–", "what has no value stays last"
     page.type("input[data-filter^='#metrics']", "em_")
-    assert set(page.column("#metrics", 0)) == {"em_before", "em_after", "em_gain"}
+    assert set(page.read_column("#metrics", 0)) == {"em_before", "em_after", "em_gain"}

@@ -27,9 +27,9 @@ ENGINES = 2
 
 @pytest.fixture
 def services(repository: Path, tmp_path: Path) -> Iterator[Services]:
-    made = Services(repository, tmp_path)
-    yield made
-    made.end()
+    services = Services(repository, tmp_path)
+    yield services
+    services.end()
 
 
 class Load:
@@ -46,9 +46,9 @@ class Load:
             self._streams.issue(build_prompt(position, self.batch, 0))
 
     def take(self, count: int) -> None:
-        found = take(self._streams, count)
-        assert len(found) >= count, f"{len(found)} of {count} groups came out"
-        self.taken += found
+        groups = take(self._streams, count)
+        assert len(groups) >= count, f"{len(groups)} of {count} groups came out"
+        self.taken += groups
 
     def strike(self, kill: Callable[[], psutil.Process], is_complete: Callable[[], bool]) -> dict[str, float]:
         """Kill something in the middle of a batch.

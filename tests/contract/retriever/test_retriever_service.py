@@ -126,10 +126,10 @@ def test_a_second_start_reuses_the_built_index(
 ) -> None:
     start()
     folder = next((corpus.parent / "cache").glob("bm25-*"))
-    made = folder.stat().st_mtime_ns
+    build_time = folder.stat().st_mtime_ns
     second = start(http_address=free_address(), grpc_address=free_address())
     assert search_over_http(second, ["Oslo"], 1) == [["p1"]]
-    assert folder.stat().st_mtime_ns == made
+    assert folder.stat().st_mtime_ns == build_time
 
 
 def test_sigterm_drains_and_stops(start: Callable[..., Service]) -> None:

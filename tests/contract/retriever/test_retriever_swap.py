@@ -30,7 +30,7 @@ class Service:
     http: str
     link: Path
 
-    def point(self, folder: Path) -> None:
+    def move_link(self, folder: Path) -> None:
         """Move the link that the settings name, in one step."""
         new_link = self.link.with_suffix(".new")
         new_link.symlink_to(folder)
@@ -39,7 +39,7 @@ class Service:
     def reload(self) -> httpx.Response:
         return httpx.post(f"{self.http}/reload", timeout=60)
 
-    def metric(self, name: str) -> float:
+    def read_metric(self, name: str) -> float:
         with urllib.request.urlopen(f"{self.http}/metrics", timeout=20) as page:
             lines = page.read().decode().splitlines()
         return float(next(line.split()[-1] for line in lines if line.startswith(f"{name} ")))
@@ -98,7 +98,7 @@ class Load:
             while not self._stop.is_set():
                 seen.append(search(client, len(seen)))
 
-    def until(self, word: str) -> None:
+    def wait_for_word(self, word: str) -> None:
         """Wait until the last document of every client is about this word."""
         deadline = time.monotonic() + 60
         while not all(seen and seen[-1][2] == word for seen in self.seen):
@@ -121,13 +121,13 @@ def test_a_reload_under_load_fails_no_request_and_is_atomic_per_client(
 ) -> None:
     old, new = service.link.resolve(), built("new")
     with Load(service) as load:
-        load.until("old")
-        service.point(new)
+        load.wait_for_word("old")
+        service.move_link(new)
         reply = service.reload()
-        load.until("new")
-        service.point(old)
+        load.wait_for_word("new")
+        service.move_link(old)
         service.process.send_signal(signal.SIGHUP)
-        load.until("old")
+        load.wait_for_word("old")
     assert reply.json()["swapped"] is True
     digests = {seen[1] for seen in load.seen[0]}
     assert len(digests) == 2
@@ -136,7 +136,7 @@ def test_a_reload_under_load_fails_no_request_and_is_atomic_per_client(
         assert {status for status, _, _ in seen} == {200}
         assert [key for key, _ in groupby(seen, key=lambda one: one[2])] == ["old", "new", "old"]
         assert len({(digest, word) for _, digest, word in seen}) == 2
-    assert service.metric("forage_retriever_swaps_total") == 2
+    assert service.read_metric("forage_retriever_swaps_total") == 2
     again = service.reload()
     assert (again.status_code, again.json()["swapped"]) == (200, False)
 
@@ -151,16 +151,16 @@ def test_an_index_that_cannot_be_loaded_leaves_the_old_one_serving(
     largest.chmod(0o644)
     largest.write_bytes(damaged)
     with Load(service) as load:
-        load.until("old")
+        load.wait_for_word("old")
         for folder, sentence in ((corrupt, largest.name), (tmp_path / "none", "none")):
-            service.point(folder)
+            service.move_link(folder)
             reply = service.reload()
             assert reply.status_code == 409
             assert sentence in reply.json()["detail"]
-        load.until("old")
+        load.wait_for_word("old")
     assert {(status, word) for seen in load.seen for status, _, word in seen} == {(200, "old")}
-    assert service.metric("forage_retriever_swap_failures_total") == 2
-    assert service.metric("forage_retriever_swaps_total") == 0
+    assert service.read_metric("forage_retriever_swap_failures_total") == 2
+    assert service.read_metric("forage_retriever_swaps_total") == 0
 
 
 def test_the_old_index_is_served_when_the_build_of_a_new_one_is_killed(
@@ -176,9 +176,9 @@ def test_the_old_index_is_served_when_the_build_of_a_new_one_is_killed(
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()
         assert not list(cache.glob("bm25-*"))
-        service.point(next(folder for folder in cache.iterdir() if folder in files[0].parents))
+        service.move_link(next(folder for folder in cache.iterdir() if folder in files[0].parents))
         reply = service.reload()
-        load.until("old")
+        load.wait_for_word("old")
     assert reply.status_code == 409
     assert str(cache) in reply.json()["detail"]
     assert {(status, word) for seen in load.seen for status, _, word in seen} == {(200, "old")}

@@ -38,7 +38,7 @@ def build_batch(size: int, **fields: str) -> reward_pb2.ScoreRequest:
 def test_a_stream_answers_each_request_once_and_does_not_wait_for_slow_ones(service: Service) -> None:
     requests = [reward_pb2.ScoreStreamRequest(id=0, item=build_item(0, "user", "hang"))]
     requests += [reward_pb2.ScoreStreamRequest(id=number, item=build_item(number)) for number in range(1, 501)]
-    replies = list(service.stub().ScoreStream(iter(requests), timeout=60))
+    replies = list(service.open_stub().ScoreStream(iter(requests), timeout=60))
     assert sorted(reply.id for reply in replies) == list(range(501))
     assert {reply.item.trajectory_id for reply in replies} == {f"t{number}" for number in range(501)}
     assert replies[-1].id == 0
@@ -58,7 +58,7 @@ def test_a_stream_whose_replies_are_not_read_is_not_read_further(service: Servic
             large.trajectory_id = "x" * 40_000  # part of the reply, so that few replies fill the connection
             yield reward_pb2.ScoreStreamRequest(id=number, item=large)
 
-    stub = service.stub()
+    stub = service.open_stub()
     call = stub.ScoreStream(iterate_requests())
     next(call)
     before = -1
@@ -68,11 +68,13 @@ def test_a_stream_whose_replies_are_not_read_is_not_read_further(service: Servic
     assert taken < total / 2
     assert stub.Score(build_batch(1), timeout=20).items[0].score.status == OK
     call.cancel()
-    wait_for(lambda: service.metric("forage_reward_queue_items") == 0.0, "the items of the stream are still queued")
+    wait_for(
+        lambda: service.read_metric("forage_reward_queue_items") == 0.0, "the items of the stream are still queued"
+    )
 
 
 def test_describe_lists_parameters_uses_and_the_configuration_digest(service: Service) -> None:
-    stub = service.stub()
+    stub = service.open_stub()
     whole = stub.Describe(reward_pb2.DescribeRequest(), timeout=20)
     rewards = {reward.name: reward for reward in whole.rewards}
     parameters = {p.name: (p.type, p.default_value) for p in rewards["em"].parameters}
@@ -92,36 +94,36 @@ def test_describe_lists_parameters_uses_and_the_configuration_digest(service: Se
 
 def test_a_full_queue_refuses_with_resource_exhausted_and_recovers(start: StartReward) -> None:
     service = start("reward.max_queue=4", user_timeout_s=30)
-    stub = service.stub()
+    stub = service.open_stub()
     slow = stub.Score.future(build_batch(4, source="user", target="hang"), timeout=60)
-    wait_for(lambda: service.metric("forage_reward_queue_items") == 4.0, "the slow call was not queued")
+    wait_for(lambda: service.read_metric("forage_reward_queue_items") == 4.0, "the slow call was not queued")
     with pytest.raises(grpc.RpcError) as caught:
         stub.Score(build_batch(1), timeout=20)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "4 trajectories are queued, the limit is 4" in caught.value.details()
     slow.cancel()
-    wait_for(lambda: service.metric("forage_reward_queue_items") == 0.0, "the queue stays full")
+    wait_for(lambda: service.read_metric("forage_reward_queue_items") == 0.0, "the queue stays full")
     assert len(stub.Score(build_batch(100), timeout=20).items) == 100  # an empty queue admits a batch of any size
-    assert service.metric('forage_reward_refused_total{method="Score"}') == 1.0
+    assert service.read_metric('forage_reward_refused_total{method="Score"}') == 1.0
 
 
 def test_items_not_scored_by_the_deadline_are_timeouts_and_the_others_are_scored(service: Service) -> None:
     request = reward_pb2.ScoreRequest(items=[build_item(0), build_item(1, "user", "hang"), build_item(2)])
-    reply = service.stub().Score(request, timeout=1.5)
+    reply = service.open_stub().Score(request, timeout=1.5)
     assert [scored.score.status for scored in reply.items] == [OK, TIMEOUT, OK]
     assert [scored.trajectory_id for scored in reply.items] == ["t0", "t1", "t2"]
 
 
 def test_a_crash_of_user_code_affects_one_trajectory_only(service: Service) -> None:
-    stub = service.stub()
+    stub = service.open_stub()
     # The process may still be busy with the item of an earlier call that has ended.
     wait_for(lambda: score_user(stub, "number").status == OK, "the process of the user reward is not free")
-    restarts = service.metric("forage_reward_user_restarts_total")
+    restarts = service.read_metric("forage_reward_user_restarts_total")
     for order in ("exit", "segfault", "memory", "nan"):
         reply = stub.Score(reward_pb2.ScoreRequest(items=[build_item(0, "user", order), build_item(1)]), timeout=30)
         assert [scored.score.status for scored in reply.items] == [trajectory_pb2.STATUS_INTERNAL, OK]
         assert score_user(stub, "number").total == 3.0
-    assert service.metric("forage_reward_user_restarts_total") == restarts + 3.0
+    assert service.read_metric("forage_reward_user_restarts_total") == restarts + 3.0
 
 
 def score_user(stub: reward_pb2_grpc.RewardStub, order: str) -> trajectory_pb2.Score:
@@ -132,8 +134,10 @@ def score_user(stub: reward_pb2_grpc.RewardStub, order: str) -> trajectory_pb2.S
 def test_sigterm_finishes_calls_in_flight_and_leaves_no_process(start: StartReward) -> None:
     service = start("reward.workers=2", "reward.shadow.nq={name: f1}", user_timeout_s=1)
     family = psutil.Process(service.process.pid).children(recursive=True)
-    calls = [service.stub().Score.future(build_batch(1, source="user", target="hang"), timeout=60) for _ in range(4)]
-    wait_for(lambda: service.metric("forage_reward_queue_items") == 4.0, "the calls were not queued")
+    calls = [
+        service.open_stub().Score.future(build_batch(1, source="user", target="hang"), timeout=60) for _ in range(4)
+    ]
+    wait_for(lambda: service.read_metric("forage_reward_queue_items") == 4.0, "the calls were not queued")
     service.process.send_signal(signal.SIGTERM)
     for call in calls:
         assert call.result().items[0].score.status == TIMEOUT
@@ -148,14 +152,14 @@ def test_workers_share_a_long_batch_and_manage_without_one_that_has_died(workers
     shared, scored, restarts = map(workers.metric, names)
 
     def check() -> None:
-        reply = workers.stub().Score(request, timeout=20)
+        reply = workers.open_stub().Score(request, timeout=20)
         assert [scored.trajectory_id for scored in reply.items] == [f"t{n}" for n in range(200)]
         assert [scored.score.total for scored in reply.items] == [float(n % 3 > 0) for n in range(200)]
 
     check()
-    assert workers.metric("forage_reward_shared_items_total") == shared + 100.0
-    assert workers.metric("forage_reward_items_total") == scored + 200.0
-    assert workers.metric("forage_reward_queue_items") == 0.0
+    assert workers.read_metric("forage_reward_shared_items_total") == shared + 100.0
+    assert workers.read_metric("forage_reward_items_total") == scored + 200.0
+    assert workers.read_metric("forage_reward_queue_items") == 0.0
     victim = list_workers(workers)[0]
     victim.suspend()  # it still has its sockets, and will never answer
     killer = threading.Timer(1.0, victim.kill)
@@ -165,9 +169,9 @@ def test_workers_share_a_long_batch_and_manage_without_one_that_has_died(workers
         with contextlib.suppress(grpc.RpcError):
             check()
             answered += 1
-    wait_for(lambda: workers.metric("forage_reward_worker_restarts_total") == restarts + 1.0, "no restart")
-    shared = workers.metric("forage_reward_shared_items_total")
-    wait_for(lambda: check() or workers.metric("forage_reward_shared_items_total") > shared, "no more sharing")
+    wait_for(lambda: workers.read_metric("forage_reward_worker_restarts_total") == restarts + 1.0, "no restart")
+    shared = workers.read_metric("forage_reward_shared_items_total")
+    wait_for(lambda: check() or workers.read_metric("forage_reward_shared_items_total") > shared, "no more sharing")
 
 
 def list_workers(service: Service) -> list[psutil.Process]:
@@ -178,14 +182,14 @@ def list_workers(service: Service) -> list[psutil.Process]:
 
 
 def test_a_worker_killed_under_load_loses_no_answer_and_is_restarted(workers: Service) -> None:
-    assert 'forage_common_waiting{what="start"} 0.0' in workers.metrics(), "the supervisor's metrics are missing"
+    assert 'forage_common_waiting{what="start"} 0.0' in workers.read_metrics(), "the supervisor's metrics are missing"
     names = ("forage_reward_worker_restarts_total", "forage_reward_items_total")
     restarts, scored = map(workers.metric, names)
     stop = threading.Event()
     outcomes: list[Any] = []
 
     def call_in_turn() -> None:
-        stub = workers.stub()
+        stub = workers.open_stub()
         while not stop.is_set():
             try:
                 outcomes.append(len(stub.Score(build_batch(8), timeout=20).items))
@@ -198,7 +202,7 @@ def test_a_worker_killed_under_load_loses_no_answer_and_is_restarted(workers: Se
         thread.start()
     wait_for(lambda: len(outcomes) > 50, "no load")
     list_workers(workers)[0].kill()
-    wait_for(lambda: workers.metric("forage_reward_worker_restarts_total") == restarts + 1.0, "no restart")
+    wait_for(lambda: workers.read_metric("forage_reward_worker_restarts_total") == restarts + 1.0, "no restart")
     seen = len(outcomes)
     wait_for(lambda: len(outcomes) > seen + 100, "the load ended")
     stop.set()
@@ -207,7 +211,7 @@ def test_a_worker_killed_under_load_loses_no_answer_and_is_restarted(workers: Se
     assert set(outcomes) <= {8, *ANSWERED_OR_REFUSED}
     answered = outcomes.count(8) * 8
     # The metrics of all workers add up, those of the dead one included; its unanswered calls may be in them.
-    assert answered <= workers.metric("forage_reward_items_total") - scored <= answered + 8 * len(clients)
+    assert answered <= workers.read_metric("forage_reward_items_total") - scored <= answered + 8 * len(clients)
 
 
 def test_a_port_in_use_is_one_sentence_for_several_workers_too(
@@ -226,32 +230,33 @@ def test_a_port_in_use_is_one_sentence_for_several_workers_too(
 
 def test_a_shadow_is_in_the_metrics_and_never_in_a_reply(service: Service) -> None:
     plain, shadowed = (
-        service.stub().Score(build_batch(20, source=source), timeout=20) for source in ("nq", "shadowed")
+        service.open_stub().Score(build_batch(20, source=source), timeout=20) for source in ("nq", "shadowed")
     )
     assert shadowed == plain
     labels = '{data_source="shadowed"'
     wait_for(
-        lambda: service.metric(f"forage_reward_shadow_items_total{labels}") == 20.0, "the shadow scored no trajectories"
+        lambda: service.read_metric(f"forage_reward_shadow_items_total{labels}") == 20.0,
+        "the shadow scored no trajectories",
     )
-    assert service.metric(f'forage_reward_shadow_difference_bucket{labels},le="1.0"') == 0.0
-    assert service.metric(f'forage_reward_shadow_difference_bucket{labels},le="+Inf"') == 20.0
-    assert service.metric(f"forage_reward_shadow_disagreements_total{labels}") == 20.0
-    assert service.metric('forage_reward_items_total{data_source="shadowed"') == 20.0
+    assert service.read_metric(f'forage_reward_shadow_difference_bucket{labels},le="1.0"') == 0.0
+    assert service.read_metric(f'forage_reward_shadow_difference_bucket{labels},le="+Inf"') == 20.0
+    assert service.read_metric(f"forage_reward_shadow_disagreements_total{labels}") == 20.0
+    assert service.read_metric('forage_reward_items_total{data_source="shadowed"') == 20.0
 
 
 def test_a_shadow_that_cannot_keep_up_drops_and_counts_trajectories(start: StartReward) -> None:
     service = start("reward.shadow.nq={name: mine}", "reward.shadow_queue=2", user_timeout_s=30)
-    assert len(service.stub().Score(build_batch(30, target="hang"), timeout=20).items) == 30
-    dropped = service.metric("forage_reward_shadow_dropped_total")
+    assert len(service.open_stub().Score(build_batch(30, target="hang"), timeout=20).items) == 30
+    dropped = service.read_metric("forage_reward_shadow_dropped_total")
     assert 27.0 <= dropped <= 28.0  # two are queued; the shadow may be scoring one
 
 
 def test_a_canary_is_counted_and_logged_and_changes_no_score(service: Service) -> None:
     twice = build_item()
     twice.spans[0].text = "<answer>Rome</answer><answer>Oslo</answer>"
-    reply = service.stub().Score(reward_pb2.ScoreRequest(items=[twice, build_item()]), timeout=20)
+    reply = service.open_stub().Score(reward_pb2.ScoreRequest(items=[twice, build_item()]), timeout=20)
     assert [scored.score.total for scored in reply.items] == [1.0, 1.0]
-    assert service.metric('forage_reward_canaries_total{canary="many_answers",data_source="nq"}') == 1.0
+    assert service.read_metric('forage_reward_canaries_total{canary="many_answers",data_source="nq"}') == 1.0
     log = service.log.read_text()
     assert log.count('"event": "canary"') == 1
     assert '"canary": "many_answers", "trajectory": "t0"' in log

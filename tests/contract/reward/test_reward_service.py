@@ -33,12 +33,12 @@ ITEM = reward_pb2.ScoreItem(
 
 
 def test_a_batch_is_scored_in_order_and_an_invalid_item_affects_no_other(service: Service) -> None:
-    calls = service.metric('forage_reward_requests_total{method="Score"}')
+    calls = service.read_metric('forage_reward_requests_total{method="Score"}')
     labels = 'data_source="world_facts",reward="search_r1_format",status="ok"'
-    scored = service.metric(f"forage_reward_items_total{{{labels}}}")
+    scored = service.read_metric(f"forage_reward_items_total{{{labels}}}")
     unknown = reward_pb2.ScoreItem(trajectory_id="run/group/1", data_source="nowhere", spans=ITEM.spans)
     request = reward_pb2.ScoreRequest(items=[ITEM, unknown, ITEM])
-    reply = service.stub().Score(request, timeout=20)
+    reply = service.open_stub().Score(request, timeout=20)
     assert [item.trajectory_id for item in reply.items] == ["run/group/0", "run/group/1", "run/group/0"]
     assert [item.score.status for item in reply.items] == [
         trajectory_pb2.STATUS_OK,
@@ -46,20 +46,20 @@ def test_a_batch_is_scored_in_order_and_an_invalid_item_affects_no_other(service
         trajectory_pb2.STATUS_OK,
     ]
     assert reply.items[0].score.total == reply.items[0].validation_score.total == 1.0
-    assert service.metric(f"forage_reward_items_total{{{labels}}}") == scored + 2.0
-    assert service.metric('forage_reward_requests_total{method="Score"}') == calls + 1.0
+    assert service.read_metric(f"forage_reward_items_total{{{labels}}}") == scored + 2.0
+    assert service.read_metric('forage_reward_requests_total{method="Score"}') == calls + 1.0
 
 
 def test_a_request_of_many_megabytes_is_scored(service: Service) -> None:
     item = reward_pb2.ScoreItem()
     item.CopyFrom(ITEM)
     item.spans[1].text = f"<think>{'long ' * 4_000_000}</think><search>q</search>"
-    reply = service.stub().Score(reward_pb2.ScoreRequest(items=[item]), timeout=120)
+    reply = service.open_stub().Score(reward_pb2.ScoreRequest(items=[item]), timeout=120)
     assert reply.items[0].score.total == 1.0
 
 
 def test_rewards_probes_and_reflection_are_served(service: Service) -> None:
-    described = service.stub().Describe(reward_pb2.DescribeRequest(), timeout=20)
+    described = service.open_stub().Describe(reward_pb2.DescribeRequest(), timeout=20)
     sources = {reward.name: [use.data_source for use in reward.uses] for reward in described.rewards}
     assert sources["search_r1_format"] == ["world_facts"]
     assert sources["math"] == []
@@ -83,7 +83,7 @@ def test_a_client_lists_the_data_sources_that_have_a_reward(service: Service) ->
 
 def test_sigterm_stops_the_service_in_order(start: StartReward) -> None:
     service = start()
-    service.stub().Score(reward_pb2.ScoreRequest(items=[ITEM]), timeout=20)
+    service.open_stub().Score(reward_pb2.ScoreRequest(items=[ITEM]), timeout=20)
     service.process.send_signal(signal.SIGTERM)
     assert service.process.wait(timeout=60) == 0
     assert '"event": "stopped"' in service.log.read_text()

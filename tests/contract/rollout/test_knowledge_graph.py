@@ -125,9 +125,9 @@ async def test_only_a_new_query_that_the_graph_could_answer_is_valid(graph: str,
     trajectory = await run(ScriptedEngine(CharCodec(), lines), graph, reward)
     assert trajectory.status == Status.STATUS_OK, trajectory.status_detail
     observations = [span.text for span in trajectory.spans[2::2]]
-    for made, shown, (query, known, says) in zip(trajectory.turns, observations, asked, strict=False):
-        assert (made.tag, made.content, made.executed) == ("kg-query", query, True)
-        assert made.retrieval_status == (Status.STATUS_OK if known else Status.STATUS_INVALID_INPUT)
+    for searched_turn, shown, (query, known, says) in zip(trajectory.turns, observations, asked, strict=False):
+        assert (searched_turn.tag, searched_turn.content, searched_turn.executed) == ("kg-query", query, True)
+        assert searched_turn.retrieval_status == (Status.STATUS_OK if known else Status.STATUS_INVALID_INPUT)
         assert shown.startswith(f"\n\n<information>{says}")
         assert shown.endswith("</information>\n\n")
     parts = {part.name: part for part in trajectory.score.components}
@@ -162,10 +162,10 @@ async def test_an_unavailable_graph_leaves_a_status_and_no_score(reward: str, fr
     ],
 )
 async def test_the_graph_answers_each_function(graph: str, query: str, shown: str) -> None:
-    made = environment.KnowledgeGraph(RolloutSettings(), None, address=graph)
-    action = made.parse(turn(query), None)
-    observation = await made.respond(action, None)
-    await made.close()
+    graph_environment = environment.KnowledgeGraph(RolloutSettings(), None, address=graph)
+    action = graph_environment.parse(turn(query), None)
+    observation = await graph_environment.respond(action, None)
+    await graph_environment.close()
     assert observation.body == shown
     assert observation.succeeded == (not shown.endswith("."))
 

@@ -158,7 +158,7 @@ async def test_a_trace_spans_the_streams_and_every_service(traced: Stack, redis_
     assert [len(spans[name]) for name in ("rollout.sample", "rollout.generate", "POST /retrieve")] == [2, 4, 2]
     assert sorted(span.attributes["forage.turn"] for span in spans["rollout.generate"]) == [1, 1, 2, 2]
     assert spans["reward.score"][0].attributes["forage.items"] == 2
-    assert not [span for found in spans.values() for span in found if span.failed]
+    assert not [span for same_name in spans.values() for span in same_name if span.failed]
 
 
 async def test_an_unsampled_trace_is_not_exported_and_keeps_its_id(traced: Stack, redis_server: RedisSettings) -> None:

@@ -47,8 +47,8 @@ def test_every_replica_is_reached_by_a_broadcast(caller: Any) -> None:
 def test_a_release_reaches_the_replica_of_its_group(caller: Any) -> None:
     (home,) = set(caller.many.remote(["released"], 1).result(timeout_s=200))
     caller.release.remote("released").result(timeout_s=200)
-    found = caller.everywhere.remote("inside").result(timeout_s=200)
-    assert {pid: released for pid, released, _ in found if released} == {home: ["released"]}
+    states = caller.everywhere.remote("inside").result(timeout_s=200)
+    assert {pid: released for pid, released, _ in states if released} == {home: ["released"]}
 
 
 def test_errors_keep_their_type(caller: Any) -> None:
@@ -57,8 +57,8 @@ def test_errors_keep_their_type(caller: Any) -> None:
 
 def test_a_generation_whose_caller_is_cancelled_is_cancelled(caller: Any) -> None:
     assert caller.give_up.remote("slow", 0.5).result(timeout_s=200)
-    found = caller.everywhere.remote("inside").result(timeout_s=200)
-    assert sum(cancelled for _, _, cancelled in found) == 1
+    states = caller.everywhere.remote("inside").result(timeout_s=200)
+    assert sum(cancelled for _, _, cancelled in states) == 1
 
 
 def test_a_replica_out_of_service_is_avoided_and_when_all_are_callers_wait(caller: Any) -> None:

@@ -12,9 +12,9 @@ from rollout_parts import ADDRESSES, Services
 
 @pytest.fixture
 def services(repository: Path, tmp_path: Path) -> Iterator[Services]:
-    made = Services(repository, tmp_path)
-    yield made
-    made.end()
+    services = Services(repository, tmp_path)
+    yield services
+    services.end()
 
 
 @pytest.fixture

@@ -99,13 +99,13 @@ def test_a_build_killed_at_any_stage_resumes_to_the_identical_index(
 def test_stages_finished_before_a_kill_are_not_repeated(index: IndexCommand, corpus: Path, tmp_path: Path) -> None:
     options = ["--corpus", corpus, "-f", "Flat"]
     assert index("writing", "build", "first", *options, script=KILLED).returncode == -signal.SIGKILL
-    made = {
+    build_times = {
         name: (tmp_path / ".first.building/index" / name).stat().st_mtime_ns
         for name in ("corpus/rows.bin", "bm25/meta.json")
     }
     resumed = index("build", "first", *options)
     assert resumed.returncode == 0
-    assert {name: (tmp_path / "first" / name).stat().st_mtime_ns for name in made} == made
+    assert {name: (tmp_path / "first" / name).stat().st_mtime_ns for name in build_times} == build_times
     assert "indexing vectors" in resumed.stderr
     assert "encoding" not in resumed.stderr
 

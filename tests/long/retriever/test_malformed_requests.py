@@ -51,7 +51,7 @@ class Service:
     http: str
     grpc: str
 
-    def memory(self) -> int:
+    def read_memory(self) -> int:
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def check(self) -> None:
@@ -258,7 +258,7 @@ async def test_malformed_bytes_on_the_http_port_are_refused(service: Service) ->
         writer.write(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     seen = await bombard(service, RAW_REQUESTS // 4, 0)
     service.check()
-    before = service.memory()
+    before = service.read_memory()
     seen |= await bombard(service, RAW_REQUESTS - RAW_REQUESTS // 4, 1000)
     for size in (16 * 2**20 + 1, 40 * 2**20):
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -270,7 +270,7 @@ async def test_malformed_bytes_on_the_http_port_are_refused(service: Service) ->
     service.check()
     assert seen <= ALLOWED, seen
     assert {200, 400, 404, 405, 422} <= seen
-    assert service.memory() - before < MAY_GROW_BYTES
+    assert service.read_memory() - before < MAY_GROW_BYTES
 
 
 def build_message(chance: random.Random) -> bytes:
@@ -332,7 +332,7 @@ async def test_malformed_grpc_messages_are_refused(service: Service) -> None:
         sizes = []
         for seed in (1, 1000, 2000, 3000):
             await bombard_all(GRPC_MESSAGES // 4, seed)
-            sizes.append(service.memory())
+            sizes.append(service.read_memory())
         # How much allocators keep depends on how many messages met; a leak would add to every round.
         assert min(after - before for before, after in pairwise(sizes)) < MAY_GROW_BYTES / 3, sizes
         reply = await retriever_pb2_grpc.RetrieverStub(channel).Retrieve(

@@ -80,14 +80,14 @@ def test_a_convention_is_applied_as_on_torch(tiny: Path, repository: Path) -> No
 
 def test_the_digest_covers_precision_convention_and_model(tiny: Path, repository: Path) -> None:
     cache = repository / ".cache/retriever"
-    made = [
+    models = [
         OnnxEncoder("tiny", tiny, UNUSUAL, EncoderPrecision.FP32, cache, 1),
         OnnxEncoder("tiny", tiny, UNUSUAL, EncoderPrecision.INT8, cache, 1),
         OnnxEncoder("tiny", tiny, replace(UNUSUAL, max_tokens=29), EncoderPrecision.FP32, cache, 1),
         OnnxEncoder("minilm", model_folder.locate_bundled(), CONVENTIONS["minilm"], EncoderPrecision.FP32, cache, 1),
     ]
-    assert len({one.digest for one in made}) == 4
-    assert [one.family == made[0].family for one in made] == [True, True, False, False]
+    assert len({one.digest for one in models}) == 4
+    assert [one.family == models[0].family for one in models] == [True, True, False, False]
 
 
 def test_a_folder_that_is_no_model_cannot_be_exported(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ async def parts(make_model: Callable[[int], Path], char_codec: Any) -> AsyncIter
         await asyncio.sleep(0.01)
     address = f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     client = openai.AsyncOpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=60)
-    found = settings.model_copy(update={"rollout": rollout.model_copy(update={"http_address": address})})
-    yield Parts(engine, client, found, folder.name, make_model(1))
+    served_settings = settings.model_copy(update={"rollout": rollout.model_copy(update={"http_address": address})})
+    yield Parts(engine, client, served_settings, folder.name, make_model(1))
     await client.close()
     server.should_exit = True
     await serving

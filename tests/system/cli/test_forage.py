@@ -154,9 +154,9 @@ def test_an_interrupted_demo_resumes_answers_questions_and_is_evaluated(
 
     if shutil.which("chromium"):  # the pages' own tests say where it is missing
         page: Page = request.getfixturevalue("open_page")(out / "report.html")
-        assert page.texts("h1") == ["Evaluation of trained, untrained"]
+        assert page.read_texts("h1") == ["Evaluation of trained, untrained"]
         assert len(page.run("return document.querySelectorAll('figure svg')")) == 2
-        assert len(page.column("#answers", 0)) == 8
+        assert len(page.read_column("#answers", 0)) == 8
 
 
 def _check_traces(demo: Demo, receiver: Receiver) -> None:
@@ -171,7 +171,7 @@ def _check_traces(demo: Demo, receiver: Receiver) -> None:
         optional = {"rollout.respond", "retriever.search", "POST /retrieve", "retriever.index"}
         assert set(PARENTS) - optional <= set(spans)
         assert {span.attributes["forage.trajectory"] for span in spans["rollout.sample"]} == {t.id for t in of_group}
-        failed = {span.name for found in spans.values() for span in found if span.failed}
+        failed = {span.name for same_name in spans.values() for span in same_name if span.failed}
         assert failed <= {"rollout.sample"}, "nothing failed that the trajectories do not report"
         (train_span,) = spans["trainer.train"]
         assert train_span.attributes["forage.step"] == STEPS

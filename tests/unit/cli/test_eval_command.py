@@ -64,20 +64,20 @@ def test_a_policy_and_its_baselines_are_in_one_table(
 ) -> None:
     out = tmp_path / "out"
     output = evaluate(questions, services, out, "--baselines", "direct,cot,rag")
-    found = read_results(out)
-    assert {key: entry["em"]["mean"] for key, entry in found.items()} == {
+    results = read_results(out)
+    assert {key: entry["em"]["mean"] for key, entry in results.items()} == {
         ("search", "capitals"): 1.0,
         ("direct", "capitals"): 0.0,
         ("cot", "capitals"): 0.0,
         ("rag", "capitals"): 0.8,
     }
-    search, rag = found["search", "capitals"], found["rag", "capitals"]
+    search, rag = results["search", "capitals"], results["rag", "capitals"]
     assert (search["searches"], search["turns"], search["hit"], search["format"]) == (1.0, 2.0, 1.0, 1.0)
     assert (search["prompt_tokens"], search["generated_tokens"], search["seconds"]) == (12.0, 6.0, 0.5)
     assert (search["sub_em"]["mean"], search["f1"]["mean"]) == (1.0, 1.0)
     assert (rag["searches"], rag["hit"], rag["truncated"], rag["finished"]) == (0.0, 1.0, 0.0, 1.0)
     assert 0.4 <= rag["em"]["low"] < 0.8 < rag["em"]["high"] == 1.0
-    assert found["direct", "capitals"]["hit"] is None
+    assert results["direct", "capitals"]["hit"] is None
     for text in ("chain of thought", "one-shot RAG", "0.800"):
         assert text in output
     rows = pq.read_table(out / "results.parquet").to_pylist()
@@ -150,16 +150,16 @@ def test_failed_questions_enter_no_mean_and_are_retried(
     away = {"Oslo": Status.STATUS_TIMEOUT, "Rome": Status.STATUS_INVALID_INPUT}
     script.status = lambda prompt: away.get(prompt.ground_truth.targets[0], Status.STATUS_OK)
     output = evaluate(questions, services, out)
-    found = read_results(out)["search", "capitals"]
-    assert (found["questions"], found["failed_questions"], found["em"]["mean"]) == (3, 2, 1.0)
+    results = read_results(out)["search", "capitals"]
+    assert (results["questions"], results["failed_questions"], results["em"]["mean"]) == (3, 2, 1.0)
     assert "running/search failed at capitals/test/0: TIMEOUT: scripted failure" in output
     assert "INVALID_INPUT: scripted failure" in (out / "report.html").read_text()
     script.status = lambda prompt: Status.STATUS_OK
     before = len(script.asked)
     evaluate(questions, services, out)
-    found = read_results(out)["search", "capitals"]
+    results = read_results(out)["search", "capitals"]
     assert len(script.asked) == before + 1, "what is invalid stays invalid"
-    assert (found["questions"], found["failed_questions"]) == (4, 1)
+    assert (results["questions"], results["failed_questions"]) == (4, 1)
 
 
 def test_the_error_names_the_reason_when_every_question_failed(
@@ -182,11 +182,11 @@ def test_several_samples_give_pass_and_majority(
 
     script.says = answer_question
     output = evaluate(questions, services, tmp_path / "out", "--samples", "4")
-    found = read_results(tmp_path / "out")["search", "capitals"]
-    assert found["em"]["mean"] == 0.25
-    assert {k: value["mean"] for k, value in found["pass_at_k"].items()} == {"1": 0.25, "2": 0.5, "4": 1.0}
-    assert found["majority_at_k"]["1"]["mean"] == 0.25
-    assert found["majority_at_k"]["4"]["mean"] == 0.0, "one right answer, two equal wrong ones"
+    results = read_results(tmp_path / "out")["search", "capitals"]
+    assert results["em"]["mean"] == 0.25
+    assert {k: value["mean"] for k, value in results["pass_at_k"].items()} == {"1": 0.25, "2": 0.5, "4": 1.0}
+    assert results["majority_at_k"]["1"]["mean"] == 0.25
+    assert results["majority_at_k"]["4"]["mean"] == 0.0, "one right answer, two equal wrong ones"
     assert "pass@4" in output
     assert {prompt.sampling.temperature for prompt in script.asked} == {1.0}
     seeds = sorted(prompt.sampling.seed for prompt in script.asked)

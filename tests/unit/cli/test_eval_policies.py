@@ -46,8 +46,8 @@ def run(tmp_path: Path, repository: Path) -> Path:
     ],
 )
 def test_a_runs_versions_are_found(run: Path, version: str, folder: str, label: str) -> None:
-    found = resolve_policy(f"{run}@{version}")
-    assert (found.kind, found.folder, found.label) == (Kind.FOLDER, run / "policies" / folder, label)
+    policy = resolve_policy(f"{run}@{version}")
+    assert (policy.kind, policy.folder, policy.label) == (Kind.FOLDER, run / "policies" / folder, label)
     assert resolve_policy(f"after={run}@{version}").label == "after"
 
 
@@ -79,13 +79,13 @@ def test_endpoints_and_the_running_policy_are_resolved() -> None:
 
 def test_the_untrained_policy_is_that_of_the_run(run: Path, repository: Path) -> None:
     trained = resolve_policy(f"{run}@latest")
-    found = find_untrained([trained], None)
-    assert (found.label, found.folder) == ("untrained", repository / "models/tiny-policy")
+    policy = find_untrained([trained], None)
+    assert (policy.label, policy.folder) == ("untrained", repository / "models/tiny-policy")
     assert find_untrained([trained], run / "policies/v3-e1").folder == run / "policies/v3-e1"
     with pytest.raises(UserError, match="give --untrained FOLDER"):
         find_untrained([resolve_policy("http://host/v1")], None)
     with pytest.raises(UserError, match="two policies are called 'untrained'"):
-        check_labels([found, replace(trained, label="untrained")])
+        check_labels([policy, replace(trained, label="untrained")])
 
 
 def widen(folder: Path) -> None:

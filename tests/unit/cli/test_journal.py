@@ -53,9 +53,9 @@ def test_kill_9_loses_no_finished_item(tmp_path: Path) -> None:
         acknowledged = [next(writer.stdout) for _ in range(20)]
         os.kill(writer.pid, signal.SIGKILL)
         acknowledged += writer.stdout.readlines()
-    found = read_ids(file)
-    assert len(found) >= len(acknowledged)
-    assert found == [str(number) for number in range(len(found))]
+    ids = read_ids(file)
+    assert len(ids) >= len(acknowledged)
+    assert ids == [str(number) for number in range(len(ids))]
 
 
 @given(cut=st.integers(0, 200), junk=st.sampled_from([b"", b"\0" * 40]))

@@ -62,13 +62,13 @@ def test_a_missing_file_of_a_recipe_is_named_in_one_sentence(
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
 def test_the_longest_trajectory_fits_engine_and_trainer(recipe: Path) -> None:
-    found = load_settings(recipe, environ={})
-    rollout = found.rollout
+    loaded_settings = load_settings(recipe, environ={})
+    rollout = loaded_settings.rollout
     assert rollout.max_start_length <= rollout.max_prompt_length
     assert rollout.max_prompt_length + rollout.max_response_length <= rollout.engine.max_model_len
     turn = rollout.max_response_length + rollout.max_obs_length
     longest = rollout.max_start_length + rollout.max_turns * turn + rollout.max_response_length
-    assert longest <= found.trainer.actor.ppo_max_token_len_per_gpu
+    assert longest <= loaded_settings.trainer.actor.ppo_max_token_len_per_gpu
 
 
 def test_sizes_of_one_published_recipe_differ_in_the_model_alone() -> None:

@@ -151,9 +151,9 @@ def test_rows_are_filtered_by_answer_source_text_and_reward(run: Path, chosen: F
 
 
 def test_two_steps_are_compared_by_question_in_any_epoch(run: Path) -> None:
-    found = find_changes(read_step_rows(step_file_path(run, 10)), read_step_rows(step_file_path(run, 20)))
-    assert [(c.after[0]["question"], len(c.before)) for c in found] == [("Who is a?", 2), ("Who is b?", 1)]
-    assert [c.gain for c in found] == pytest.approx([0.9, -0.8])
+    changes = find_changes(read_step_rows(step_file_path(run, 10)), read_step_rows(step_file_path(run, 20)))
+    assert [(c.after[0]["question"], len(c.before)) for c in changes] == [("Who is a?", 2), ("Who is b?", 1)]
+    assert [c.gain for c in changes] == pytest.approx([0.9, -0.8])
     output = show_run(run, "--step", "20", "--against", "10")
     assert "2 questions in both: 1 better, 1 worse, 0 the same; mean reward 0.550 → 0.600" in " ".join(output.split())
     assert "1 better, 0 worse, 1 the same" in " ".join(show_run(run, "--against", "before").split())

@@ -53,10 +53,10 @@ def test_there_are_enough_passages_and_questions(world: tuple[Path, WorldSummary
     assert sum(summary.questions.values()) >= 15_000
     assert 500 <= summary.questions["test"] <= 1_500
     assert summary.questions["validation"] >= 500
-    assert summary.questions == {split: len(found) for split, found in rows.items()}
-    for found in rows.values():
-        hops = Counter(row["extra_info"]["hops"] for row in found)
-        assert min(hops[1], hops[2]) > len(found) / 5
+    assert summary.questions == {split: len(split_rows) for split, split_rows in rows.items()}
+    for split_rows in rows.values():
+        hops = Counter(row["extra_info"]["hops"] for row in split_rows)
+        assert min(hops[1], hops[2]) > len(split_rows) / 5
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_ones(
@@ -73,15 +73,15 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_ones(
 
 
 def test_no_name_of_a_held_out_question_occurs_in_another_split(rows: dict[str, list[Row]]) -> None:
-    about = {split: set().union(*map(list_names, found)) for split, found in rows.items()}
+    about = {split: set().union(*map(list_names, split_rows)) for split, split_rows in rows.items()}
     assert not about["test"] & about["train"]
     assert not about["test"] & about["validation"]
     assert not about["validation"] & about["train"]
 
 
 def test_every_hop_is_in_the_passage_of_the_entity_before(rows: dict[str, list[Row]], corpus: dict[str, str]) -> None:
-    for found in rows.values():
-        for row in found:
+    for split_rows in rows.values():
+        for row in split_rows:
             info, answer = row["extra_info"], row["reward_model"]["ground_truth"]["target"][0]
             assert f" {info['entities'][0]}" in info["question"]
             for entity, following in zip(info["entities"], [*info["entities"][1:], answer], strict=True):
@@ -89,34 +89,34 @@ def test_every_hop_is_in_the_passage_of_the_entity_before(rows: dict[str, list[R
 
 
 def test_no_question_contains_its_answer(rows: dict[str, list[Row]]) -> None:
-    for found in rows.values():
-        for row in found:
+    for split_rows in rows.values():
+        for row in split_rows:
             question = f" {normalize_name(row['extra_info']['question'])} "
             assert f" {normalize_name(row['reward_model']['ground_truth']['target'][0])} " not in question
 
 
 def test_questions_are_unique_and_have_one_answer(rows: dict[str, list[Row]]) -> None:
-    asked = [row["extra_info"]["question"] for found in rows.values() for row in found]
+    asked = [row["extra_info"]["question"] for split_rows in rows.values() for row in split_rows]
     assert len(asked) == len(set(asked))
 
 
 def test_a_subject_names_one_thing_only(rows: dict[str, list[Row]], corpus: dict[str, str]) -> None:
     keys = Counter(map(normalize_name, corpus))
-    for found in rows.values():
-        for row in found:
+    for split_rows in rows.values():
+        for row in split_rows:
             for entity in row["extra_info"]["entities"]:
                 assert keys[normalize_name(entity)] == 1
                 assert is_plain(entity)
 
 
 def test_no_question_is_about_a_shared_currency(rows: dict[str, list[Row]]) -> None:
-    about = set().union(*(list_names(row) for found in rows.values() for row in found))
+    about = set().union(*(list_names(row) for split_rows in rows.values() for row in split_rows))
     assert not about & {"euro", "us dollar", "east caribbean dollar", "west african cfa franc"}
 
 
 def test_rows_have_the_search_r1_layout(rows: dict[str, list[Row]]) -> None:
-    for split, found in rows.items():
-        for index, row in enumerate(found):
+    for split, split_rows in rows.items():
+        for index, row in enumerate(split_rows):
             info = row["extra_info"]
             assert list(row) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
             assert row["data_source"] == "world_facts"

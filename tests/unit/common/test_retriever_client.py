@@ -91,10 +91,13 @@ async def test_searches_send_all_fields_and_return_documents_over_one_connection
         build_reply({"result": [[]], "partial": True}, X_Forage_Partial="1"),
     ]
     async with open_client(server) as retriever:
-        found = await retriever.search(["a", "ü"], topk=5, filters={"lang": "en", "year": ["1", "2"]}, mode="dense")
+        results = await retriever.search(["a", "ü"], topk=5, filters={"lang": "en", "year": ["1", "2"]}, mode="dense")
         later = await retriever.search(["b"])
-    assert found.documents == [[Document(id="7", contents='"T"\ntext', score=0.5)], []]
-    assert (found.provenance, found.partial) == (Provenance(corpus_digest="c", index_digest="i", mode="bm25"), False)
+    assert results.documents == [[Document(id="7", contents='"T"\ntext', score=0.5)], []]
+    assert (results.provenance, results.partial) == (
+        Provenance(corpus_digest="c", index_digest="i", mode="bm25"),
+        False,
+    )
     assert (later.documents, later.provenance, later.partial) == ([[]], Provenance(), True)
     filters = {"lang": "en", "year": ["1", "2"]}
     assert server.requests == [
@@ -185,9 +188,9 @@ async def test_an_open_circuit_sends_no_call_until_a_probe_succeeds(server: Fail
         await asyncio.sleep(OPEN_S / 2)  # what was under way has failed
         tried = len(server.requests)
         server.orders = [RESET, build_reply()]
-        found = await asyncio.gather(*waiting)
+        results = await asyncio.gather(*waiting)
     assert len({json.dumps(request) for request in server.requests[-20:]}) == 20
-    assert len(found) == 20
+    assert len(results) == 20
     # While it was open nobody called; then the first probe failed, a second one went through, and so did all others.
     assert len(server.requests) == tried + 1 + 20
     assert server.times[tried] - server.times[tried - 1] >= OPEN_S / 2

@@ -46,9 +46,9 @@ def soon_and_off_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with receive_grpc() as made:
-        tracing.start(build_settings(made.endpoint), "test")
-        yield made
+    with receive_grpc() as otlp:
+        tracing.start(build_settings(otlp.endpoint), "test")
+        yield otlp
         tracing.stop()
 
 

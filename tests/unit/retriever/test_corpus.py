@@ -123,14 +123,16 @@ def test_the_file_format_does_not_change_the_corpus(
     convert = "import json, sys; from pyarrow import Table, parquet; rows = map(json.loads, open(sys.argv[1])); "
     convert += "parquet.write_table(Table.from_pylist(list(rows)), sys.argv[2])"
     subprocess.run([python, "-c", convert, tmp_path / "plain.jsonl", tmp_path / "table.parquet"], check=True)
-    made = {}
+    corpora = {}
     for name in ("plain.jsonl", "packed.jsonl.gz", "folder", "table.parquet"):
         out = tmp_path / f"{name}.store"
         out.mkdir()
-        made[name] = write_corpus(out, read.read_passages(tmp_path / name), ["year", "tags"])
-    assert len({corpus.digest for corpus in made.values()}) == 1
-    assert [json.loads(row) for row in made["table.parquet"].rows] == rows
-    assert made["table.parquet"].columns.compute_mask((("tags", ("b",)),)).tolist() == [n % 3 == 2 for n in range(50)]
+        corpora[name] = write_corpus(out, read.read_passages(tmp_path / name), ["year", "tags"])
+    assert len({corpus.digest for corpus in corpora.values()}) == 1
+    assert [json.loads(row) for row in corpora["table.parquet"].rows] == rows
+    assert corpora["table.parquet"].columns.compute_mask((("tags", ("b",)),)).tolist() == [
+        n % 3 == 2 for n in range(50)
+    ]
 
 
 def test_parquet_without_its_reader_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,12 +249,12 @@ def test_values_of_every_type_become_text(tmp_path: Path) -> None:
         build_passage(str(n), f=value)
         for n, value in enumerate([1, True, "1", None, 1.5, ["1", 2, "1", None], [], "a=b"])
     ]
-    made = write_corpus(tmp_path, rows, ["f", "g"])
-    assert [made.columns.list_filter_terms(row.fields) for row in rows] == [
+    corpora = write_corpus(tmp_path, rows, ["f", "g"])
+    assert [corpora.columns.list_filter_terms(row.fields) for row in rows] == [
         ["f=1"], ["f=true"], ["f=1"], [], ["f=1.5"], ["f=1", "f=2"], [], ["f=a=b"],
     ]  # fmt: skip
-    assert np.flatnonzero(made.columns.compute_mask((("f", ("1",)),))).tolist() == [0, 2, 5]
-    assert not made.columns.compute_mask((("g", ("1",)),)).any()
+    assert np.flatnonzero(corpora.columns.compute_mask((("f", ("1",)),))).tolist() == [0, 2, 5]
+    assert not corpora.columns.compute_mask((("g", ("1",)),)).any()
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [["a"]], [{}]])
@@ -276,8 +278,8 @@ def test_sorting_values_in_blocks_keeps_every_row(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "_BLOCK", block)
-        made = write_corpus(
+        corpora = write_corpus(
             tmp_path_factory.mktemp("c"), (build_passage(str(n), f=one) for n, one in enumerate(lists)), ["f"]
         )
     for value in "abcdef":
-        assert made.columns.compute_mask((("f", (value,)),)).tolist() == [value in one for one in lists]
+        assert corpora.columns.compute_mask((("f", (value,)),)).tolist() == [value in one for one in lists]

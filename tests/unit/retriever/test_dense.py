@@ -84,12 +84,12 @@ def write(folder: Path, factory: str, vectors: Vectors) -> Path:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Indexes over PASSAGES by factory string, built once."""
     root = tmp_path_factory.mktemp("indexes")
-    made: dict[str, VectorIndex] = {}
+    indexes: dict[str, VectorIndex] = {}
 
     def get(factory: str) -> VectorIndex:
-        if factory not in made:
-            made[factory] = VectorIndex(write(root / factory, factory, PASSAGES), RetrieverSettings())
-        return made[factory]
+        if factory not in indexes:
+            indexes[factory] = VectorIndex(write(root / factory, factory, PASSAGES), RetrieverSettings())
+        return indexes[factory]
 
     return get
 

@@ -32,14 +32,14 @@ NAMES = ["Norway", "Oslo", "Bergen", "Kandy", "Colombo", "Galle", "Kandi", "Coto
 def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, Index]:
     """A corpus in two parts, as BM25 indexes."""
     folder = tmp_path_factory.mktemp("halves")
-    made = []
+    shard_addresses = []
     for part, names in enumerate((NAMES[:4], NAMES[4:])):
         file = folder / f"{part}.jsonl"
         rows = [{"id": name, "contents": f'"{name}"\n{name} is a place.', "lang": name[0]} for name in names]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         settings = RetrieverSettings(mode=RetrievalMode.BM25, cache_dir=Path(folder), filter_fields=("lang",))
-        made.append(index.load_index(file, settings, lambda _: None))
-    return made[0], made[1]
+        shard_addresses.append(index.load_index(file, settings, lambda _: None))
+    return shard_addresses[0], shard_addresses[1]
 
 
 @asynccontextmanager

@@ -102,9 +102,9 @@ def test_an_index_is_built_once_and_searched_in_every_mode(
 ) -> None:
     first = loading(settings)
     folder = next(settings.cache_dir.glob("hybrid-*"))
-    made = (folder / "manifest.json").stat().st_mtime_ns
+    build_time = (folder / "manifest.json").stat().st_mtime_ns
     second = loading(settings)
-    assert (folder / "manifest.json").stat().st_mtime_ns == made
+    assert (folder / "manifest.json").stat().st_mtime_ns == build_time
     assert [path.name for path in settings.cache_dir.iterdir()] == [folder.name]
     assert first.provenance == second.provenance
     assert set(second.searchers) == {"title", "bm25", "dense", "hybrid"}

@@ -73,11 +73,11 @@ def test_a_failed_stage_starts_from_an_empty_folder(tmp_path: Path) -> None:
 
 def test_a_second_process_waits_and_uses_the_result_of_the_first(tmp_path: Path) -> None:
     waiting = threading.Event()
-    made: list[bool] = []
+    attempts: list[bool] = []
 
     def build_second() -> None:
         with hold_workspace(tmp_path / "work", tmp_path / "final", waiting.set) as workspace:
-            made.append(workspace is not None)
+            attempts.append(workspace is not None)
 
     thread = threading.Thread(target=build_second)
     with hold_workspace(tmp_path / "work", tmp_path / "final", lambda: None) as workspace:
@@ -87,17 +87,17 @@ def test_a_second_process_waits_and_uses_the_result_of_the_first(tmp_path: Path)
         workspace.stage("part", "key", fill)
         workspace.finish(tmp_path / "final")
     thread.join(10)
-    assert made == [False]
+    assert attempts == [False]
     assert (tmp_path / "final/part/file").read_text() == "whole"
 
 
 def test_a_waiting_process_builds_when_the_first_gives_up(tmp_path: Path) -> None:
     waiting = threading.Event()
-    made: list[bool] = []
+    attempts: list[bool] = []
 
     def build_second() -> None:
         with hold_workspace(tmp_path / "work", tmp_path / "final", waiting.set) as workspace:
-            made.append(workspace is not None and (workspace.folder / "lock").exists())
+            attempts.append(workspace is not None and (workspace.folder / "lock").exists())
 
     thread = threading.Thread(target=build_second)
     with hold_workspace(tmp_path / "work", tmp_path / "final", lambda: None) as workspace:
@@ -106,7 +106,7 @@ def test_a_waiting_process_builds_when_the_first_gives_up(tmp_path: Path) -> Non
         assert waiting.wait(10)
         workspace.discard()
     thread.join(10)
-    assert made == [True]
+    assert attempts == [True]
 
 
 def test_the_workspace_of_a_killed_process_is_resumed(tmp_path: Path) -> None:

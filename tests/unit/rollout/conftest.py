@@ -18,8 +18,8 @@ DATA = Path(__file__).resolve().parents[2] / "data" / "rollout"
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     """A collector; this process traces, as the rollout service."""
-    with trace_process("rollout") as made:
-        yield made
+    with trace_process("rollout") as otlp:
+        yield otlp
 
 
 def load_rows(name: str) -> list[dict[str, Any]]:

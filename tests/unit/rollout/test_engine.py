@@ -70,8 +70,8 @@ def compute_reference(folder: Path, context: list[int], sampled: list[int], temp
     return [float(value) for value in rows.gather(1, torch.tensor(sampled)[:, None])[:, 0]]
 
 
-def find_largest_difference(found: list[float], expected: list[float]) -> float:
-    return max(abs(one - other) for one, other in zip(found, expected, strict=True))
+def find_largest_difference(actual: list[float], expected: list[float]) -> float:
+    return max(abs(one - other) for one, other in zip(actual, expected, strict=True))
 
 
 def draw_contexts(count: int, length: int) -> list[list[int]]:

@@ -96,9 +96,9 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 
 @given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
 def test_an_action_is_the_first_complete_block(text: str) -> None:
-    found = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
+    match = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
     action = parse_action(text)
-    assert (action.tag, action.content) == ((found[1], found[2].strip()) if found else ("", ""))
+    assert (action.tag, action.content) == ((match[1], match[2].strip()) if match else ("", ""))
 
 
 def test_opening_tags_without_closing_tags_are_parsed_in_linear_time() -> None:

@@ -27,7 +27,7 @@ def test_at_most_max_staleness_plus_one_batches_are_outstanding(
     assert list(b.feeder.issue_up_to_bound(0)) == list(range(1, first + 1))
     assert list(b.feeder.issue_up_to_bound(1)) == [first + 1]
     assert list(b.feeder.issue_up_to_bound(1)) == []
-    prompts = b.prompts()
+    prompts = b.claim_prompts()
     assert [(p.batch, p.position) for p in prompts] == [(n, i) for n in range(1, first + 2) for i in range(SIZE)]
     assert {p.batch: p.min_policy_version for p in prompts} == {
         n: max(0, n - 1 - staleness) for n in range(1, first + 2)
@@ -38,15 +38,15 @@ def test_nothing_is_issued_beyond_the_last_step(bench: Callable[..., Bench]) -> 
     b = bench("trainer.max_staleness=3")
     for version in range(5):
         b.feeder.issue_up_to_bound(version)
-    assert max(p.batch for p in b.prompts()) == 5
+    assert max(p.batch for p in b.claim_prompts()) == 5
 
 
 def test_a_restarted_trainer_issues_no_prompt_twice(bench: Callable[..., Bench]) -> None:
     first, second = bench(), bench()
     first.feeder.issue_up_to_bound(2)
-    before = len(first.prompts())
+    before = len(first.claim_prompts())
     assert list(second.feeder.issue_up_to_bound(2)) == [3, 4]
-    assert second.prompts() == []
+    assert second.claim_prompts() == []
     assert before == 2 * SIZE
 
 
@@ -61,9 +61,9 @@ def test_a_batch_is_complete_and_in_the_order_of_positions(bench: Callable[..., 
     b = bench()
     for batch, position in ((2, 1), (1, 2), (1, 0), (2, 0), (1, 1), (2, 2)):
         b.answer(batch, position)
-    assert b.uids(1) == [f"q/1/{p}" for p in range(SIZE)]
+    assert b.list_uids(1) == [f"q/1/{p}" for p in range(SIZE)]
     b.batcher.mark_consumed(1)
-    assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
+    assert b.list_uids(2) == [f"q/2/{p}" for p in range(SIZE)]
 
 
 @pytest.mark.parametrize(("staleness", "taken"), [(0, False), (1, True)])
@@ -72,7 +72,7 @@ def test_the_next_batch_is_assembled_while_a_step_computes(
 ) -> None:
     b = bench(f"trainer.max_staleness={staleness}", "trainer.algorithm.filter_groups=true", "trainer.max_refills=1")
     b.feeder.issue_up_to_bound(0)
-    prompts = {(prompt.batch, prompt.position): prompt for prompt in b.prompts()}
+    prompts = {(prompt.batch, prompt.position): prompt for prompt in b.claim_prompts()}
     for position in range(SIZE):
         b.answer(1, position)
     batch = b.batcher.next_batch(1, 5.0)
@@ -82,16 +82,16 @@ def test_the_next_batch_is_assembled_while_a_step_computes(
             b.answer(2, position, version=1 - staleness)
         if taken:
             b.reply(prompts[2, SIZE - 1], [1.0, 1.0])
-            refill = wait_for(b.prompts)[0]
+            refill = wait_for(b.claim_prompts)[0]
             assert (refill.batch, refill.position) == (2, SIZE - 1), "replaced meanwhile"
             b.reply(refill, [0.0, 1.0])
-            wait_for(lambda: b.taken() == 2 * SIZE)
+            wait_for(lambda: b.count_taken() == 2 * SIZE)
         else:
             b.answer(2, SIZE - 1, version=1)
             time.sleep(0.2)
-            assert b.taken() == SIZE
+            assert b.count_taken() == SIZE
     b.batcher.mark_consumed(1)
-    assert len(b.uids(2)) == SIZE
+    assert len(b.list_uids(2)) == SIZE
 
 
 def test_an_error_of_the_assembling_thread_is_raised_and_a_stop_is_not(
@@ -105,7 +105,7 @@ def test_an_error_of_the_assembling_thread_is_raised_and_a_stop_is_not(
     monkeypatch.setattr(other.feeder, "refill", lambda group: 1 / 0)
     other.answer(1, 0)
     with pytest.raises(ZeroDivisionError), other.batcher.assemble_ahead():
-        wait_for(lambda: other.taken() == 1)
+        wait_for(lambda: other.count_taken() == 1)
 
 
 def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> None:
@@ -117,7 +117,7 @@ def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> N
     b.batcher.mark_consumed(1)
     for position in range(SIZE):
         b.answer(2, position, version=1)
-    assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
+    assert b.list_uids(2) == [f"q/2/{p}" for p in range(SIZE)]
     b.streams.discard(b.streams.trajectories, [entry.id for entry in batch.entries])
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE, "only batch 2 is left"
 
@@ -125,12 +125,12 @@ def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> N
 def test_a_group_beyond_the_bound_is_dropped_and_issued_again(bench: Callable[..., Bench]) -> None:
     b = bench("trainer.max_staleness=1")
     b.feeder.issue_up_to_bound(3)
-    b.prompts()
+    b.claim_prompts()
     for position, version in enumerate((2, 1, 3)):  # step 4 trains version 3: 2 is the oldest it takes
         b.answer(4, position, version)
     with pytest.raises(BatchTimeoutError, match=r"1 of 3 groups .*positions 1"):
         b.batcher.next_batch(4, 0.5)
-    [again] = b.prompts()
+    [again] = b.claim_prompts()
     assert (again.batch, again.position, again.attempt, again.min_policy_version) == (4, 1, 1, 3)
     b.answer(4, 1, version=3, attempt=1)
     batch = b.batcher.next_batch(4, 5.0)
@@ -150,9 +150,9 @@ def test_only_the_wait_for_missing_groups_is_counted(bench: Callable[..., Bench]
     assert 0.5 <= measure_wait() - before < 5.0
     for position in range(SIZE):
         b.answer(1, position)
-    b.uids(1)
+    b.list_uids(1)
     before = measure_wait()
-    b.uids(1)
+    b.list_uids(1)
     assert measure_wait() - before < 0.05, "all groups are there"
 
 
@@ -161,11 +161,11 @@ def test_a_restarted_trainer_reclaims_unacknowledged_groups(bench: Callable[...,
     for batch in (1, 2):
         for position in range(SIZE):
             first.answer(batch, position)
-    assert first.uids(1)
+    assert first.list_uids(1)
     first.batcher.mark_consumed(1)
     second = bench()
     assert second.batcher.start(consumed=1) == SIZE
-    assert second.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
+    assert second.list_uids(2) == [f"q/2/{p}" for p in range(SIZE)]
     assert second.streams.count_backlog(second.streams.trajectories) == SIZE, "copies of batch 1 are gone"
 
 
@@ -177,7 +177,7 @@ def test_groups_whose_delivery_was_lost_are_reclaimed(
     for position in range(SIZE):
         b.answer(1, position)
     assert len(b.streams.claim_groups(b.streams.trajectories, 2, 0.1)) == 2  # a reply that got lost
-    assert b.uids(1, timeout_s=20) == [f"q/1/{p}" for p in range(SIZE)]
+    assert b.list_uids(1, timeout_s=20) == [f"q/1/{p}" for p in range(SIZE)]
 
 
 @pytest.mark.parametrize(

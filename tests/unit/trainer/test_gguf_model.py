@@ -91,12 +91,12 @@ def test_the_folder_holds_the_same_model_and_a_tokenizer_that_ends_turns(
     convert(write(tmp_path / "small.gguf", model), out)
     check_model_folder(out)
     assert read_end_of_turn(out) == "<|im_end|>"
-    made = AutoModelForCausalLM.from_pretrained(out)
-    assert made.dtype == torch.float32
-    assert made.lm_head.weight.data_ptr() == made.model.embed_tokens.weight.data_ptr()
+    converted = AutoModelForCausalLM.from_pretrained(out)
+    assert converted.dtype == torch.float32
+    assert converted.lm_head.weight.data_ptr() == converted.model.embed_tokens.weight.data_ptr()
     ids = torch.arange(40).reshape(2, 20) * 6 % len(TOKENS)
     with torch.no_grad():
-        torch.testing.assert_close(made(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(converted(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
     tokenizer = AutoTokenizer.from_pretrained(out)
     for text in ("he said 42, héhé!", "a<|im_start|>b", " he"):
         assert tokenizer.decode(tokenizer.encode(text)) == text

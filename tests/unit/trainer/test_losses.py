@@ -43,7 +43,7 @@ def draw_matrices(tensors: StepTensors, seed: int = 0) -> Matrices:
     """Log-probabilities far enough apart that every clip is met; float32, as the loss sees them."""
     numbers, shape = np.random.default_rng(seed), tensors.mask.shape
     own = -numbers.uniform(0.1, 3, shape)
-    made = {
+    matrices = {
         "own": own,
         "old": own + numbers.normal(0, 0.8, shape),
         "engine": own + numbers.normal(0, 1.2, shape),
@@ -54,7 +54,7 @@ def draw_matrices(tensors: StepTensors, seed: int = 0) -> Matrices:
         "predicted": numbers.normal(0, 1.5, shape),
         "returns": numbers.normal(0, 1, shape),
     }
-    return {name: value.astype(np.float32) for name, value in made.items()}
+    return {name: value.astype(np.float32) for name, value in matrices.items()}
 
 
 def make_jagged(tensors: StepTensors, matrix: np.ndarray) -> torch.Tensor:

@@ -43,14 +43,14 @@ def worker(built: tuple[PolicyWorker, Path]) -> PolicyWorker:
 
 
 def build_groups(samples: int = 4) -> list[TrajectoryGroup]:
-    made = [
+    sampled = [
         [
             build_trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1)
             for i in range(samples)
         ]
         for uid in "ab"
     ]
-    return [TrajectoryGroup(group_uid=uid, trajectories=result) for uid, result in zip("ab", made, strict=True)]
+    return [TrajectoryGroup(group_uid=uid, trajectories=result) for uid, result in zip("ab", sampled, strict=True)]
 
 
 def flatten(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:

@@ -18,7 +18,7 @@ def test_a_group_of_equal_rewards_is_replaced_up_to_max_refills(
 ) -> None:
     b = bench(*REFILLS)
     b.feeder.issue_up_to_bound(0)
-    first = b.prompts()
+    first = b.claim_prompts()
     b.reply(first[0], [0.0, 1.0])
     b.reply(first[1], [1.0, 1.0])
     b.reply(first[2], [0.0, 0.0])
@@ -27,7 +27,7 @@ def test_a_group_of_equal_rewards_is_replaced_up_to_max_refills(
     for attempt, positions in ((1, [1, 2]), (2, [2])):
         with pytest.raises(BatchTimeoutError):
             b.batcher.next_batch(1, 0.2)
-        again = b.prompts()
+        again = b.claim_prompts()
         assert [(p.position, p.attempt) for p in again] == [(position, attempt) for position in positions]
         for prompt in again:
             met[prompt.position].append(prompt.group_uid)
@@ -36,46 +36,46 @@ def test_a_group_of_equal_rewards_is_replaced_up_to_max_refills(
     assert [g.group_uid for g in batch.groups] == [uids[-1] for uids in met.values()]
     assert batch.metrics == {"dropped_stale": 0, "dropped_stragglers": 0, "refilled_groups": 3}
     assert len({uid.rpartition("/")[0] for uid in met[2]}) == 3, "each time another question"
-    assert b.prompts() == []
+    assert b.claim_prompts() == []
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE
 
 
 def test_a_restarted_trainer_issues_the_same_refills(bench: Callable[..., Bench]) -> None:
     first = bench(*REFILLS)
     first.feeder.issue_up_to_bound(0)
-    prompts = first.prompts()
+    prompts = first.claim_prompts()
     for prompt in prompts:
         first.reply(prompt, [1.0, 1.0])
     with pytest.raises(BatchTimeoutError):
         first.batcher.next_batch(1, 0.2)
-    again = first.prompts()
+    again = first.claim_prompts()
     # A trainer that died between the new prompt and the discard of the old group reclaims the old group.
     first.reply(prompts[0], [1.0, 1.0])
     second = bench(*REFILLS)
     second.batcher.start(0)
     with pytest.raises(BatchTimeoutError):
         second.batcher.next_batch(1, 0.2)
-    assert second.prompts() == [], "issued once"
+    assert second.claim_prompts() == [], "issued once"
     for prompt in again:
         second.reply(prompt, [0.0, 1.0])
-    assert second.uids(1) == [prompt.group_uid for prompt in again]
+    assert second.list_uids(1) == [prompt.group_uid for prompt in again]
     assert second.streams.count_backlog(second.streams.trajectories) == SIZE
 
 
 def test_a_stale_refill_is_issued_again_under_its_own_uid(bench: Callable[..., Bench]) -> None:
     b = bench(*REFILLS)
     b.feeder.issue_up_to_bound(1)
-    prompts = b.prompts()
+    prompts = b.claim_prompts()
     for prompt in prompts:
         b.write(make_group(prompt.group_uid, [1.0, 1.0], 2, prompt.position, 0, version=1))
     with pytest.raises(BatchTimeoutError):
         b.batcher.next_batch(2, 0.2)
-    refill = b.prompts()[0]
+    refill = b.claim_prompts()[0]
     assert refill.min_policy_version == 1
     b.write(make_group(refill.group_uid, [0.0, 1.0], 2, 0, refill.attempt, version=0))
     with pytest.raises(BatchTimeoutError):
         b.batcher.next_batch(2, 0.2)
-    [again] = b.prompts()
+    [again] = b.claim_prompts()
     assert (again.group_uid, again.attempt, again.ground_truth) == (refill.group_uid, 2, refill.ground_truth)
     assert again.sampling.seed != refill.sampling.seed
 
@@ -88,7 +88,7 @@ def test_stragglers_are_dropped_after_the_timeout_and_discarded_when_they_arrive
 ) -> None:
     b = bench(*DROP)
     b.feeder.issue_up_to_bound(0)
-    issued = len(b.prompts())
+    issued = len(b.claim_prompts())
     b.answer(1, 2)
     b.answer(1, 0)
     batch = b.batcher.next_batch(1, 30.0)
@@ -99,10 +99,10 @@ def test_stragglers_are_dropped_after_the_timeout_and_discarded_when_they_arrive
     b.answer(1, 1)
     for position in range(SIZE):
         b.answer(2, position, version=1)
-    assert b.uids(2) == [f"q/2/{p}" for p in range(SIZE)]
+    assert b.list_uids(2) == [f"q/2/{p}" for p in range(SIZE)]
     b.streams.discard(b.streams.trajectories, [entry.id for entry in batch.entries])
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE, "the late group is gone, batch 2 is there"
-    assert (issued, b.prompts()) == (2 * SIZE, []), "it is issued in no batch again"
+    assert (issued, b.claim_prompts()) == (2 * SIZE, []), "it is issued in no batch again"
 
 
 def test_a_batch_without_any_group_is_not_trained_on(bench: Callable[..., Bench]) -> None:

@@ -17,8 +17,8 @@ from forage_trainer.step import Stopwatch
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with trace_process("trainer") as made:
-        yield made
+    with trace_process("trainer") as otlp:
+        yield otlp
 
 
 def issue_group(position: int) -> TrajectoryGroup:

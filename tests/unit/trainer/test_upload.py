@@ -31,14 +31,14 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Uploader]]:
-    made: list[Uploader] = []
+    uploaders: list[Uploader] = []
 
     def make(url: str | None = None) -> Uploader:
-        made.append(Uploader(tmp_path / "checkpoints", url or f"file://{tmp_path / 'copies'}", "r", pause_s=0.01))
-        return made[-1]
+        uploaders.append(Uploader(tmp_path / "checkpoints", url or f"file://{tmp_path / 'copies'}", "r", pause_s=0.01))
+        return uploaders[-1]
 
     yield make
-    for uploader in made:
+    for uploader in uploaders:
         uploader.close(0)
 
 
