@@ -45,7 +45,7 @@ def open_page(chromium: Chrome) -> Callable[..., Page]:
 
     def open_one(file: Path, width: int = 1200, dark: bool = False) -> Page:
         page = Page(chromium, file, width, dark)
-        assert page.flaws() == []
+        assert page.list_flaws() == []
         return page
 
     return open_one

@@ -149,7 +149,7 @@ def test_sigterm_finishes_calls_in_flight_and_leaves_no_process(start: StartRewa
 def test_workers_share_a_long_batch_and_manage_without_one_that_has_died(workers: Service) -> None:
     request = reward_pb2.ScoreRequest(items=[build_item(n, target="Oslo" if n % 3 else "Rome") for n in range(200)])
     names = ("forage_reward_shared_items_total", "forage_reward_items_total", "forage_reward_worker_restarts_total")
-    shared, scored, restarts = map(workers.metric, names)
+    shared, scored, restarts = map(workers.read_metric, names)
 
     def check() -> None:
         reply = workers.open_stub().Score(request, timeout=20)
@@ -184,7 +184,7 @@ def list_workers(service: Service) -> list[psutil.Process]:
 def test_a_worker_killed_under_load_loses_no_answer_and_is_restarted(workers: Service) -> None:
     assert 'forage_common_waiting{what="start"} 0.0' in workers.read_metrics(), "the supervisor's metrics are missing"
     names = ("forage_reward_worker_restarts_total", "forage_reward_items_total")
-    restarts, scored = map(workers.metric, names)
+    restarts, scored = map(workers.read_metric, names)
     stop = threading.Event()
     outcomes: list[Any] = []
 
