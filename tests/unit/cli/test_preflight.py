@@ -114,7 +114,7 @@ def test_trajectories_longer_than_a_micro_batch_are_refused_with_the_numbers(tmp
     write_smallest_model(tmp_path)
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "1", "contents": "x"}\n')
-    files = [f"data.train_files=[{questions(tmp_path / 'q.parquet')}]", f"data.val_files=[{tmp_path / 'q.parquet'}]"]
+    files = [f"data.train_files=[{write_rows(tmp_path / 'q.parquet')}]", f"data.val_files=[{tmp_path / 'q.parquet'}]"]
     settings = load_settings(None, [f"model.path={tmp_path / 'model'}", f"data.corpus={corpus}", *files])
     preflight.check_files(settings)
     rollout = settings.rollout.model_copy(update={"max_turns": 31})

@@ -64,7 +64,7 @@ class Bench:
         self.settings = self.settings.model_copy(update={"rollout": rollout})
 
     @asynccontextmanager
-    async def working(self, run: Callable[[Prompt], Awaitable[TrajectoryGroup]] = answer) -> AsyncIterator[Dispatcher]:
+    async def run(self, run: Callable[[Prompt], Awaitable[TrajectoryGroup]] = answer) -> AsyncIterator[Dispatcher]:
         async def run_counted(asked: Prompt) -> TrajectoryGroup:
             self.runs.append(asked.group_uid)
             return await run(asked)
@@ -76,16 +76,16 @@ class Bench:
         task.cancel()
         await asyncio.wait([task])
 
-    async def groups(self, count: int, timeout_s: float = 20.0) -> list[TrajectoryGroup]:
-        found: list[TrajectoryGroup] = []
+    async def take_groups(self, count: int, timeout_s: float = 20.0) -> list[TrajectoryGroup]:
+        groups: list[TrajectoryGroup] = []
         deadline = time.monotonic() + timeout_s
-        while len(found) < count and time.monotonic() < deadline:
+        while len(groups) < count and time.monotonic() < deadline:
             taken = await asyncio.to_thread(self.trainer.claim_groups, self.trainer.trajectories, 64, 0.2)
-            found += [entry.message for entry in taken]
+            groups += [entry.message for entry in taken]
             self.trainer.discard(self.trainer.trajectories, [entry.id for entry in taken])
-        return found
+        return groups
 
-    async def until(self, true: Callable[[], bool]) -> None:
+    async def wait_until(self, true: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
             while not true():
                 await asyncio.sleep(0.02)
@@ -105,9 +105,9 @@ def bench(redis_server: RedisSettings) -> Bench:
 async def test_every_prompt_is_answered_once(bench: Bench) -> None:
     for position in range(10):
         bench.trainer.issue(build_prompt(position))
-    async with bench.working() as dispatcher:
-        groups = await bench.groups(10)
-        assert await bench.groups(1, 0.5) == []
+    async with bench.run() as dispatcher:
+        groups = await bench.take_groups(10)
+        assert await bench.take_groups(1, 0.5) == []
         assert dispatcher.counts.groups_done == 10
     assert sorted(group.position for group in groups) == list(range(10))
     assert sorted(bench.runs) == sorted({f"g/{i}" for i in range(10)})
@@ -123,12 +123,12 @@ async def test_no_more_groups_are_in_flight_than_allowed(bench: Bench) -> None:
 
     for position in range(6):
         bench.trainer.issue(build_prompt(position))
-    async with bench.working(wait) as dispatcher:
-        await bench.until(lambda: len(bench.runs) == 4)
+    async with bench.run(wait) as dispatcher:
+        await bench.wait_until(lambda: len(bench.runs) == 4)
         await asyncio.sleep(0.5)
         assert dispatcher.counts.groups_in_flight == len(bench.runs) == 4
         release.set()
-        assert len(await bench.groups(6)) == 6
+        assert len(await bench.take_groups(6)) == 6
 
 
 async def test_no_more_trajectories_are_in_flight_than_allowed(bench: Bench) -> None:
@@ -141,20 +141,20 @@ async def test_no_more_trajectories_are_in_flight_than_allowed(bench: Bench) -> 
     bench.limit(5)
     for position in range(6):
         bench.trainer.issue(build_prompt(position))
-    async with bench.working(wait) as dispatcher:
-        await bench.until(lambda: len(bench.runs) == 2)
+    async with bench.run(wait) as dispatcher:
+        await bench.wait_until(lambda: len(bench.runs) == 2)
         await asyncio.sleep(0.5)
         assert dispatcher.counts.groups_in_flight == len(bench.runs) == 2, "2 groups of 2; a third would make it 6"
         release.set()
-        assert len(await bench.groups(6)) == 6
+        assert len(await bench.take_groups(6)) == 6
 
 
 async def test_a_group_larger_than_the_limit_runs_alone(bench: Bench) -> None:
     bench.limit(1)
     for position in range(2):
         bench.trainer.issue(build_prompt(position))
-    async with bench.working():
-        assert len(await bench.groups(2)) == 2
+    async with bench.run():
+        assert len(await bench.take_groups(2)) == 2
 
 
 async def test_draining_lets_running_groups_end_and_leaves_the_others_to_the_next(bench: Bench) -> None:
@@ -169,25 +169,25 @@ async def test_draining_lets_running_groups_end_and_leaves_the_others_to_the_nex
 
     for position in range(2):
         bench.trainer.issue(build_prompt(position))
-    async with bench.working(wait) as dispatcher:
-        await bench.until(lambda: len(bench.runs) == 2)
+    async with bench.run(wait) as dispatcher:
+        await bench.wait_until(lambda: len(bench.runs) == 2)
         draining = asyncio.create_task(dispatcher.drain(1.5))
         await asyncio.sleep(0.2)
         bench.trainer.issue(build_prompt(2))
         release.set()
-        assert [group.position for group in await bench.groups(1)] == [0]
+        assert [group.position for group in await bench.take_groups(1)] == [0]
         assert await draining == 1
-        assert await bench.groups(1, 1.5) == [], "nothing is taken any more"
+        assert await bench.take_groups(1, 1.5) == [], "nothing is taken any more"
     assert sorted(bench.runs) == ["g/0", "g/1"]
-    async with bench.working():
-        assert sorted(group.position for group in await bench.groups(2)) == [1, 2]
+    async with bench.run():
+        assert sorted(group.position for group in await bench.take_groups(2)) == [1, 2]
 
 
 async def test_prompts_of_a_dead_worker_are_reclaimed(bench: Bench) -> None:
     bench.trainer.issue(build_prompt(0))
     assert bench.trainer.claim_prompts("dead", 1, 0.1)
-    async with bench.working() as dispatcher:
-        assert [group.position for group in await bench.groups(1)] == [0]
+    async with bench.run() as dispatcher:
+        assert [group.position for group in await bench.take_groups(1)] == [0]
         assert dispatcher.counts.groups_reclaimed == 1
 
 
@@ -197,8 +197,8 @@ async def test_a_long_run_is_kept_alive_and_not_reclaimed(bench: Bench) -> None:
         return await answer(asked)
 
     bench.trainer.issue(build_prompt(0))
-    async with bench.working(answer_slowly), bench.working() as other:
-        assert len(await bench.groups(1)) == 1
+    async with bench.run(answer_slowly), bench.working() as other:
+        assert len(await bench.take_groups(1)) == 1
         assert other.counts.groups_duplicated == 0
     assert bench.runs == ["g/0"]
 
@@ -210,8 +210,8 @@ async def test_a_group_is_run_again_when_an_engine_fails(bench: Bench) -> None:
         return await answer(asked)
 
     bench.trainer.issue(build_prompt(0))
-    async with bench.working(answer_second_time) as dispatcher:
-        assert len((await bench.groups(1))[0].trajectories) == 2
+    async with bench.run(answer_second_time) as dispatcher:
+        assert len((await bench.take_groups(1))[0].trajectories) == 2
         assert dispatcher.counts.runs_repeated == 1
 
 
@@ -223,8 +223,8 @@ async def test_a_group_that_never_runs_is_written_with_a_failed_status(
 
     monkeypatch.setattr(module, "MAX_RUNS", 2)
     bench.trainer.issue(build_prompt(0))
-    async with bench.working(never_answer):
-        (group,) = await bench.groups(1)
+    async with bench.run(never_answer):
+        (group,) = await bench.take_groups(1)
     assert [t.status for t in group.trajectories] == [Status.STATUS_INTERNAL] * 2
     assert "no engine" in group.trajectories[0].status_detail
 
@@ -233,12 +233,12 @@ async def test_a_prompt_waits_for_the_policy_it_asks_for(bench: Bench, monkeypat
     monkeypatch.setattr(module, "POLICY_TIMEOUT_S", 1.0)
     bench.trainer.issue(build_prompt(0, min_policy_version=2))
     bench.trainer.issue(build_prompt(1, min_policy_version=1))
-    async with bench.working() as dispatcher:
-        assert [group.position for group in await bench.groups(1)] == [1]
-        await bench.until(lambda: dispatcher.counts.groups_released > 0)
+    async with bench.run() as dispatcher:
+        assert [group.position for group in await bench.take_groups(1)] == [1]
+        await bench.wait_until(lambda: dispatcher.counts.groups_released > 0)
         assert bench.runs == ["g/1"]
         bench.engine.serving = Policy(version=2, epoch=1)
-        assert [group.position for group in await bench.groups(1)] == [0]
+        assert [group.position for group in await bench.take_groups(1)] == [0]
 
 
 async def test_with_an_endpoint_no_prompt_waits_for_a_policy_version(bench: Bench) -> None:
@@ -246,19 +246,19 @@ async def test_with_an_endpoint_no_prompt_waits_for_a_policy_version(bench: Benc
     rollout = bench.settings.rollout.model_copy(update={"engine": engine})
     bench.settings = bench.settings.model_copy(update={"rollout": rollout})
     bench.trainer.issue(build_prompt(0, min_policy_version=2))
-    async with bench.working():
-        assert len(await bench.groups(1)) == 1
+    async with bench.run():
+        assert len(await bench.take_groups(1)) == 1
 
 
 async def test_a_prompt_waits_for_the_epoch_that_was_published_last(bench: Bench) -> None:
     bench.engine.serving = Policy(version=9, epoch=1)
     bench.trainer.publish(Policy(version=1, epoch=2))
     bench.trainer.issue(build_prompt(0, min_policy_version=1))
-    async with bench.working():
+    async with bench.run():
         await asyncio.sleep(0.7)
         assert bench.runs == []
         bench.engine.serving = Policy(version=1, epoch=2)
-        assert len(await bench.groups(1)) == 1
+        assert len(await bench.take_groups(1)) == 1
 
 
 async def test_a_prompt_waits_for_a_lower_epoch_that_was_announced_after_a_higher_one(
@@ -267,57 +267,57 @@ async def test_a_prompt_waits_for_a_lower_epoch_that_was_announced_after_a_highe
     bench.engine.serving = Policy(version=20, epoch=3)
     bench.trainer.publish(bench.engine.serving)
     bench.trainer.issue(build_prompt(0, min_policy_version=18))
-    async with bench.working():
-        assert len(await bench.groups(1)) == 1
+    async with bench.run():
+        assert len(await bench.take_groups(1)) == 1
         server.flushall()  # it lost its volume, and epochs begin again
         bench.trainer.publish(Policy(version=18, epoch=1))
         bench.trainer.issue(build_prompt(1, min_policy_version=18))
         await asyncio.sleep(0.7)
         assert bench.runs == ["g/0"], "version 20 of another epoch is not version 18 of this one"
         bench.engine.serving = Policy(version=18, epoch=1)
-        assert len(await bench.groups(1)) == 1
+        assert len(await bench.take_groups(1)) == 1
 
 
 async def test_a_full_stream_of_trajectories_stops_claiming(bench: Bench) -> None:
     most = 2 * 2 * (bench.settings.trainer.save_freq + bench.settings.trainer.max_staleness + 1)
     for position in range(most + 6):
         bench.trainer.issue(build_prompt(position))
-    async with bench.working() as dispatcher:
-        await bench.until(lambda: dispatcher.counts.backpressure_seconds > 0)
-        await bench.until(lambda: dispatcher.counts.groups_in_flight == 0)
+    async with bench.run() as dispatcher:
+        await bench.wait_until(lambda: dispatcher.counts.backpressure_seconds > 0)
+        await bench.wait_until(lambda: dispatcher.counts.groups_in_flight == 0)
         done = len(bench.runs)
         assert most <= done <= most + 4
         await asyncio.sleep(0.7)
         assert len(bench.runs) == done
-        assert len(await bench.groups(most + 6)) == most + 6
+        assert len(await bench.take_groups(most + 6)) == most + 6
 
 
 async def test_too_many_bytes_on_the_stream_stop_claiming_but_never_below_what_the_trainer_needs(bench: Bench) -> None:
     redis_ = bench.settings.redis.model_copy(update={"max_stream_bytes": 1})
     bench.settings = bench.settings.model_copy(update={"redis": redis_})
     needed = 2 * (bench.settings.trainer.max_staleness + 1)
-    async with bench.working() as dispatcher:
+    async with bench.run() as dispatcher:
         for position in range(needed):  # one by one: below the limit each is claimed, however many bytes there are
-            bench.trainer.issue(prompt(position))
-            await bench.until(lambda done=position + 1: dispatcher.counts.groups_done == done)
+            bench.trainer.issue(build_prompt(position))
+            await bench.wait_until(lambda done=position + 1: dispatcher.counts.groups_done == done)
         for position in range(needed, needed + 6):
-            bench.trainer.issue(prompt(position))
-        await bench.until(lambda: dispatcher.hold is not None)
+            bench.trainer.issue(build_prompt(position))
+        await bench.wait_until(lambda: dispatcher.hold is not None)
         assert dispatcher.hold is not None
         assert dispatcher.hold.reason == "bytes"
         assert "take " in dispatcher.notes["backpressure"]
-        await bench.until(lambda: dispatcher.counts.groups_in_flight == 0)
+        await bench.wait_until(lambda: dispatcher.counts.groups_in_flight == 0)
         done = dispatcher.counts.groups_done
         assert needed <= done <= needed + 4, "the claim that was already waiting may bring in a few"
         await asyncio.sleep(0.7)
         assert dispatcher.counts.groups_done == done
-        assert len(await bench.groups(needed + 6)) == needed + 6
-        await bench.until(lambda: dispatcher.hold is None)
+        assert len(await bench.take_groups(needed + 6)) == needed + 6
+        await bench.wait_until(lambda: dispatcher.hold is None)
         assert dispatcher.notes == {}
 
 
 async def test_half_of_the_servers_memory_is_the_default_limit_in_bytes(bench: Bench, server: redis.Redis) -> None:
-    bench.trainer.issue(prompt(0))
+    bench.trainer.issue(build_prompt(0))
     server.config_set("maxmemory", "100mb")
     backpressure = Backpressure(bench.settings, bench.trainer)
     (entry, *_) = bench.trainer.claim_prompts("one", 1, 0.1)
@@ -326,7 +326,7 @@ async def test_half_of_the_servers_memory_is_the_default_limit_in_bytes(bench: B
     for position in range(1, 5):
         assert backpressure.find_hold() is None
         assert bench.trainer.finish(entry, group)
-        bench.trainer.issue(prompt(position))
+        bench.trainer.issue(build_prompt(position))
         (entry,) = bench.trainer.claim_prompts("one", 1, 0.1)
     assert backpressure.find_hold() is None
     server.config_set("maxmemory", "8mb")
@@ -343,17 +343,17 @@ async def test_a_finished_group_outlives_a_server_that_refuses_for_now(bench: Be
         await release.wait()
         return await answer(asked)
 
-    bench.trainer.issue(prompt(0))
-    async with bench.working(wait) as dispatcher:
-        await bench.until(lambda: bench.runs == ["g/0"])
+    bench.trainer.issue(build_prompt(0))
+    async with bench.run(wait) as dispatcher:
+        await bench.wait_until(lambda: bench.runs == ["g/0"])
         server.config_set("min-replicas-to-write", "1")
         release.set()
-        await bench.until(lambda: "fewer replicas" in dispatcher.notes.get("writes", ""))
+        await bench.wait_until(lambda: "fewer replicas" in dispatcher.notes.get("writes", ""))
         await asyncio.sleep(2 * bench.settings.redis.reclaim_idle_s)
         assert (dispatcher.counts.groups_in_flight, dispatcher.counts.groups_done) == (1, 0)
         server.config_set("min-replicas-to-write", "0")
-        assert [group.position for group in await bench.groups(1)] == [0]
-        assert await bench.groups(1, 1.0) == []
+        assert [group.position for group in await bench.take_groups(1)] == [0]
+        assert await bench.take_groups(1, 1.0) == []
         assert bench.runs == ["g/0"]
         assert dispatcher.notes == {}
 
@@ -365,17 +365,17 @@ async def test_a_finished_group_outlives_an_error_that_nobody_thought_of(bench: 
         await release.wait()
         return await answer(asked)
 
-    bench.trainer.issue(prompt(0))
-    async with bench.working(wait) as dispatcher:
-        await bench.until(lambda: bench.runs == ["g/0"])
+    bench.trainer.issue(build_prompt(0))
+    async with bench.run(wait) as dispatcher:
+        await bench.wait_until(lambda: bench.runs == ["g/0"])
         server.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
         release.set()
-        await bench.until(lambda: dispatcher.counts.writes_repeated > 0)
+        await bench.wait_until(lambda: dispatcher.counts.writes_repeated > 0)
         assert "group g/0 cannot be written" in dispatcher.notes["writes"]
         await asyncio.sleep(2 * bench.settings.redis.reclaim_idle_s)
         assert dispatcher.counts.groups_in_flight == 1
         server.execute_command("ACL", "SETUSER", "default", "+evalsha", "+eval")
-        assert [group.position for group in await bench.groups(1)] == [0]
+        assert [group.position for group in await bench.take_groups(1)] == [0]
         assert bench.runs == ["g/0"]
         assert dispatcher.counts.restarts == 0
 
@@ -391,26 +391,26 @@ async def test_groups_outlive_a_redis_that_hangs(bench: Bench, redis_server: Red
         return await answer(asked)
 
     bench.trainer.issue(build_prompt(0))
-    async with bench.working(wait) as dispatcher:
-        await bench.until(lambda: bench.runs == ["g/0"])
+    async with bench.run(wait) as dispatcher:
+        await bench.wait_until(lambda: bench.runs == ["g/0"])
         process.send_signal(signal.SIGSTOP)
         try:
             release.set()
-            await bench.until(lambda: dispatcher.counts.redis_waits > 0)
+            await bench.wait_until(lambda: dispatcher.counts.redis_waits > 0)
         finally:
             process.send_signal(signal.SIGCONT)
-        assert [group.position for group in await bench.groups(1)] == [0]
+        assert [group.position for group in await bench.take_groups(1)] == [0]
         assert bench.runs == ["g/0"]
 
 
 async def test_no_prompt_is_claimed_before_retriever_and_reward_are_ready(bench: Bench) -> None:
     bench.services.clear()
     bench.trainer.issue(build_prompt(0))
-    async with bench.working():
+    async with bench.run():
         await asyncio.sleep(0.5)
         assert bench.runs == []
         bench.services.set()
-        assert len(await bench.groups(1)) == 1
+        assert len(await bench.take_groups(1)) == 1
 
 
 async def test_after_a_failed_trajectory_services_are_probed_before_more_is_claimed(bench: Bench) -> None:
@@ -421,9 +421,9 @@ async def test_after_a_failed_trajectory_services_are_probed_before_more_is_clai
         return group
 
     bench.trainer.issue(build_prompt(0))
-    async with bench.working(fail):
-        assert len(await bench.groups(1)) == 1
-        await bench.until(lambda: len(bench.runs) == 1)
+    async with bench.run(fail):
+        assert len(await bench.take_groups(1)) == 1
+        await bench.wait_until(lambda: len(bench.runs) == 1)
         bench.trainer.issue(build_prompt(1))
         # The take that was already waiting for prompts may bring in one more group; the next waits.
         bench.trainer.issue(build_prompt(2))
@@ -433,7 +433,7 @@ async def test_after_a_failed_trajectory_services_are_probed_before_more_is_clai
         await asyncio.sleep(1.5)
         assert len(bench.runs) == seen, "nothing is taken while the services are in doubt"
         bench.services.set()
-        await bench.until(lambda: len(bench.runs) > seen)
+        await bench.wait_until(lambda: len(bench.runs) > seen)
 
 
 async def test_runs_that_an_engine_cut_short_are_events_of_the_groups_span(bench: Bench, receiver: Receiver) -> None:
@@ -443,9 +443,9 @@ async def test_runs_that_an_engine_cut_short_are_events_of_the_groups_span(bench
         return await answer(asked)
 
     bench.trainer.issue(build_prompt(0))
-    async with bench.working(die_once) as dispatcher:
-        (group,) = await bench.groups(1)
-        await bench.until(lambda: dispatcher.counts.groups_done == 1)
+    async with bench.run(die_once) as dispatcher:
+        (group,) = await bench.take_groups(1)
+        await bench.wait_until(lambda: dispatcher.counts.groups_done == 1)
     tracing.stop()
     (work,) = receiver.named("rollout.group")
     assert (work.events, work.failed) == (("run_failed",), False)

@@ -204,7 +204,7 @@ def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(train: Callabl
 def test_a_finished_run_that_validates_can_be_extended(train: Callable[..., Settings]) -> None:
     train("trainer.test_freq=2", "trainer.total_training_steps=2")
     settings = train("trainer.test_freq=2", "trainer.total_training_steps=4", "trainer.batch_timeout_s=20")
-    lines(settings)
+    read_metrics(settings)
     files = sorted((settings.run.folder / "validation").glob("*.json"))
     versions = {file.stem: json.loads(file.read_text())["version"] for file in files}
     assert versions == {"after": 4, "before": 0, "step-2": 2}
@@ -219,7 +219,7 @@ def test_a_damaged_checkpoint_costs_one_interval(train: Callable[..., Settings],
     weights.write_bytes(content)
     epoch = StreamClient(settings.redis, settings.run.id).read_policy().epoch
     settings = train("trainer.save_freq=1", "trainer.total_training_steps=3")
-    lines(settings)
+    read_metrics(settings)
     streams = StreamClient(settings.redis, settings.run.id)
     assert {step: len(entry.group_uids) for step, entry in streams.read_ledger().items()} == dict.fromkeys(
         (1, 2, 3), BATCH

@@ -106,29 +106,29 @@ def test_failed_rows_change_neither_advantages_nor_metrics_of_the_update() -> No
 
 def test_a_trajectory_whose_context_was_cut_is_left_out_unless_set() -> None:
     rewards = [0.0, 1.0, 0.5]
-    plain, cut = group("a", rewards[:2]), group("a", rewards)
+    plain, cut = make_group("a", rewards[:2]), make_group("a", rewards)
     cut.trajectories[2].turns.extend([Turn(index=1), Turn(index=2, context_begin=7)])
     one, other, all_of_them = Worker(), Worker(), Worker()
-    take(one, settings(), plain)
-    metrics, _ = take(other, settings(), cut)
+    take(one, build_settings(), plain)
+    metrics, _ = take(other, build_settings(), cut)
     assert torch.equal(one.given["advantages"], other.given["advantages"])
     assert (metrics["cut_trajectories"], metrics["too_long_trajectories"]) == (1, 0)
     assert metrics["reward_mean"] == 0.5  # the policy's behaviour is that of all three
     assert cut.trajectories[2].status == Status.STATUS_INVALID_INPUT
     assert "turn 2 was sampled without the first 7 tokens" in cut.trajectories[2].status_detail
     cut.trajectories[2].status = Status.STATUS_OK
-    metrics, _ = take(all_of_them, settings("trainer.algorithm.train_cut_contexts=true"), cut)
+    metrics, _ = take(all_of_them, build_settings("trainer.algorithm.train_cut_contexts=true"), cut)
     assert len(all_of_them.given["advantages"]) == 3
     assert metrics["cut_trajectories"] == 0
 
 
 @pytest.mark.parametrize("model", ["actor", "critic"])
 def test_a_trajectory_longer_than_a_micro_batch_is_left_out_with_a_status(model: str) -> None:
-    whole = group("a", [0.0, 1.0])
-    whole.trajectories.append(trajectory("a", 2, 1.0, turns=(60, 5)))
+    whole = make_group("a", [0.0, 1.0])
+    whole.trajectories.append(build_trajectory("a", 2, 1.0, turns=(60, 5)))
     limit = len(whole.trajectories[2].token_ids) - 1
     worker = Worker()
-    chosen = settings("trainer.algorithm.adv_estimator=gae", f"trainer.{model}.ppo_max_token_len_per_gpu={limit}")
+    chosen = build_settings("trainer.algorithm.adv_estimator=gae", f"trainer.{model}.ppo_max_token_len_per_gpu={limit}")
     metrics, _ = take(worker, chosen, whole)
     assert len(worker.given["advantages"]) == 2
     assert (metrics["too_long_trajectories"], metrics["cut_trajectories"]) == (1, 0)
@@ -139,7 +139,7 @@ def test_a_trajectory_longer_than_a_micro_batch_is_left_out_with_a_status(model:
 
 def test_a_batch_of_trajectories_that_are_too_long_takes_no_step() -> None:
     worker = Worker()
-    metrics, _ = take(worker, settings("trainer.actor.ppo_max_token_len_per_gpu=20"), group("a", [0.0, 1.0]))
+    metrics, _ = take(worker, build_settings("trainer.actor.ppo_max_token_len_per_gpu=20"), make_group("a", [0.0, 1.0]))
     assert worker.asked == []
     assert (metrics["too_long_trajectories"], metrics["dead_groups"]) == (2, 1)
 
