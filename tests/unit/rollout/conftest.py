@@ -1,4 +1,4 @@
-"""Random models, a collector of traces, and tables of examples."""
+"""Random models, a dispatcher at work, a collector of traces, and tables of examples."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dispatcher_bench import bench, server
 from engine_fixtures import char_codec, make_model
 from otlp_receiver import Receiver, trace_process
 
-__all__ = ["char_codec", "make_model"]
+__all__ = ["bench", "char_codec", "make_model", "server"]
 DATA = Path(__file__).resolve().parents[2] / "data" / "rollout"
 
 

@@ -1,0 +1,139 @@
+"""A dispatcher stops at full streams, and outlives a Redis server that refuses or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import psutil
+import redis
+from dispatcher_bench import Bench, answer, build_prompt
+
+from forage_common.settings import RedisSettings
+from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
+from forage_rollout.backpressure import Backpressure
+
+
+async def test_a_full_stream_of_trajectories_stops_claiming(bench: Bench) -> None:
+    most = 2 * 2 * (bench.settings.trainer.save_freq + bench.settings.trainer.max_staleness + 1)
+    for position in range(most + 6):
+        bench.trainer.issue(build_prompt(position))
+    async with bench.run() as dispatcher:
+        await bench.wait_until(lambda: dispatcher.counts.backpressure_seconds > 0)
+        await bench.wait_until(lambda: dispatcher.counts.groups_in_flight == 0)
+        done = len(bench.runs)
+        assert most <= done <= most + 4
+        await asyncio.sleep(0.7)
+        assert len(bench.runs) == done
+        assert len(await bench.take_groups(most + 6)) == most + 6
+
+
+async def test_too_many_bytes_on_the_stream_stop_claiming_but_never_below_what_the_trainer_needs(bench: Bench) -> None:
+    redis_ = bench.settings.redis.model_copy(update={"max_stream_bytes": 1})
+    bench.settings = bench.settings.model_copy(update={"redis": redis_})
+    needed = 2 * (bench.settings.trainer.max_staleness + 1)
+    async with bench.run() as dispatcher:
+        for position in range(needed):  # one by one: below the limit each is claimed, however many bytes there are
+            bench.trainer.issue(build_prompt(position))
+            await bench.wait_until(lambda done=position + 1: dispatcher.counts.groups_done == done)
+        for position in range(needed, needed + 6):
+            bench.trainer.issue(build_prompt(position))
+        await bench.wait_until(lambda: dispatcher.hold is not None)
+        assert dispatcher.hold is not None
+        assert dispatcher.hold.reason == "bytes"
+        assert "take " in dispatcher.notes["backpressure"]
+        await bench.wait_until(lambda: dispatcher.counts.groups_in_flight == 0)
+        done = dispatcher.counts.groups_done
+        assert needed <= done <= needed + 4, "the claim that was already waiting may bring in a few"
+        await asyncio.sleep(0.7)
+        assert dispatcher.counts.groups_done == done
+        assert len(await bench.take_groups(needed + 6)) == needed + 6
+        await bench.wait_until(lambda: dispatcher.hold is None)
+        assert dispatcher.notes == {}
+
+
+async def test_half_of_the_servers_memory_is_the_default_limit_in_bytes(bench: Bench, server: redis.Redis) -> None:
+    bench.trainer.issue(build_prompt(0))
+    server.config_set("maxmemory", "100mb")
+    backpressure = Backpressure(bench.settings, bench.trainer)
+    (entry, *_) = bench.trainer.claim_prompts("one", 1, 0.1)
+    group = await answer(entry.message)
+    group.trajectories[0].status_detail = "x" * 2**20
+    for position in range(1, 5):
+        assert backpressure.find_hold() is None
+        assert bench.trainer.finish(entry, group)
+        bench.trainer.issue(build_prompt(position))
+        (entry,) = bench.trainer.claim_prompts("one", 1, 0.1)
+    assert backpressure.find_hold() is None
+    server.config_set("maxmemory", "8mb")
+    hold = backpressure.find_hold()
+    assert hold is not None
+    assert (hold.reason, hold.detail.split(" ")[0]) == ("bytes", "4")
+    assert f"the limit is {4 * 2**20}" in hold.detail
+
+
+async def test_a_finished_group_outlives_a_server_that_refuses_for_now(bench: Bench, server: redis.Redis) -> None:
+    release = asyncio.Event()
+
+    async def wait(asked: Prompt) -> TrajectoryGroup:
+        await release.wait()
+        return await answer(asked)
+
+    bench.trainer.issue(build_prompt(0))
+    async with bench.run(wait) as dispatcher:
+        await bench.wait_until(lambda: bench.runs == ["g/0"])
+        server.config_set("min-replicas-to-write", "1")
+        release.set()
+        await bench.wait_until(lambda: "fewer replicas" in dispatcher.notes.get("writes", ""))
+        await asyncio.sleep(2 * bench.settings.redis.reclaim_idle_s)
+        assert (dispatcher.counts.groups_in_flight, dispatcher.counts.groups_done) == (1, 0)
+        server.config_set("min-replicas-to-write", "0")
+        assert [group.position for group in await bench.take_groups(1)] == [0]
+        assert await bench.take_groups(1, 1.0) == []
+        assert bench.runs == ["g/0"]
+        assert dispatcher.notes == {}
+
+
+async def test_a_finished_group_outlives_an_error_that_nobody_thought_of(bench: Bench, server: redis.Redis) -> None:
+    release = asyncio.Event()
+
+    async def wait(asked: Prompt) -> TrajectoryGroup:
+        await release.wait()
+        return await answer(asked)
+
+    bench.trainer.issue(build_prompt(0))
+    async with bench.run(wait) as dispatcher:
+        await bench.wait_until(lambda: bench.runs == ["g/0"])
+        server.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
+        release.set()
+        await bench.wait_until(lambda: dispatcher.counts.writes_repeated > 0)
+        assert "group g/0 cannot be written" in dispatcher.notes["writes"]
+        await asyncio.sleep(2 * bench.settings.redis.reclaim_idle_s)
+        assert dispatcher.counts.groups_in_flight == 1
+        server.execute_command("ACL", "SETUSER", "default", "+evalsha", "+eval")
+        assert [group.position for group in await bench.take_groups(1)] == [0]
+        assert bench.runs == ["g/0"]
+        assert dispatcher.counts.restarts == 0
+
+
+async def test_groups_outlive_a_redis_that_hangs(bench: Bench, redis_server: RedisSettings) -> None:
+    port = int(redis_server.url.rpartition(":")[2].partition("/")[0])
+    (server,) = {c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.status == "LISTEN"}
+    process = psutil.Process(server)
+    release = asyncio.Event()
+
+    async def wait(asked: Prompt) -> TrajectoryGroup:
+        await release.wait()
+        return await answer(asked)
+
+    bench.trainer.issue(build_prompt(0))
+    async with bench.run(wait) as dispatcher:
+        await bench.wait_until(lambda: bench.runs == ["g/0"])
+        process.send_signal(signal.SIGSTOP)
+        try:
+            release.set()
+            await bench.wait_until(lambda: dispatcher.counts.redis_waits > 0)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert [group.position for group in await bench.take_groups(1)] == [0]
+        assert bench.runs == ["g/0"]
