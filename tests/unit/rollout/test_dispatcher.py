@@ -109,7 +109,7 @@ async def test_a_long_run_is_kept_alive_and_not_reclaimed(bench: Bench) -> None:
         return await answer(asked)
 
     bench.trainer.issue(build_prompt(0))
-    async with bench.run(answer_slowly), bench.working() as other:
+    async with bench.run(answer_slowly), bench.run() as other:
         assert len(await bench.take_groups(1)) == 1
         assert other.counts.groups_duplicated == 0
     assert bench.runs == ["g/0"]
