@@ -18,22 +18,22 @@ from forage_common.settings import RedisSettings
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 
 
-def forage(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_forage(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*FORAGE, *arguments], capture_output=True, text=True, timeout=60, cwd=cwd)
 
 
 def test_help_lists_every_command() -> None:
-    text = forage("--help").stdout
+    text = run_forage("--help").stdout
     for command in ("demo", "up", "ask", "trajectories", "status", "config", "doctor", "data", "reward"):
         assert f" {command} " in text
 
 
 def test_version_is_that_of_the_project() -> None:
-    assert forage("--version").stdout == f"forage {__version__}\n"
+    assert run_forage("--version").stdout == f"forage {__version__}\n"
 
 
 def test_config_explain_prints_type_default_description_and_value() -> None:
-    ended = forage("config", "explain", "trainer.max_staleness", "trainer.max_staleness=3")
+    ended = run_forage("config", "explain", "trainer.max_staleness", "trainer.max_staleness=3")
     name, summary, description = ended.stdout.splitlines()[:3]
     assert name == "trainer.max_staleness = 3"
     assert summary.strip() == "integer ≥ 0, default 1"
@@ -41,14 +41,14 @@ def test_config_explain_prints_type_default_description_and_value() -> None:
 
 
 def test_config_explain_prints_every_setting_of_a_section() -> None:
-    text = forage("config", "explain", "rollout.engine").stdout
+    text = run_forage("config", "explain", "rollout.engine").stdout
     names = {line.partition(" =")[0] for line in text.splitlines() if line.startswith("rollout.")}
     assert names == {setting.name for setting in explain_setting("rollout.engine")}
     assert "rollout.engine.max_model_len" in names
 
 
 def test_config_show_explains_every_setting() -> None:
-    text = forage("config", "show", "--explain").stdout
+    text = run_forage("config", "show", "--explain").stdout
     assert all(f"\n{setting.name} = " in f"\n{text}" for setting in describe_settings())
 
 
@@ -80,7 +80,7 @@ def test_commands_that_need_a_checkout_say_so_when_installed_from_a_wheel(
     ],
 )
 def test_bad_input_ends_with_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    ended = forage(*arguments, cwd=tmp_path)
+    ended = run_forage(*arguments, cwd=tmp_path)
     assert ended.returncode == 2
     assert sentence in ended.stderr
     assert ended.stderr.count("\n") == 1
@@ -97,10 +97,10 @@ def test_config_check_accepts_the_output_of_config_show_and_warns_of_a_small_red
         f"data.{kind}_files=[{tmp_path}/world/{name}.parquet]" for kind, name in (("train", "train"), ("val", "test"))
     ]
     model = f"model.path={repository}/models/tiny-policy"
-    shown = forage("config", "show", *files, model, f"data.corpus={tmp_path}/world/corpus.jsonl")
+    shown = run_forage("config", "show", *files, model, f"data.corpus={tmp_path}/world/corpus.jsonl")
     (tmp_path / "s.yaml").write_text(shown.stdout)
     redis.Redis.from_url(redis_server.url).config_set("maxmemory", "5mb")
-    checked = forage("config", "check", "-c", str(tmp_path / "s.yaml"), f"redis.url={redis_server.url}")
+    checked = run_forage("config", "check", "-c", str(tmp_path / "s.yaml"), f"redis.url={redis_server.url}")
     assert checked.returncode == 0, checked.stderr
     assert "Redis: groups take up to" in checked.stdout
     assert "warning: Redis has a maxmemory of 5 MiB" in checked.stderr
@@ -109,7 +109,7 @@ def test_config_check_accepts_the_output_of_config_show_and_warns_of_a_small_red
 def test_doctor_prints_what_is_missing_and_how_to_fix_it(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("model: {path: nowhere}\n")
-    ended = forage("doctor", "-c", str(bad))
+    ended = run_forage("doctor", "-c", str(bad))
     assert ended.returncode == 1
     line = next(line for line in ended.stdout.splitlines() if "✗" in line)
     assert line.split()[1:3] == ["model", "nowhere"]
@@ -129,7 +129,7 @@ def test_an_error_found_by_a_service_ends_the_demo_and_leaves_no_run_folder(
     tmp_path: Path, repository: Path, free_base_port: Callable[[], int]
 ) -> None:
     options = ["--base-port", str(free_base_port()), f"run.dir={tmp_path}/runs"]
-    ended = forage("demo", *options, "reward.routes.world_facts.name=exact", cwd=repository)
+    ended = run_forage("demo", *options, "reward.routes.world_facts.name=exact", cwd=repository)
     assert ended.returncode == 2
     assert "reward.routes.world_facts asks for the reward 'exact', which does not exist" in ended.stderr
     assert list((tmp_path / "runs").iterdir()) == [], "no file is left"

@@ -174,7 +174,7 @@ def test_a_stranger_with_the_id_of_an_earlier_process_is_left_alone(tmp_path: Pa
 def test_the_processes_of_a_living_supervisor_are_left_alone(tmp_path: Path) -> None:
     record = tmp_path / "processes.json"
     supervisor = Supervisor(record)
-    supervisor.start(service(tmp_path, FOREVER))
+    supervisor.start(build_service(tmp_path, FOREVER))
     try:
         pid = supervisor.pid("worker")
         services = json.loads(record.read_text())["services"]
@@ -196,8 +196,8 @@ def test_a_service_without_the_token_in_its_environment_is_killed_after_its_time
     supervisor = Supervisor()
     code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True)\n{FOREVER}"
     replaced = f"import os, sys; os.execve(sys.executable, [sys.executable, '-c', {code!r}], {{}})"
-    supervisor.start(service(tmp_path, replaced, stop_s=0.3))
-    until(supervisor, lambda: "on" in (tmp_path / "worker.log").read_text())
+    supervisor.start(build_service(tmp_path, replaced, stop_s=0.3))
+    wait_until(supervisor, lambda: "on" in (tmp_path / "worker.log").read_text())
     worker = psutil.Process(supervisor.pid("worker"))
     supervisor.stop()
     assert not worker.is_running()
