@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +28,8 @@ TESTS = REPOSITORY / "tests"
 REPORTS = REPOSITORY / ".cache/tests"
 QUICK = ("unit", "contract", "e2e")
 LONG = ("long", "deploy", "browser", "system", "chaos")
-ALONE = ("e2e", "system", "chaos")
-"""Kinds that start several services: their folders run one at a time."""
+SYSTEMS = ("e2e", "system", "chaos")
+"""Kinds that start several services and often wait for them: one of their folders runs at a time, beside others."""
 ENVIRONMENT = {"common": "cli", "models": "trainer", "probe": "cli", "scripts": "cli"}
 """Parts without their own environment → the environment they use."""
 SLOWEST = 20
@@ -48,6 +49,10 @@ class Job:
     @property
     def name(self) -> str:
         return str(self.folder.relative_to(TESTS))
+
+    @property
+    def starts_system(self) -> bool:
+        return self.name.split("/")[0] in SYSTEMS
 
     @property
     def environment(self) -> str:
@@ -117,6 +122,30 @@ def list_jobs(kinds: Iterable[str]) -> list[Job]:
     return [Job(folder) for folder in folders if any(folder.rglob("test_*.py"))]
 
 
+def run_jobs(jobs: Sequence[Job], workers: int, run: Callable[[Job], None]) -> None:
+    """Run jobs in parallel, but never two that start systems: while one is running, a worker takes another kind."""
+    systems = deque(job for job in jobs if job.starts_system)
+    others = deque(job for job in jobs if not job.starts_system)
+    system, choice = threading.Lock(), threading.Lock()
+
+    def work() -> None:
+        while True:
+            with choice:
+                takes_system = bool(systems) and system.acquire(blocking=not others)
+                if not takes_system and not others:
+                    return
+                job = (systems if takes_system else others).popleft()
+            try:
+                run(job)
+            finally:
+                if takes_system:
+                    system.release()
+
+    with ThreadPoolExecutor(workers) as pool:
+        for ended in [pool.submit(work) for _ in range(workers)]:
+            ended.result()
+
+
 def main(arguments: Sequence[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     names, options = arguments[:split], arguments[split + 1 :]
@@ -131,11 +160,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     REPORTS.mkdir(parents=True, exist_ok=True)
     jobs = list_jobs(kinds)
-    with ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1))) as pool:
-        list(pool.map(lambda job: job.run(options), (job for job in jobs if job.name.split("/")[0] not in ALONE)))
-    for job in jobs:
-        if job.name.split("/")[0] in ALONE:
-            job.run(options)
+    run_jobs(jobs, max(1, min(4, os.cpu_count() or 1)), lambda job: job.run(options))
     return summarize(jobs)
 
 
