@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
-from openai_server import openai_server
-from rollout_parts import ADDRESSES, Services, get, list_waiting, until
+from openai_server import serve_openai
+from rollout_parts import ADDRESSES, Services, get, list_waiting, wait_until
 
 from forage_common.settings import RedisSettings
 from forage_common.v1.rollout_pb2 import RunRequest
@@ -72,13 +72,13 @@ def test_the_service_ends_at_once_when_ray_dies_and_the_next_one_serves(
     model = repository / "models/tiny-policy"
     addresses = {f"{name}_address": free_address() for name in ADDRESSES}
     health, rollout = addresses["rollout.health_address"], addresses["rollout.grpc_address"]
-    with openai_server(FileTokenizer(model), ["<answer> me </answer>"]) as server:
+    with serve_openai(FileTokenizer(model), ["<answer> me </answer>"]) as server:
         common = [f"{name}={address}" for name, address in addresses.items()]
         common += [f"redis.url={redis_server.url}", "run.id=r", f"run.dir={tmp_path}/runs", f"model.path={model}"]
         common += [f"rollout.engine.endpoint={server.url}"]
         for name, title in (("raylet", "raylet"), ("gcs_server", "GCS")):
             service = services.start("rollout", *common)
-            until(lambda: "engine" not in (list_waiting(health) or {"engine"}))
+            wait_until(lambda: "engine" not in (list_waiting(health) or {"engine"}))
             assert "me" in ask(rollout)
             family = psutil.Process(service.pid).children(recursive=True)
             (victim,) = (process for process in family if process.name() == name)
@@ -93,9 +93,9 @@ def test_the_service_ends_at_once_when_ray_dies_and_the_next_one_serves(
             assert (last["event"], last["level"], last["detail"]) == ("ray_failed", "error", cause)
             _, alive = psutil.wait_procs(family, timeout=10)
             assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
-            until(lambda gone=folder: not gone.exists(), 10)
+            wait_until(lambda gone=folder: not gone.exists(), 10)
         service = services.start("rollout", *common)
-        until(lambda: "engine" not in (list_waiting(health) or {"engine"}))
+        wait_until(lambda: "engine" not in (list_waiting(health) or {"engine"}))
         assert "me" in ask(rollout)
         service.send_signal(signal.SIGTERM)
         assert service.wait(timeout=30) == 0

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from redis_process import RedisProcess
-from trainer_parts import group
+from trainer_parts import make_group
 
 from forage_common.errors import FencedError
 from forage_common.files.questions import Question
@@ -257,7 +257,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     def answer(self, entry: Entry[Prompt]) -> None:
         asked = entry.message
-        reply = group(
+        reply = make_group(
             asked.group_uid, [0.0, 1.0], asked.batch, asked.position, asked.attempt, version=asked.min_policy_version
         )
         self.worker.finish(entry, reply)
@@ -279,7 +279,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(batch=st.integers(1, STEPS), position=st.integers(0, SIZE))
     def forge(self, batch: int, position: int) -> None:
-        forged = group("q/train/999/0", [0.0, 1.0], batch, position)
+        forged = make_group("q/train/999/0", [0.0, 1.0], batch, position)
         self.worker._redis.xadd(self.worker.trajectories, {"m": forged.SerializeToString()})
 
     @rule(of=st.sampled_from(["prompts", "trajectories"]))
