@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from scripted_engine import CharCodec
 
+TEXT = "the capital of France is Paris, the search for an answer"
 SIZES = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -30,6 +31,6 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path
     def make(seed: int) -> Path:
         from random_model import write_random_model  # imports torch
 
-        return write_random_model(tmp_path_factory.mktemp(f"model-{seed}"), seed, **SIZES)
+        return write_random_model(tmp_path_factory.mktemp(f"model-{seed}"), seed, TEXT, **SIZES)
 
     return make

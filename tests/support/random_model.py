@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -31,13 +31,16 @@ SIZES = {
 }
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Build a tokenizer of control tokens, single bytes and the tags of the search format."""
-    vocabulary = {text: number for number, text in enumerate([*CONTROLS, *LETTERS])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+def build_tokenizer(text: str = "") -> PreTrainedTokenizerFast:
+    """Build a tokenizer of control tokens, single bytes, the most frequent pieces of a text, and the tags of the search
+    format."""
+    tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(CONTROLS)
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=CONTROLS, initial_alphabet=LETTERS, show_progress=False
+    )
+    tokenizer.train_from_iterator([text] * 9, trainer)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=CONTROLS[0], eos_token=CONTROLS[2], chat_template=CHAT_TEMPLATE
@@ -51,9 +54,9 @@ def build_random_model(kind: str, seed: int, **sizes: Any) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def write_random_model(folder: Path, seed: int = 7, **sizes: Any) -> Path:
-    """Write a random Qwen2 with its tokenizer, in the Hugging Face layout."""
-    tokenizer = build_tokenizer()
+def write_random_model(folder: Path, seed: int = 7, text: str = "", **sizes: Any) -> Path:
+    """Write a random Qwen2 with a tokenizer for a text, in the Hugging Face layout."""
+    tokenizer = build_tokenizer(text)
     tokenizer.save_pretrained(folder)
     build_random_model("qwen2", seed, **{"vocab_size": len(tokenizer), **sizes}).save_pretrained(folder)
     return folder
