@@ -8,13 +8,13 @@ import pytest
 from demo import Demo
 
 pytestmark = [pytest.mark.timeout(900)]
-STEPS = 12
+STEPS = 7
 
 
 def test_a_run_continues_after_a_kill_of_each_of_its_processes(small_demo: Callable[[int], Demo]) -> None:
     demo = small_demo(STEPS)
     demo.start("--seed", "3", "--base-port", str(demo.base_port))
-    for step, program in ((1, "trainer"), (3, "rollout"), (5, "reward"), (7, "retriever"), (9, "redis")):
+    for step, program in ((1, "trainer"), (2, "rollout"), (3, "reward"), (4, "retriever"), (5, "redis")):
         demo.wait_for(lambda step=step: demo.steps >= step, 400)
         demo.kill(program)
     assert demo.finish(400) == 0, demo.output[-3000:]
