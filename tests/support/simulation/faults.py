@@ -17,7 +17,7 @@ from simulation.world import Killed, Process, World
 
 _READS = {"hget", "hgetall", "xlen", "exists", "get", "ping", "xpending", "find_absent", "read_replicas", "info"}
 _READS |= {"script load", "unknown script", "memory usage"}
-_OF_REDIS = {"lost reply", "redis down", "redis lost", "out of reach"}
+_OF_REDIS = {"lost reply", "redis down", "redis lost", "redis tail lost", "out of reach"}
 _CLAIMS = {"xreadgroup", "xautoclaim", "claim"}
 
 
@@ -36,6 +36,7 @@ class Faults:
         self._world = world
         self._due = {(fault.service, fault.commit): fault for fault in faults}
         self._server = server
+        server.keeps_copies = any(fault.kind == "redis tail lost" for fault in self._due.values())
         self._disk = disk
         self._checkpoints = checkpoints
         self.is_traced = is_traced
@@ -119,6 +120,9 @@ class Faults:
                 world.wall_offset += fault.seconds
             case "redis lost":
                 self._server.forget_all()
+                raise redis.ConnectionError("connection closed by server")
+            case "redis tail lost":
+                self._server.forget_tail(fault.seconds)
                 raise redis.ConnectionError("connection closed by server")
             case "out of reach":
                 self._server.unreachable_until[process] = world.now + fault.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 from functools import cache
@@ -17,6 +18,7 @@ from simulation.redis_store import Store, Stream
 from simulation.world import Process, Signal, World
 
 _LATENCY_S = 0.002
+_COPIES = 40
 Hook = Callable[[str, Callable[[], Any]], Any]
 """Called around every command that may change something: (what it is, the command)."""
 
@@ -36,6 +38,9 @@ class Server:
         self.down_until = 0.0
         self.unreachable_until: dict[Process, float] = {}
         self.changed = Signal()
+        self.keeps_copies = False
+        """Whether `forget_tail` may be called."""
+        self._copies: list[tuple[float, dict[bytes, Any]]] = []
         self._world = world
 
     def execute(self, command: tuple[Any, ...]) -> Any:
@@ -45,6 +50,18 @@ class Server:
         finally:
             if self.store.changes != before:
                 self._world.set(self.changed)
+                if self.keeps_copies:
+                    self._copies.append((self._world.now, copy.deepcopy(self.store.data)))
+                    del self._copies[:-_COPIES]
+
+    def forget_tail(self, seconds: float) -> None:
+        """Lose the last changes, as where the append-only file is not flushed at every write."""
+        old = [data for when, data in self._copies if when <= self._world.now - seconds]
+        kept = old[-1:] or [data for _, data in self._copies[:1]]
+        if kept:
+            self.store.data = kept[0]
+        self._copies.clear()
+        self._world.set(self.changed)
 
     def forget_all(self) -> None:
         """Lose all data, as with a lost volume."""

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from forage_common.settings import Settings
 
@@ -33,6 +32,8 @@ KINDS = (
     "stop",
     "supervisor killed",
 )
+NOT_PROMISED = ("redis tail lost",)
+"""What the trainer refuses to run with (`redis.require_durable`): only tried where asked for."""
 _TRAINER_ONLY = {"second trainer", "damaged checkpoint", "disk full", "bad step"}
 
 
@@ -58,7 +59,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Scenario:
-    """The run of one seed. ranges: shortest and longest seconds of each activity, drawn log-uniformly."""
+    """The run of one seed.
+
+    keep: checkpoints that stay; in_flight: groups that a dispatcher runs at once. ranges: shortest and longest seconds
+    of each activity, drawn log-uniformly.
+    """
 
     seed: int
     steps: int
@@ -139,9 +144,10 @@ def _draw_fault(draw: random.Random, commits: dict[str, int], kinds: Sequence[st
     kind = draw.choice(kinds)
     service = "trainer" if kind in _TRAINER_ONLY or draw.random() < 0.6 else draw.choice(list(commits))
     long = 10 ** draw.uniform(0, 2.78)  # 1 to 600 s
-    seconds: Any = {
+    lasting = {
         "pause before": long,
         "pause after": long,
+        "redis tail lost": 10 ** draw.uniform(-2, 0),
         "redis down": 10 ** draw.uniform(-1, 2),
         "second trainer": draw.choice((0.0, long)),
         "disk full": 10 ** draw.uniform(0, 2),
@@ -151,4 +157,4 @@ def _draw_fault(draw: random.Random, commits: dict[str, int], kinds: Sequence[st
         "engines stall": 10 ** draw.uniform(1, 2.3),
     }
     delay = draw.choice((0.0, 10 ** draw.uniform(-1, 1.3))) if kind == "crash after" else 0.0
-    return Fault(service, draw.randint(1, commits[service]), kind, round(seconds.get(kind, 0.0), 3), round(delay, 3))
+    return Fault(service, draw.randint(1, commits[service]), kind, round(lasting.get(kind, 0.0), 3), round(delay, 3))

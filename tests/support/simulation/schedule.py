@@ -29,7 +29,7 @@ from simulation.scenario import Fault, Scenario
 from simulation.world import Process, World
 
 QUESTIONS, VALIDATION_QUESTIONS = 11, 2
-LIMIT_S = 3600.0
+LIMIT_S = 1800.0
 """Virtual time that a run may take beyond the time of its faults."""
 _SAME_ERROR = 5
 _MEMORY = Path("/dev/shm")
@@ -137,6 +137,9 @@ def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
     twice = [uid for uid, count in Counter(uid for _, groups in trained for _, uid, _ in groups).items() if count > 1]
     if twice:
         yield f"trained on twice: {twice}"
+    left = {name: streams.count_backlog(name) for name in (streams.prompts, streams.trajectories)}
+    if any(left.values()):
+        yield f"entries are left on the streams: {left}"
     labels = {"before": 0, "after": total}
     if trainer.test_freq > 0:
         labels |= {f"step-{step}": step for step in range(trainer.test_freq, total, trainer.test_freq)}
