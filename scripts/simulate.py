@@ -102,13 +102,12 @@ def break_rules(jobs: int) -> int:
 def _break_rule(number: int) -> tuple[int, str]:
     """(schedules that were tried, the first violation; empty if there was none)."""
     from simulation.broken_rules import BROKEN_RULES
-    from simulation.scenario import draw_scenario
     from simulation.schedule import run_schedule
 
     rule = BROKEN_RULES[number]
     with rule.break_it():
         for seed in range(MOST_SCHEDULES):
-            if violations := run_schedule(draw_scenario(seed, rule.kinds)).violations:
+            if violations := run_schedule(rule.draw_scenario(seed)).violations:
                 return seed + 1, violations[0]
     return MOST_SCHEDULES, ""
 

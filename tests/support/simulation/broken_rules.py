@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -19,6 +19,7 @@ from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.data.arrivals import Arrivals
 from forage_trainer.data.batcher import Batcher
 from simulation import programs  # noqa: F401 - replaces the maths before the trainer is imported
+from simulation.scenario import SLOW, Scenario, draw_scenario
 
 
 @contextmanager
@@ -51,8 +52,13 @@ async def _at_once(*_: Any) -> bool:
 
 
 def _reclaim_known() -> tuple[Any, str, Any]:
-    real = StreamClient.reclaim_groups
-    return StreamClient, "reclaim_groups", lambda self, stream, known: real(self, stream, ())
+    real = Arrivals.reclaim
+
+    def reclaim(self: Arrivals) -> Any:
+        self._known.clear()
+        return real(self)
+
+    return Arrivals, "reclaim", reclaim
 
 
 def _nothing_lost() -> tuple[Any, str, Any]:
@@ -65,11 +71,16 @@ def _nothing_lost() -> tuple[Any, str, Any]:
 
 @dataclass(frozen=True)
 class BrokenRule:
-    """A rule. kinds: faults that it is there for; break_it: puts it out of force."""
+    """A rule. kinds: faults that it is there for; break_it: puts it out of force; changes: fields of the scenarios."""
 
     name: str
     kinds: tuple[str, ...]
     break_it: Callable[[], AbstractContextManager[None]]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def draw_scenario(self, seed: int) -> Scenario:
+        """A scenario in which the rule is needed more often than in others."""
+        return replace(draw_scenario(seed, self.kinds), **self.changes)
 
 
 _CRASHES = ("crash before", "crash after")
@@ -84,7 +95,11 @@ BROKEN_RULES = (
         lambda: _replace((Arrivals, "reclaim", lambda _: []), _nothing_lost()),
     ),
     BrokenRule(
-        "consumed groups stay until their checkpoint", _CRASHES, lambda: _replace(_reclaim_known(), _nothing_lost())
+        "consumed groups stay until their checkpoint",
+        _CRASHES,
+        lambda: _replace(_reclaim_known(), _nothing_lost()),
+        # Long silences while groups are consumed and not in a checkpoint.
+        {"save_freq": 8, "test_freq": -1, "max_staleness": 0, "straggler_s": 0.0, "ranges": SLOW},
     ),
     BrokenRule("lost groups are issued again", ("group deleted", "prompt deleted"), lambda: _replace(_nothing_lost())),
     BrokenRule(

@@ -135,7 +135,7 @@ from forage_rollout.deployments import follower  # noqa: E402
 from forage_rollout.dispatcher import Dispatcher  # noqa: E402
 from forage_rollout.weights.policy import PolicyError, find_oldest, has_reached, is_newer, verify_files  # noqa: E402
 from forage_trainer.checkpoints.rollbacks import RolledBackError  # noqa: E402
-from forage_trainer.data.batcher import BatchTimeoutError  # noqa: E402
+from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError  # noqa: E402
 from forage_trainer.loop import TrainingLoop  # noqa: E402
 from forage_trainer.run import EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED  # noqa: E402
 from forage_trainer.waiting import CALL_TIMEOUT_S  # noqa: E402
@@ -230,7 +230,7 @@ class Programs:
         except RolledBackError as error:
             self._note(f"rolls back: {error}")
             return EXIT_ROLLED_BACK
-        except (FencedError, BatchTimeoutError) as error:
+        except (FencedError, BatchTimeoutError, StaleGroupsError) as error:
             self._note(f"gives up: {error}")
             return EXIT_FAILED
         except OSError as error:

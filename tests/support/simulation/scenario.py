@@ -32,6 +32,9 @@ KINDS = (
     "stop",
     "supervisor killed",
 )
+QUICK = {"start": (1.0, 20.0), "step": (0.1, 10.0), "sample": (0.2, 6.0), "load": (0.05, 5.0), "check": (0.01, 1.0)}
+SLOW = QUICK | {"sample": (10.0, 60.0)}
+"""Shortest and longest seconds of each activity; after 10 s without an arrival the trainer looks for lost groups."""
 NOT_PROMISED = ("redis tail lost",)
 """What the trainer refuses to run with (`redis.require_durable`): only tried where asked for."""
 _TRAINER_ONLY = {"second trainer", "damaged checkpoint", "disk full", "bad step"}
@@ -61,8 +64,9 @@ class Fault:
 class Scenario:
     """The run of one seed.
 
-    keep: checkpoints that stay; in_flight: groups that a dispatcher runs at once. ranges: shortest and longest seconds
-    of each activity, drawn log-uniformly.
+    keep: checkpoints that stay. straggler_s: time after which missing groups are dropped; 0 = never.
+    in_flight: groups that a dispatcher runs at once.
+    ranges: shortest and longest seconds of each activity, drawn log-uniformly.
     """
 
     seed: int
@@ -74,6 +78,7 @@ class Scenario:
     validation_mode: str
     max_refills: int
     keep: int
+    straggler_s: float
     rollouts: int
     engines: int
     in_flight: int
@@ -97,6 +102,8 @@ class Scenario:
                     "max_ckpt_to_keep": self.keep,
                     "max_refills": self.max_refills,
                     "batch_timeout_s": 180.0,
+                    "straggler_timeout_s": self.straggler_s,
+                    "partial_groups": "drop" if self.straggler_s else "wait",
                     "rollout_data_freq": 0,
                     "guards": {"non_finite": {"action": "rollback"}, "max_rollbacks": 10},
                     "algorithm": {"filter_groups": self.max_refills > 0},
@@ -112,26 +119,24 @@ def draw_scenario(seed: int, kinds: Sequence[str] = KINDS) -> Scenario:
     steps, batch_size = draw.randint(3, 7), draw.randint(1, 3)
     rollouts = draw.choice((1, 1, 2))
     slow = draw.random() < 0.4
-    ranges = {
-        "start": (1.0, 20.0),
-        "step": (0.1, 10.0),
-        "sample": (5.0, 40.0) if slow else (0.2, 6.0),
-        "load": (0.05, 5.0),
-        "check": (0.01, 1.0),
-    }
+    ranges = SLOW if slow else QUICK
     commits = {"trainer": 20 + steps * (batch_size + 9)}
     commits |= {f"rollout-{i}": 10 + 4 * steps * batch_size for i in range(1, rollouts + 1)}
+    keep = draw.choice((1, 2, 2, 3))
+    if keep == 1:  # nothing to go back to
+        kinds = [kind for kind in kinds if kind != "damaged checkpoint"] or ["crash after"]
     count = min(6, int(draw.expovariate(0.5)) + 1)
     return Scenario(
         seed=seed,
         steps=steps,
         batch_size=batch_size,
         max_staleness=draw.choice((0, 1, 1, 2)),
-        save_freq=draw.choice((1, 2, 3, 5)),
+        save_freq=draw.choice((1, 2, 3, 5, 8)),
         test_freq=draw.choice((-1, 2)),
         validation_mode=draw.choice(("paused", "overlapped")),
         max_refills=draw.choice((0, 0, 1)),
-        keep=draw.choice((2, 3)),
+        keep=keep,
+        straggler_s=draw.choice((0.0, 0.0, 0.0, 15.0)),
         rollouts=rollouts,
         engines=draw.choice((1, 2)),
         in_flight=draw.choice((2, 32)),
