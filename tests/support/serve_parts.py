@@ -16,17 +16,19 @@ from forage_rollout.deployments.application import build_engine_deployment
 from forage_rollout.deployments.engine import EngineDeployment, RemoteEngine
 from forage_rollout.deployments.replica import broadcast, start_logs
 from forage_rollout.engine.engine_counts import EngineCounts
+from forage_rollout.engine.leases import Leases
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.policy import NotServingError, PolicyError
 
 
 @dataclass
 class Scripted:
-    """A scripted engine; its tokens are the id of its process."""
+    """A scripted engine; its tokens are the id of its process. Names that begin with "leased" hold leases."""
 
     serving: Policy | None = None
     out_of_service: str = ""
     released: list[str] = field(default_factory=list)
+    leases: Leases = field(default_factory=lambda: Leases(600.0))
     counts: EngineCounts = field(default_factory=EngineCounts)
     cancelled: int = 0
 
@@ -36,6 +38,8 @@ class Scripted:
     async def generate(self, request: Request) -> Generation:
         if self.out_of_service:
             raise NotServingError(self.out_of_service)
+        if request.affinity.startswith("leased"):
+            await self.leases.acquire(request.affinity)
         try:
             await asyncio.sleep(request.max_tokens / 100)
         except asyncio.CancelledError:
@@ -49,11 +53,13 @@ class Scripted:
 
     async def release(self, affinity: str) -> None:
         self.released.append(affinity)
+        await self.leases.release(affinity)
 
     async def load_policy(self, policy: Policy) -> float:
         if policy.version == 13:
             raise PolicyError("altered")
-        self.serving = policy
+        async with self.leases.drain():
+            self.serving = policy
         return 0.25
 
 

@@ -44,11 +44,53 @@ def test_every_replica_is_reached_by_a_broadcast(caller: Any) -> None:
         caller.everywhere.remote("load_policy", Policy(version=13).SerializeToString()).result(timeout_s=200)
 
 
-def test_a_release_reaches_the_replica_of_its_group(caller: Any) -> None:
-    (home,) = set(caller.many.remote(["released"], 1).result(timeout_s=200))
-    caller.release.remote("released").result(timeout_s=200)
+def assert_released(caller: Any, name: str, homes: set[int]) -> None:
+    """Release the name; an update must not wait then, and every replica that served the name has heard of it."""
+    caller.release.remote(name).result(timeout_s=200)
+    policy = Policy(version=4, epoch=1)
+    # A lease that is left would hold it back for 600 s.
+    caller.everywhere.remote("load_policy", policy.SerializeToString()).result(timeout_s=20)
     states = caller.everywhere.remote("inside").result(timeout_s=200)
-    assert {pid: released for pid, released, _ in states if released} == {home: ["released"]}
+    assert homes <= {pid for pid, released, _ in states if name in released}
+
+
+def test_an_update_need_not_wait_after_the_release_of_a_group_on_one_replica(caller: Any) -> None:
+    (home,) = set(caller.many.remote(["leased/one"], 1).result(timeout_s=200))
+    assert_released(caller, "leased/one", {home})
+
+
+def test_an_update_need_not_wait_after_the_release_of_a_group_that_moved_to_a_second_replica(caller: Any) -> None:
+    (home,) = set(caller.many.remote(["leased/moved"], 1).result(timeout_s=200))
+    caller.everywhere.remote("fail", home, "altered").result(timeout_s=200)
+    (other,) = set(caller.many.remote(["leased/moved"], 1).result(timeout_s=200))
+    caller.everywhere.remote("fail", home, "").result(timeout_s=200)
+    assert other != home
+    assert_released(caller, "leased/moved", {home, other})
+
+
+def test_an_update_need_not_wait_after_the_release_of_a_group_that_spilled_over(caller: Any) -> None:
+    busy = caller.many.remote(["leased/many"] * 60, 800)
+    homes: set[int] = set()
+    deadline = time.monotonic() + 30
+    while len(homes) < REPLICAS:
+        assert time.monotonic() < deadline, "one replica has 60 requests, and the other none"
+        homes |= set(caller.many.remote(["leased/many"] * 4, 1).result(timeout_s=200))
+    homes |= set(busy.result(timeout_s=200))
+    assert_released(caller, "leased/many", homes)
+
+
+def test_a_replica_that_hangs_holds_no_release_back(caller: Any) -> None:
+    (home,) = set(caller.many.remote(["leased/frozen"], 1).result(timeout_s=200))
+    (other,) = {pid for pid, _, _ in caller.everywhere.remote("inside").result(timeout_s=200)} - {home}
+    os.kill(other, signal.SIGSTOP)
+    try:
+        begin = time.monotonic()
+        caller.release.remote("leased/frozen").result(timeout_s=20)
+        assert time.monotonic() - begin < 5
+    finally:
+        os.kill(other, signal.SIGCONT)
+    states = caller.everywhere.remote("inside").result(timeout_s=200)
+    assert {pid for pid, released, _ in states if "leased/frozen" in released} == {home, other}
 
 
 def test_errors_keep_their_type(caller: Any) -> None:

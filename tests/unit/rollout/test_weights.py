@@ -17,7 +17,7 @@ from forage_common.v1.trajectory_pb2 import NcclTransfer, Policy, PolicyFile, Te
 from forage_rollout.engine.leases import Leases
 from forage_rollout.weights.filesystem import MAX_KEPT, FilesystemTransport
 from forage_rollout.weights.nccl import NcclTransport
-from forage_rollout.weights.policy import PolicyError
+from forage_rollout.weights.policy import NotServingError, PolicyError
 
 WEIGHTS = "model.safetensors"
 
@@ -172,6 +172,29 @@ async def test_an_nccl_policy_that_cannot_work_is_refused_before_workers_wait(fo
     del short.nccl.tensors[0]
     with pytest.raises(PolicyError, match="does not fit the model"):
         await transport.prepare(short)
+
+
+async def test_a_release_ends_the_waiting_for_a_lease_that_nobody_would_release_again() -> None:
+    leases = Leases(limit_s=30)
+    await leases.acquire("old")
+    update = asyncio.create_task(drain(leases))
+    late, other = (asyncio.create_task(leases.acquire(name)) for name in ("late", "other"))
+    await asyncio.sleep(0.01)
+    await leases.release("late")  # its samples have timed out; the word that they are cancelled is still on its way
+    with pytest.raises(NotServingError, match="late was released"):
+        await late
+    await leases.release("old")
+    await update
+    await other
+    second = asyncio.create_task(drain(leases))
+    await leases.release("other")
+    await asyncio.wait_for(second, 5)
+    await asyncio.wait_for(leases.acquire("late"), 5)  # the group is run again
+
+
+async def drain(leases: Leases) -> None:
+    async with leases.drain():
+        pass
 
 
 async def test_an_update_waits_for_every_lease_and_new_leases_wait_for_the_update() -> None:

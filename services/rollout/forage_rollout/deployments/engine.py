@@ -18,7 +18,7 @@ from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.deployments.follower import catch_up, follow_policy
-from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, build_process_name, call_replica, start_logs
+from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, broadcast, build_process_name, call_replica, start_logs
 from forage_rollout.deployments.routing import OUT_OF_SERVICE
 from forage_rollout.dispatcher import supervise
 from forage_rollout.engine.endpoint_engine import EndpointEngine
@@ -31,6 +31,7 @@ from forage_rollout.weights.policy import NotServingError
 log = get_logger()
 _OUT_OF_SERVICE_S = 60.0
 _NOT_SERVING_RETRY_S = 0.5
+_RELEASE_TIMEOUT_S = 2.0
 
 _get_fields = operator.attrgetter(*(field.name for field in dataclasses.fields(Request)))
 
@@ -145,6 +146,7 @@ class RemoteEngine:
         # Unary gRPC between the replicas takes half the CPU time of Serve's default, a stream of object references.
         self._handle = handle.options(_by_reference=False)
         self._releases = releases
+        self._releasing: set[asyncio.Task[None]] = set()
 
     async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
         token_ids: list[int] = await call_replica(self._handle.render_chat, messages)
@@ -168,5 +170,20 @@ class RemoteEngine:
                 await asyncio.sleep(_NOT_SERVING_RETRY_S)
 
     async def release(self, affinity: str) -> None:
-        if self._releases:
-            await call_replica(self._handle.options(method_name="release", session_id=affinity), affinity)
+        """End an affinity on every replica: under load its generations went to several, and each may hold a lease.
+
+        Never raises, so that no finished group is lost. A replica that does not answer within `_RELEASE_TIMEOUT_S` is
+        not waited for: it gets the message when it runs again.
+        """
+        if not self._releases:
+            return
+        releasing = asyncio.create_task(self._release(affinity))
+        self._releasing.add(releasing)
+        releasing.add_done_callback(self._releasing.discard)
+        await asyncio.wait([releasing], timeout=_RELEASE_TIMEOUT_S)
+
+    async def _release(self, affinity: str) -> None:
+        try:
+            await broadcast(self._handle, "release", affinity)
+        except Exception as error:  # noqa: BLE001 - leases that are left end with their time limit
+            log.warning("not_released", affinity=affinity, detail=f"{type(error).__name__}: {error}")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from forage_common.telemetry.logs import get_logger
+from forage_rollout.weights.policy import NotServingError
 
 log = get_logger()
 
@@ -23,21 +24,37 @@ class Leases:
         self._limit_s = limit_s
         self._held: dict[str, float] = {}  # name → time of acquisition
         self._drains = 0  # that wait or are under way; while there are any no new lease is given
+        self._waiting: dict[str, set[object]] = {}  # name → those that wait for its lease
         self._changed = asyncio.Condition()
 
     async def acquire(self, name: str) -> None:
-        """Acquire the lease, or keep it; waits while an update is under way."""
+        """Acquire the lease, or keep it; waits while an update is under way.
+
+        Raises:
+            NotServingError: the name was released meanwhile; nobody would release a lease that was given now.
+        """
         if name in self._held:
             return  # later turns of a group never wait: the update waits for the group
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._drains)
-            self._held[name] = time.monotonic()
+            waiter = object()
+            waiting = self._waiting.setdefault(name, set())
+            waiting.add(waiter)
+            try:
+                await self._changed.wait_for(lambda: not self._drains or waiter not in waiting)
+                if waiter not in waiting:
+                    raise NotServingError(f"{name} was released before it could be served")
+                self._held.setdefault(name, time.monotonic())
+            finally:
+                waiting.discard(waiter)
+                if not waiting and self._waiting.get(name) is waiting:
+                    del self._waiting[name]
 
     async def release(self, name: str) -> None:
-        """Release the lease; a name without one is ignored."""
-        if name in self._held:
+        """Release the lease, and end the waiting for it; a name without either is ignored."""
+        if name in self._held or name in self._waiting:
             async with self._changed:
                 self._held.pop(name, None)
+                self._waiting.pop(name, set()).clear()
                 self._changed.notify_all()
 
     @asynccontextmanager
