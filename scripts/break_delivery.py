@@ -42,7 +42,6 @@ RULES: dict[str, list[Edit]] = {
         (ARRIVALS, "self._known))", "()))"),
         (ARRIVALS, "if entry.id in self._known:", "if False:"),
     ],
-    "what is delivered again is known": [(ARRIVALS, "if entry.id in self._known:", "if False:")],
     "only groups that were issued are accepted": [(ARRIVALS, "if self._is_issued(entry.message):", "if True:")],
     "lost groups are issued again": [
         (

@@ -19,7 +19,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from redis_process import RedisProcess
 from trainer_parts import make_group
 
@@ -221,6 +228,15 @@ class DeliveryMachine(RuleBasedStateMachine):
         for trainer in list(self.trainers):
             self.trainers.remove(trainer)
         self.start_another()
+
+    @invariant()
+    def trained_groups_stay_until_their_checkpoint(self) -> None:
+        if getattr(self, "losses", True) or not self.trainers:
+            return
+        redis, stream = self.worker._redis, self.worker.trajectories
+        for step in self.trainers[-1].pending.steps:
+            for consumed in step.groups:
+                assert redis.xrange(stream, consumed.entry, consumed.entry), "deleted before it was safe"
 
     # The workers: any may finish what any has claimed.
 
