@@ -98,7 +98,7 @@ def train(model: Path, tmp_path: Path, redis_server: RedisSettings) -> Iterator[
             players.append(rollout(redis_server, settings.run.id))
             players[0].start()
         questions = read_questions(settings.data.train_paths), read_questions(settings.data.val_files)
-        streams = StreamClient(redis_server, settings.run.id)
+        streams = StreamClient(settings.redis, settings.run.id)
         TrainingLoop(settings, streams, PolicyWorker(settings), *questions, 0, Stop(), Health()).run()
         return settings
 
@@ -244,3 +244,9 @@ def test_epochs_continue_where_redis_lost_them(train: Callable[..., Settings]) -
     streams._redis.flushall()
     train("trainer.total_training_steps=2")
     assert streams.read_policy().epoch == first + 1
+
+
+def test_a_full_stream_makes_the_trainer_save_after_every_step(train: Callable[..., Settings]) -> None:
+    settings = train("redis.max_stream_bytes=1", "trainer.save_freq=9", "trainer.max_ckpt_to_keep=9")
+    folder = settings.run.folder / "checkpoints"
+    assert sorted(path.name for path in folder.glob("step_*")) == ["step_1", "step_2", "step_3"]
