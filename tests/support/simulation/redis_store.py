@@ -28,6 +28,10 @@ class Pending:
     delivered_ms: int
     count: int = 1
 
+    def is_idle(self, now_ms: int, least_ms: int) -> bool:
+        """Whether it was not touched for so long; a clock that was set back plays no part where 0 is asked for."""
+        return not least_ms or now_ms - self.delivered_ms >= least_ms
+
 
 @dataclass
 class Group:
@@ -402,7 +406,7 @@ class Store:
             if id not in stream.entries:
                 del group.pending[id]
                 self.changes += 1
-            elif now - entry.delivered_ms >= int(idle_ms):
+            elif entry.is_idle(now, int(idle_ms)):
                 group.pending[id] = Pending(consumer, now, entry.count + (not justid))
                 claimed.append(_format_id(id) if justid else [_format_id(id), stream.entries[id]])
                 group.see(consumer, now, active=True)
@@ -427,7 +431,7 @@ class Store:
                 del group.pending[id]
                 deleted.append(_format_id(id))
                 self.changes += 1
-            elif now - entry.delivered_ms >= int(idle_ms):
+            elif entry.is_idle(now, int(idle_ms)):
                 group.pending[id] = Pending(consumer, now, entry.count + 1)
                 claimed.append([_format_id(id), stream.entries[id]])
                 group.see(consumer, now, active=True)
