@@ -50,7 +50,7 @@ RULES: dict[str, list[Edit]] = {
             "pass",
         )
     ],
-    "validations of one step are told apart": [
+    "two validations of one step have prompts of their own": [
         (CLIENT, "{stream.removeprefix(self._prefix)}:{batch}", "{stream.removeprefix(self._prefix)[:10]}:{batch}")
     ],
     "an acknowledgement is repeated": [
