@@ -95,7 +95,14 @@ class TrainingLoop:
         self._batches = make_batches(train.rows, settings)
         self._feeder = Feeder(settings, streams, self._batches, self._retry)
         self._batcher = Batcher(
-            streams, self._batches.batch_size, trainer, self._feeder, self._retry, health, self._on_silence
+            streams,
+            self._batches.batch_size,
+            trainer,
+            self._feeder,
+            self._retry,
+            health,
+            self._on_silence,
+            meanwhile=self._poll_validation,
         )
         has_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
         self._step = PolicyStep(settings, worker, pad_id, worker if has_critic else None)
@@ -166,7 +173,7 @@ class TrainingLoop:
         self._probe(policy)
         while self._version < self._total:
             policy = self._take_step(policy)
-            self._record_validation(self._validation.poll())
+            self._poll_validation()
             self._validate_step(policy)
             self._probe(policy)
         self._record_validation(self._validation.finish())
@@ -252,6 +259,9 @@ class TrainingLoop:
         self._validation.begin(f"step-{self._version}", policy)
         if self._settings.trainer.validation_mode != "overlapped":
             self._record_validation(self._validation.finish())
+
+    def _poll_validation(self) -> None:
+        self._record_validation(self._validation.poll())
 
     def _record_validation(self, result: dict[str, Any] | None) -> None:
         """Send a result to the trackers under the current step: some trackers refuse an earlier one."""

@@ -368,8 +368,7 @@ def server(redis_binary: str, folder: Path, free_address: Callable[[], str]) -> 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("data.batcher", "data.arrivals", "validation.evaluation"):
-        monkeypatch.setattr(f"forage_trainer.{module}.SILENCE_S", 0.0)
+    monkeypatch.setattr("forage_trainer.data.arrivals.SILENCE_S", 0.0)
     for module in ("data.batcher", "validation.evaluation"):
         monkeypatch.setattr(f"forage_trainer.{module}._BLOCK_S", 0.001)
 

@@ -16,7 +16,7 @@ from forage_common.streams.client import StreamClient
 from forage_rollout.dispatcher import Dispatcher
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.pending import PendingSteps
-from forage_trainer.data.arrivals import Arrivals
+from forage_trainer.data.arrivals import Arrivals, Receiver
 from forage_trainer.data.batcher import Batcher
 from simulation import programs  # noqa: F401 - replaces the maths before the trainer is imported
 from simulation.scenario import SLOW, Scenario, draw_scenario
@@ -62,8 +62,8 @@ def _reclaim_known() -> tuple[Any, str, Any]:
 
 
 def _nothing_lost() -> tuple[Any, str, Any]:
-    def find_lost(self: Arrivals, batch: int, accept: Callable[[Any], object], list_missing: object) -> dict[int, Any]:
-        accept(self.reclaim())
+    def find_lost(self: Arrivals, batch: int, receiver: Receiver) -> dict[int, Any]:
+        receiver.accept(self.reclaim())
         return {}
 
     return Arrivals, "find_lost", find_lost

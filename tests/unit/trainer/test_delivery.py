@@ -71,8 +71,7 @@ def rollout(redis_server: RedisSettings) -> Rollout:
 
 @pytest.fixture
 def start(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
-    for module in ("forage_trainer.data.batcher", "forage_trainer.data.arrivals"):
-        monkeypatch.setattr(f"{module}.SILENCE_S", 0.3)
+    monkeypatch.setattr("forage_trainer.data.arrivals.SILENCE_S", 0.3)
     monkeypatch.setattr("forage_trainer.data.batcher._BLOCK_S", 0.1)
 
     def make(consumed: int = 0) -> Trainer:

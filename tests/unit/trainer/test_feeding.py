@@ -172,7 +172,7 @@ def test_a_restarted_trainer_reclaims_unacknowledged_groups(bench: Callable[...,
 def test_groups_whose_delivery_was_lost_are_reclaimed(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage_trainer.data.batcher.SILENCE_S", 0.2)
+    monkeypatch.setattr("forage_trainer.data.arrivals.SILENCE_S", 0.2)
     b = bench()
     for position in range(SIZE):
         b.answer(1, position)

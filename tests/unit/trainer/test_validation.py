@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import limit_file_size
 from trainer_parts import build_trajectory, read_lines
 
 from forage_common.files.questions import Question
@@ -20,6 +21,7 @@ from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Purpose
 from forage_trainer.data.batcher import BatchTimeoutError
 from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trainer.reporting.progress import StateFile
+from forage_trainer.validation.answers import StoredAnswers
 from forage_trainer.validation.evaluation import RETRIES, Validation
 from forage_trainer.waiting import RedisRetry
 
@@ -69,10 +71,12 @@ def run(
 @pytest.fixture
 def make(redis_server: RedisSettings, tmp_path: Path) -> Callable[..., tuple[Validation, Answering, StreamClient]]:
     def build(
-        script: Callable[[Prompt], TrajectoryGroup] = build_reply, sources: Sequence[str] = ("q",) * COUNT
+        script: Callable[[Prompt], TrajectoryGroup] = build_reply,
+        sources: Sequence[str] = ("q",) * COUNT,
+        more: Sequence[str] = (),
     ) -> tuple[Validation, Answering, StreamClient]:
         overrides = [f"redis.url={redis_server.url}", f"run.dir={tmp_path}", "run.id=v", "trainer.batch_timeout_s=3"]
-        settings = load_settings(None, overrides, {})
+        settings = load_settings(None, [*overrides, *more], {})
         streams = StreamClient(settings.redis, "v", 2.0)
         streams.create_groups()
         stop, health = Stop(), Health()
@@ -170,7 +174,7 @@ def test_training_continues_while_answers_arrive(make: Callable, tmp_path: Path)
     answering()
     assert validation.poll() is None, "the failed question is asked again"
     assert validation.open_versions == {6}
-    assert not (tmp_path / "v/validation").exists()
+    assert not list((tmp_path / "v/validation").glob("*.json*"))
     answering()
     result = validation.poll()
     assert (result["em"], result["count"], result["failed"], result["version"]) == (0.5, COUNT, 0, 6)
@@ -220,6 +224,78 @@ def test_a_restarted_trainer_reclaims_the_answers_of_the_one_before(make: Callab
     result = run(validation, "after", POLICY)
     assert result["count"] == COUNT
     assert len(answering.prompts) == COUNT
+
+
+BOUND = ("data.train_batch_size=2", "rollout.n=3")
+
+
+def test_redis_never_holds_more_answers_than_a_batch_has_trajectories(make: Callable, tmp_path: Path) -> None:
+    validation, answering, streams = make(sources=("q",) * 40, more=BOUND)
+    stream, held = streams.key("validation-step-6"), []
+
+    def measure() -> int:
+        held.append(streams.count_backlog(stream) + streams.count_backlog(streams.prompts))
+        return held[-1]
+
+    validation.begin("step-6", POLICY)
+    while validation.open_versions:
+        measure()
+        answering()
+        measure()
+        result = validation.poll()
+    assert result["count"] == 40
+    assert result["em"] == 0.5
+    assert max(held) == 6
+    assert sorted((p.position, p.attempt) for p in answering.prompts) == [(i, 0) for i in range(40)]
+    assert not list((tmp_path / "v/validation/answers").iterdir())
+
+
+def test_answers_that_left_redis_outlive_the_trainer(make: Callable, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("forage_trainer.data.arrivals.SILENCE_S", 0.3)
+    first, answering, _ = make(sources=("q",) * 20, more=BOUND)
+    first.begin("step-6", POLICY)
+    for _ in range(2):
+        answering()
+        assert first.poll() is None
+    # Killed while it wrote an answer, and another one is damaged: two lines that are no answers.
+    [file] = (tmp_path / "v/validation/answers").iterdir()
+    good = file.read_bytes().splitlines(keepends=True)
+    assert len(good) == 12
+    file.write_bytes(b"".join([good[0].replace(b" ", b" x", 1), *good[1:], good[0][:100]]))
+    second, again, _ = make(sources=("q",) * 20, more=BOUND)
+    second.load_state_dict(first.state_dict())
+    again.prompts = answering.prompts
+    second.resume()
+    result = second.finish()
+    assert (result["count"], result["failed"], result["em"]) == (20, 0, 0.5)
+    asked = sorted((p.position, p.attempt) for p in answering.prompts)
+    assert asked == [(0, 0), (0, 1), *((i, 0) for i in range(1, 20))], "only the damaged one is asked again"
+    assert not list((tmp_path / "v/validation/answers").iterdir())
+
+
+def test_an_answer_that_was_stored_and_not_yet_discarded_counts_once(make: Callable, monkeypatch: Any) -> None:
+    first, answering, streams = make(more=BOUND)
+    first.begin("after", POLICY)
+    answering()
+    monkeypatch.setattr(first._open.arrivals, "discard", lambda ids: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        first.poll()
+    assert streams.count_backlog(streams.key("validation-after")) == COUNT
+    result = run(make(more=BOUND)[0], "after", POLICY)
+    assert (result["count"], result["em"]) == (COUNT, 0.5)
+    assert len(answering.prompts) == COUNT
+
+
+def test_a_disk_that_is_full_loses_no_answer(make: Callable, tmp_path: Path, monkeypatch: Any) -> None:
+    validation, answering, streams = make()
+    validation.begin("after", POLICY)
+    answering()
+    stored = StoredAnswers(tmp_path / "v/validation", "after", 0)
+    with pytest.raises(OSError, match="File too large"), limit_file_size(200):
+        validation.poll()
+    assert streams.count_backlog(streams.key("validation-after")) == COUNT, "nothing is discarded"
+    assert list(stored.read()) == []
+    assert run(make()[0], "after", POLICY)["count"] == COUNT
 
 
 def test_a_silent_rollout_service_is_named(make: Callable) -> None:

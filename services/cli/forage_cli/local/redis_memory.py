@@ -27,7 +27,7 @@ class StreamMemory:
     Attributes:
         batch: one batch.
         training: the batches between two checkpoints, and those issued ahead.
-        validation: the answers of one validation, which are deleted together.
+        validation: the answers of a validation that the trainer has not stored in its run folder yet.
     """
 
     batch: int
@@ -36,13 +36,13 @@ class StreamMemory:
 
     @property
     def maxmemory(self) -> int:
-        """The maxmemory that suffices: the stream of training may take half of it by default."""
-        return max(2 * self.training, self.training + self.validation)
+        """The maxmemory that suffices: training may take half of it by default, and a validation takes less."""
+        return 2 * self.training
 
     def __str__(self) -> str:
         return (
-            f"groups take up to {format_bytes(self.training)} in Redis, a validation {format_bytes(self.validation)}:"
-            f" maxmemory {format_maxmemory(self.maxmemory)} suffices"
+            f"groups take up to {format_bytes(self.training)} in Redis, answers of a validation"
+            f" {format_bytes(self.validation)}: maxmemory {format_maxmemory(self.maxmemory)} suffices"
         )
 
 
@@ -64,7 +64,8 @@ def estimate_stream_memory(settings: Settings) -> StreamMemory:
             continue
     if data.val_max_samples >= 0:
         questions = min(questions, data.val_max_samples)
-    return StreamMemory(batch, batch * (trainer.save_freq + trainer.max_staleness + 1), trajectory * questions)
+    outstanding = min(questions, data.train_batch_size * rollout.n)  # as many as the trainer issues at once
+    return StreamMemory(batch, batch * (trainer.save_freq + trainer.max_staleness + 1), trajectory * outstanding)
 
 
 def check_redis(settings: Settings) -> list[str]:

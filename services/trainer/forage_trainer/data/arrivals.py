@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client import Counter
@@ -20,6 +22,20 @@ REJECTED = Counter("forage_trainer_groups_rejected_total", "Groups that this run
 LOST = Counter("forage_trainer_groups_lost_total", "Groups that vanished from Redis and were issued again")
 
 
+@dataclass(frozen=True)
+class Receiver:
+    """Who waits for the groups of one batch.
+
+    accept: takes groups, and returns how many were of use. list_missing: returns the positions without a group.
+    issue_again: issues a lost group again, from its position, the next attempt, and the uid of the last one (None where
+    none was issued).
+    """
+
+    accept: Callable[[Entries], int]
+    list_missing: Callable[[], Collection[int]]
+    issue_again: Callable[[int, int, str | None], None]
+
+
 class Arrivals:
     """The groups of one reply stream that this process has claimed and not acknowledged."""
 
@@ -29,17 +45,45 @@ class Arrivals:
         stream: str,
         retry: RedisRetry,
         is_over: Callable[[int], bool] = lambda batch: False,
+        on_silence: Callable[[], object] = lambda: None,
     ) -> None:
         """
         Args:
             is_over: whether a batch was consumed: what was issued for it is forgotten, so its groups are not checked.
+            on_silence: called when nothing has arrived for a while.
         """
         self._streams = streams
         self._stream = stream
         self._retry = retry
         self._is_over = is_over
+        self._on_silence = on_silence
+        self._arrived = self._searched = time.monotonic()
         self._known: set[bytes] = set()
         self._issues: dict[int, dict[tuple[int, int], str]] = {}
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since `begin_wait`, or since `receive` made progress."""
+        return time.monotonic() - self._arrived
+
+    def begin_wait(self) -> None:
+        """Begin to measure the silence."""
+        self._arrived = self._searched = time.monotonic()
+
+    def receive(self, batch: int, receiver: Receiver, block_s: float) -> None:
+        """Hand over what arrives within `block_s`; after a silence, look for lost groups and issue them again."""
+        now = time.monotonic()
+        if receiver.accept(self.claim(block_s)):
+            self._arrived = time.monotonic()
+        elif now - max(self._arrived, self._searched) > SILENCE_S:
+            self._searched = now
+            self._on_silence()
+            before = list(receiver.list_missing())
+            lost = self.find_lost(batch, receiver)
+            for position, (attempt, uid) in lost.items():
+                receiver.issue_again(position, attempt, uid)
+            if lost or list(receiver.list_missing()) != before:
+                self._arrived = time.monotonic()
 
     def claim(self, block_s: float) -> Entries:
         """Claim new groups; wait up to `block_s` for the first.
@@ -66,17 +110,14 @@ class Arrivals:
         """Note that these groups have left the stream."""
         self._known.difference_update(ids)
 
-    def find_lost(
-        self, batch: int, accept: Callable[[Entries], object], list_missing: Callable[[], Collection[int]]
-    ) -> dict[int, tuple[int, str | None]]:
+    def find_lost(self, batch: int, receiver: Receiver) -> dict[int, tuple[int, str | None]]:
         """Find the groups of a batch that are nowhere: neither asked for, nor answered.
 
         A prompt leaves the prompts stream in the transaction that writes its group. So a group whose prompt was gone
         at first and that is not among all groups read after that was deleted, rejected, or lost with the server's data.
 
         Args:
-            accept: takes the groups that are found on the way.
-            list_missing: returns the missing positions.
+            receiver: takes the groups that are found on the way.
 
         Returns:
             position → (the attempt to issue next, the uid of the last one or None where none was issued).
@@ -84,10 +125,10 @@ class Arrivals:
         absent = self._retry(partial(self._streams.find_absent, self._stream, batch))
         issues = self._retry(partial(self._streams.read_issues, self._stream, batch))
         while entries := self.claim(0.0):
-            accept(entries)
-        accept(self.reclaim())
+            receiver.accept(entries)
+        receiver.accept(self.reclaim())
         lost: dict[int, tuple[int, str | None]] = {}
-        for position in list_missing():
+        for position in receiver.list_missing():
             attempts = [place for place in issues if place[0] == position]
             if absent.issuperset(attempts):
                 last = max(attempts, default=None)

@@ -19,7 +19,7 @@ from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.data import spans
-from forage_trainer.data.arrivals import SILENCE_S, Arrivals
+from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
 from forage_trainer.data.dataset import refill_number
 from forage_trainer.data.feeder import Feeder
 from forage_trainer.waiting import RedisRetry
@@ -87,19 +87,23 @@ class Batcher:
         retry: RedisRetry,
         health: Health,
         on_silence: Callable[[], object] = lambda: None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
         """
         Args:
             feeder: issues stale groups again, and other questions for groups of equal rewards.
             on_silence: called when nothing has arrived for a while.
+            meanwhile: called about every second of a wait.
         """
         self._size = batch_size
         self._settings = settings
         self._feeder = feeder
         self._retry = retry
         self._health = health
-        self._on_silence = on_silence
-        self._arrivals = Arrivals(streams, streams.trajectories, retry, lambda batch: batch <= self._consumed)
+        self._meanwhile = meanwhile
+        self._arrivals = Arrivals(
+            streams, streams.trajectories, retry, lambda batch: batch <= self._consumed, on_silence
+        )
         self._held: dict[int, dict[int, Entry[TrajectoryGroup]]] = {}
         self._consumed = 0
         self._stale: dict[int, int] = {}
@@ -120,7 +124,11 @@ class Batcher:
             FencedError: a later trainer has taken over.
             Stopped: the process was asked to stop.
         """
-        began = arrived = logged = searched = counted = time.monotonic()
+        began = logged = counted = time.monotonic()
+        self._arrivals.begin_wait()
+        receiver = Receiver(
+            self._accept, lambda: self._missing_positions(number), lambda *lost: self._issue_again(number, *lost)
+        )
         first: float | None = None
         straggler_timeout = self._settings.straggler_timeout_s
         self._drop_stale(number)
@@ -135,7 +143,7 @@ class Batcher:
                 self._report_stragglers(number, missing, now - first)
                 if self._settings.partial_groups == "drop":
                     break
-            if now - arrived > timeout_s:
+            if self._arrivals.silence_s > timeout_s:
                 raise BatchTimeoutError(
                     f"batch {number} lacks {len(missing)} of {self._size} groups after {now - began:.0f} s "
                     f"(positions {_format_positions(missing)}): is a rollout service running for this run?"
@@ -150,12 +158,8 @@ class Batcher:
                     missing=_format_positions(missing),
                     waited_s=round(now - began),
                 )
-            if self._claim(_BLOCK_S):
-                arrived = time.monotonic()
-            elif now - max(arrived, searched) > SILENCE_S:
-                searched = now
-                if self._find_lost(number):
-                    arrived = time.monotonic()
+            self._arrivals.receive(number, receiver, _BLOCK_S)
+            self._meanwhile()
             self._drop_stale(number)
         WAIT_SECONDS.inc(time.monotonic() - counted)
         self._health.mark_ready("batch")
@@ -203,16 +207,10 @@ class Batcher:
             while not over.wait(_AHEAD_INTERVAL_S):
                 self._claim(0.0)
 
-    def _find_lost(self, number: int) -> bool:
-        """Look for claimed groups that never reached us, and issue lost ones again. Whether there were any."""
-        self._on_silence()
-        before = self._missing_positions(number)
-        lost = self._arrivals.find_lost(number, self._accept, lambda: self._missing_positions(number))
-        for position, (attempt, uid) in lost.items():
-            self._feeder.issue_again(number, position, attempt, refill_number(uid) if uid else 0)
-        return bool(lost) or self._missing_positions(number) != before
+    def _issue_again(self, number: int, position: int, attempt: int, uid: str | None) -> None:
+        self._feeder.issue_again(number, position, attempt, refill_number(uid) if uid else 0)
 
-    def _accept(self, entries: list[Entry[TrajectoryGroup]]) -> int:
+    def _accept(self, entries: Entries) -> int:
         """Keep new groups and discard the others. Returns how many were new.
 
         Entries stay unacknowledged while they are held, and after their step until its checkpoint: when this process

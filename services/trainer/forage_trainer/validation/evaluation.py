@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,14 @@ from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory
+from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory, TrajectoryGroup
 from forage_trainer.data import spans
-from forage_trainer.data.arrivals import SILENCE_S, Arrivals, Entries
+from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
 from forage_trainer.data.batcher import LOG_INTERVAL_S, BatchTimeoutError
 from forage_trainer.data.feeder import ISSUED
 from forage_trainer.files import write_json, write_text
 from forage_trainer.reporting.progress import Phase, StateFile
+from forage_trainer.validation.answers import StoredAnswers
 from forage_trainer.validation.results import build_record, is_judged, list_sources, summarize
 from forage_trainer.waiting import RedisRetry
 
@@ -35,20 +36,30 @@ SOURCE_EM = Gauge("forage_trainer_validation_source_em", "Exact match of the las
 
 @dataclass
 class _Evaluation:
-    """An evaluation in progress. answers: by position; None where a question failed for good."""
+    """An evaluation in progress.
+
+    answers: by position; None where a question failed for good. outstanding: positions that were issued and have no
+    answer. next: the first position that was not issued.
+    """
 
     label: str
     policy: Policy
     stream: str
     arrivals: Arrivals
+    stored: StoredAnswers
     began: float
     answers: dict[int, Trajectory | None] = field(default_factory=dict)
+    outstanding: set[int] = field(default_factory=set)
+    next: int = 0
 
 
 class Validation:
     """The evaluations of one run, each done once and written to `<run folder>/validation/`.
 
     After `begin`, `poll` collects answers while training continues, and `finish` waits for the rest.
+
+    Redis holds as many answers as a batch of training has trajectories, at most: no more questions are outstanding, and
+    an answer leaves its stream once it is stored in a file.
     """
 
     def __init__(
@@ -68,6 +79,7 @@ class Validation:
         self._retry = retry
         self._health = health
         self._on_silence = on_silence
+        self._most_outstanding = settings.data.train_batch_size * settings.rollout.n
         self._folder = settings.run.folder / "validation"
         self._open: _Evaluation | None = None
         self._restored: dict[str, Any] = {}
@@ -91,19 +103,20 @@ class Validation:
         return scores
 
     def begin(self, label: str, policy: Policy) -> None:
-        """Issue every question once, to be answered greedily under `policy` or later, unless this evaluation is done.
+        """Begin to issue every question, to be answered greedily under `policy` or later; nothing if this was done.
 
         One may be open at a time.
         """
         stream = self._streams.key(f"validation-{label}")
+        stored = StoredAnswers(self._folder, label, self._streams.epoch)
         if self.is_done(label, policy.version):
-            self._retry(lambda: self._streams.close_replies(stream, policy.version))
+            self._close(stream, policy, stored)
             return
         self._retry(lambda: self._streams.open_replies(stream, policy.version))
-        arrivals = Arrivals(self._streams, stream, self._retry)
-        self._open = _Evaluation(label, policy, stream, arrivals, time.monotonic())
-        for position in range(len(self._questions)):
-            self._issue(self._open, position, 0)
+        arrivals = Arrivals(self._streams, stream, self._retry, on_silence=self._on_silence)
+        self._open = _Evaluation(label, policy, stream, arrivals, stored, time.monotonic())
+        self._take(self._open, [group for group in stored.read() if group.batch == policy.version])
+        self._issue_more(self._open)
         # Redis ignores questions that an earlier process issued; their answers may have been claimed by it.
         self._accept(self._open, arrivals.reclaim())
 
@@ -111,7 +124,9 @@ class Validation:
         """Claim the answers that have arrived; returns the result once complete, None before or if none is open."""
         if self._open is None:
             return None
-        while entries := self._open.arrivals.claim(_POLL_BLOCK_S):
+        taken = 0  # training goes on, however fast answers arrive
+        while taken < self._most_outstanding and (entries := self._open.arrivals.claim(_POLL_BLOCK_S)):
+            taken += len(entries)
             self._accept(self._open, entries)
         return self._end(self._open) if len(self._open.answers) == len(self._questions) else None
 
@@ -132,7 +147,7 @@ class Validation:
         return set() if self._open is None else {self._open.policy.version}
 
     def state_dict(self) -> dict[str, Any]:
-        """The open evaluation, for a checkpoint. Its questions and answers are in Redis."""
+        """The open evaluation, for a checkpoint. Its questions are in Redis, its answers there and in a file."""
         if self._open is None:
             return {}
         policy = self._open.policy
@@ -145,6 +160,15 @@ class Validation:
         """Open the evaluation that was open in the restored checkpoint."""
         if state := self._restored:
             self.begin(state["label"], Policy(version=state["version"], epoch=state["epoch"]))
+
+    def _issue_more(self, evaluation: _Evaluation) -> None:
+        """Issue further questions, as many as may be outstanding."""
+        while len(evaluation.outstanding) < self._most_outstanding and evaluation.next < len(self._questions):
+            position = evaluation.next
+            evaluation.next += 1
+            if position not in evaluation.answers:
+                evaluation.outstanding.add(position)
+                self._issue(evaluation, position, 0)
 
     def _issue(self, evaluation: _Evaluation, position: int, attempt: int) -> None:
         policy = evaluation.policy
@@ -171,8 +195,14 @@ class Validation:
             ISSUED.labels("validation").inc()
 
     def _collect(self, evaluation: _Evaluation) -> None:
-        total = len(self._questions)
-        arrived = logged = searched = time.monotonic()
+        total, arrivals = len(self._questions), evaluation.arrivals
+        receiver = Receiver(
+            lambda entries: self._accept(evaluation, entries),
+            lambda: sorted(evaluation.outstanding),
+            lambda position, attempt, _: self._issue(evaluation, position, attempt),
+        )
+        logged = time.monotonic()
+        arrivals.begin_wait()
         while True:
             self._state.set(Phase.VALIDATING, evaluation.label, len(evaluation.answers), total)
             if len(evaluation.answers) == total:
@@ -180,55 +210,47 @@ class Validation:
                 return
             missing = f"validation '{evaluation.label}': {total - len(evaluation.answers)} of {total} answers missing"
             self._health.wait_for("validation", missing)
-            now = time.monotonic()
-            if now - arrived > self._settings.trainer.batch_timeout_s:
+            if arrivals.silence_s > self._settings.trainer.batch_timeout_s:
                 raise BatchTimeoutError(
-                    f"{missing} after {now - arrived:.0f} s without any: is a rollout service running?"
+                    f"{missing} after {arrivals.silence_s:.0f} s without any: is a rollout service running?"
                 )
-            if now - logged > LOG_INTERVAL_S:
-                logged = now
+            if time.monotonic() - logged > LOG_INTERVAL_S:
+                logged = time.monotonic()
                 get_logger().info("validating", label=evaluation.label, have=len(evaluation.answers), want=total)
-            if self._accept(evaluation, evaluation.arrivals.claim(_BLOCK_S)):
-                arrived = time.monotonic()
-            elif now - max(arrived, searched) > SILENCE_S:
-                searched = now
-                if self._find_lost(evaluation):
-                    arrived = time.monotonic()
-
-    def _find_lost(self, evaluation: _Evaluation) -> bool:
-        """As the batcher does."""
-        self._on_silence()
-
-        def list_missing() -> list[int]:
-            return [position for position in range(len(self._questions)) if position not in evaluation.answers]
-
-        before = list_missing()
-        lost = evaluation.arrivals.find_lost(
-            evaluation.policy.version, lambda entries: self._accept(evaluation, entries), list_missing
-        )
-        for position, (attempt, _) in lost.items():
-            self._issue(evaluation, position, attempt)
-        return bool(lost) or list_missing() != before
+            arrivals.receive(evaluation.policy.version, receiver, _BLOCK_S)
 
     def _accept(self, evaluation: _Evaluation, entries: Entries) -> int:
-        """Keep answers, issue failed questions again. Returns the number of entries."""
-        answers = evaluation.answers
+        """Store answers and issue failed questions again; both leave the stream. Returns the number of entries."""
+        final = []
         for entry in entries:
             group = entry.message
-            position = group.position
-            if group.batch != evaluation.policy.version or position in answers or position >= len(self._questions):
-                continue
+            if group.batch != evaluation.policy.version or group.position in evaluation.answers:
+                continue  # of an earlier validation of this label, or a second answer
             spans.record_claim(group)
-            judged = [t for t in group.trajectories if is_judged(t)]
-            if judged:
-                answers[position] = judged[0]
-            elif group.attempt < RETRIES:
-                # The new attempt first, the failed answer second: a crash in between repeats both.
-                self._issue(evaluation, position, group.attempt + 1)
-                evaluation.arrivals.discard([entry.id])
+            if self._find_answer(group) is not None or group.attempt >= RETRIES:
+                final.append(group)
             else:
-                answers[position] = None
+                self._issue(evaluation, group.position, group.attempt + 1)
+        # A crash before the discard repeats all this.
+        evaluation.stored.append(final)
+        self._take(evaluation, final)
+        evaluation.arrivals.discard(entry.id for entry in entries)
+        self._issue_more(evaluation)
         return len(entries)
+
+    def _take(self, evaluation: _Evaluation, groups: Iterable[TrajectoryGroup]) -> None:
+        for group in groups:
+            if group.position < len(self._questions):
+                evaluation.answers.setdefault(group.position, self._find_answer(group))
+                evaluation.outstanding.discard(group.position)
+
+    def _find_answer(self, group: TrajectoryGroup) -> Trajectory | None:
+        return next((trajectory for trajectory in group.trajectories if is_judged(trajectory)), None)
+
+    def _close(self, stream: str, policy: Policy, stored: StoredAnswers) -> None:
+        """Delete what Redis and files hold of an evaluation whose result is written."""
+        self._retry(lambda: self._streams.close_replies(stream, policy.version))
+        stored.delete()
 
     def _end(self, evaluation: _Evaluation) -> dict[str, Any]:
         label, policy, answers = evaluation.label, evaluation.policy, evaluation.answers
@@ -243,7 +265,7 @@ class Validation:
         write_text(self._folder / f"{label}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
         write_json(self._folder / f"{label}.json", result)
         self._open = None
-        self._retry(lambda: self._streams.close_replies(evaluation.stream, policy.version))
+        self._close(evaluation.stream, policy, evaluation.stored)
         if result["em"] is not None:
             EM.labels(label).set(result["em"])
         for source in list_sources(self._questions):

@@ -1,0 +1,78 @@
+"""Answers of open validations, as files: so they can leave Redis before their validation ends.
+
+Layout of `<run folder>/validation/answers/`: `<label>.<epoch>`, a line for each answer with the SHA-256 of a serialized
+TrajectoryGroup and its base64. Every trainer appends to the file of its own epoch, so one that was replaced and does
+not know it yet cannot harm its successor's file.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from forage_common.files import durable
+from forage_common.telemetry.logs import get_logger
+from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+
+
+class StoredAnswers:
+    """The stored answers of one validation."""
+
+    def __init__(self, folder: Path, label: str, epoch: int) -> None:
+        """
+        Args:
+            folder: the folder of validations of the run.
+            epoch: that of this trainer.
+        """
+        self._folder = folder / "answers"
+        self._label = label
+        self._file = self._folder / f"{label}.{epoch}"
+
+    def read(self) -> Iterator[TrajectoryGroup]:
+        """Read what any trainer of the run has stored. Damaged lines are left out: their questions are asked again."""
+        for file in self._list():
+            for line in file.read_bytes().splitlines():
+                digest, _, content = line.partition(b" ")
+                try:
+                    data = base64.b64decode(content, validate=True)
+                except ValueError:
+                    data = b""
+                if hashlib.sha256(data).hexdigest().encode() == digest:
+                    yield TrajectoryGroup.FromString(data)
+                else:
+                    get_logger().warning("stored_answer_damaged", file=str(file))
+
+    def append(self, groups: Iterable[TrajectoryGroup]) -> None:
+        """Store answers durably, all or none."""
+        lines = b"".join(_encode(group.SerializeToString()) for group in groups)
+        if not lines:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        is_new = not self._file.exists()
+        with self._file.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                rest = memoryview(lines)
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)  # what follows must not be a part of a line
+                raise
+        if is_new:
+            durable.sync(self._folder)
+
+    def delete(self) -> None:
+        """Delete what was stored, once the result of the validation is."""
+        for file in self._list():
+            file.unlink(missing_ok=True)
+
+    def _list(self) -> list[Path]:
+        return sorted(self._folder.glob(f"{self._label}.*"))
+
+
+def _encode(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode() + b" " + base64.b64encode(data) + b"\n"
