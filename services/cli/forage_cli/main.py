@@ -8,6 +8,7 @@ import typer
 
 from forage_cli.commands import (
     ask,
+    check_history,
     config,
     data,
     demo,
@@ -54,6 +55,7 @@ app.command("up")(up.up)
 app.command("ask")(ask.ask)
 app.command("probe")(probe.probe)
 app.command("trajectories")(trajectories.trajectories)
+app.command("check-history")(check_history.check_history)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 forwarded.add_forwarded(app)

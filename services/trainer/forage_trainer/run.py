@@ -11,6 +11,7 @@ from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
 from forage_common.streams.durability import require_durability
+from forage_common.streams.history import open_history
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.checkpoints.rollbacks import RolledBackError
@@ -120,7 +121,7 @@ def _train(
     from forage_trainer.engine.policy_worker import PolicyWorker
     from forage_trainer.loop import TrainingLoop
 
-    streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S)
+    streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S, open_history(settings.run, "trainer"))
     RedisRetry(stop, health)(lambda: require_durability(streams, settings.redis))
     health.wait_for("start", "building the engine")
     worker = PolicyWorker(settings)

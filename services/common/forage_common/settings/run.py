@@ -16,6 +16,11 @@ class RunSettings(Section):
         "local", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run, of its folder and of its keys in Redis"
     )
     dir: Path = Field(Path("runs"), description="Folder that holds the folders of all runs")
+    record_history: bool = Field(
+        False,
+        description="Record every operation on the streams in <dir>/<id>/history, for `forage check-history`; each"
+        " service writes to its own run.dir",
+    )
     seed: int = Field(0, ge=0, description="Seed of data order, sampling and model initialisation")
 
     @property

@@ -29,6 +29,7 @@ from google.protobuf.message import DecodeError, Message
 from forage_common.errors import FencedError, SettingsError
 from forage_common.settings import RedisSettings
 from forage_common.streams.connection import connect, name_server, translate_error
+from forage_common.streams.history import History, recorded
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, TrajectoryGroup
 
 GROUP = "forage"
@@ -77,7 +78,9 @@ class StreamClient:
         SettingsError: the file with the password cannot be read, or is empty; the server refuses the credentials.
     """
 
-    def __init__(self, settings: RedisSettings, run_id: str, patience_s: float = 60.0) -> None:
+    def __init__(
+        self, settings: RedisSettings, run_id: str, patience_s: float = 60.0, history: History | None = None
+    ) -> None:
         self._redis = connect(settings, patience_s, f"forage:{{{run_id}}}:")
         self._settings = settings
         # The braces put all keys of a run on one node of a cluster, as scripts over several keys need it.
@@ -85,6 +88,7 @@ class StreamClient:
         self.prompts = self.key("prompts")
         self.trajectories = self.key("trajectories")
         self._scripts: dict[str, Any] = {}
+        self.history = history
         self.epoch = 0
         """That of the trainer which uses this client, once it has acquired one."""
 
@@ -104,6 +108,7 @@ class StreamClient:
         """Create a reply stream; if it did not exist, what was issued for it is issued again."""
         self._run("create_group", [stream, self._issue_table(stream, batch)], GROUP)
 
+    @recorded
     def close_replies(self, stream: str, batch: int) -> None:
         """Delete a reply stream and the table of what was issued for it.
 
@@ -115,6 +120,7 @@ class StreamClient:
 
     # Prompts: the trainer issues them, the rollout service claims and finishes them.
 
+    @recorded
     def issue(self, prompt: Prompt) -> bool:
         """Put a prompt on the stream; False if its (reply stream, batch, position, attempt) was issued before."""
         stream = prompt.reply_stream or self.trajectories
@@ -152,10 +158,12 @@ class StreamClient:
             batch += 1
         return sorted(issues, key=lambda issue: (issue.batch, issue.position, issue.attempt))
 
+    @recorded
     def claim_prompts(self, consumer: str, count: int, block_s: float) -> list[Entry[Prompt]]:
         """Claim new prompts; wait up to `block_s` for the first."""
         return self._claim(self.prompts, Prompt, consumer, count, block_s)
 
+    @recorded
     def reclaim_prompts(self, consumer: str, count: int) -> list[Entry[Prompt]]:
         """Claim prompts of workers that sent no keep-alive for `redis.reclaim_idle_s`."""
         return self._reclaim(self.prompts, Prompt, consumer, count, self._settings.reclaim_idle_s)
@@ -166,6 +174,7 @@ class StreamClient:
         if claimed:
             self._call(self._redis.xclaim, self.prompts, GROUP, consumer, 0, claimed, justid=True)
 
+    @recorded
     def finish(self, entry: Entry[Prompt], group: TrajectoryGroup) -> bool:
         """Acknowledge a prompt and write its group, atomically.
 
@@ -176,6 +185,7 @@ class StreamClient:
 
     # Groups: the rollout service writes them, the trainer claims and acknowledges them.
 
+    @recorded
     def claim_groups(self, stream: str, count: int, block_s: float) -> list[Entry[TrajectoryGroup]]:
         """Claim new groups; wait up to `block_s` for the first.
 
@@ -186,6 +196,7 @@ class StreamClient:
         self.check_epoch()
         return entries
 
+    @recorded
     def reclaim_groups(self, stream: str, known: Collection[bytes]) -> list[Entry[TrajectoryGroup]]:
         """Claim groups that are claimed and not acknowledged, except those that the caller knows.
 
@@ -202,17 +213,20 @@ class StreamClient:
             begin = "(" + page[-1]["message_id"].decode()
         return entries
 
+    @recorded
     def acknowledge(self, ledger: LedgerEntry, ids: Sequence[bytes]) -> None:
         """Remove a step's groups from the stream and record the step in the ledger, atomically."""
         table = self._issue_table(self.trajectories, ledger.step)
         keys = [self.trajectories, self.key("ledger"), table, self.key("issued")]
         self._run_fenced("acknowledge", keys, GROUP, str(ledger.step), ledger.SerializeToString(), *ids)
 
+    @recorded
     def discard(self, stream: str, ids: Sequence[bytes]) -> None:
         """Remove groups that are never trained on: stale ones, and superseded ones."""
         if ids:
             self._run_fenced("discard", [stream], GROUP, *ids)
 
+    @recorded
     def reject(self, stream: str, id: bytes, content: bytes) -> None:
         """Remove an entry that nobody can use; a copy is kept for diagnosis."""
         self._run("reject", [stream, self.key("rejected")], GROUP, id, content, _REJECTED_KEPT)
@@ -249,6 +263,7 @@ class StreamClient:
 
     # The policy: the trainer publishes it, replicas follow.
 
+    @recorded
     def acquire_epoch(self, floor: int = 0) -> int:
         """Acquire an epoch (fencing token) that is higher than any before.
 
@@ -267,6 +282,7 @@ class StreamClient:
         if latest > self.epoch:
             raise _make_fenced_error(latest)
 
+    @recorded
     def publish(self, policy: Policy) -> None:
         """Publish the policy that replicas must serve, under its epoch."""
         self._run("publish", [self.key("epoch"), self.key("policy")], policy.epoch, policy.SerializeToString())

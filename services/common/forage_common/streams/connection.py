@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -42,6 +43,12 @@ _CODE = re.compile(rf"(?:^|[ -]-?)({'|'.join(_REASONS)}) ")
 _READS = {"PING", "INFO", "CONFIG GET", "MEMORY USAGE", "HGET", "HGETALL", "XLEN", "XREADGROUP", "XAUTOCLAIM"}
 _TOUCH = "#!lua flags=allow-oom\nreturn redis.call('INCR', KEYS[1])"
 _Find = Callable[[], tuple[str, int]]
+_lost = threading.local()
+
+
+def count_lost_replies() -> int:
+    """Count the commands of this thread without a reply: each may have been carried out."""
+    return getattr(_lost, "replies", 0)
 
 
 def connect(settings: RedisSettings, patience_s: float, key: str = "") -> redis.Redis:
@@ -109,7 +116,11 @@ class _ConfirmedRedis(redis.Redis):
     _failures, _settled = 1, 0  # a process before this one may have left writes that no replica has
 
     def _send_command_parse_response(self, conn: Any, command_name: str, *args: Any, **options: Any) -> Any:
-        reply = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[no-untyped-call]
+        try:
+            reply = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[no-untyped-call]
+        except (redis.ConnectionError, redis.TimeoutError):
+            _lost.replies = count_lost_replies() + 1
+            raise
         if not self.replicas or command_name in _READS:
             return reply
         failures = self._failures

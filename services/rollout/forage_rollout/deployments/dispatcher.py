@@ -9,6 +9,7 @@ from ray.serve.handle import DeploymentHandle
 
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
+from forage_common.streams.history import open_history
 from forage_common.telemetry import tracing
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
 from forage_rollout.backpressure import REASONS
@@ -38,7 +39,9 @@ class DispatcherDeployment:
             policies = [Policy.FromString(one) if one else None for one in served if one is not None]
             return find_oldest(policies, Policy(version=version, epoch=epoch))
 
-        streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S)
+        streams = StreamClient(
+            settings.redis, settings.run.id, REDIS_TIMEOUT_S, open_history(settings.run, "dispatcher")
+        )
         self._dispatcher = Dispatcher(
             settings, streams, run_group, wait_for_policy, partial(wait_for_services, settings)
         )

@@ -15,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
+from forage_common.streams.history import open_history
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.deployments.follower import catch_up, follow_policy
@@ -54,7 +55,7 @@ class EngineDeployment:
             return
         self._engine = VllmEngine(settings, replica=serve.get_replica_context().rank.rank)
         self._openai = OpenAiRoutes(self._engine.llm, settings)
-        streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S)
+        streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, open_history(settings.run, "engine"))
         await catch_up(streams, self._engine)
         self._follower = supervise(follow_policy(streams, self._engine, self._replica), "follow_policy")
 

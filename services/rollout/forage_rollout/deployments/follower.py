@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from typing import NoReturn
 
 from forage_common.errors import UnavailableError
+from forage_common.streams import history
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
@@ -32,7 +34,7 @@ async def catch_up(streams: StreamClient, engine: VllmEngine, timeout_s: float =
             announced = await asyncio.to_thread(streams.read_policy)
             if announced is None or announced == engine.serving:
                 return
-            await engine.load_policy(announced, allow_older=True)
+            await _load_recorded(streams, engine, announced)
         except PolicyError as error:
             log.error("policy_refused", detail=str(error))
             if time.monotonic() > deadline:
@@ -73,7 +75,7 @@ async def _load_announced(streams: StreamClient, engine: VllmEngine) -> NoReturn
                 # A policy that `UpdateWeights` loaded after the refusal of the announced one takes its place.
                 was_replaced = announced == refused and engine.serving is not kept
                 if announced != engine.serving and not was_replaced:
-                    await _load(engine, announced)
+                    await _load(streams, engine, announced)
                 followed = announced
         except PolicyError as error:
             if announced != refused:  # log each refused policy once, not at each attempt
@@ -91,11 +93,16 @@ async def _load_announced(streams: StreamClient, engine: VllmEngine) -> NoReturn
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-async def _load(engine: VllmEngine, announced: Policy) -> None:
+async def _load(streams: StreamClient, engine: VllmEngine, announced: Policy) -> None:
     before = engine.serving
-    await engine.load_policy(announced, allow_older=True)
+    await _load_recorded(streams, engine, announced)
     if before is not None and not is_newer(announced, before):
         log.warning("older_policy_loaded", announced=describe_policy(announced), before=describe_policy(before))
+
+
+async def _load_recorded(streams: StreamClient, engine: VllmEngine, announced: Policy) -> None:
+    with streams.history.record("load", history.describe_policy(announced)) if streams.history else nullcontext():
+        await engine.load_policy(announced, allow_older=True)
 
 
 async def _acknowledge(streams: StreamClient, engine: VllmEngine, replica: str) -> NoReturn:

@@ -1,0 +1,54 @@
+"""`forage check-history`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from forage_cli.terminal.tables import make_table
+
+_SHOWN = 20
+
+
+def check_history(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that was recorded (run.record_history=true).")] = Path(
+        "runs/latest"
+    ),
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Fail unless every step of the run is acknowledged, too.")
+    ] = False,
+) -> None:
+    """Verify a run by its recorded operations, without its ledger. Exit code 1: a rule does not hold.
+
+    Nothing lost, nothing twice, epochs in order, no token of a policy that was not announced. Works on a run that is
+    still going, and lists what is outstanding. The last line is one JSON object.
+
+    Example:
+
+      forage demo run.record_history=true && forage check-history runs/latest --complete
+    """
+    from forage_cli.runs.history import check
+    from forage_cli.runs.operations import RESULTS
+
+    report = check(run)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    table = make_table("operation", "all", *RESULTS)
+    for kind, counts in report.count_by_kind().items():
+        table.add_row(kind, *map(str, (counts.total(), *(counts[name] for name in RESULTS))))
+    console.print(table)
+    for violation in report.violations[:_SHOWN]:
+        console.print(f"violated ({violation.rule}): {violation.sentence}")
+        for operation in violation.operations:
+            console.print(f"    {operation.describe(report.history.origin)}")
+    if len(report.violations) > _SHOWN:
+        console.print(f"and {len(report.violations) - _SHOWN} more violations")
+    steps = f"{report.steps} of {report.total_steps or '?'} steps acknowledged"
+    console.print(steps if report.is_complete else f"so far: {steps}")
+    for batch, positions in report.outstanding.items():
+        console.print(f"outstanding: batch {batch}, positions {', '.join(map(str, positions))}")
+    typer.echo(json.dumps(report.to_json()))
+    raise typer.Exit(1 if report.violations or (complete and not report.is_complete) else 0)
