@@ -23,8 +23,12 @@ _LOG_PROB = -6.9
 def tensors(groups: int, algorithm: AlgorithmSettings) -> StepTensors:
     """`groups` x SAMPLES trajectories, the same in every run; every other one has a reward of 1."""
     result = [
-        TrajectoryGroup(group_uid=uid, trajectories=[_trajectory(plan.Row(uid, sample)) for sample in range(SAMPLES)])
-        for uid in plan.list_uids(groups, 0)
+        TrajectoryGroup(
+            group_uid=uid,
+            position=position,
+            trajectories=[_trajectory(plan.Row(uid, sample)) for sample in range(SAMPLES)],
+        )
+        for position, uid in enumerate(plan.list_uids(groups, 0))
     ]
     batch = build_step_tensors(select_trajectories(result, algorithm), version=0, epoch=1, pad_id=0, settings=algorithm)
     assert batch is not None

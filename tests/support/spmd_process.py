@@ -45,12 +45,13 @@ def build_rows(settings: Settings) -> StepTensors:
     groups = [
         TrajectoryGroup(
             group_uid=uid,
+            position=position,
             trajectories=[
                 build_trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1)
                 for i in range(count)
             ],
         )
-        for uid, count in (("a", 4), ("b", 3))
+        for position, (uid, count) in enumerate((("a", 4), ("b", 3)))
     ]
     algorithm = settings.trainer.algorithm
     batch = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)

@@ -69,6 +69,8 @@ class PolicyStep:
         if settings.trainer.algorithm.adv_estimator is AdvantageEstimator.GAE and critic is None:
             raise ValueError("trainer.algorithm.adv_estimator is gae, which needs a critic")
         self._trainer = settings.trainer
+        # Not of the groups that came: stragglers that were dropped must not move others to another mini-batch.
+        self._batch_size = settings.data.train_batch_size
         self._worker = worker
         self._critic = critic
         self._pad_id = pad_id
@@ -118,10 +120,10 @@ class PolicyStep:
         assert returns is not None
         if self._critic is not None and record.values is not None:
             with clock("critic"):
-                metrics |= self._critic.update_critic(tensors, record.values, returns, len(groups))
+                metrics |= self._critic.update_critic(tensors, record.values, returns, self._batch_size)
         if updates_actor:
             with clock("update"):
-                result = self._worker.update(tensors, advantages, record.reference, old, len(groups))
+                result = self._worker.update(tensors, advantages, record.reference, old, self._batch_size)
             record = replace(record, log_probs=result.log_probs)
             metrics |= self._update_metrics(tensors, record.reference, result)
         if on_record is not None:
@@ -152,7 +154,7 @@ class PolicyStep:
         """
         algorithm = self._trainer.algorithm
         old = values = None
-        if algorithm.use_kl_in_reward or self._worker.updates_per_step(len(record.groups)) > 1:
+        if algorithm.use_kl_in_reward or self._worker.updates_per_step(self._batch_size) > 1:
             with clock("logp"):
                 old = self._worker.log_probs(tensors)
             check()

@@ -84,12 +84,13 @@ def test_every_gradient_of_a_step_equals_plain_pytorch(
     groups = [
         TrajectoryGroup(
             group_uid=uid,
+            position=position,
             trajectories=[
                 build_trajectory(uid, i, float(i % 2), turns=(3 + i, 4 + 2 * i), observation=2 * i + 1)
                 for i in range(4)
             ],
         )
-        for uid in "ab"
+        for position, uid in enumerate("ab")
     ]
     batch = build_step_tensors(select_trajectories(groups, algorithm), 0, 1, 0, algorithm)
     assert batch is not None

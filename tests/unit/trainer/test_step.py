@@ -154,7 +154,7 @@ def test_a_batch_without_two_valid_rows_takes_no_step() -> None:
 
 def test_groups_of_equal_rewards_are_left_out_and_counted() -> None:
     worker = Worker()
-    groups = [make_group("a", [0.5, 0.5]), make_group("b", [0.0, 1.0])]
+    groups = [make_group("a", [0.5, 0.5]), make_group("b", [0.0, 1.0], position=1)]
     metrics, _ = take(worker, build_settings("trainer.algorithm.filter_groups=true"), *groups)
     assert set(worker.given["batch"].positions) == {1}
     assert metrics["filtered_groups"] == 1

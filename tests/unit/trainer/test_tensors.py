@@ -90,6 +90,8 @@ def test_a_group_of_equal_rewards_is_filtered_if_set_and_its_position_reported()
     flat = make_group("b", [0.3, 0.3, 0.3])
     flat.trajectories.append(build_trajectory("b", 3, 1.0, status=Status.STATUS_TIMEOUT))
     groups = [flat, make_group("a", [0.0, 1.0]), make_group("c", [0.7, 0.7]), make_group("d", [1.0])]
+    for position, group in enumerate(groups):
+        group.position = position
     result = select_trajectories(groups, FILTERING)
     assert result.filtered == (0, 2)
     assert result.dead_groups == 1

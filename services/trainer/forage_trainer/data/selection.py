@@ -18,7 +18,8 @@ from forage_trainer.algorithms.token_rewards import to_structured_reward
 class Selection:
     """Rows that take part, and the groups that do not.
 
-    trajectories: the rows; positions: the position of each row's group within the batch.
+    trajectories: the rows; positions: the position of each row's group within the batch, which does not depend on
+        the groups that are missing.
     dead_groups: number of groups with too few valid rows.
     filtered: positions of groups left out because their rewards are all equal.
     """
@@ -34,14 +35,15 @@ def select_trajectories(groups: Sequence[TrajectoryGroup], settings: AlgorithmSe
 
     With `filter_groups` also only those of groups with unequal rewards.
     """
-    rows = [(position, t) for position, group in enumerate(groups) for t in group.trajectories]
+    rows = [(number, t) for number, group in enumerate(groups) for t in group.trajectories]
     valid = torch.tensor([is_valid(t) for _, t in rows], dtype=torch.bool)
-    participants = find_participants([position for position, _ in rows], valid, settings.adv_estimator.min_samples)
+    participants = find_participants([number for number, _ in rows], valid, settings.adv_estimator.min_samples)
     # Groups without any trajectory have no rows, so they are counted here.
     dead = participants.dead_groups + sum(not group.trajectories for group in groups)
     filtered = find_equal_groups(groups, settings.adv_estimator) if settings.filter_groups else ()
     used = [row for row, use in zip(rows, participants.used.tolist(), strict=True) if use and row[0] not in filtered]
-    return Selection(tuple(t for _, t in used), tuple(position for position, _ in used), dead, filtered)
+    positions = tuple(groups[number].position for number, _ in used)
+    return Selection(tuple(t for _, t in used), positions, dead, tuple(groups[number].position for number in filtered))
 
 
 def leave_out_unusable(groups: Sequence[TrajectoryGroup], settings: TrainerSettings) -> dict[str, int]:
@@ -70,12 +72,12 @@ def leave_out_unusable(groups: Sequence[TrajectoryGroup], settings: TrainerSetti
 
 
 def find_equal_groups(groups: Sequence[TrajectoryGroup], estimator: AdvantageEstimator) -> tuple[int, ...]:
-    """Positions of groups with two or more valid rows whose rewards are all equal: they give no gradient.
+    """Numbers of the groups with two or more valid rows whose rewards are all equal: they give no gradient.
 
     Multi-turn GRPO compares the rewards of turns too, so for it those must also be equal.
     """
-    positions = []
-    for position, group in enumerate(groups):
+    equal_groups = []
+    for number, group in enumerate(groups):
         valid = [t for t in group.trajectories if is_valid(t)]
         if len(valid) < 2:
             continue
@@ -86,8 +88,8 @@ def find_equal_groups(groups: Sequence[TrajectoryGroup], estimator: AdvantageEst
         else:
             equal = len({t.score.total for t in valid}) == 1
         if equal:
-            positions.append(position)
-    return tuple(positions)
+            equal_groups.append(number)
+    return tuple(equal_groups)
 
 
 def is_valid(trajectory: Trajectory) -> bool:

@@ -134,7 +134,7 @@ class PolicyWorker:
 
         Args:
             advantages, reference, old: (rows, tokens). `old` may be None if there is a single update.
-            last_position: number of groups in the batch, trained on or not; mini-batches are cut by position.
+            last_position: number of positions in the batch, trained on or not; mini-batches are cut by position.
         """
         actor, data = self._settings, batch.data.copy()
         data["advantages"] = unpad_response(advantages, data)
@@ -178,7 +178,7 @@ class PolicyWorker:
 
         Args:
             values, returns: (rows, tokens); values before any update of this step, which bound the clipping.
-            last_position: number of groups in the batch, trained on or not; mini-batches are cut by position.
+            last_position: number of positions in the batch, trained on or not; mini-batches are cut by position.
 
         Raises:
             ValueError: there is no critic.

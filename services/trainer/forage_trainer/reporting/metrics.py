@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
@@ -82,7 +83,7 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
     """
     every = [t for group in groups for t in group.trajectories]
     completed = [t for t in every if t.status == Status.STATUS_OK]
-    judged = [t for t in completed if t.score.status == Status.STATUS_OK]
+    judged = [t for t in completed if t.score.status == Status.STATUS_OK and math.isfinite(t.score.total)]
     response_tokens, state_tokens = sum(len(t.loss_mask) for t in every), sum(sum(t.loss_mask) for t in every)
     stale = [max(0, version - min(s.version for s in t.segments)) for t in every if t.segments]
     return {
@@ -117,7 +118,7 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
 def exact_match(trajectories: Iterable[Trajectory]) -> float | None:
     """Mean exact match over the judged trajectories."""
     judged = [t.validation_score for t in trajectories]
-    return _mean(s.total for s in judged if s.status == Status.STATUS_OK)
+    return _mean(s.total for s in judged if s.status == Status.STATUS_OK and math.isfinite(s.total))
 
 
 def format_rate(trajectories: Iterable[Trajectory]) -> float | None:
