@@ -99,6 +99,7 @@ class Dispatcher:
             _OVERCOMMIT * rollout.engine.max_num_seqs * rollout.engine_replicas.max
         )
         self._samples_per_group = rollout.n
+        self._environments = rollout.environment_names
         self._reclaim_s = settings.redis.reclaim_idle_s / 2
         self._keep_alive_s = min(3.0, settings.redis.reclaim_idle_s / 3)
         self._backpressure = Backpressure(settings, streams)
@@ -127,6 +128,7 @@ class Dispatcher:
         while True:
             try:
                 await self._call_redis(self._streams.create_groups)
+                await self._call_redis(self._streams.declare_environments, self._environments)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._keep_alive())
                     tasks.create_task(self._reclaim())
@@ -203,6 +205,7 @@ class Dispatcher:
         while True:
             await asyncio.sleep(self._keep_alive_s)
             await self._call_redis(self._streams.keep_alive, self._consumer, list(self._claimed))
+            await self._call_redis(self._streams.declare_environments, self._environments)
 
     def _start(self, entry: Entry[Prompt]) -> None:
         if self._draining:

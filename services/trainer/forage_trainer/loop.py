@@ -29,6 +29,7 @@ from forage_trainer.data import spans
 from forage_trainer.data.batcher import Batch, Batcher
 from forage_trainer.data.dataset import make_batches
 from forage_trainer.data.feeder import Feeder
+from forage_trainer.data.routes import EnvironmentCheck
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.reporting.guards import Guards
 from forage_trainer.reporting.metrics import compute_trajectory_metrics, export_metrics
@@ -93,6 +94,7 @@ class TrainingLoop:
                 TRIPS.labels(name, action)  # exported as 0 from the start
         self._rollbacks = Rollbacks(folder, trainer.guards.max_rollbacks)
         self._batches = make_batches(train.rows, settings)
+        self._check_environments = EnvironmentCheck(settings, streams, (train, validation), self._retry, stop)
         self._feeder = Feeder(settings, streams, self._batches, self._retry)
         self._batcher = Batcher(
             streams,
@@ -109,7 +111,14 @@ class TrainingLoop:
         self._step_files = StepFiles(settings)
         self._tracker = Tracker(settings)
         self._validation = Validation(
-            settings, streams, validation.rows, self._state, self._retry, health, self._on_silence
+            settings,
+            streams,
+            validation.rows,
+            self._state,
+            self._retry,
+            health,
+            self._on_silence,
+            check=self._check_environments,
         )
         self._validation_probe = ValidationProbe(settings, validation.rows, self._state) if trainer.probe.freq else None
         self._health = health
@@ -129,7 +138,8 @@ class TrainingLoop:
         Raises:
             Stopped: asked to stop before the end; the next start resumes.
             FencedError: a newer trainer has taken over this run.
-            UserError: no disk space, or Redis holds another history of this run.
+            UserError: no disk space, Redis holds another history of this run, or the rollout service has other
+                environments.
             BatchTimeoutError: the rollout service gave no trajectories.
             GuardStopError: a guard ended the run.
             RolledBackError: a guard rolled the run back; the next start resumes.
@@ -193,6 +203,7 @@ class TrainingLoop:
                 batch = self._kept_groups.read(step)
             else:
                 batch = self._batcher.next_batch(step, self._settings.trainer.batch_timeout_s)
+                self._check_environments()
         with spans.trace_step(step, batch.groups, began_ns):
             return self._train_on(batch, policy, clock, began)
 

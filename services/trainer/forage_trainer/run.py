@@ -18,7 +18,7 @@ from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
 from forage_trainer.data.dataset import make_batches, report_questions
-from forage_trainer.data.routes import check_rewards
+from forage_trainer.data.routes import EnvironmentCheck, check_rewards
 from forage_trainer.waiting import CALL_TIMEOUT_S, RedisRetry
 
 EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
@@ -122,7 +122,9 @@ def _train(
     from forage_trainer.loop import TrainingLoop
 
     streams = StreamClient(settings.redis, settings.run.id, CALL_TIMEOUT_S, open_history(settings.run, "trainer"))
-    RedisRetry(stop, health)(lambda: require_durability(streams, settings.redis))
+    retry = RedisRetry(stop, health)
+    retry(lambda: require_durability(streams, settings.redis))
+    EnvironmentCheck(settings, streams, (train, validation), retry, stop)()
     health.wait_for("start", "building the engine")
     worker = PolicyWorker(settings)
     try:

@@ -30,6 +30,7 @@ SCRIPTS = {
     "acknowledge_policy": (["replicas", "alive"], ["{consumer}", "policy"]),
     "acquire_epoch": (["epoch", "policy"], ["{step}"]),
     "create_group": (["{stream}", "issued:1"], [_GROUP]),
+    "declare_environments": (["environments"], ["{}", 15]),
     "find_absent": (["prompts", "issued:1"], []),
     "finish": (["prompts", "{stream}", "replies"], [_GROUP, "{id}", "group"]),
     "read_replicas": (["replicas", "alive"], [60]),

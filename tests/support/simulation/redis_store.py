@@ -230,7 +230,8 @@ class Store:
     def _get(self, key: bytes) -> bytes | None:
         return self._get_typed(key, bytes) if key in self.data else None
 
-    def _set(self, key: bytes, value: bytes) -> bytes:
+    def _set(self, key: bytes, value: bytes, *expiry: bytes) -> bytes:
+        """The key does not expire: whoever sets an expiry repeats the same value while it lives."""
         self.changes += 1
         self.data[key] = value
         return _OK
@@ -422,7 +423,7 @@ class Store:
         group.see(consumer, now)
         cursor: Id = (0, 0)
         for id in sorted(id for id in group.pending if id >= _parse_id(begin)):
-            if not scanned or len(claimed) >= count:
+            if not scanned or len(claimed) + len(deleted) >= count:
                 cursor = id
                 break
             scanned -= 1

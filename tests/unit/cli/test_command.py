@@ -14,6 +14,7 @@ import redis
 from forage_cli.settings_reference import describe_settings, explain_setting
 from forage_common import __version__
 from forage_common.settings import RedisSettings
+from forage_common.streams.client import StreamClient
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 
@@ -100,10 +101,14 @@ def test_config_check_accepts_the_output_of_config_show_and_warns_of_a_small_red
     shown = run_forage("config", "show", *files, model, f"data.corpus={tmp_path}/world/corpus.jsonl")
     (tmp_path / "s.yaml").write_text(shown.stdout)
     redis.Redis.from_url(redis_server.url).config_set("maxmemory", "5mb")
-    checked = run_forage("config", "check", "-c", str(tmp_path / "s.yaml"), f"redis.url={redis_server.url}")
+    StreamClient(redis_server, "default").declare_environments({"world_facts": "single_turn"})
+    arguments = ["-c", str(tmp_path / "s.yaml"), f"redis.url={redis_server.url}", "run.id=default"]
+    checked = run_forage("config", "check", *arguments, "rollout.environments.typo.name=search")
     assert checked.returncode == 0, checked.stderr
     assert "Redis: groups take up to" in checked.stdout
     assert "warning: Redis has a maxmemory of 5 MiB" in checked.stderr
+    assert "warning: rollout.environments.typo is for a data source that no question has" in checked.stderr
+    assert "'world_facts' gets the environment 'single_turn' from the rollout service" in checked.stderr
 
 
 def test_doctor_prints_what_is_missing_and_how_to_fix_it(tmp_path: Path) -> None:

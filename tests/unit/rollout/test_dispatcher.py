@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import redis
 from dispatcher_bench import Bench, answer, build_prompt
 from otlp_receiver import Receiver
 
+from forage_common.settings import EnvironmentRoute
 from forage_common.telemetry import tracing
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, TrajectoryGroup
 from forage_rollout import dispatcher as module
@@ -24,6 +26,22 @@ async def test_every_prompt_is_answered_once(bench: Bench) -> None:
     assert sorted(group.position for group in groups) == list(range(10))
     assert sorted(bench.runs) == sorted({f"g/{i}" for i in range(10)})
     assert bench.trainer.count_backlog(bench.trainer.prompts) == 0
+
+
+async def test_the_environments_are_declared_before_anything_is_claimed(bench: Bench) -> None:
+    declared = []
+
+    async def look(asked: Prompt) -> TrajectoryGroup:
+        declared.append(bench.trainer.read_environments())
+        return await answer(asked)
+
+    route = EnvironmentRoute(path=Path("own.py"))
+    rollout = bench.settings.rollout.model_copy(update={"environments": {"kg": route}})
+    bench.settings = bench.settings.model_copy(update={"rollout": rollout})
+    bench.trainer.issue(build_prompt(0))
+    async with bench.run(look):
+        await bench.take_groups(1)
+    assert declared == [{"kg": "own.py"}]
 
 
 async def test_no_more_groups_are_in_flight_than_allowed(bench: Bench) -> None:

@@ -250,3 +250,13 @@ def test_a_full_stream_makes_the_trainer_save_after_every_step(train: Callable[.
     settings = train("redis.max_stream_bytes=1", "trainer.save_freq=9", "trainer.max_ckpt_to_keep=9")
     folder = settings.run.folder / "checkpoints"
     assert sorted(path.name for path in folder.glob("step_*")) == ["step_1", "step_2", "step_3"]
+
+
+def test_groups_of_another_environment_are_not_trained_on(
+    train: Callable[..., Settings], redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forage_trainer.data.routes._PATIENCE_S", 0.1)
+    StreamClient(redis_server, "other").declare_environments({"world_facts": "single_turn"})
+    with pytest.raises(UserError, match="'world_facts' gets the environment 'single_turn' from the rollout service"):
+        train("run.id=other", "trainer.val_before_train=false")
+    assert StreamClient(redis_server, "other").read_ledger() == {}

@@ -77,12 +77,14 @@ def explain(
 def check(overrides: Overrides = None, config: Config = None) -> None:
     """Check the settings and every file they name, without starting anything.
 
-    Prints the memory that the recipe needs in Redis. If the server runs, warns where it gives less, or can lose writes.
+    Prints the memory that the recipe needs in Redis. If the server runs, warns where it gives less, or can lose writes,
+    and where the run's rollout service gives a data source another environment.
 
     Example:
 
       forage config check --config configs/demo.yaml
     """
+    from forage_cli.local.environments import find_environment_problems
     from forage_cli.local.preflight import check_files
     from forage_cli.local.redis_memory import check_redis, estimate_stream_memory
     from forage_common.settings import load_settings
@@ -91,7 +93,7 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     check_files(settings)
     typer.echo("the settings are valid, and the files they name can be used")
     typer.echo(f"Redis: {estimate_stream_memory(settings)}")
-    for problem in check_redis(settings):
+    for problem in (*check_redis(settings), *find_environment_problems(settings)):
         typer.echo(f"warning: {problem}", err=True)
 
 

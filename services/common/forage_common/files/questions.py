@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forage_common.errors import DataError, UserError
+from forage_common.settings.rollout import DEFAULT_ENVIRONMENT
 from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth
 
 COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
@@ -109,6 +110,24 @@ def check_routes(data_sources: Iterable[str], routes: Collection[str], origin: s
             f"data source '{unknown[0]}' of {origin} has no reward: add reward.routes.{unknown[0]}.name "
             f"({where} has routes for {', '.join(sorted(routes))})"
         )
+
+
+def check_environments(data_sources: Iterable[str], wanted: Mapping[str, str], served: Mapping[str, str]) -> None:
+    """Check that the rollout service gives each data source the environment that the settings want.
+
+    Args:
+        wanted, served: data source → environment, of those that are listed.
+
+    Raises:
+        UserError: one gets another environment.
+    """
+    for source in sorted(set(data_sources)):
+        want, serve = (table.get(source, DEFAULT_ENVIRONMENT) for table in (wanted, served))
+        if want != serve:
+            raise UserError(
+                f"data source '{source}' gets the environment '{serve}' from the rollout service, and these settings "
+                f"want '{want}': start both with the same rollout.environments.{source}"
+            )
 
 
 def _read_file(file: Path) -> list[Question]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from forage_common.settings.base import Address, Params, Section
+
+DEFAULT_ENVIRONMENT = "search"
+"""The environment of data sources that the settings do not list."""
 
 
 class EngineSettings(Section):
@@ -65,6 +70,12 @@ class EnvironmentRoute(Section):
         if bool(self.name) + bool(self.path) + bool(self.entry_point) != 1:
             raise ValueError("give exactly one of name, path and entry_point")
         return self
+
+    def __str__(self) -> str:
+        """What tells it from others. The folder of a file does not, as machines differ in it."""
+        name = self.name or self.entry_point or (self.path.name if self.path else "")
+        digest = hashlib.sha256(json.dumps(self.params, sort_keys=True, default=str).encode()).hexdigest()
+        return f"{name} (parameters {digest[:8]})" if self.params else name
 
 
 class WeightSettings(Section):
@@ -133,6 +144,11 @@ class RolloutSettings(Section):
         """Most tokens of a trajectory, its prompt included; an environment of your own may have more turns."""
         generations = (self.max_turns + 1) * self.max_response_length
         return self.max_start_length + generations + self.max_turns * self.max_obs_length
+
+    @property
+    def environment_names(self) -> dict[str, str]:
+        """Data source → its environment, of those that the settings list."""
+        return {source: str(route) for source, route in self.environments.items()}
 
     @model_validator(mode="after")
     def _check_existing_app(self) -> RolloutSettings:

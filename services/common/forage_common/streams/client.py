@@ -16,8 +16,9 @@ bounds what the streams hold. The entries of a worker that stops calling `keep_a
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -40,6 +41,8 @@ _REJECTED_KEPT = 1000
 REPLICA_SILENCE_S = 60
 """A replica that gave no sign of life for so long is gone."""
 _CONSUMER_SILENCE_MS = 3_600_000
+ENVIRONMENTS_SILENCE_S = 15
+"""What a rollout service declared is forgotten so long after its last sign of life."""
 M = TypeVar("M", bound=Message)
 
 
@@ -182,6 +185,16 @@ class StreamClient:
         """
         keys = [self.prompts, entry.message.reply_stream or self.trajectories, self.trajectories]
         return int(self._run("finish", keys, GROUP, entry.id, group.SerializeToString())) == 1
+
+    def declare_environments(self, environments: Mapping[str, str]) -> None:
+        """Say which environment data sources get from the rollout service; repeat it every few seconds."""
+        declared = json.dumps(environments)
+        self._run("declare_environments", [self.key("environments")], declared, ENVIRONMENTS_SILENCE_S)
+
+    def read_environments(self) -> dict[str, str] | None:
+        """Read data source → environment as the rollout service declared it last; None where none runs."""
+        found = self._call(self._redis.get, self.key("environments"))
+        return None if found is None else json.loads(found)
 
     # Groups: the rollout service writes them, the trainer claims and acknowledges them.
 

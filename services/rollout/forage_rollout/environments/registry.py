@@ -15,12 +15,12 @@ from types import ModuleType
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import SettingsError
 from forage_common.settings import EnvironmentRoute, Settings
+from forage_common.settings.rollout import DEFAULT_ENVIRONMENT
 from forage_rollout.environments.environment import Environment
 from forage_rollout.environments.search import Search
 from forage_rollout.environments.single_turn import SingleTurn
 
 BUILT_IN: Mapping[str, type[Environment]] = {"search": Search, "single_turn": SingleTurn}
-DEFAULT = "search"
 EXPECTED = f"one of {', '.join(BUILT_IN)}; or nothing = that of the data source"
 """Valid values of a prompt's `environment`, for error messages."""
 _TAG = re.compile(r"[A-Za-z][\w-]*")
@@ -40,7 +40,9 @@ class Environments:
 
     def select(self, data_source: str, name: str = "") -> Environment:
         """The built-in environment of this name; without a name that of the data source."""
-        return self._built_in[name] if name else self._by_data_source.get(data_source, self._built_in[DEFAULT])
+        return (
+            self._built_in[name] if name else self._by_data_source.get(data_source, self._built_in[DEFAULT_ENVIRONMENT])
+        )
 
     async def close(self) -> None:
         """Close the connections and files of every environment."""

@@ -1,23 +1,26 @@
-"""The check that the reward service scores every data source of the questions."""
+"""Checks that the other services know the data sources of the questions: their rewards and their environments."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import grpc
 
 from forage_common.clients.reward import RewardClient
 from forage_common.errors import UnavailableError, UserError
-from forage_common.files.questions import Questions, check_routes
+from forage_common.files.questions import Questions, check_environments, check_routes
 from forage_common.settings import Settings
 from forage_common.stop import Stop
+from forage_common.streams.client import ENVIRONMENTS_SILENCE_S, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
+from forage_trainer.waiting import RedisRetry
 
 _LOG_INTERVAL_S = 10.0
 _PAUSE_S = 0.5
+_PATIENCE_S = ENVIRONMENTS_SILENCE_S + 5.0  # a rollout service that has just ended may have declared what is found
 
 
 def check_rewards(settings: Settings, questions: Mapping[str, Questions], stop: Stop, health: Health) -> None:
@@ -36,6 +39,40 @@ def check_rewards(settings: Settings, questions: Mapping[str, Questions], stop: 
     routes = _wait_for_routes(settings, stop, health)
     for origin, those in questions.items():
         check_routes({one.data_source for one in those.rows}, routes, origin, f"the reward service at {address}")
+
+
+class EnvironmentCheck:
+    """The check that the rollout service gives each data source the environment of the trainer's settings.
+
+    A rollout service declares its environments before it claims prompts. The trainer does not wait for that: it checks
+    before it uses what arrived.
+    """
+
+    def __init__(
+        self, settings: Settings, streams: StreamClient, questions: Iterable[Questions], retry: RedisRetry, stop: Stop
+    ) -> None:
+        self._wanted = settings.rollout.environment_names
+        self._sources = {one.data_source for those in questions for one in those.rows}
+        self._streams = streams
+        self._retry = retry
+        self._stop = stop
+
+    def __call__(self) -> None:
+        """Compare the settings with what the rollout service declares, if one runs.
+
+        Raises:
+            UserError: a data source gets another environment.
+            Stopped: the process was asked to stop meanwhile.
+        """
+        began = time.monotonic()
+        while (served := self._retry(self._streams.read_environments)) is not None:
+            try:
+                return check_environments(self._sources, self._wanted, served)
+            except UserError as error:
+                if time.monotonic() - began > _PATIENCE_S:
+                    raise
+                get_logger().warning("other_environment", detail=str(error))
+                self._stop.sleep(_PAUSE_S)
 
 
 def _wait_for_routes(settings: Settings, stop: Stop, health: Health) -> frozenset[str]:

@@ -71,7 +71,13 @@ class Validation:
         retry: RedisRetry,
         health: Health,
         on_silence: Callable[[], object] = lambda: None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
+        """
+        Args:
+            on_silence: called when nothing has arrived for a while.
+            check: raises where the answers must not count.
+        """
         self._settings = settings
         self._streams = streams
         self._questions = questions
@@ -79,6 +85,7 @@ class Validation:
         self._retry = retry
         self._health = health
         self._on_silence = on_silence
+        self._check = check
         self._most_outstanding = settings.data.train_batch_size * settings.rollout.n
         self._folder = settings.run.folder / "validation"
         self._open: _Evaluation | None = None
@@ -253,6 +260,7 @@ class Validation:
         stored.delete()
 
     def _end(self, evaluation: _Evaluation) -> dict[str, Any]:
+        self._check()
         label, policy, answers = evaluation.label, evaluation.policy, evaluation.answers
         result = {
             "label": label,
