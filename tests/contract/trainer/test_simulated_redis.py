@@ -13,7 +13,7 @@ import redis
 from simulation.redis_store import Store
 
 from forage_common.settings import RedisSettings
-from forage_common.streams.client import read_script
+from forage_common.streams.script_files import read_script
 
 _ID = re.compile(rb"\d{13}-\d+")
 _STREAMS, _CONSUMERS, _GROUP = ("prompts", "replies"), ("a", "b"), "forage"

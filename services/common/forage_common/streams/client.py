@@ -20,8 +20,6 @@ import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any, Generic, TypeVar
 
 import redis
@@ -31,6 +29,7 @@ from forage_common.errors import FencedError, SettingsError
 from forage_common.settings import RedisSettings
 from forage_common.streams.connection import connect, name_server, translate_error
 from forage_common.streams.history import History, recorded
+from forage_common.streams.script_files import read_script
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, TrajectoryGroup
 
 GROUP = "forage"
@@ -44,14 +43,6 @@ _CONSUMER_SILENCE_MS = 3_600_000
 ENVIRONMENTS_SILENCE_S = 15
 """What a rollout service declared is forgotten so long after its last sign of life."""
 M = TypeVar("M", bound=Message)
-
-
-@cache
-def read_script(name: str) -> str:
-    """Read a Lua script; those of the trainer include the check of its epoch."""
-    folder = resources.files("forage_common.streams") / "scripts"
-    fence = (folder / "fence.lua").read_text()
-    return (folder / f"{name}.lua").read_text().replace("--@fence\n", fence)
 
 
 @dataclass(frozen=True)
