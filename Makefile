@@ -6,7 +6,7 @@ UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.txt mkdocs
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-long test-compose lint format docs docs-serve reference dashboards \
-  chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start simulate soak-reward \
+  chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start simulate chaos soak-reward \
   version release clean
 
 help: ## list the targets
@@ -88,6 +88,9 @@ bench-retriever-start: setup ## time the retriever's start over a million passag
 
 simulate: setup ## try seeded schedules of a simulated run: crashes, pauses, lost replies, … (SEEDS=1000)
 	@.venvs/trainer/bin/python scripts/simulate.py $(or $(SEEDS),1000)
+
+chaos: setup ## strike a real run with faults of every kind at random instants (KILLS=200 SEED=0 KINDS=…)
+	@$(PYTHON) scripts/chaos.py $(or $(KILLS),200) --seed $(SEED) $(and $(KINDS),--kinds $(KINDS))
 
 soak-reward: setup ## run the reward service under full load with faults (MINUTES=5)
 	@.venvs/reward/bin/python benchmarks/reward/soak.py $(or $(MINUTES),5)

@@ -11,6 +11,7 @@ from rich.console import Console
 from run_folders import write_run
 
 from forage_cli.local import live
+from forage_cli.local.demo import print_summary
 from forage_cli.reports import run_report as report
 from forage_cli.runs.folder import RunFolder
 from forage_cli.runs.ledger import GroupCounts, count_groups
@@ -52,6 +53,14 @@ def test_the_summary_has_every_metric_of_a_run(run: RunFolder) -> None:
     assert summary["restarts"] == 3
     assert summary["logprob_diff_mean"] == pytest.approx(2e-6), "steps without comparable tokens are left out"
     assert (summary["groups_issued"], summary["groups_lost"], summary["minutes"], summary["seed"]) == (5, 0, 3.46, 0)
+
+
+def test_the_end_of_a_run_without_a_first_validation_is_printed(run: RunFolder) -> None:
+    (run.path / "validation/before.json").unlink()
+    summary = report.summarise(run, Settings(), GroupCounts(5, 5, 0, 0), {}, 3.0)
+    console = Console(record=True, width=200)
+    print_summary(run, summary, run.path / "report.html", console)
+    assert "greedy test EM  – → 1.000" in console.export_text()
 
 
 def test_the_page_is_self_contained_and_escapes_what_the_policy_wrote(run: RunFolder) -> None:

@@ -73,7 +73,7 @@ def run_demo(settings: Settings, console: Console) -> report.Summary:
     minutes = (time.time() - started) / 60
     summary = report.summarise(folder, settings, counts, stack.supervisor.restarts, minutes)
     page = report.write_report(folder, summary)
-    _print_summary(folder, summary, page, console)
+    print_summary(folder, summary, page, console)
     return summary
 
 
@@ -137,15 +137,15 @@ def _watch_training(stack: Stack, folder: RunFolder, started: float, console: Co
             time.sleep(POLL_INTERVAL_S)
 
 
-def _print_summary(folder: RunFolder, summary: report.Summary, page: Path, console: Console) -> None:
+def print_summary(folder: RunFolder, summary: report.Summary, page: Path, console: Console) -> None:
+    """Print what a finished run ends with: examples, the change of the exact match, counts, files."""
     for label in ("before", "after"):
         console.rule(f"{label} training")
         for row in report.select_examples(folder, label):
             console.print(show.render_panel(row))
     console.rule("the run")
-    console.print(
-        f"greedy test EM  {summary['em_before']:.3f} → [bold]{summary['em_after']:.3f}[/]   ", highlight=False
-    )
+    before, after = (_format_em(summary[name]) for name in ("em_before", "em_after"))
+    console.print(f"greedy test EM  {before} → [bold]{after}[/]   ", highlight=False)
     console.print(
         f"{summary['steps']} steps in {summary['minutes']} min · groups issued {summary['groups_issued']}, trained on "
         f"{summary['groups_trained']}, lost {summary['groups_lost']}, twice {summary['groups_duplicated']} · "
@@ -153,3 +153,8 @@ def _print_summary(folder: RunFolder, summary: report.Summary, page: Path, conso
         highlight=False,
     )
     console.print(f"report  {page}\ncurve   {folder.path / 'curve.png'}\nsummary {folder.path / 'summary.json'}")
+
+
+def _format_em(em: object) -> str:
+    """Exact match with three digits; a dash without the validation (trainer.val_before_train=false)."""
+    return f"{em:.3f}" if isinstance(em, int | float) else "–"
