@@ -1,7 +1,8 @@
 """A random walk over both ends of the streams, with deaths, lies and losses, on a real server.
 
 After every walk the run must end: each position of each batch trained exactly once, as in an undisturbed run,
-each step in the ledger as it is in the weights, and each validation with all its answers.
+each step in the ledger as it is in the weights, and each validation with all its answers. The walk is recorded, and its
+history must hold too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,14 @@ from hypothesis.stateful import (
 from redis_process import RedisProcess
 from trainer_parts import make_group
 
+from forage_cli.runs.history import Limits, check_operations
+from forage_cli.runs.operations import read_history
 from forage_common.errors import FencedError
 from forage_common.files.questions import Question
 from forage_common.settings import Settings, load_settings
 from forage_common.stop import Stop
 from forage_common.streams.client import GROUP, Entry, StreamClient
+from forage_common.streams.history import open_history
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt
 from forage_trainer.checkpoints.kept_groups import KeptGroups
@@ -68,16 +72,18 @@ class Checkpoint:
         return len(self.weights)
 
 
-@dataclass
+@dataclass(eq=False)
 class Trainer:
     """The trainer's process around its step: real feeder, batcher, pending steps, kept groups, validation."""
 
     settings: Settings
     disk: dict[int, Checkpoint]
+    published: list[int]
+    """The epochs of the policies on the disk."""
     weights: Weights = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.streams = StreamClient(self.settings.redis, "test", 2.0)
+        self.streams = StreamClient(self.settings.redis, "test", 2.0, open_history(self.settings.run, "trainer"))
         retry, health = RedisRetry(Stop(), Health()), Health()
         self.kept = KeptGroups(self.settings.run.folder / "groups")
         self.feeder = Feeder(self.settings, self.streams, BATCHES, retry)
@@ -88,7 +94,7 @@ class Trainer:
         )
         self.streams.create_groups()
         newest = self.disk.get(max(self.disk, default=0), Checkpoint({}, (), 0))
-        self.streams.acquire_epoch(max((c.epoch for c in self.disk.values()), default=0))
+        self.streams.acquire_epoch(max([0, *self.published, *(c.epoch for c in self.disk.values())]))
         ledger = self.streams.read_ledger()
         self.replay_until = max(ledger, default=0)
         assert self.kept.has(range(newest.step + 1, self.replay_until + 1)), "it could not go back"
@@ -103,6 +109,7 @@ class Trainer:
         return len(self.weights)
 
     def publish(self) -> None:
+        self.published.append(self.streams.epoch)
         self.streams.publish(Policy(version=self.step, epoch=self.streams.epoch))
 
     def train(self) -> None:
@@ -149,24 +156,25 @@ class DeliveryMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder / "runs", ignore_errors=True)
         overrides = [f"redis.url={self.server.settings.url}", f"run.dir={self.folder / 'runs'}", "run.id=test"]
         overrides += [
+            "run.record_history=true",
             "redis.reclaim_idle_s=0.001",
             "trainer.batch_timeout_s=0.02",
             f"data.train_batch_size={SIZE}",
             f"trainer.total_training_steps={STEPS}",
         ]
         self.settings = load_settings(None, overrides, {})
-        self.worker = StreamClient(self.settings.redis, "test", 2.0)
+        self.worker = StreamClient(self.settings.redis, "test", 2.0, open_history(self.settings.run, "worker"))
         self.worker.create_groups()
         self.torn = self.emptied = False
         self.losses = losses
         self.lost = LOST._value.get()
-        self.epochs = [0]
+        self.published: list[int] = []
         self.claimed: list[Entry[Prompt]] = []
         self.disk: dict[int, Checkpoint] = {}
         self.trainers: list[Trainer] = []
         self.start_another()
 
-    # The trainers; the last one is the latest.
+    # The trainers; the last one is the latest, unless that was killed.
 
     def run_trainer(self, index: int, work: Callable[[Trainer], Any]) -> None:
         """Let a trainer work; it ends where it is fenced or killed."""
@@ -175,8 +183,8 @@ class DeliveryMachine(RuleBasedStateMachine):
             with suppress(BatchTimeoutError):
                 work(trainer)
         except FencedError:
-            assert trainer is not self.trainers[-1], "the latest trainer is never fenced"
-            self.trainers.remove(trainer)
+            assert trainer.streams.epoch < max(self.published), "the latest trainer is never fenced"
+            self.replace(trainer)
         except KilledError:
             self.replace(trainer)
 
@@ -188,11 +196,9 @@ class DeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.trainers) < 3)
     @rule()
     def start_another(self) -> None:
-        self.trainers.append(Trainer(self.settings, self.disk))
-        epoch = self.trainers[-1].streams.epoch
-        # Known to be higher only where a checkpoint says so, once the server has lost all it knew.
-        assert epoch > (max((c.epoch for c in self.disk.values()), default=0) if self.emptied else max(self.epochs))
-        self.epochs.append(epoch)
+        before = max(self.published, default=0)
+        self.trainers.append(Trainer(self.settings, self.disk, self.published))
+        assert self.trainers[-1].streams.epoch > before
 
     @rule(index=st.integers(0, 2))
     def kill_trainer(self, index: int) -> None:
@@ -272,11 +278,23 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.answer(entry)
 
     def answer(self, entry: Entry[Prompt]) -> None:
+        """Answer under the announced policy; a prompt that asks for a later one is left to be reclaimed."""
         asked = entry.message
+        policy = self.worker.read_policy()
+        if policy is None or policy.version < asked.min_policy_version:
+            return
         reply = make_group(
-            asked.group_uid, [0.0, 1.0], asked.batch, asked.position, asked.attempt, version=asked.min_policy_version
+            asked.group_uid, [0.0, 1.0], asked.batch, asked.position, asked.attempt, version=policy.version
         )
+        for trajectory in reply.trajectories:
+            for segment in trajectory.segments:
+                segment.epoch = policy.epoch
         self.worker.finish(entry, reply)
+
+    def lose_data(self) -> AbstractContextManager[object]:
+        """Tell the history that the server loses what it has acknowledged."""
+        assert self.worker.history is not None
+        return self.worker.history.record("lose_data", {})
 
     @precondition(lambda self: self.losses and self.claimed)
     @rule()
@@ -305,21 +323,24 @@ class DeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.losses)
     @rule(label=st.sampled_from(["step-0", "step-1", "after"]))
     def drop_a_validation_stream(self, label: str) -> None:
-        self.worker._redis.delete(self.worker.key(f"validation-{label}"))
+        with self.lose_data():
+            self.worker._redis.delete(self.worker.key(f"validation-{label}"))
 
     @precondition(lambda self: self.losses and not self.torn)
     @rule(size=st.integers(1, 12))
     def tear_the_last_record(self, size: int) -> None:
         """A power failure: the last write that was answered is lost."""
         self.torn = True  # once a walk: it takes a while
-        self.server.tear(size)
+        with self.lose_data():
+            self.server.tear(size)
 
     @precondition(lambda self: self.losses and not self.emptied)
     @rule()
     def empty_the_server(self) -> None:
         """A lost volume."""
         self.emptied = True
-        self.server.flush()
+        with self.lose_data():
+            self.server.flush()
 
     def teardown(self) -> None:
         """Let everybody work properly: the run must end, and be exact."""
@@ -327,7 +348,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             return
         if self.trainers:
             self.trainers = [self.trainers[-1]]
-        trainer = Trainer(self.settings, self.disk)
+        trainer = Trainer(self.settings, self.disk, self.published)
         done: set[str] = set()
         for _ in range(80):
             for entry in [*self.worker.claim_prompts("w", 50, 0.0), *self.worker.reclaim_prompts("w", 50)]:
@@ -349,6 +370,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         trainer.batcher._claim(0.0)  # what was forged at the very end
         assert trainer.streams.count_backlog(trainer.streams.trajectories) == 0
         assert not trainer.validation.open_versions, "every wait ends"
+        report = check_operations(read_history(self.settings.run.folder), Limits(SIZE, STEPS, max_staleness=1))
+        assert report.violations == ()
+        assert report.is_complete
 
 
 @pytest.fixture

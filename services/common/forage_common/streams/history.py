@@ -44,11 +44,11 @@ class History:
     """The operations of one process. Thread-safe. A full disk delays lines and never an operation."""
 
     def __init__(self, folder: Path, run_id: str, service: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"{service}-{os.getpid()}-{time.time_ns()}-{next(_files)}.jsonl"
-        self._file = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        self._path = folder / f"{service}-{os.getpid()}-{time.time_ns()}-{next(_files)}.jsonl"
+        self._file: int | None = None
         self._lock = threading.Lock()
         self._unwritten = b""
+        self._is_failing = False
         self._operations = itertools.count(1)
         self._append(
             {
@@ -102,14 +102,18 @@ class History:
         return number
 
     def _append(self, line: Fields) -> None:
-        was_behind = bool(self._unwritten)
         self._unwritten += json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
         try:
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
             # The system has it from here on: SIGKILL loses nothing.
             self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+            self._is_failing = False
         except OSError as error:
-            if not was_behind:
+            if not self._is_failing:
                 get_logger().warning("history_not_written", detail=str(error))
+            self._is_failing = True
 
 
 class _Client(Protocol):
