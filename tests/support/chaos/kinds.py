@@ -16,6 +16,7 @@ from chaos.arithmetic import draw_pause_s
 from chaos.disks import SmallDisk, cut_end, flip_bit
 from chaos.probes import Asker, Probe, all_of
 from chaos.stack import Stack
+from forage_common.streams.history import FOLDER, History
 
 KILLED = (
     "redis",
@@ -165,7 +166,9 @@ class Arsenal:
             file = max(
                 (self.stack.run / "redis/appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_mtime
             )
-            return f"{cut_end(file, self.generator.randint(1, 40))} bytes of {file.name}"
+            run = self.stack.run
+            with History(run / FOLDER, run.name, "chaos").record("lose_data", {}):  # for the checker of the history
+                return f"{cut_end(file, self.generator.randint(1, 40))} bytes of {file.name}"
 
         return self._kill(kind, ["redis"], tear)
 
