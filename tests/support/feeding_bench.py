@@ -15,7 +15,7 @@ from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.stop import Stop
 from forage_common.streams.client import GROUP, StreamClient
 from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, Status, TrajectoryGroup
 from forage_trainer.data.batcher import Batcher
 from forage_trainer.data.dataset import Batches
 from forage_trainer.data.feeder import Feeder
@@ -43,8 +43,13 @@ class Bench:
     def answer(self, batch: int, position: int, version: int = 0, attempt: int = 0) -> TrajectoryGroup:
         return self.write(make_group(f"q/{batch}/{position}", [0.0, 1.0], batch, position, attempt, version))
 
-    def reply(self, prompt: Prompt, rewards: Sequence[float]) -> TrajectoryGroup:
-        return self.write(make_group(prompt.group_uid, rewards, prompt.batch, prompt.position, prompt.attempt))
+    def reply(
+        self, prompt: Prompt, rewards: Sequence[float], last: Status.ValueType = Status.STATUS_OK
+    ) -> TrajectoryGroup:
+        """Answer a prompt. last: status of the last trajectory."""
+        group = make_group(prompt.group_uid, rewards, prompt.batch, prompt.position, prompt.attempt)
+        group.trajectories[-1].status = last
+        return self.write(group)
 
     def write(self, result: TrajectoryGroup) -> TrajectoryGroup:
         # As `issue` and `finish` do.

@@ -8,7 +8,6 @@ import typer
 
 from forage_cli.commands import (
     ask,
-    check_history,
     config,
     data,
     demo,
@@ -18,6 +17,7 @@ from forage_cli.commands import (
     model,
     probe,
     rollout,
+    runs,
     status,
     trajectories,
     up,
@@ -55,7 +55,8 @@ app.command("up")(up.up)
 app.command("ask")(ask.ask)
 app.command("probe")(probe.probe)
 app.command("trajectories")(trajectories.trajectories)
-app.command("check-history")(check_history.check_history)
+app.command("check-history")(runs.check_history)
+app.command("compare-runs")(runs.compare_runs)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 forwarded.add_forwarded(app)

@@ -28,6 +28,7 @@ from forage_trainer.checkpoints.upload import Uploader
 from forage_trainer.data import spans
 from forage_trainer.data.batcher import Batch, Batcher
 from forage_trainer.data.dataset import make_batches
+from forage_trainer.data.digests import digest_tokens, digest_weights
 from forage_trainer.data.feeder import Feeder
 from forage_trainer.data.routes import EnvironmentCheck
 from forage_trainer.engine.policy_worker import PolicyWorker
@@ -217,6 +218,7 @@ class TrainingLoop:
             on_record = partial(self._step_files.write, step) if self._step_files.is_kept(step) else None
             with self._batcher.assemble_ahead():
                 metrics = self._step(batch, policy, clock, self._stop.check, on_record)
+            metrics["tokens_digest"] = digest_tokens(batch.groups)
             self._check_guards(step, metrics, len(batch.groups), clock, began)
         self._version = step
         stragglers = tuple(self._batches.group(step, position)[0] for position in batch.stragglers)
@@ -228,6 +230,7 @@ class TrainingLoop:
         with clock("publish"):
             policy = self._publish()
         metrics["publish_bytes"] = sum(file.bytes for file in policy.files)
+        metrics["weights_digest"] = digest_weights(policy)
         line = self._line(step, metrics, clock, time.perf_counter() - began)
         if (
             step % self._settings.trainer.save_freq == 0

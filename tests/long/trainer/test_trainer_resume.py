@@ -78,6 +78,8 @@ COMPARED = (
     "reward_mean",
     "advantage_abs_mean",
     "tokens",
+    "tokens_digest",
+    "weights_digest",
 )
 
 

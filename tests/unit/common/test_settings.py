@@ -84,3 +84,18 @@ def test_no_override_raises_anything_but_a_settings_error(text: str) -> None:
 def test_a_renamed_setting_is_an_error_that_names_the_new_one() -> None:
     with pytest.raises(SettingsError, match=r"'rollout\.attach' is now 'rollout\.use_existing_app'"):
         load_settings(None, ["rollout.attach=true"], {})
+
+
+def test_a_repeatable_run_refuses_settings_under_which_time_decides() -> None:
+    repeatable = ["run.repeatable=true", "trainer.max_staleness=0", "rollout.weights.update=drain"]
+    assert load_settings(None, repeatable, {}).run.repeatable
+    for broken, sentence in (
+        ("trainer.max_staleness=1", "needs trainer.max_staleness=0, not 1: "),
+        ("rollout.weights.update=in_flight", "needs rollout.weights.update=drain, not in_flight: "),
+    ):
+        with pytest.raises(SettingsError, match=f"^run.repeatable {sentence}"):
+            load_settings(None, [*repeatable, broken], {})
+    dropping = ["trainer.partial_groups=drop", "trainer.straggler_timeout_s=9"]
+    with pytest.raises(SettingsError, match=r"needs trainer\.partial_groups=wait, not drop"):
+        load_settings(None, [*repeatable, *dropping], {})
+    assert load_settings(None, dropping, {}).trainer.partial_groups == "drop"

@@ -51,10 +51,23 @@ def test_a_restarted_trainer_issues_no_prompt_twice(bench: Callable[..., Bench])
 
 
 def test_prompts_of_different_positions_have_different_seeds() -> None:
-    seeds = {sampling_seed(r, b, p, a) for r in range(3) for b in range(20) for p in range(10) for a in range(3)}
+    seeds = {sampling_seed(r, b, p, n) for r in range(3) for b in range(20) for p in range(10) for n in range(3)}
     assert len(seeds) == 3 * 20 * 10 * 3
     assert min(seeds) > 0
     assert max(seeds) <= 2**48
+
+
+def test_another_attempt_samples_the_same_and_another_question_does_not(bench: Callable[..., Bench]) -> None:
+    b = bench("trainer.algorithm.filter_groups=true", "trainer.max_refills=2")
+    b.feeder.issue(1, 0, attempt=0, version=0)
+    b.feeder.issue_again(1, 0, attempt=1)
+    b.feeder.issue_again(1, 0, attempt=2, refill=1)
+    b.feeder.issue_again(1, 0, attempt=3, refill=1)
+    first, again, other, other_again = b.claim_prompts()
+    for one, two in ((first, again), (other, other_again)):
+        assert (one.sampling, one.group_uid, one.messages) == (two.sampling, two.group_uid, two.messages)
+    assert other.sampling.seed != first.sampling.seed
+    assert other.group_uid != first.group_uid
 
 
 def test_a_batch_is_complete_and_in_the_order_of_positions(bench: Callable[..., Bench]) -> None:

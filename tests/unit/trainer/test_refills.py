@@ -8,7 +8,9 @@ import pytest
 from feeding_bench import SIZE, Bench
 from trainer_parts import make_group
 
+from forage_common.v1.trajectory_pb2 import Status
 from forage_trainer.data.batcher import BatchTimeoutError
+from forage_trainer.data.feeder import MAX_REPEATS
 
 REFILLS = ("trainer.algorithm.filter_groups=true", "trainer.max_refills=2", "trainer.max_staleness=0")
 
@@ -38,6 +40,31 @@ def test_a_group_of_equal_rewards_is_replaced_up_to_max_refills(
     assert len({uid.rpartition("/")[0] for uid in met[2]}) == 3, "each time another question"
     assert b.claim_prompts() == []
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE
+
+
+def test_a_repeatable_run_samples_a_group_with_failures_again(bench: Callable[..., Bench]) -> None:
+    repeatable = ("run.repeatable=true", "trainer.max_staleness=0", "rollout.weights.update=drain")
+    b, other = bench(*repeatable), bench("trainer.max_staleness=0")
+    b.feeder.issue_up_to_bound(0)
+    first = b.claim_prompts()
+    for prompt, failing in zip(first, (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL, Status.STATUS_OK), strict=True):
+        b.reply(prompt, [0.0, 1.0], failing)
+    with pytest.raises(BatchTimeoutError, match="positions 0, 1"):
+        b.batcher.next_batch(1, 0.2)
+    again = b.claim_prompts()
+    assert [(p.position, p.attempt) for p in again] == [(0, 1), (1, 1)]
+    assert [p.sampling.seed for p in again] == [p.sampling.seed for p in first[:2]]
+    b.reply(again[0], [0.0, 1.0])
+    last = again[1]
+    for attempt in range(2, MAX_REPEATS + 1):
+        b.reply(last, [0.0, 1.0], Status.STATUS_INTERNAL)
+        with pytest.raises(BatchTimeoutError, match="positions 1"):
+            b.batcher.next_batch(1, 0.05)
+        [last] = b.claim_prompts()
+        assert last.attempt == attempt
+    b.reply(last, [0.0, 1.0], Status.STATUS_INTERNAL)
+    assert [group.attempt for group in b.batcher.next_batch(1, 5.0).groups] == [1, MAX_REPEATS, 0]
+    assert not other.feeder.repeat(b.reply(last, [0.0, 1.0], Status.STATUS_INTERNAL)), "other runs train on the rest"
 
 
 def test_a_restarted_trainer_issues_the_same_refills(bench: Callable[..., Bench]) -> None:
@@ -77,7 +104,7 @@ def test_a_stale_refill_is_issued_again_under_its_own_uid(bench: Callable[..., B
         b.batcher.next_batch(2, 0.2)
     [again] = b.claim_prompts()
     assert (again.group_uid, again.attempt, again.ground_truth) == (refill.group_uid, 2, refill.ground_truth)
-    assert again.sampling.seed != refill.sampling.seed
+    assert again.sampling.seed == refill.sampling.seed
 
 
 DROP = ("trainer.straggler_timeout_s=0.3", "trainer.partial_groups=drop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -24,7 +25,10 @@ CURVE = "Learning curve: exact match, search rate and format rate over optimizer
 def summarise(
     run: RunFolder, settings: Settings, counts: GroupCounts, restarts: Mapping[str, int], minutes: float
 ) -> Summary:
-    """Compute the metrics of a run; `logprob_diff_mean` covers steps with tokens of the trainer's own version."""
+    """Compute the metrics of a run; `logprob_diff_mean` covers steps with tokens of the trainer's own version.
+
+    `tokens_digest` is of the tokens of all steps, `weights_digest` of the last policy: equal in runs that are equal.
+    """
     steps = run.read_steps()
     before, after = run.read_validation("before") or {}, run.read_validation("after") or {}
     differences = [row["logprob_diff_mean"] for row in steps if row.get("logprob_diff_mean") is not None]
@@ -39,6 +43,8 @@ def summarise(
         "steps": len(steps),
         "minutes": round(minutes, 2),
         **asdict(counts),
+        "tokens_digest": hashlib.sha256("\n".join(str(row.get("tokens_digest")) for row in steps).encode()).hexdigest(),
+        "weights_digest": steps[-1].get("weights_digest") if steps else None,
         "logprob_diff_mean": sum(differences) / len(differences) if differences else None,
         "restarts": sum(restarts.values()),
         **{f"restarts_{name}": count for name, count in restarts.items()},

@@ -100,6 +100,9 @@ def _describe_error(error: ValidationError) -> str:
         near = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
         return f"unknown setting '{name}': {hint}{more}"
+    if isinstance(first["input"], Mapping):  # a rule between settings, whose sentence names them
+        sentence = first["msg"].removeprefix("Value error, ")
+        return f"{f'setting {name!r}: ' if name else ''}{sentence}{more}"
     return f"setting '{name}' is {first['input']!r}: {first['msg']}{more}"
 
 

@@ -22,6 +22,10 @@ class RunSettings(Section):
         " service writes to its own run.dir",
     )
     seed: int = Field(0, ge=0, description="Seed of data order, sampling and model initialisation")
+    repeatable: bool = Field(
+        False,
+        description="Sample the same tokens for the same seed and weights, whatever else runs and whatever dies; slow",
+    )
 
     @property
     def folder(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import yaml
+from pydantic import model_validator
 
 from forage_common.errors import SettingsError
 from forage_common.settings.base import Section
@@ -27,6 +28,19 @@ class Settings(Section):
     rollout: RolloutSettings = RolloutSettings()
     trainer: TrainerSettings = TrainerSettings()
     tracing: TracingSettings = TracingSettings()
+
+    @model_validator(mode="after")
+    def _check_repeatable(self) -> Settings:
+        rollout, trainer = self.rollout, self.trainer
+        needed: tuple[tuple[str, object, object, str], ...] = (
+            ("trainer.max_staleness", trainer.max_staleness, 0, "which policy samples depends on time otherwise"),
+            ("rollout.weights.update", rollout.weights.update, "drain", "a trajectory must have a single policy"),
+            ("trainer.partial_groups", trainer.partial_groups, "wait", "no group may be dropped for its time"),
+        )
+        for name, value, expected, reason in needed if self.run.repeatable else ():
+            if value != expected:
+                raise ValueError(f"run.repeatable needs {name}={expected}, not {value}: {reason}")
+        return self
 
     def check_trajectory_length(self) -> None:
         """Check that the longest trajectory fits into a micro-batch, which verl cannot split.

@@ -18,6 +18,7 @@ from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.leases import Leases
+from forage_rollout.engine.repeatable import prepare_repeatable
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.adapter import Adapter, Adapters, build_engine_arguments, verify_adapter
@@ -66,7 +67,7 @@ class VllmEngine:
         out_of_service: why `generate` refuses, such as a published policy that cannot be loaded; loading one clears it.
 
     Raises:
-        SettingsError: a setting needs GPUs and there are none.
+        SettingsError: a setting needs GPUs and there are none, or the run cannot be repeatable with another.
     """
 
     def __init__(self, settings: Settings, replica: int = 0) -> None:
@@ -86,6 +87,8 @@ class VllmEngine:
             # On CPU half precision is slower, and its logprobs differ more from the trainer's.
             if engine.dtype == "auto":
                 arguments["dtype"] = "float32"
+        if settings.run.repeatable:
+            arguments |= prepare_repeatable(cpu, engine)
         model = Path(settings.model.path).resolve()
         self._shapes = read_model_shapes(model)
         self._transport = (

@@ -31,7 +31,7 @@ _BLOCK_S = 1.0
 _AHEAD_INTERVAL_S = 0.05
 WAIT_SECONDS = Counter("forage_trainer_wait_seconds_total", "Time waited for groups; grows during the wait")
 DROPPED = Counter("forage_trainer_groups_dropped_total", "Groups that are not trained on", ["reason"])
-for _reason in ("stale", "duplicate", "equal", "straggler"):
+for _reason in ("stale", "duplicate", "equal", "failed", "straggler"):
     DROPPED.labels(_reason)  # exported as 0 from the start
 
 
@@ -227,7 +227,9 @@ class Batcher:
                 new += 1
                 spans.record_claim(group)
                 # As in `_drop_stale`: the new prompt first, the old group second.
-                if self._feeder.refill(group):
+                if self._feeder.repeat(group):
+                    self._discard(entry, "failed")
+                elif self._feeder.refill(group):
                     self._discard(entry, "equal")
                 else:
                     held[group.position] = entry

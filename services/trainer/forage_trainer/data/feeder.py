@@ -14,16 +14,21 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, TrajectoryGroup
 from forage_trainer.data import spans
 from forage_trainer.data.dataset import Batches, refill_number
-from forage_trainer.data.selection import find_equal_groups
+from forage_trainer.data.selection import find_equal_groups, has_outage
 from forage_trainer.waiting import RedisRetry
 
 ISSUED = Counter("forage_trainer_prompts_issued_total", "Prompts put on the stream", ["purpose"])
+MAX_REPEATS = 10
+"""Attempts of one position that a repeatable run issues again because of failures."""
 MAX_STALENESS = Gauge("forage_trainer_max_staleness", "Policy versions that may lie between sampling and training")
 
 
-def sampling_seed(run_seed: int, batch: int, position: int, attempt: int) -> int:
-    """A seed of 48 bits for the group at this position; never 0, which would mean unseeded."""
-    name = f"{run_seed}/{batch}/{position}/{attempt}".encode()
+def sampling_seed(run_seed: int, batch: int, position: int, refill: int) -> int:
+    """A seed of 48 bits for a question at this position; never 0, which would mean unseeded.
+
+    Of no attempt: a group that was lost, or sampled under an older policy, is sampled again as it would have been.
+    """
+    name = f"{run_seed}/{batch}/{position}/{refill}".encode()
     return 1 + int.from_bytes(hashlib.sha256(name).digest()[:6], "big")
 
 
@@ -73,6 +78,17 @@ class Feeder:
         self.issue_again(group.batch, group.position, group.attempt + 1, refill)
         return True
 
+    def repeat(self, group: TrajectoryGroup) -> bool:
+        """Issue the question of a group with failures again, in a repeatable run: without them it has other samples.
+
+        False: keep the group, since nothing failed, or it fails again and again.
+        """
+        settings, refill = self._settings, refill_number(group.group_uid)
+        if not settings.run.repeatable or group.attempt - refill >= MAX_REPEATS or not has_outage(group):
+            return False
+        self.issue_again(group.batch, group.position, group.attempt + 1, refill)
+        return True
+
     def issue_again(self, batch: int, position: int, attempt: int, refill: int = 0) -> None:
         """Issue a further attempt at a position, to be sampled under the current policy version or later."""
         # Groups of batches ahead arrive early; they must not ask for a version older than their own batch allows.
@@ -98,7 +114,7 @@ class Feeder:
                 temperature=settings.rollout.temperature,
                 top_p=settings.rollout.top_p,
                 top_k=max(0, settings.rollout.top_k),
-                seed=sampling_seed(settings.run.seed, batch, position, attempt),
+                seed=sampling_seed(settings.run.seed, batch, position, refill),
             ),
             purpose=Purpose.PURPOSE_TRAIN,
             batch=batch,

@@ -92,6 +92,12 @@ def find_equal_groups(groups: Sequence[TrajectoryGroup], estimator: AdvantageEst
     return tuple(equal_groups)
 
 
+def has_outage(group: TrajectoryGroup) -> bool:
+    """Whether a trajectory of a group failed for what had nothing to do with it, such as a service that was down."""
+    outages = (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL)
+    return any(t.status in outages or t.score.status in outages for t in group.trajectories)
+
+
 def is_valid(trajectory: Trajectory) -> bool:
     """Whether a trajectory may enter loss and baseline.
 

@@ -1,4 +1,4 @@
-"""`forage check-history`."""
+"""`forage check-history` and `forage compare-runs`: what a run's folder proves."""
 
 from __future__ import annotations
 
@@ -52,3 +52,32 @@ def check_history(
         console.print(f"outstanding: batch {batch}, positions {', '.join(map(str, positions))}")
     typer.echo(json.dumps(report.to_json()))
     raise typer.Exit(1 if report.violations or (complete and not report.is_complete) else 0)
+
+
+def compare_runs(
+    first: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    second: Annotated[Path, typer.Argument(help="Folder of another run.")],
+) -> None:
+    """Compare two runs to the bit: the tokens that each step trained on, and the weights after it.
+
+    Exit code 1: they differ, or one has more steps. Runs of the same seed and settings are equal where
+    `run.repeatable` is set. The last line is one JSON object.
+
+    Example:
+
+      forage compare-runs runs/first runs/second
+    """
+    from forage_cli.runs import comparison
+    from forage_cli.runs.folder import RunFolder
+
+    result = comparison.compare_runs(RunFolder.open(first), RunFolder.open(second))
+    table = make_table("step", "tokens", "", "weights", "", left=5)
+    for pair in result.pairs:
+        cells = []
+        for name in comparison.DIGESTS:
+            one, other = pair.show(name)
+            cells += [one, "equal" if pair.is_equal(name) else f"differs from {other}"]
+        table.add_row(str(pair.step), *cells)
+    Console(soft_wrap=True, highlight=False).print(table)
+    typer.echo(json.dumps(result.to_json()))
+    raise typer.Exit(0 if result.first_difference is None else 1)

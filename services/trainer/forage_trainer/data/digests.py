@@ -1,0 +1,38 @@
+"""Digests that tell whether two runs are the same, to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from forage_common.v1.trajectory_pb2 import Policy, TrajectoryGroup
+from forage_trainer.data.selection import is_valid
+
+
+def digest_tokens(groups: Iterable[TrajectoryGroup]) -> str:
+    """SHA-256 of what a step may train on: place, tokens, mask, log-probabilities and reward of its valid trajectories.
+
+    Not of ids, attempts, epochs and times, in which a run with failures differs from one without.
+    """
+    digest = hashlib.sha256()
+    for group in groups:
+        for trajectory in filter(is_valid, group.trajectories):
+            digest.update(f"{group.position}/{trajectory.data_source}/{trajectory.sample}\n".encode())
+            lengths = [len(trajectory.token_ids), len(trajectory.loss_mask)]
+            for values, kind in (
+                (lengths, np.uint64),
+                (trajectory.token_ids, np.uint32),
+                (trajectory.loss_mask, np.uint8),
+                (trajectory.logprobs, np.float32),
+                ([trajectory.score.total], np.float64),
+            ):
+                digest.update(np.asarray(values, dtype=kind).tobytes())
+    return digest.hexdigest()
+
+
+def digest_weights(policy: Policy) -> str:
+    """SHA-256 of a published policy: of its only file, or of the digests of all."""
+    digests = [file.digest for file in policy.files]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()

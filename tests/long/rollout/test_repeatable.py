@@ -1,0 +1,152 @@
+"""A repeatable engine samples the same tokens, to the bit, whatever else it does and whatever fails around it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from forage_common.clients.retriever import SearchResult
+from forage_common.errors import SettingsError, UnavailableError
+from forage_common.settings import EngineSettings, Settings, load_settings
+from forage_common.text.search_prompt import format_search_prompt
+from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
+from forage_common.v1.trajectory_pb2 import (
+    ChatMessage,
+    Document,
+    Prompt,
+    Provenance,
+    Sampling,
+    Score,
+    Status,
+    Trajectory,
+    TrajectoryGroup,
+)
+from forage_rollout.agent import Agent
+from forage_rollout.engine.repeatable import prepare_repeatable
+from forage_rollout.engine.vllm_engine import VllmEngine
+from forage_rollout.loop.generation import Generation, Request
+from forage_rollout.loop.tokens import FileTokenizer
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+STOPS = ("</search>", "</answer>")
+FAILED_SHARE = 0.916
+GROUPS, SAMPLES = 12, 10
+
+
+class UnreliableRetriever:
+    """A retriever of one passage for a query, which a share of its calls never reaches."""
+
+    def __init__(self, failing: float) -> None:
+        self._failing = failing
+        self._chance = random.Random(1)
+
+    async def search(self, queries: Sequence[str]) -> SearchResult:
+        await asyncio.sleep(0.002 * self._chance.random())
+        if self._chance.random() < self._failing:
+            raise UnavailableError("the retriever is down")
+        found = [[Document(id=query, contents=f'"{query}"\nIt is the capital of {query}.')] for query in queries]
+        return SearchResult(found, Provenance(index_digest="abc"), partial=False)
+
+
+class UnreliableReward:
+    """A reward of one point, which fails for a share of the trajectories."""
+
+    def __init__(self, failing: float) -> None:
+        self._failing = failing
+        self._chance = random.Random(2)
+
+    async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
+        fails = [self._chance.random() < self._failing for _ in items]
+        scores = [Score(status=Status.STATUS_INTERNAL if one else Status.STATUS_OK, total=1.0) for one in fails]
+        return [ScoredItem(trajectory_id=i.trajectory_id, score=s) for i, s in zip(items, scores, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def settings(repository: Path) -> Settings:
+    model = f"model.path={repository / 'models/tiny-policy'}"
+    overrides = ["run.repeatable=true", "trainer.max_staleness=0", "rollout.weights.update=drain"]
+    sizes = ["rollout.engine.max_num_seqs=1", "rollout.engine.max_model_len=512", "rollout.max_prompt_length=448"]
+    return load_settings(None, [model, *overrides, *sizes, "rollout.max_response_length=48"], {})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(settings: Settings) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(settings)
+    yield engine
+    engine.shutdown()
+
+
+def draw_requests(count: int) -> list[Request]:
+    """Contexts of random lengths; the second half share their first tokens."""
+    chance = random.Random(0)
+    shared = [chance.randrange(3, 1000) for _ in range(96)]
+    requests = []
+    for number in range(count):
+        own = [chance.randrange(3, 1000) for _ in range(chance.randint(20, 200))]
+        context = shared + own[:60] if number >= count // 2 else own
+        requests.append(Request(context, 48, 1.0, 1.0, -1, chance.randrange(1, 2**40), STOPS))
+    return requests
+
+
+async def generate(engine: VllmEngine, requests: Sequence[Request]) -> list[Generation]:
+    return list(await asyncio.gather(*[engine.generate(request) for request in requests]))
+
+
+async def test_tokens_and_logprobs_do_not_depend_on_what_else_is_sampled(
+    engine: VllmEngine, settings: Settings
+) -> None:
+    requests = draw_requests(40)
+    together = await generate(engine, requests)
+    assert len({tuple(generation.token_ids) for generation in together}) > 30
+    order = random.Random(3).sample(range(len(requests)), len(requests))
+    shuffled = await generate(engine, [requests[number] for number in order])
+    assert shuffled == [together[number] for number in order]
+    alone = [await engine.generate(requests[number]) for number in order[:10]]
+    assert alone == [together[number] for number in order[:10]]
+    other = VllmEngine(settings, replica=1)
+    try:
+        assert await generate(other, requests[15:25]) == together[15:25]
+    finally:
+        other.shutdown()
+
+
+def build_prompt(number: int) -> Prompt:
+    return Prompt(
+        run_id="repeat",
+        group_uid=f"q/train/{number}/0",
+        data_source="q",
+        messages=[ChatMessage(role="user", content=format_search_prompt(f"what is the capital of Kima{number}?"))],
+        samples=SAMPLES,
+        sampling=Sampling(temperature=1.0, seed=1000 * (number + 1)),
+    )
+
+
+async def sample(engine: VllmEngine, settings: Settings, failing: float) -> list[Trajectory]:
+    codec = FileTokenizer(settings.model.path)
+    agent = Agent(
+        settings, engine, UnreliableRetriever(failing), UnreliableReward(failing), codec, engine.end_of_turn, "one"
+    )
+    groups: list[TrajectoryGroup] = await asyncio.gather(*[agent.run_group(build_prompt(n)) for n in range(GROUPS)])
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+async def test_failures_around_a_survivor_do_not_change_it(engine: VllmEngine, settings: Settings) -> None:
+    sound = {trajectory.id: trajectory for trajectory in await sample(engine, settings, 0.0)}
+    assert {trajectory.status for trajectory in sound.values()} == {Status.STATUS_OK}
+    among_failures = await sample(engine, settings, 0.75)
+    survivors = [trajectory for trajectory in among_failures if trajectory.status == Status.STATUS_OK]
+    assert 0 < len(survivors) < (1 - FAILED_SHARE + 0.1) * len(among_failures)
+    for survivor in survivors:
+        whole = sound[survivor.id]
+        for name in ("token_ids", "loss_mask", "turn_ids", "logprobs", "segments", "score"):
+            assert getattr(survivor, name) == getattr(whole, name), name
+
+
+async def test_a_cpu_refuses_to_sample_several_sequences_at_once() -> None:
+    with pytest.raises(SettingsError, match=r"on a CPU run\.repeatable needs rollout\.engine\.max_num_seqs=1, not 128"):
+        prepare_repeatable(True, EngineSettings())
