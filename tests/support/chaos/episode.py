@@ -45,13 +45,19 @@ class Incident:
 
 @dataclass
 class Outcome:
-    """What an episode ended with. problem: why it did not end cleanly; empty if it did."""
+    """What an episode ended with.
+
+    Attributes:
+        operations: of the run's history, which its own checker has found in order.
+        problem: why the episode did not end cleanly; empty if it did.
+    """
 
     issued: int = 0
     trained: int = 0
     lost: int = 0
     duplicated: int = 0
     steps: int = 0
+    operations: int = 0
     problem: str = ""
 
 
@@ -320,9 +326,12 @@ def has_history() -> bool:
     return "record_history" in RunSettings.model_fields
 
 
-def check_history(run: Path) -> str:
-    """What the independent checker finds wrong with a run; empty if nothing."""
+def check_history(run: Path) -> tuple[int, str]:
+    """(operations of a run's history, what the checker that does not look at the ledger finds wrong with it)."""
     if not has_history():
-        return ""
-    ended = subprocess.run([*FORAGE, "check-history", str(run)], capture_output=True, text=True)
-    return "" if ended.returncode == 0 else f"check-history: {(ended.stdout + ended.stderr).strip()[-500:]}"
+        return 0, ""
+    ended = subprocess.run([*FORAGE, "check-history", str(run), "--complete"], capture_output=True, text=True)
+    lines = ended.stdout.splitlines() or ["{}"]
+    if ended.returncode:
+        return 0, f"check-history: {' '.join((ended.stdout + ended.stderr).split())[-1000:]}"
+    return int(json.loads(lines[-1])["operations"]), ""

@@ -47,8 +47,9 @@ def summarize(tally: Tally, seed: int, save_freq: int) -> Report:
         "hung": sum(strike.hung for strike in strikes),
         "ended": sum(bool(strike.ended) for strike in strikes),
         "episodes": len(outcomes),
-        "unfinished": [outcome.problem for outcome in outcomes if outcome.problem],
+        "problems": [outcome.problem for outcome in outcomes if outcome.problem],
         "steps": sum(outcome.steps for outcome in outcomes),
+        "operations": sum(outcome.operations for outcome in outcomes),
         "step_s": round(tally.step_s, 3),
         "cost_s": round(measured_s, 1),
         "projected_cost_s": round(projected_s, 1),
@@ -100,7 +101,7 @@ def summarize(tally: Tally, seed: int, save_freq: int) -> Report:
 def find_failures(result: dict[str, Any]) -> list[str]:
     """What misses a bar that a run must reach."""
     failures = [f"{result[name]} {name}" for name in ("lost", "duplicated", "hung") if result[name]]
-    failures += result["unfinished"]
+    failures += result["problems"]
     if (effective := result["effective_training_time_10"]) < LEAST_EFFECTIVE:
         failures.append(f"projected effective training time {effective} at 10 %, at least {LEAST_EFFECTIVE} expected")
     return failures

@@ -181,6 +181,11 @@ class Stack:
             return None
         return int(TrajectoryGroup.FromString(rows[0][1][b"m"]).batch) if rows else None
 
+    def list_leftovers(self) -> list[str]:
+        """The command lines of processes of this run that still live."""
+        titles = (_read_title(process) for process in psutil.process_iter())
+        return [title for title in titles if f"{self.run}/" in title or f"-{self.run_id}:" in title]
+
     def interrupt(self, timeout_s: float = 90.0) -> None:
         """Press Ctrl-C and wait; a supervisor that does not end is killed, and so is what it leaves."""
         if self.process is None or self.process.poll() is not None:

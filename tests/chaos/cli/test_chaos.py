@@ -1,0 +1,45 @@
+"""Twenty faults of cheap kinds strike one run at seeded instants: nothing is lost, nothing twice, nothing hangs.
+
+`make chaos` has all kinds, and as many faults as one likes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.timeout(900)]
+KILLS = 20
+SEED = 15
+KINDS = (
+    "kill-redis",
+    "kill-reward",
+    "kill-reward-worker",
+    "kill-retriever",
+    "kill-dispatcher",
+    "kill-agent",
+    "kill-engine-core",
+    "kill-trainer",
+    "kill-supervisor",
+    "stop-reward-worker",
+    "torn-redis-log",
+    "damaged-checkpoint",
+    "redis-maxmemory",
+)
+
+
+def test_twenty_faults_lose_nothing_and_hang_nothing(repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(repository / "scripts/chaos.py"), str(KILLS), "--seed", str(SEED)]
+    command += ["--kinds", ",".join(KINDS), "--calm-s", "5", "--folder", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=repository)
+    sys.stdout.write(ended.stdout)
+    result = json.loads(ended.stdout.splitlines()[-1])
+    assert result["problems"] == [], ended.stdout
+    assert (result["lost"], result["duplicated"], result["hung"]) == (0, 0, 0)
+    assert result["kills"] == KILLS
+    assert result["skipped"] == {}
+    assert result["operations"] > 0, "the history was not verified"
