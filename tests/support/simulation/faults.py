@@ -9,6 +9,7 @@ from typing import Any
 
 import redis
 
+from forage_common.streams.history import FOLDER, History
 from simulation.machine import Disk
 from simulation.programs import Operator, Programs
 from simulation.redis_server import Server
@@ -18,6 +19,7 @@ from simulation.world import Killed, Process, World
 _READS = {"hget", "hgetall", "xlen", "exists", "get", "ping", "xpending", "find_absent", "read_replicas", "info"}
 _READS |= {"script load", "unknown script", "memory usage"}
 _OF_REDIS = {"lost reply", "redis down", "redis lost", "redis tail lost", "out of reach"}
+_LOSSES = {"redis lost", "redis tail lost", "prompt deleted", "group deleted", "group garbled"}
 _CLAIMS = {"xreadgroup", "xautoclaim", "claim"}
 
 
@@ -90,6 +92,10 @@ class Faults:
         assert process is not None
         self.note(f"     FAULT {fault}")
         self.injected.append(fault)
+        if fault.kind in _LOSSES:
+            folder = self._checkpoints.parent / FOLDER
+            with History(folder, "run", "fault").record("lose_data", {"kind": fault.kind}):
+                pass
         match fault.kind:
             case "crash before" | "crash after":
                 if fault.delay_s:

@@ -27,6 +27,7 @@ from forage_common.files.questions import Question, Questions
 from forage_common.settings import Settings
 from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
+from forage_common.streams.history import open_history
 from forage_common.streams.prompt_identity import build_group, with_prompt_identity
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import (
@@ -217,7 +218,8 @@ class Programs:
         assert process is not None
         world.sleep(self.draw_seconds("start"))
         worker = StubWorker(self)
-        streams = StreamClient(self.settings.redis, self.settings.run.id, CALL_TIMEOUT_S)
+        run = self.settings.run
+        streams = StreamClient(self.settings.redis, run.id, CALL_TIMEOUT_S, open_history(run, "trainer"))
         stop = self._stops[process]
         try:
             TrainingLoop(self.settings, streams, worker, *self._questions, 0, stop, Health()).run()  # type: ignore[arg-type]
@@ -248,7 +250,8 @@ class Programs:
         world, settings = self.world, self.settings
         process = world.process
         assert process is not None
-        streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S)
+        history = open_history(settings.run, "rollout")
+        streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, history)
         engines = [_Engine(self, streams, f"{process.name}-{process.started:.3f}-{i}") for i in range(self._engines)]
 
         async def run_group(prompt: Prompt) -> TrajectoryGroup:

@@ -13,6 +13,7 @@ from unittest import mock
 import redis
 
 from forage_common.streams import client
+from forage_common.streams.connection import notice_lost_reply
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from simulation.redis_store import Store, Stream
 from simulation.world import Process, Signal, World
@@ -114,10 +115,14 @@ class Client(redis.Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         name = args[0]
-        response = self._again.call_with_retry(lambda: self._send(name, args), lambda _: None)
+        response = self._again.call_with_retry(lambda: self._try(name, args), lambda _: None)
         options.pop("keys", None)  # for a cache that is not used
         callback = self.response_callbacks.get(name)
         return callback(response, **options) if callback is not None else response
+
+    def _try(self, name: str, args: tuple[Any, ...]) -> Any:
+        with notice_lost_reply():
+            return self._send(name, args)
 
     def _send(self, name: str, args: tuple[Any, ...]) -> Any:
         world, server = self._world, self._server

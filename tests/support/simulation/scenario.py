@@ -88,7 +88,7 @@ class Scenario:
     def build_settings(self, folder: Path) -> Settings:
         return Settings.model_validate(
             {
-                "run": {"id": "run", "dir": folder, "seed": self.seed},
+                "run": {"id": "run", "dir": folder, "seed": self.seed, "record_history": True},
                 "redis": {"url": "redis://127.0.0.1:1/0"},
                 "model": {"path": folder / "model"},
                 "data": {"train_batch_size": self.batch_size},

@@ -17,6 +17,8 @@ from unittest import mock
 
 import structlog
 
+from forage_cli.runs.history import Limits, check_operations
+from forage_cli.runs.operations import read_history
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_trainer.data.dataset import make_batches
@@ -105,6 +107,7 @@ def _run(scenario: Scenario, folder: Path, is_traced: bool) -> Outcome:
             probe = Process(world, "check", lambda: violations.extend(_check(settings, questions[0], scenario)) or 0)
             world.run(lambda: not probe.is_alive, world.now + 60.0)
             violations += world.failures
+            violations += _check_history(settings)
         seconds = world.now
         world.close()
     return Outcome(scenario, seconds, tuple(faults.injected), tuple(violations), tuple(faults.history))
@@ -162,6 +165,19 @@ def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
     policy = streams.read_policy()
     if policy is None or policy.version != total:
         yield f"the announced policy is not that of step {total}"
+
+
+def _check_history(settings: Settings) -> Iterator[str]:
+    """Find what the recorded operations of a finished run violate."""
+    trainer = settings.trainer
+    limits = Limits(settings.data.train_batch_size, trainer.total_training_steps, trainer.max_staleness)
+    history = read_history(settings.run.folder)
+    report = check_operations(history, limits)
+    for violation in report.violations:
+        shown = "; ".join(one.describe(history.origin) for one in violation.operations)
+        yield f"history ({violation.rule}): {violation.sentence}: {shown}"
+    if not report.is_complete:
+        yield f"history: steps {report.steps} of {report.total_steps}, outstanding {report.outstanding}"
 
 
 def _list_expected(settings: Settings, train: Any, has_failures: bool) -> dict[int, dict[int, list[str]]]:

@@ -227,8 +227,7 @@ class StreamClient:
     @recorded
     def discard(self, stream: str, ids: Sequence[bytes]) -> None:
         """Remove groups that are never trained on: stale ones, and superseded ones."""
-        if ids:
-            self._run_fenced("discard", [stream], GROUP, *ids)
+        self._run_fenced("discard", [stream], GROUP, *ids)
 
     @recorded
     def reject(self, stream: str, id: bytes, content: bytes) -> None:

@@ -6,7 +6,8 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -49,6 +50,16 @@ _lost = threading.local()
 def count_lost_replies() -> int:
     """Count the commands of this thread without a reply: each may have been carried out."""
     return getattr(_lost, "replies", 0)
+
+
+@contextmanager
+def notice_lost_reply() -> Iterator[None]:
+    """Count a command that the body sends, if its reply does not come."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError):
+        _lost.replies = count_lost_replies() + 1
+        raise
 
 
 def connect(settings: RedisSettings, patience_s: float, key: str = "") -> redis.Redis:
@@ -116,11 +127,8 @@ class _ConfirmedRedis(redis.Redis):
     _failures, _settled = 1, 0  # a process before this one may have left writes that no replica has
 
     def _send_command_parse_response(self, conn: Any, command_name: str, *args: Any, **options: Any) -> Any:
-        try:
+        with notice_lost_reply():
             reply = super()._send_command_parse_response(conn, command_name, *args, **options)  # type: ignore[no-untyped-call]
-        except (redis.ConnectionError, redis.TimeoutError):
-            _lost.replies = count_lost_replies() + 1
-            raise
         if not self.replicas or command_name in _READS:
             return reply
         failures = self._failures

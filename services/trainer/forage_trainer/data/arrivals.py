@@ -102,9 +102,9 @@ class Arrivals:
 
     def discard(self, ids: Iterable[bytes]) -> None:
         """Remove groups from the stream that are never trained on."""
-        ids = list(ids)
-        self._retry(lambda: self._streams.discard(self._stream, ids))
-        self.forget(ids)
+        if ids := list(ids):
+            self._retry(partial(self._streams.discard, self._stream, ids))
+            self.forget(ids)
 
     def forget(self, ids: Iterable[bytes]) -> None:
         """Note that these groups have left the stream."""
