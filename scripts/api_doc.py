@@ -25,9 +25,10 @@ _INTRODUCTION = """# API
 This page lists the HTTP routes and the gRPC services of Forage. The contracts are the files of `proto/forage/v1`: each
 message on a stream or a wire is one of them. `make reference` generates this page.
 
-Every service answers `GET /healthz`, `GET /readyz` and `GET /metrics` at its `health_address` (the retriever at its
-`http_address`), and every gRPC service offers health checks and reflection. With `*.auth_token_file` set, calls carry
-the token as `authorization: Bearer TOKEN`.
+Every service answers `GET /healthz`, `GET /readyz`, `GET /waitz` and `GET /metrics` at its `health_address` (the
+retriever at its `http_address`), and every gRPC service offers health checks and reflection. `/waitz` lists
+[every wait in progress](../reliability.md#waits). With `*.auth_token_file` set, calls carry the token as
+`authorization: Bearer TOKEN`.
 """
 _SCALARS = {
     1: "double", 2: "float", 3: "int64", 4: "uint64", 5: "int32", 8: "bool", 9: "string", 12: "bytes", 13: "uint32",

@@ -9,11 +9,13 @@ from forage_common.errors import UserError
 from forage_common.settings import Settings, settings_from_arguments
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs, get_logger
+from forage_common.telemetry.stacks import write_stacks_on_signal
 
 
 def run_service(name: str, main: Callable[[Settings], None]) -> None:
     """Run a service's `main` and exit: 0 when it returns, 2 with one sentence on a UserError, 1 on any other error."""
     configure_logs(name)
+    write_stacks_on_signal()
     log = get_logger()
     try:
         settings = settings_from_arguments(sys.argv[1:])

@@ -19,7 +19,7 @@ from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
 from forage_trainer.data.dataset import make_batches, report_questions
 from forage_trainer.data.routes import EnvironmentCheck, check_rewards
-from forage_trainer.waiting import CALL_TIMEOUT_S, RedisRetry
+from forage_trainer.waiting import CALL_TIMEOUT_S, CollectiveTimeoutError, RedisRetry
 
 EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
 
@@ -90,7 +90,7 @@ def run_leader(settings: Settings, stop: Stop) -> int:
     except RolledBackError as error:
         get_logger().error("rolled_back", reason=str(error))
         return EXIT_ROLLED_BACK
-    except (FencedError, BatchTimeoutError, StaleGroupsError) as error:
+    except (FencedError, BatchTimeoutError, CollectiveTimeoutError, StaleGroupsError) as error:
         get_logger().error("trainer_gave_up", reason=str(error))
         return EXIT_FAILED
     finally:
@@ -105,6 +105,7 @@ def run_follower(settings: Settings, on_built: Callable[[], object] = lambda: No
         on_built: called once the engine is built.
 
     Raises:
+        CollectiveTimeoutError: another rank did not take part in time.
         RuntimeError: rank 0 died.
     """
     from forage_trainer.engine import spmd

@@ -1,23 +1,30 @@
-"""Calls that are repeated while Redis is unavailable, until a stop is requested."""
+"""Waits of the trainer: calls that are repeated while Redis is unavailable, and other processes that fall silent."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TypeVar
 
 from prometheus_client import Counter
 
-from forage_common.errors import UnavailableError
+from forage_common.errors import ForageError, UnavailableError
 from forage_common.stop import Stop
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import Wait, waiting
 
 T = TypeVar("T")
 REDIS_WAITS = Counter("forage_trainer_redis_waits_total", "Calls that found Redis unavailable and were repeated")
 CALL_TIMEOUT_S = 4.0
 """Time limit of one call to Redis: short, so that a stop request is noticed while the server is unavailable."""
 _RETRY_INTERVAL_S = 0.5
+_WHY_UNLIMITED = "the run is in Redis: nothing else can be done; a stop request ends it"
+
+
+class CollectiveTimeoutError(ForageError):
+    """A process of the trainer waited too long for another one."""
 
 
 class RedisRetry:
@@ -34,20 +41,24 @@ class RedisRetry:
             Stopped: the process was asked to stop meanwhile.
         """
         began = time.monotonic()
-        failed = False
-        while True:
-            self._stop.check()
-            try:
-                result = call()
-            except UnavailableError as error:
-                failed = True
-                REDIS_WAITS.inc()
-                self._health.wait_for("redis", str(error))
-                waited = round(time.monotonic() - began, 1)
-                get_logger().warning("redis_unavailable", waited_s=waited, reason=str(error))
-                self._stop.sleep(_RETRY_INTERVAL_S)
-                continue
-            if failed:
-                self._health.mark_ready("redis")
-                get_logger().info("redis_available", waited_s=round(time.monotonic() - began, 1))
-            return result
+        with ExitStack() as waits:
+            wait: Wait | None = None
+            while True:
+                self._stop.check()
+                try:
+                    result = call()
+                except UnavailableError as error:
+                    wait = wait or waits.enter_context(
+                        waiting("a call of Redis", on="redis", limit_s=None, why_unlimited=_WHY_UNLIMITED)
+                    )
+                    wait.detail = str(error)
+                    REDIS_WAITS.inc()
+                    self._health.wait_for("redis", str(error))
+                    waited = round(time.monotonic() - began, 1)
+                    get_logger().warning("redis_unavailable", waited_s=waited, reason=str(error))
+                    self._stop.sleep(_RETRY_INTERVAL_S)
+                    continue
+                if wait is not None:
+                    self._health.mark_ready("redis")
+                    get_logger().info("redis_available", waited_s=round(time.monotonic() - began, 1))
+                return result

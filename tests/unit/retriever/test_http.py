@@ -13,6 +13,7 @@ import pytest
 from retriever_parts import DEFAULT_TOPK, open_http_client, open_retrieval, record_bm25, wait_until_queued
 
 from forage_common.telemetry.health import Health
+from forage_common.telemetry.waits import waiting
 from forage_retriever.index.load import Index
 from forage_retriever.serve import http_api, retrieval
 from forage_retriever.serve.retrieval import Retrieval
@@ -140,6 +141,11 @@ async def test_without_an_index_the_reply_says_what_the_service_waits_for() -> N
         assert (await client.get("/healthz")).status_code == 200
         probe = await client.get("/readyz")
         assert (probe.status_code, probe.json()["waiting_for"]) == (503, {"start": "reading the corpus"})
+        with waiting("a shard", on="shard 1", limit_s=5, detail="it loads"):
+            (wait,) = (await client.get("/waitz")).json()["waits"]
+        assert (wait["what"], wait["on"], wait["detail"]) == ("a shard", "shard 1", "it loads")
+        assert 0 < wait["gives_up_in_s"] <= 5
+        assert (await client.get("/waitz")).json() == {"waits": []}
 
 
 async def test_a_failed_search_is_500_without_the_exception_text(loaded: Index) -> None:
@@ -194,7 +200,8 @@ async def test_queries_of_a_disconnected_caller_are_not_searched(loaded: Index) 
 
 async def test_the_openapi_page_describes_every_endpoint_body_reply_and_error(client: httpx.AsyncClient) -> None:
     page = (await client.get("/openapi.json")).json()
-    assert set(page["paths"]) == {"/retrieve", "/queries", "/access", "/reload", "/healthz", "/readyz", "/metrics"}
+    probes = {"/healthz", "/readyz", "/waitz", "/metrics"}
+    assert set(page["paths"]) == {"/retrieve", "/queries", "/access", "/reload"} | probes
     search = page["paths"]["/retrieve"]["post"]
     bodies = search["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
     assert [set(body["required"]) for body in bodies] == [{"queries"}, {"query"}]

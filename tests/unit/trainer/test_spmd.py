@@ -37,7 +37,7 @@ def test_shards_add_up_to_the_batch(processes: int, tmp_path: Path) -> None:
 
 def test_an_announcement_arrives_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wire: list[torch.Tensor] = []
-    sender, receiver = Processes(0, 1), Processes(0, 1)
+    sender, receiver = Processes(0, 1, 60), Processes(0, 1, 60)
     monkeypatch.setattr(sender, "_broadcast", lambda tensor: wire.append(tensor.clone()))
     monkeypatch.setattr(receiver, "_broadcast", lambda tensor: tensor.copy_(wire.pop(0)))
     batch = spmd_process.build_rows(spmd_process.build_settings(tmp_path))

@@ -30,6 +30,7 @@ def up(
     from forage_cli.local import demo as local
     from forage_cli.local import preflight, serving
     from forage_cli.local.stack import SERVING, Program, Stack, end_earlier_stack, shift_ports
+    from forage_cli.local.watch import Watch
     from forage_common.settings import load_settings
 
     console = Console()
@@ -49,9 +50,10 @@ def up(
             console.print(
                 f"ready: [bold]forage ask[/], [bold]forage status[/]; logs in {stack.folder / 'logs'}; Ctrl-C stops"
             )
-            while not (train and stack.supervisor.is_done(Program.TRAINER)):
-                stack.supervisor.tick()
-                time.sleep(local.POLL_INTERVAL_S)
+            with Watch(stack) as watch:
+                while not (train and stack.supervisor.is_done(Program.TRAINER)):
+                    watch.tick(lambda sentence: console.print(sentence, highlight=False, soft_wrap=True))
+                    time.sleep(local.POLL_INTERVAL_S)
         except KeyboardInterrupt:
             console.print("stopping …")
         finally:

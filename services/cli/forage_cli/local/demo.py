@@ -16,6 +16,7 @@ from rich.live import Live
 from forage_cli.local import preflight
 from forage_cli.local.live import LiveView, format_step
 from forage_cli.local.stack import Program, Stack, end_earlier_stack, point_latest, repository, shift_ports
+from forage_cli.local.watch import Watch
 from forage_cli.reports import run_report as report
 from forage_cli.runs.folder import RunFolder
 from forage_cli.runs.ledger import count_groups
@@ -118,9 +119,10 @@ def _watch_training(stack: Stack, folder: RunFolder, started: float, console: Co
     view = LiveView(folder, total, started)
     supervisor = stack.supervisor
     printed_steps, detail, tick = len(folder.read_steps()), "", 0
-    with Live(view, console=console, refresh_per_second=2, transient=False) if console.is_terminal else nullcontext():
+    live = Live(view, console=console, refresh_per_second=2, transient=False) if console.is_terminal else nullcontext()
+    with Watch(stack) as watch, live:
         while not supervisor.is_done(Program.TRAINER):
-            supervisor.tick()
+            watch.tick(lambda sentence: console.print(sentence, highlight=False, soft_wrap=True))
             if tick % _TICKS_PER_PROBE == 0:
                 view.waiting = stack.list_waiting()
                 view.restarts = supervisor.restarts

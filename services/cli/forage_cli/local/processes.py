@@ -108,6 +108,11 @@ class Supervisor:
         return None if process is None or process.poll() is not None else process.pid
 
     @property
+    def tokens(self) -> dict[str, str]:
+        """Token in the environment of a service's processes → service."""
+        return {running.token: name for name, running in list(self._running.items())}
+
+    @property
     def restarts(self) -> dict[str, int]:
         """Service → number of restarts."""
         return {name: running.restarts for name, running in self._running.items()}
@@ -194,8 +199,8 @@ def end_leftovers(record: Path, grace_s: float = 15.0) -> list[int]:
         content = json.loads(record.read_text())
         supervisor, services = content["supervisor"], content["services"]
         tokens = {str(service["token"]) for service in services}
-        named = [process for service in services if (process := _find_process(service)) is not None]
-        is_supervised = _find_process(supervisor) is not None
+        named = [process for service in services if (process := find_process(service)) is not None]
+        is_supervised = find_process(supervisor) is not None
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError) as error:
@@ -226,8 +231,8 @@ def _describe_process(pid: int) -> dict[str, float]:
         return {"pid": pid, "started": 0.0}
 
 
-def _find_process(described: Mapping[str, float]) -> psutil.Process | None:
-    """The process that was described, not a stranger that has its id now."""
+def find_process(described: Mapping[str, float]) -> psutil.Process | None:
+    """Find the process of a record; None if it has ended, also where a stranger has its id now."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(int(described["pid"]))
         if abs(process.create_time() - described["started"]) < _SAME_START_S:

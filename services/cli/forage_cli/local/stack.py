@@ -17,6 +17,7 @@ from forage_cli.local.processes import Service, Supervisor, end_leftovers
 from forage_common.addresses import split_address
 from forage_common.errors import UserError
 from forage_common.settings import Settings
+from forage_common.telemetry.stacks import FOLDER_VARIABLE
 
 
 class Program(StrEnum):
@@ -38,7 +39,11 @@ _PORTS = {
 }
 """Program → settings with the addresses that it listens on → distance of the port from --base-port."""
 
-_RECORD = "processes.json"
+RECORD = "processes.json"
+"""File in the folder of a run with its processes."""
+
+STACKS = "logs/stacks"
+"""Folder below that of a run with the stacks that its processes wrote."""
 
 SERVING = (Program.REDIS, Program.REWARD, Program.RETRIEVER, Program.ROLLOUT)
 
@@ -108,7 +113,7 @@ def shift_ports(base: int | None) -> list[str]:
 
 def end_earlier_stack(settings: Settings) -> None:
     """End what a stack of this run left running when its supervisor was killed: it holds the ports and the data."""
-    end_leftovers(settings.run.folder.absolute() / _RECORD)
+    end_leftovers(settings.run.folder.absolute() / RECORD)
 
 
 class Stack:
@@ -118,12 +123,13 @@ class Stack:
         self.settings = settings
         self.programs = tuple(programs)
         self.folder = settings.run.folder.absolute()
-        self.supervisor = Supervisor(self.folder / _RECORD)
+        self.supervisor = Supervisor(self.folder / RECORD)
 
     def start(self) -> None:
         """Write the settings and start every program."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "settings.yaml").write_text(self.settings.to_yaml())
+        shutil.rmtree(self.folder / STACKS, ignore_errors=True)  # of processes that have ended
         for program in self.programs:
             self.supervisor.start(self._service(program))
 
@@ -142,6 +148,7 @@ class Stack:
         command = [str(find_interpreter(program)), "-m", f"forage_{program}", "--config", config]
         threads = {Program.TRAINER: self.settings.trainer.threads, Program.RETRIEVER: self.settings.retriever.threads}
         environment = {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads.get(program, 1))}
+        environment[FOLDER_VARIABLE] = str(self.folder / STACKS)
         return Service(program, command, log, environment, job=program is Program.TRAINER)
 
     def _redis_command(self) -> list[str]:

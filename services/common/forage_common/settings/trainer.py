@@ -83,6 +83,9 @@ class TrainerSettings(Section):
     rollout_data_freq: int = Field(10, ge=0, description="Interval of files with a step's trajectories; 0: never")
     rollout_data_to_keep: int = Field(0, ge=0, description="Newest trajectory files that are kept; 0: all")
     resume: bool = Field(True, description="Continue from the newest checkpoint in the run's folder")
+    collective_timeout_s: float = Field(
+        600.0, gt=0, description="Longest wait of a process of the trainer for another one, until both end and resume"
+    )
     batch_timeout_s: float = Field(600.0, gt=0, description="Longest wait for a batch until the run fails")
     straggler_timeout_s: float = Field(
         0.0, ge=0, description="Longest wait for missing groups after the first of a batch arrived; 0: no limit"

@@ -1,7 +1,7 @@
 """The health endpoint of every service.
 
 It answers `/healthz` (the process is alive), `/readyz` (503 with the reasons until the service is ready; notes of what
-slows a ready one down) and `/metrics` (Prometheus).
+slows a ready one down), `/waitz` (every wait in progress) and `/metrics` (Prometheus).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from forage_common.addresses import port_in_use_error, split_address
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import list_waits
 
 WAITING = Gauge("forage_common_waiting", "1 while this keeps the service from being ready", ["what"])
 
@@ -67,6 +68,7 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
     health: Health
     metrics: Callable[[], bytes]
+    list_waits: Callable[[], list[dict[str, Any]]]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log errors, except of clients that closed the connection."""
@@ -87,7 +89,9 @@ class _Handler(BaseHTTPRequestHandler):
             waiting = health.waiting
             body = json.dumps({"ready": not waiting, "waiting_for": waiting, "notes": health.notes}).encode()
             return self._reply(503 if waiting else 200, body)
-        return self._reply(404, b'{"detail":"try /healthz, /readyz or /metrics"}')
+        if self.path == "/waitz":
+            return self._reply(200, json.dumps({"waits": self.server.list_waits()}).encode())
+        return self._reply(404, b'{"detail":"try /healthz, /readyz, /waitz or /metrics"}')
 
     def _reply(self, status: int, body: bytes, content_type: str = "application/json") -> None:
         self.send_response(status)
@@ -100,11 +104,17 @@ class _Handler(BaseHTTPRequestHandler):
         """Do not log every probe."""
 
 
-def serve_health(address: str, health: Health, metrics: Callable[[], bytes] = generate_latest) -> ThreadingHTTPServer:
+def serve_health(
+    address: str,
+    health: Health,
+    metrics: Callable[[], bytes] = generate_latest,
+    waits: Callable[[], list[dict[str, Any]]] = list_waits,
+) -> ThreadingHTTPServer:
     """Serve health and metrics on a daemon thread; `shutdown()` on the result ends it.
 
     Args:
         metrics: renders the metrics page; by default the metrics of this process.
+        waits: lists the waits; by default those of this process.
 
     Raises:
         UserError: the port is in use.
@@ -115,5 +125,6 @@ def serve_health(address: str, health: Health, metrics: Callable[[], bytes] = ge
         raise port_in_use_error(address, error) from None
     server.health = health
     server.metrics = metrics
+    server.list_waits = waits
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
     return server

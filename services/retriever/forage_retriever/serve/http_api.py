@@ -34,6 +34,7 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
+from forage_common.telemetry.waits import list_waits
 from forage_retriever.hits import Provenance
 from forage_retriever.serve import adapters
 from forage_retriever.serve.adapters import Body
@@ -105,6 +106,10 @@ def make_app(retrieval: Retrieval, health: Health, swap: IndexSwap | None = None
         waiting = health.waiting
         return JSONResponse({"ready": not waiting, "waiting_for": waiting}, 503 if waiting else 200)
 
+    async def waitz(_: Request) -> Response:
+        """Every wait in progress: for what, on whom, since when, and when it gives up."""
+        return JSONResponse({"waits": list_waits()})
+
     async def metrics(_: Request) -> Response:
         """Metrics in the text format of Prometheus."""
         return Response(generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -135,6 +140,7 @@ def make_app(retrieval: Retrieval, health: Health, swap: IndexSwap | None = None
     states: dict[int | str, dict[str, Any]] = {200: {"model": Readiness}, 503: {"model": Readiness}}
     app.add_api_route("/readyz", readyz, methods=["GET"], responses=states)
     app.add_api_route("/healthz", healthz, methods=["GET"])
+    app.add_api_route("/waitz", waitz, methods=["GET"])
     app.add_api_route("/health", healthz, methods=["GET"], include_in_schema=False)  # rLLM's client probes it
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response)
     return app

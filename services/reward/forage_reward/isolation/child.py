@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from forage_common.errors import ForageError, UserError
+from forage_common.telemetry.stacks import write_stacks_on_signal
 
 _LENGTH = struct.Struct("<I")
 _ORPHAN_CHECK_S = 1.0
@@ -151,6 +152,7 @@ class ParentConnection:
     """The child's end of the connection. Ends the process when the parent has died."""
 
     def __init__(self, descriptor: int) -> None:
+        write_stacks_on_signal()
         self._file = socket.socket(fileno=descriptor).makefile("rwb")
         threading.Thread(target=_exit_with_parent, args=(os.getppid(),), name="orphan", daemon=True).start()
 

@@ -12,6 +12,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from forage_common.telemetry.logs import configure_logs
+from forage_common.telemetry.stacks import write_stacks_on_signal
 from forage_rollout.deployments.relay import redirect_stderr
 
 # Bounded so that a call waits for an unavailable Redis no longer than a health check may take.
@@ -19,9 +20,10 @@ REDIS_TIMEOUT_S = 4.0
 
 
 def start_logs() -> None:
-    """Send this replica's log to the main process."""
+    """Send this replica's log, and on a signal its stacks, to the main process or the folder of stacks."""
     redirect_stderr()
     configure_logs("rollout")
+    write_stacks_on_signal()
 
 
 def build_process_name() -> str:

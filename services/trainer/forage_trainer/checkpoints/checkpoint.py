@@ -17,6 +17,7 @@ from typing import Any
 
 from forage_common.errors import DataError, UserError
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import waiting
 from forage_trainer.checkpoints.manifest import (
     BEST,
     LATEST,
@@ -138,14 +139,15 @@ class Checkpoints:
         own = [path for path in state.rglob("*") if path.name.endswith("_rank_0.pt")]
         expected = [path.with_name(path.name[:-4] + f"{r}.pt") for path in own for r in range(1, self._world_size)]
         deadline = time.monotonic() + self._listing_timeout_s
-        while missing := set(expected) - set(state.rglob("*.pt")):
-            if time.monotonic() > deadline:
-                names = ", ".join(sorted(str(path.relative_to(state)) for path in missing)[:4])
-                raise UserError(
-                    f"{len(missing)} of {len(own) * self._world_size} files of a checkpoint do not appear in {state} "
-                    f"({names}): run.dir must be on a volume that all nodes of the trainer share"
-                )
-            time.sleep(0.5)
+        with waiting("files of other ranks", on="the volume of run.dir", limit_s=self._listing_timeout_s):
+            while missing := set(expected) - set(state.rglob("*.pt")):
+                if time.monotonic() > deadline:
+                    names = ", ".join(sorted(str(path.relative_to(state)) for path in missing)[:4])
+                    raise UserError(
+                        f"{len(missing)} of {len(own) * self._world_size} files of a checkpoint do not appear in "
+                        f"{state} ({names}): run.dir must be on a volume that all nodes of the trainer share"
+                    )
+                time.sleep(0.5)
 
     def best_step(self) -> int | None:
         """The step that the file `best` names; None without the file or its checkpoint."""

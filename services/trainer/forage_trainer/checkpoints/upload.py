@@ -16,6 +16,7 @@ from prometheus_client import Counter, Gauge
 from forage_common.errors import UserError
 from forage_common.files import durable
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import idling, waiting
 from forage_trainer.checkpoints.manifest import MANIFEST, list_checkpoints
 from forage_trainer.files import remove_folder, remove_leftovers, stage_folder
 
@@ -83,7 +84,8 @@ class Uploader:
 
     def close(self, wait_s: float) -> bool:
         """End the thread, after waiting at most `wait_s` for the queue. Returns whether every checkpoint is copied."""
-        self._idle.wait(wait_s)
+        with waiting("uploads of checkpoints", on="trainer.upload_url", limit_s=wait_s):
+            self._idle.wait(wait_s)
         self._closed.set()
         self._wake.set()
         self._thread.join(1.0)
@@ -105,7 +107,8 @@ class Uploader:
                     self._idle.set()
                     self._wake.clear()
             if self._current is None:
-                self._wake.wait()
+                with idling("checkpoints to upload", on="the training"):
+                    self._wake.wait()
                 continue
             copied = self._copy_with_retries(self._current)
             with self._lock:
@@ -122,8 +125,10 @@ class Uploader:
             except Exception as error:  # noqa: BLE001 - every file system has its own errors; they must not end the run
                 FAILED.inc()
                 get_logger().warning("upload_failed", checkpoint=path.name, attempt=attempt, reason=repr(error))
-                if self._closed.wait(self._pause_s * 2**attempt):
-                    return False
+                pause_s = self._pause_s * 2**attempt
+                with waiting("another attempt to upload", on="trainer.upload_url", limit_s=pause_s, detail=repr(error)):
+                    if self._closed.wait(pause_s):
+                        return False
                 continue
             if size:
                 UPLOADED.inc()

@@ -17,6 +17,7 @@ from forage_common.stop import Stopped
 from forage_common.streams.client import Entry, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import Wait, waiting
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_trainer.data import spans
 from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
@@ -124,6 +125,10 @@ class Batcher:
             FencedError: a later trainer has taken over.
             Stopped: the process was asked to stop.
         """
+        with waiting("groups of the next batch", on="rollout", limit_s=timeout_s) as wait:
+            return self._collect(number, timeout_s, wait)
+
+    def _collect(self, number: int, timeout_s: float, wait: Wait) -> Batch:
         began = logged = counted = time.monotonic()
         self._arrivals.begin_wait()
         receiver = Receiver(
@@ -133,7 +138,9 @@ class Batcher:
         straggler_timeout = self._settings.straggler_timeout_s
         self._drop_stale(number)
         while missing := self._missing_positions(number):
-            self._health.wait_for("batch", f"batch {number}: {len(missing)} of {self._size} groups missing")
+            wait.detail = f"batch {number}: {len(missing)} of {self._size} groups missing"
+            wait.renew(self._arrivals.silence_s)
+            self._health.wait_for("batch", wait.detail)
             now = time.monotonic()
             WAIT_SECONDS.inc(now - counted)
             counted = now
@@ -204,7 +211,7 @@ class Batcher:
 
     def _claim_until(self, over: threading.Event) -> None:
         with suppress(Stopped):  # the body meets the stop request itself
-            while not over.wait(_AHEAD_INTERVAL_S):
+            while not over.wait(_AHEAD_INTERVAL_S):  # wait: pause between two claims
                 self._claim(0.0)
 
     def _issue_again(self, number: int, position: int, attempt: int, uid: str | None) -> None:

@@ -16,6 +16,7 @@ from forage_common.stop import Stop
 from forage_common.streams.client import ENVIRONMENTS_SILENCE_S, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import Wait, waiting
 from forage_trainer.waiting import RedisRetry
 
 _LOG_INTERVAL_S = 10.0
@@ -65,17 +66,25 @@ class EnvironmentCheck:
             Stopped: the process was asked to stop meanwhile.
         """
         began = time.monotonic()
-        while (served := self._retry(self._streams.read_environments)) is not None:
-            try:
-                return check_environments(self._sources, self._wanted, served)
-            except UserError as error:
-                if time.monotonic() - began > _PATIENCE_S:
-                    raise
-                get_logger().warning("other_environment", detail=str(error))
-                self._stop.sleep(_PAUSE_S)
+        with waiting("the environments of the settings", on="rollout", limit_s=_PATIENCE_S) as wait:
+            while (served := self._retry(self._streams.read_environments)) is not None:
+                try:
+                    return check_environments(self._sources, self._wanted, served)
+                except UserError as error:
+                    if time.monotonic() - began > _PATIENCE_S:
+                        raise
+                    wait.detail = str(error)
+                    get_logger().warning("other_environment", detail=str(error))
+                    self._stop.sleep(_PAUSE_S)
 
 
 def _wait_for_routes(settings: Settings, stop: Stop, health: Health) -> frozenset[str]:
+    why = "without rewards there is nothing to train on; a stop request ends it"
+    with waiting("the data sources", on="reward", limit_s=None, why_unlimited=why) as wait:
+        return _ask_for_routes(settings, stop, health, wait)
+
+
+def _ask_for_routes(settings: Settings, stop: Stop, health: Health, wait: Wait) -> frozenset[str]:
     began = time.monotonic()
     log_at = 0.0
     while True:
@@ -83,6 +92,7 @@ def _wait_for_routes(settings: Settings, stop: Stop, health: Health) -> frozense
         try:
             routes = asyncio.run(_list_routes(settings))
         except UnavailableError as error:
+            wait.detail = str(error)
             health.wait_for("reward", str(error))
             waited = time.monotonic() - began
             if waited >= log_at:

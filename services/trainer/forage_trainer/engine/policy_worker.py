@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +53,8 @@ class PolicyWorker:
 
     def __init__(self, settings: Settings) -> None:
         torch.manual_seed(settings.run.seed)
-        self.processes = Processes.join()
         trainer = settings.trainer
+        self.processes = Processes.join(trainer.collective_timeout_s)
         self._settings = trainer.actor
         self._on_gpu = torch.cuda.is_available()
         if not self._on_gpu:
@@ -83,6 +82,7 @@ class PolicyWorker:
             self._reference = VerlWorker("language_model", model, forward, None, self.processes)
         has_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
         self._critic = CriticWorker(settings, resolved, self.processes) if has_critic else None
+        self.processes.announce_life()
 
     @property
     def world_size(self) -> int:
@@ -225,10 +225,7 @@ class PolicyWorker:
 
     def close(self) -> None:
         """End the other processes."""
-        if self.processes.has_followers:
-            # A follower that has died cannot receive the announcement.
-            with contextlib.suppress(RuntimeError):
-                self.processes.announce(None, {})
+        self.processes.close()
 
     @property
     def _device(self) -> torch.device:

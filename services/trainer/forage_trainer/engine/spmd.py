@@ -2,7 +2,10 @@
 
 Rank 0 runs the loop, but the engines' collective operations need every process. So each call of a `collective` method
 on rank 0 is announced to the others, which make the same call (`follow`). An announcement is a JSON header and plain
-tensors, nothing pickled, over a process group of its own, whose time limit allows for the wait for trajectories.
+tensors, nothing pickled, over a process group of its own.
+
+No process waits for another one for ever: each collective operation fails after `trainer.collective_timeout_s`, and so
+does the wait for an announcement, because rank 0 announces at least its life while it has nothing else to announce.
 """
 
 from __future__ import annotations
@@ -11,19 +14,31 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from forage_common.telemetry.waits import waiting
 from forage_trainer.data.tensors import Rows
+from forage_trainer.waiting import CollectiveTimeoutError
 
-_TIMEOUT = timedelta(days=30)
+_TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)
+_ALIVE = ""
+"""The announcement that rank 0 lives; no method has this name."""
+_NAME_BYTES = 128
+_ALIVE_SHARE = 4
+"""Signs of life within one time limit."""
 
 
 class Processes:
@@ -32,23 +47,115 @@ class Processes:
     rank: of this process, from 0; size: number of processes.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, timeout_s: float) -> None:
         self.rank = rank
         self.size = size
-        self._control = dist.new_group(backend="gloo", timeout=_TIMEOUT) if size > 1 else None
+        self._timeout_s = timeout_s
+        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)) if size > 1 else None
         self._rows: Rows | None = None
+        self._peers = self._introduce()
+        self._busy = threading.Lock()  # held from an announcement to the end of its call: nothing else may be announced
+        self._silent: RuntimeError | None = None
+        self._closed = threading.Event()
 
     @classmethod
-    def join(cls) -> Processes:
-        """Join the processes that a launcher (torchrun, Ray) has started, or be the only one."""
+    def join(cls, timeout_s: float) -> Processes:
+        """Join the processes that a launcher (torchrun, Ray) has started, or be the only one.
+
+        Args:
+            timeout_s: time limit of every collective operation.
+        """
         if not dist.is_initialized():
-            _join_group()
-        return cls(dist.get_rank(), dist.get_world_size())
+            _join_group(timedelta(seconds=timeout_s))
+        return cls(dist.get_rank(), dist.get_world_size(), timeout_s)
 
     @property
     def has_followers(self) -> bool:
         """Whether other processes wait for this one's announcements."""
         return self.rank == 0 and self.size > 1
+
+    @contextmanager
+    def call_everywhere(self, method: str | None, arguments: Mapping[str, Any]) -> Iterator[None]:
+        """Announce a call to the other processes, which make it while this one runs the block; None ends them.
+
+        Raises:
+            CollectiveTimeoutError: another process did not take part in time.
+        """
+        with self._busy, self.limit(method or "the end"):
+            if self._silent is not None:
+                raise self._silent
+            self.announce(method, arguments)
+            yield
+
+    def announce_life(self) -> None:
+        """From now on, announce on rank 0 that it lives whenever it has nothing else to announce."""
+        if self.has_followers:
+            threading.Thread(target=self._announce_life, name="signs-of-life", daemon=True).start()
+
+    def close(self) -> None:
+        """End the other processes; those that have died cannot receive it."""
+        self._closed.set()
+        if self.has_followers:
+            with suppress(RuntimeError, CollectiveTimeoutError), self.call_everywhere(None, {}):
+                pass
+
+    @contextmanager
+    def limit(self, what: str) -> Iterator[None]:
+        """Name the wait for the other processes, and an operation of theirs that is out of time.
+
+        Raises:
+            CollectiveTimeoutError: another process did not take part in time.
+        """
+        if self.size == 1:
+            yield
+            return
+        others = "the other ranks" if self.rank == 0 else "rank 0"
+        with waiting("ranks", on=others, limit_s=self._timeout_s, detail=what):
+            try:
+                yield
+            except RuntimeError as error:
+                if _TIMED_OUT.search(str(error)) is None:
+                    raise
+                raise CollectiveTimeoutError(
+                    f"rank {self.rank} waited for {others} in '{what}' for trainer.collective_timeout_s = "
+                    f"{self._timeout_s:g} s: {self._describe_peers()}"
+                ) from error
+
+    def _introduce(self) -> list[tuple[str, int]]:
+        """Exchange (host name, process id) of every rank."""
+        if self.size == 1:
+            return []
+        own = f"{os.getpid()} {socket.gethostname()}".encode()[:_NAME_BYTES].ljust(_NAME_BYTES)
+        found = [torch.empty(_NAME_BYTES, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(found, torch.frombuffer(bytearray(own), dtype=torch.uint8), group=self._control)
+        texts = [bytes(name.tolist()).decode(errors="replace").split() for name in found]
+        return [(host, int(pid)) for pid, host in texts]
+
+    def _describe_peers(self) -> str:
+        """Describe what is known of the other processes: those of this host may stand still."""
+        states = []
+        for rank, (host, pid) in enumerate(self._peers):
+            if rank == self.rank:
+                continue
+            state = f"is on {host}"
+            if host == socket.gethostname():
+                try:
+                    state = f"is {psutil.Process(pid).status()}"
+                except psutil.Error:
+                    state = "has ended"
+            states.append(f"rank {rank} (process {pid}) {state}")
+        return ", ".join(states)
+
+    def _announce_life(self) -> None:
+        while not self._closed.wait(self._timeout_s / _ALIVE_SHARE):  # wait: pause between two signs of life
+            if self._busy.acquire(blocking=False):
+                try:
+                    self.announce(_ALIVE, {})
+                except RuntimeError as error:
+                    self._silent = error  # for the next call
+                    return
+                finally:
+                    self._busy.release()
 
     def announce(self, method: str | None, arguments: Mapping[str, Any]) -> None:
         """Announce a call to the other processes; None ends them."""
@@ -64,14 +171,18 @@ class Processes:
         """Wait for an announcement: (method, arguments).
 
         Raises:
+            CollectiveTimeoutError: rank 0 gave no sign of life in time.
             RuntimeError: rank 0 died.
         """
-        length = torch.tensor(0)
-        self._broadcast(length)
-        header = torch.empty(int(length), dtype=torch.uint8)
-        self._broadcast(header)
-        call = json.loads(bytes(header.tolist()))
-        return call["method"], {name: self._unpack(value) for name, value in call["arguments"].items()}
+        while True:
+            with self.limit("the next call"):
+                length = torch.tensor(0)
+                self._broadcast(length)
+                header = torch.empty(int(length), dtype=torch.uint8)
+                self._broadcast(header)
+                call = json.loads(bytes(header.tolist()))
+                if call["method"] != _ALIVE:
+                    return call["method"], {name: self._unpack(value) for name, value in call["arguments"].items()}
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a CPU tensor over all processes, which must all call it."""
@@ -151,10 +262,11 @@ def collective(method: Callable[Concatenate[_W, _P], _T]) -> Callable[Concatenat
 
     @functools.wraps(method)
     def call(self: _W, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        if self.processes.has_followers:
-            _, *arguments = signature.bind(self, *args, **kwargs).arguments.items()
-            self.processes.announce(method.__name__, dict(arguments))
-        return method(self, *args, **kwargs)
+        if not self.processes.has_followers:
+            return method(self, *args, **kwargs)
+        _, *arguments = signature.bind(self, *args, **kwargs).arguments.items()
+        with self.processes.call_everywhere(method.__name__, dict(arguments)):
+            return method(self, *args, **kwargs)
 
     return call
 
@@ -163,6 +275,7 @@ def follow(worker: Collective) -> None:
     """Repeat the calls of rank 0 until it ends.
 
     Raises:
+        CollectiveTimeoutError: another process did not take part in time.
         RuntimeError: rank 0 died, or announced a method that is not collective.
     """
     while True:
@@ -171,10 +284,11 @@ def follow(worker: Collective) -> None:
             return
         if not hasattr(getattr(type(worker), method, None), "__wrapped__"):
             raise RuntimeError(f"rank 0 announced {method!r}, which is no collective method of {type(worker).__name__}")
-        getattr(worker, method)(**arguments)
+        with worker.processes.limit(method):
+            getattr(worker, method)(**arguments)
 
 
-def _join_group() -> None:
+def _join_group(timeout: timedelta) -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     launched = "RANK" in os.environ
@@ -185,7 +299,7 @@ def _join_group() -> None:
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if launched:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, timeout=timeout)
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

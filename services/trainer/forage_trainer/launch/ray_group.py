@@ -18,6 +18,7 @@ from verl.single_controller.ray.base import sort_placement_group_by_node_ip
 
 from forage_common.errors import UserError
 from forage_common.settings import Settings
+from forage_common.telemetry.waits import waiting
 from forage_trainer.launch.ray_rank import Rank
 
 _NODE_ID = "ray.io/node-id"
@@ -72,13 +73,14 @@ class NodePool(RayResourcePool):  # type: ignore[misc, unused-ignore]
         if not self._groups:
             deadline = time.monotonic() + self._wait_s
             taken: dict[str, PlacementGroup] = {}
-            for _number in self.store:
-                group = self._reserve(list(taken))
-                while not group.wait(POLL_INTERVAL_S):
-                    self._check()
-                    if time.monotonic() > deadline:
-                        raise UserError(self._describe_shortage(len(taken)))
-                taken[placement_group_table(group)["bundles_to_node_id"][0]] = group
+            with waiting("nodes with room for all ranks", on="ray", limit_s=self._wait_s):
+                for _number in self.store:
+                    group = self._reserve(list(taken))
+                    while not group.wait(POLL_INTERVAL_S):
+                        self._check()
+                        if time.monotonic() > deadline:
+                            raise UserError(self._describe_shortage(len(taken)))
+                    taken[placement_group_table(group)["bundles_to_node_id"][0]] = group
             self._groups = sort_placement_group_by_node_ip(list(taken.values()))
         return self._groups
 

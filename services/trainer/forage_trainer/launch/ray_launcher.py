@@ -25,7 +25,9 @@ from forage_common.ray_environment import extend_start_limit, ray_environment
 from forage_common.settings import Settings, TrainerSettings
 from forage_common.stop import Stop, Stopped
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import waiting
 from forage_trainer.run import EXIT_FAILED, EXIT_STOPPED
+from forage_trainer.waiting import CollectiveTimeoutError
 
 if TYPE_CHECKING:
     from forage_trainer.launch.ray_rank import RankLocation
@@ -82,6 +84,7 @@ class Ranks:
         from forage_trainer.launch.ray_group import start_worker_group
 
         self._stop = stop
+        self._limit_s = max(settings.trainer.ray.wait_s, settings.trainer.collective_timeout_s)
         self._group = start_worker_group(settings, gpus, stop.check)
         self._locations: list[RankLocation] = self._wait_for(self._group.locate())
         for rank in self._locations:
@@ -114,7 +117,7 @@ class Ranks:
         failed: dict[int, Exception] = {}
         codes: dict[int, int] = {}
         stop_sent, deadline = False, float("inf")
-        while running and time.monotonic() < deadline:
+        while running and time.monotonic() < deadline:  # a rank that waits too long for another one ends by itself
             for ended in ray.wait(list(running), timeout=POLL_INTERVAL_S)[0]:
                 rank = running.pop(ended).rank
                 try:
@@ -154,21 +157,27 @@ class Ranks:
         """Wait for calls of ranks and return their results.
 
         Raises:
+            CollectiveTimeoutError: a rank gave no answer.
             UserError: a call raised it, or a rank could not start.
             Stopped: the process was asked to stop meanwhile.
         """
         import ray
 
-        waiting = list(calls)
-        while waiting:
-            self._stop.check()
-            done, waiting = ray.wait(waiting, timeout=POLL_INTERVAL_S)
-            try:
-                ray.get(done)
-            except Exception as error:
-                if isinstance(_unwrap(error), UserError):
-                    raise _unwrap(error) from None
-                raise
+        open_calls, deadline = list(calls), time.monotonic() + self._limit_s
+        with waiting("answers of ranks", on="ray", limit_s=self._limit_s):
+            while open_calls:
+                self._stop.check()
+                done, open_calls = ray.wait(open_calls, timeout=POLL_INTERVAL_S)
+                try:
+                    ray.get(done)
+                except Exception as error:
+                    if isinstance(_unwrap(error), UserError):
+                        raise _unwrap(error) from None
+                    raise
+                if open_calls and time.monotonic() > deadline:
+                    raise CollectiveTimeoutError(
+                        f"{len(open_calls)} of {len(calls)} ranks gave no answer within {self._limit_s:g} s"
+                    )
         results: list[Any] = ray.get(list(calls))
         return results
 

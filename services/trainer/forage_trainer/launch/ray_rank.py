@@ -26,6 +26,7 @@ from forage_common.settings import Settings
 from forage_common.stop import Stop
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs
+from forage_common.telemetry.stacks import write_stacks_on_signal
 from forage_trainer.run import run_follower, run_leader
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -131,6 +132,7 @@ class Rank(Worker):  # type: ignore[misc, unused-ignore]
     def train(self) -> int:
         """Run the program of this rank; returns its exit code."""
         configure_logs("trainer")
+        write_stacks_on_signal()
         structlog.contextvars.bind_contextvars(rank=self._location.rank, node=self._location.node)
         if self._location.rank == 0:
             tracing.start(self._settings, "trainer")

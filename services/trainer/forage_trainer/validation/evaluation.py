@@ -15,6 +15,7 @@ from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import Wait, waiting
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory, TrajectoryGroup
 from forage_trainer.data import spans
 from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
@@ -202,6 +203,10 @@ class Validation:
             ISSUED.labels("validation").inc()
 
     def _collect(self, evaluation: _Evaluation) -> None:
+        with waiting("answers of a validation", on="rollout", limit_s=self._settings.trainer.batch_timeout_s) as wait:
+            self._collect_all(evaluation, wait)
+
+    def _collect_all(self, evaluation: _Evaluation, wait: Wait) -> None:
         total, arrivals = len(self._questions), evaluation.arrivals
         receiver = Receiver(
             lambda entries: self._accept(evaluation, entries),
@@ -216,6 +221,8 @@ class Validation:
                 self._health.mark_ready("validation")
                 return
             missing = f"validation '{evaluation.label}': {total - len(evaluation.answers)} of {total} answers missing"
+            wait.detail = missing
+            wait.renew(arrivals.silence_s)
             self._health.wait_for("validation", missing)
             if arrivals.silence_s > self._settings.trainer.batch_timeout_s:
                 raise BatchTimeoutError(

@@ -17,6 +17,7 @@ from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import SettingsError
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import waiting
 from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Policy, Status, Trajectory
 from forage_probe.metrics import is_finished
@@ -88,7 +89,7 @@ class TrainingProber:
         reason = f"there was no time for it within {self._timeout_s:g} s"
         results = {(id, 0): _failed_probe((id, 0), Status.STATUS_TIMEOUT, reason) for id in ids}
         work = self._probe_with_retries(policy, sample, results, on_progress)
-        with suppress(TimeoutError):
+        with suppress(TimeoutError), waiting(f"probes for {self._purpose}", on="rollout", limit_s=self._timeout_s):
             asyncio.run(_watch(work, self._timeout_s, check))
         probes = list(results.values())
         failures = [probe for probe in probes if probe.status != Status.STATUS_OK]

@@ -1,0 +1,180 @@
+"""`forage status` and the supervisor name processes that stand still, what they wait for, and where they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from forage_cli.local.family import RunProcess, fetch_stacks, list_processes
+from forage_cli.local.inspection import format_wait, inspect_run
+from forage_cli.local.processes import Service
+from forage_cli.local.stack import RECORD, STACKS, Program, Stack
+from forage_cli.local.watch import Watch
+from forage_cli.main import app
+from forage_common.settings import Settings, load_settings
+from forage_common.telemetry.stacks import FOLDER_VARIABLE
+
+NAME_LIMIT_S = 10.0
+SERVICE = """
+import ctypes, sys, threading, time
+from forage_common.telemetry.health import Health, serve_health
+from forage_common.telemetry.stacks import write_stacks_on_signal
+from forage_common.telemetry.waits import idling, waiting
+write_stacks_on_signal()
+health = Health()
+serve_health(sys.argv[1], health)
+health.mark_started()
+health.set_notes({"backpressure": "the trainer is slow"})
+def look_for_gold():
+    with waiting("gold", on="the retriever", limit_s=300, detail="nugget 7"):
+        time.sleep(600)
+if sys.argv[2] == "stuck":  # PyDLL holds the interpreter's lock: no thread of Python goes on
+    threading.Timer(3, ctypes.PyDLL(None).sleep, [600]).start()
+look_for_gold()
+"""
+
+
+class OneServiceStack(Stack):
+    """A stack whose reward service is the program above."""
+
+    def __init__(self, settings: Settings, kind: str = "") -> None:
+        super().__init__(settings, [Program.REWARD])
+        self._kind = kind
+
+    def _service(self, program: Program) -> Service:
+        command = [sys.executable, "-c", SERVICE, self.settings.reward.health_address, self._kind]
+        environment = {FOLDER_VARIABLE: str(self.folder / STACKS)}
+        return Service(program, command, self.folder / "log", environment)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, free_address: Callable[[], str]) -> Settings:
+    services = ("reward.health", "retriever.http", "rollout.health", "trainer.health")
+    addresses = [f"{name}_address={free_address()}" for name in services]
+    return load_settings(None, [f"run.dir={tmp_path}", f"redis.url=redis://{free_address()}/0", *addresses])
+
+
+@pytest.fixture
+def start(settings: Settings) -> Iterator[Callable[..., OneServiceStack]]:
+    stacks: list[OneServiceStack] = []
+
+    def start(kind: str = "") -> OneServiceStack:
+        stacks.append(OneServiceStack(settings, kind))
+        stacks[0].start()
+        deadline = time.monotonic() + 30
+        while inspect_run(settings)[Program.REWARD].state != "ready":
+            assert time.monotonic() < deadline, (stacks[0].folder / "log").read_text()
+        return stacks[0]
+
+    yield start
+    for stack in stacks:
+        pid = stack.supervisor.pid(Program.REWARD)
+        if pid is not None:
+            os.kill(pid, signal.SIGCONT)
+        stack.stop()
+
+
+def run_status(settings: Settings, *options: str) -> tuple[str, int, float]:
+    """(output, exit code, seconds)"""
+    file = settings.run.folder / "settings.yaml"
+    began = time.monotonic()
+    result = CliRunner().invoke(app, ["status", "-c", str(file), *options])
+    return result.output, result.exit_code, time.monotonic() - began
+
+
+def test_status_shows_notes_and_waits_with_their_end(settings: Settings, start: Callable[..., OneServiceStack]) -> None:
+    pid = start().supervisor.pid(Program.REWARD)
+    output, code, _ = run_status(settings)
+    assert code == 1, "the other services do not run"
+    (row,) = (line.split() for line in output.splitlines() if line.startswith(" reward"))
+    assert row[:3] == ["reward", "ready", str(pid)]
+    assert "reward: note: the trainer is slow" in output
+    assert "reward: waits for gold (nugget 7), on the retriever, since" in output
+    assert "s; gives up in " in output
+
+
+def test_a_stopped_process_is_named_within_ten_seconds(
+    settings: Settings, start: Callable[..., OneServiceStack]
+) -> None:
+    stack = start()
+    pid = stack.supervisor.pid(Program.REWARD)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    output, code, seconds = run_status(settings, "--stacks")
+    assert (code, seconds < NAME_LIMIT_S) == (1, True), seconds
+    assert f"is stopped: kill -CONT {pid} lets it go on" in output
+    assert "it is stopped and cannot answer" in output
+
+
+def test_the_supervisor_says_who_stands_still_and_who_goes_on(start: Callable[..., OneServiceStack]) -> None:
+    stack, said = start(), list[str]()
+    pid = stack.supervisor.pid(Program.REWARD)
+    assert pid is not None
+
+    def wait_for(text: str) -> None:
+        deadline = time.monotonic() + NAME_LIMIT_S
+        while not any(text in sentence for sentence in said):
+            assert time.monotonic() < deadline, said
+            watch.tick(said.append)
+            time.sleep(0.05)
+
+    with Watch(stack) as watch:
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(f"the reward: process {pid}")
+        os.kill(pid, signal.SIGCONT)
+        wait_for("the reward goes on")
+
+
+def test_a_process_that_hangs_in_c_code_is_named_and_shows_its_stacks(
+    settings: Settings, start: Callable[..., OneServiceStack]
+) -> None:
+    """Nothing of Python runs in it any more: no thread gets the interpreter's lock."""
+    stack, said = start("stuck"), list[str]()
+    with Watch(stack) as watch:
+        while inspect_run(settings)[Program.REWARD].state == "ready":
+            watch.tick(said.append)
+        began = time.monotonic()
+        while not said:
+            assert time.monotonic() - began < NAME_LIMIT_S
+            watch.tick(said.append)
+            time.sleep(0.05)
+    assert "has not answered for 5 s" in said[0]
+    output, code, seconds = run_status(settings, "--stacks")
+    assert (code, seconds < NAME_LIMIT_S) == (1, True), seconds
+    assert "silent" in output
+    assert "in look_for_gold" in output
+    assert "has not answered for" in output
+
+
+def test_a_process_that_would_be_ended_by_the_signal_does_not_get_it(tmp_path: Path) -> None:
+    with psutil.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"], stdout=-1) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        (tmp_path / f"{child.pid}.txt").touch()  # left by another process with its id
+        texts = fetch_stacks([RunProcess("reward", child.pid, "python", "running", True)], tmp_path)
+        assert texts == {child.pid: "it has no Python stacks to show"}
+        assert child.poll() is None
+        child.kill()
+
+
+def test_nothing_runs(settings: Settings) -> None:
+    settings.run.folder.mkdir()
+    (settings.run.folder / "settings.yaml").write_text(settings.to_yaml())
+    output, code, _ = run_status(settings)
+    assert code == 1
+    assert output.count("not running") == len(Program)
+    assert list_processes(settings.run.folder / RECORD) == []
+
+
+def test_an_overdue_wait_says_so() -> None:
+    wait = {"what": "gold", "on": "x", "detail": "", "count": 3, "idle": False, "waited_s": 70.0}
+    wait["gives_up_in_s"] = -10.0
+    assert format_wait(wait) == "waits for gold, 3 times, on x, since 70 s; should have given up 10 s ago"
