@@ -92,6 +92,7 @@ def test_a_repeatable_run_refuses_settings_under_which_time_decides() -> None:
     for broken, sentence in (
         ("trainer.max_staleness=1", "needs trainer.max_staleness=0, not 1: "),
         ("rollout.weights.update=in_flight", "needs rollout.weights.update=drain, not in_flight: "),
+        ("trainer.algorithm.probe_penalty.coef=0.1", "needs trainer.algorithm.probe_penalty.coef=0, not 0.1: "),
     ):
         with pytest.raises(SettingsError, match=f"^run.repeatable {sentence}"):
             load_settings(None, [*repeatable, broken], {})

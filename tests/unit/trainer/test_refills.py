@@ -64,7 +64,11 @@ def test_a_repeatable_run_samples_a_group_with_failures_again(bench: Callable[..
         assert last.attempt == attempt
     b.reply(last, [0.0, 1.0], Status.STATUS_INTERNAL)
     assert [group.attempt for group in b.batcher.next_batch(1, 5.0).groups] == [1, MAX_REPEATS, 0]
-    assert not other.feeder.repeat(b.reply(last, [0.0, 1.0], Status.STATUS_INTERNAL)), "other runs train on the rest"
+    incomplete = make_group("q/train/0/0", [0.0, 1.0], batch=1)
+    assert not b.feeder.repeat(incomplete)
+    incomplete.trajectories[1].turns.add(partial_retrieval=True)
+    assert b.feeder.repeat(incomplete)
+    assert not other.feeder.repeat(incomplete), "other runs train on what there is"
 
 
 def test_a_restarted_trainer_issues_the_same_refills(bench: Callable[..., Bench]) -> None:

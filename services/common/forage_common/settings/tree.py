@@ -32,10 +32,12 @@ class Settings(Section):
     @model_validator(mode="after")
     def _check_repeatable(self) -> Settings:
         rollout, trainer = self.rollout, self.trainer
+        penalty = trainer.algorithm.probe_penalty
         needed: tuple[tuple[str, object, object, str], ...] = (
             ("trainer.max_staleness", trainer.max_staleness, 0, "which policy samples depends on time otherwise"),
             ("rollout.weights.update", rollout.weights.update, "drain", "a trajectory must have a single policy"),
             ("trainer.partial_groups", trainer.partial_groups, "wait", "no group may be dropped for its time"),
+            ("trainer.algorithm.probe_penalty.coef", penalty.coef, 0, "probes that take too long are skipped"),
         )
         for name, value, expected, reason in needed if self.run.repeatable else ():
             if value != expected:

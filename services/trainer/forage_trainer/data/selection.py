@@ -93,9 +93,12 @@ def find_equal_groups(groups: Sequence[TrajectoryGroup], estimator: AdvantageEst
 
 
 def has_outage(group: TrajectoryGroup) -> bool:
-    """Whether a trajectory of a group failed for what had nothing to do with it, such as a service that was down."""
+    """Whether a trajectory has a failure that may not come again: a service, or a shard of one, was down."""
     outages = (Status.STATUS_TIMEOUT, Status.STATUS_INTERNAL)
-    return any(t.status in outages or t.score.status in outages for t in group.trajectories)
+    return any(
+        t.status in outages or t.score.status in outages or any(turn.partial_retrieval for turn in t.turns)
+        for t in group.trajectories
+    )
 
 
 def is_valid(trajectory: Trajectory) -> bool:
