@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from forage_common.clients.retriever import SearchResult
-from forage_common.errors import SettingsError, UnavailableError
-from forage_common.settings import EngineSettings, Settings, load_settings
+from forage_common.errors import UnavailableError
+from forage_common.settings import Settings, load_settings
 from forage_common.text.search_prompt import format_search_prompt
 from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
 from forage_common.v1.trajectory_pb2 import (
@@ -27,7 +27,6 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
 )
 from forage_rollout.agent import Agent
-from forage_rollout.engine.repeatable import prepare_repeatable
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.loop.tokens import FileTokenizer
@@ -144,8 +143,3 @@ async def test_failures_around_a_survivor_do_not_change_it(engine: VllmEngine, s
         whole = sound[survivor.id]
         for name in ("token_ids", "loss_mask", "turn_ids", "logprobs", "segments", "score"):
             assert getattr(survivor, name) == getattr(whole, name), name
-
-
-async def test_a_cpu_refuses_to_sample_several_sequences_at_once() -> None:
-    with pytest.raises(SettingsError, match=r"on a CPU run\.repeatable needs rollout\.engine\.max_num_seqs=1, not 128"):
-        prepare_repeatable(True, EngineSettings())
