@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import psutil
 
+from forage_cli.runs.history import Report, check
+
 T = TypeVar("T")
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 PROGRAMS = ("trainer", "rollout", "reward", "retriever", "redis")
@@ -60,6 +62,11 @@ class Demo:
     def summary(self) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads((self.run / "summary.json").read_text())
         return summary
+
+    @property
+    def history(self) -> Report:
+        """What the recorded operations of the run say (run.record_history=true)."""
+        return check(self.run)
 
     @property
     def steps(self) -> int:

@@ -14,7 +14,7 @@ STEPS = 4
 def test_a_demo_whose_trainer_is_killed_completes_and_no_group_is_lost_or_duplicated(
     small_demo: Callable[..., Demo],
 ) -> None:
-    demo = small_demo(STEPS, "data.val_max_samples=4", "trainer.max_staleness=0")
+    demo = small_demo(STEPS, "data.val_max_samples=4", "trainer.max_staleness=0", "run.record_history=true")
     demo.start("--seed", "2", "--base-port", str(demo.base_port))
     demo.wait_for(lambda: demo.steps >= 1, 300)
     demo.kill("trainer")
@@ -24,6 +24,11 @@ def test_a_demo_whose_trainer_is_killed_completes_and_no_group_is_lost_or_duplic
     assert summary["groups_issued"] == summary["groups_trained"] == STEPS * 4
     assert (summary["groups_lost"], summary["groups_duplicated"]) == (0, 0)
     assert summary["restarts_trainer"] == 1
+    history = demo.history
+    assert (history.violations, history.steps, history.is_complete) == ((), STEPS, True)
+    counts = history.count_by_kind()
+    assert set(counts) > {"issue", "claim_prompts", "finish", "claim_groups", "acknowledge", "publish", "load"}
+    assert counts["acquire_epoch"]["ok"] == 2
     assert summary["logprob_diff_mean"] < 1e-3, "the trainer and the engine see the same policy"
     assert (demo.run / "report.html").stat().st_size > 0
     assert demo.list_leftovers() == [], "the run left processes behind"
