@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ from forage_cli.runs.history import Limits, check, check_operations
 from forage_cli.runs.operations import read_history
 from forage_common.errors import FencedError, UnavailableError
 from forage_common.settings import RedisSettings, RunSettings
-from forage_common.streams.client import StreamClient
+from forage_common.streams.client import Entry, StreamClient
 from forage_common.streams.history import History, describe_policy, open_history
 from forage_common.v1.trajectory_pb2 import (
     LedgerEntry,
@@ -105,6 +106,26 @@ def test_the_history_of_a_run_on_a_real_server_holds(
     assert [(one["stream"], one["epoch"]) for one in history.select("close_replies")] == [("validation-after", 2)]
 
 
+def test_no_operation_of_a_recorded_history_can_be_taken_out(
+    trainer: StreamClient, worker: StreamClient, run: RunSettings
+) -> None:
+    trainer.acquire_epoch()
+    take_step(trainer, worker, 1)
+    take_step(trainer, worker, 2)
+    trainer.discard(trainer.trajectories, [])  # what nobody needs may be missing at the end of a file
+    worker.finish(Entry(b"0-1", build_prompt(3, 0)), TrajectoryGroup())
+    for file in (run.folder / "history").iterdir():
+        lines = file.read_text().splitlines(keepends=True)
+        numbers = {json.loads(line)["n"] for line in lines[1:]}
+        assert len(numbers) > 5
+        for number in numbers - {max(numbers)}:
+            file.write_text("".join([lines[0], *(line for line in lines[1:] if json.loads(line)["n"] != number)]))
+            gaps = check_operations(read_history(run.folder), Limits()).violations
+            assert [gap.rule for gap in gaps][:1] == ["gap"], number
+        file.write_text("".join(lines))
+    assert check_operations(read_history(run.folder), Limits(2, 2, 0)).violations == ()
+
+
 def test_nothing_is_recorded_by_default(redis_server: RedisSettings, tmp_path: Path) -> None:
     run = RunSettings(id="run", dir=tmp_path)
     client = StreamClient(redis_server, "run", history=open_history(run, "trainer"))
@@ -133,7 +154,7 @@ def test_an_operation_in_flight_at_a_kill_is_unknown(
     code = (
         "import sys\n"
         "from forage_common.settings import RedisSettings, RunSettings\n"
-        "from forage_common.streams.client import StreamClient\n"
+        "from forage_common.streams.client import Entry, StreamClient\n"
         "from forage_common.streams.history import open_history\n"
         "from forage_common.v1.trajectory_pb2 import Prompt\n"
         "history = open_history(RunSettings.model_validate_json(sys.argv[2]), 'trainer')\n"

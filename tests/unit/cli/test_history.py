@@ -159,6 +159,12 @@ def test_a_sound_history_holds(judge: Callable[[Story], Report]) -> None:
             ["acknowledge"],
         ),
         (
+            change("acknowledge", step=3)(entries=["g30"]),
+            "unfounded",
+            "step 3 counts 2 groups, and 1 left the stream",
+            ["acknowledge"],
+        ),
+        (
             drop("claim_groups", epoch=2),
             "unfounded",
             "step 3 counts group q/train/6/0, which no trainer took",

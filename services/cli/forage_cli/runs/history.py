@@ -268,6 +268,9 @@ def _find_unfounded(run: _Run) -> Iterator[Violation]:
         step = one["step"]
         for uid in {*one["uids"], *one["dropped"]} - set(run.positions[step]):
             yield Violation("unfounded", f"step {step} counts group {uid}, which was not issued for it", (one,))
+        if len(one["uids"]) != len(one["entries"]):
+            sentence = f"step {step} counts {len(one['uids'])} groups, and {len(one['entries'])} left the stream"
+            yield Violation("unfounded", sentence, (one,))
         for uid, entry in zip(one["uids"], one["entries"], strict=False):
             takes = [
                 (take, group)
