@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import redis
 from structlog.testing import capture_logs
 
-from forage_common.settings import RedisSettings
+from forage_cli.runs.operations import read_history
+from forage_common.settings import RedisSettings, RunSettings
 from forage_common.streams.client import StreamClient
+from forage_common.streams.history import open_history
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.deployments import follower
 from forage_rollout.deployments.follower import catch_up, follow_policy
@@ -92,6 +95,23 @@ async def test_announced_policies_are_loaded_and_acknowledged(bench: Bench) -> N
         await bench.until_acknowledged(Policy(version=2, epoch=1))
         bench.trainer.publish(Policy(version=1, epoch=2))
         await bench.until_acknowledged(Policy(version=1, epoch=2))
+
+
+async def test_every_load_is_recorded_with_its_result(bench: Bench, tmp_path: Path) -> None:
+    run = RunSettings(id="r", dir=tmp_path, record_history=True)
+    client, engine = bench.connect(), Engine()
+    client.history = open_history(run, "engine")
+    await catch_up(client, engine)
+    engine.refuse = True
+    bench.trainer.publish(Policy(version=2, epoch=1))
+    task = asyncio.create_task(follow_policy(client, engine, "replica"))
+    await until(lambda: engine.loads > 1)
+    engine.refuse = False
+    await bench.until_acknowledged(Policy(version=2, epoch=1))
+    task.cancel()
+    await asyncio.wait([task])
+    loads = [(load["version"], load["epoch"], load.result) for load in read_history(run.folder).select("load")]
+    assert (loads[0], loads[1], loads[-1]) == ((1, 1, "ok"), (2, 1, "error"), (2, 1, "ok"))
 
 
 async def test_an_announcement_with_a_lower_epoch_is_loaded_with_a_warning(bench: Bench) -> None:
