@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -51,6 +52,9 @@ def main() -> int:
         parser.error(f"unknown kinds {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}")
     folder = options.folder.absolute()
     plan = Plan(options.kills, options.seed, folder, kinds, options.per_episode, options.calm_s, options.hang_s)
+    # A shell starts what runs in its background deaf to Ctrl-C, and so would be the demo that is ended by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     tally = Tally()
     began = time.monotonic()
     interrupted = False

@@ -19,7 +19,7 @@ from chaos.evidence import save_evidence
 from chaos.kinds import SUPERVISOR, Arsenal, NothingToStrikeError, Strike
 from chaos.stack import FORAGE, Stack
 
-POLL_S = 0.1
+POLL_S = 0.2
 START_S = 300.0
 FINISH_S = 300.0
 VICTIM_S = 60.0
