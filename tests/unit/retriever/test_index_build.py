@@ -115,6 +115,34 @@ def test_an_index_is_built_once_and_searched_in_every_mode(
     assert len({kept.compute_digest(mode) for mode in RetrievalMode}) == 3
 
 
+def test_a_damaged_index_of_the_cache_is_built_again(
+    loading: Callable[..., load.Index], settings: RetrieverSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = loading(settings)
+    folder = next(settings.cache_dir.glob("hybrid-*"))
+    file = folder / "dense/index.faiss"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    again = loading(settings)
+    assert again.provenance == first.provenance
+    assert search_ids(again, "Quito", "dense") == search_ids(first, "Quito", "dense")
+    manifest.check_files(folder, manifest.read_manifest(folder))
+    assert [path.name for path in settings.cache_dir.iterdir()] == [folder.name], "what was damaged is gone"
+    assert "damaged_index_built_again" in capsys.readouterr().out
+
+
+def test_a_damaged_index_folder_of_the_settings_is_refused_and_kept(
+    loading: Callable[..., load.Index], built: Callable[..., Path], settings: RetrieverSettings
+) -> None:
+    folder = built("both")
+    with (folder / "bm25" / "meta.json").open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(UserError, match=r"is damaged: bm25/meta\.json"):
+        loading(settings.model_copy(update={"index": folder}))
+    assert (folder / "dense/index.faiss").exists()
+
+
 def test_an_index_folder_is_served_in_its_modes(
     loading: Callable[..., load.Index], built: Callable[..., Path], settings: RetrieverSettings
 ) -> None:

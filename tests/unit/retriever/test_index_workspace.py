@@ -132,11 +132,12 @@ def test_only_old_workspaces_without_a_holder_are_removed(tmp_path: Path) -> Non
     for name in ("old", "held"):
         for path in (tmp_path / f".index-{name}").iterdir():
             os.utime(path, (0, time.time() - 30 * 24 * 3600))
+    (tmp_path / ".index-begun").mkdir()  # by another process, which has written nothing yet
     with hold_workspace(tmp_path / ".index-held", tmp_path / "final", lambda: None):
         for path in (tmp_path / ".index-held").iterdir():
             os.utime(path, (0, 0))
         remove_abandoned(tmp_path, ".index-")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".index-held", ".index-new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".index-begun", ".index-held", ".index-new"]
 
 
 @settings(max_examples=20)  # each part is synced to the disk

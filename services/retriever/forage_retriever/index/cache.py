@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import tempfile
 from pathlib import Path
 
 from forage_common.errors import DataError
@@ -37,3 +39,13 @@ def build_cached(corpus_file: Path, settings: RetrieverSettings, encoder: Encode
                 settings.cache_dir.rmdir()
             raise
     return final
+
+
+def remove_cached(folder: Path) -> None:
+    """Remove an index from the cache: out of sight first, so that no process finds a part of it."""
+    aside = Path(tempfile.mkdtemp(prefix=f".damaged-{folder.name}-", dir=folder.parent))
+    try:
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            folder.rename(aside / folder.name)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

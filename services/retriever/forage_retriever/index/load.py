@@ -14,7 +14,7 @@ from forage_retriever.corpus.store import Corpus
 from forage_retriever.encoders.encoder import Encoder
 from forage_retriever.hits import Provenance, Searcher
 from forage_retriever.index import cache, manifest, recipe, space
-from forage_retriever.index.manifest import BM25_FOLDER, CORPUS_FOLDER, DENSE_FOLDER, Manifest
+from forage_retriever.index.manifest import BM25_FOLDER, CORPUS_FOLDER, DENSE_FOLDER, DamagedError, Manifest
 from forage_retriever.index.progress import LogReport
 
 TITLE = "title"
@@ -56,7 +56,14 @@ def load_index(corpus_file: Path, settings: RetrieverSettings, report_wait: Call
         kind = "BM25" if encoder is None else "dense"
         report = LogReport(lambda stage: report_wait(f"loading the {kind} index (built on its first start): {stage}"))
         folder = cache.build_cached(corpus_file, settings, encoder, report)
-        description = _check_index(folder, settings, report_wait)
+        try:
+            description = _check_index(folder, settings, report_wait)
+        except DamagedError as error:
+            # The corpus is there to build it from again; an index of the settings' own is left for its owner to judge.
+            get_logger().warning("damaged_index_built_again", reason=str(error))
+            cache.remove_cached(folder)
+            folder = cache.build_cached(corpus_file, settings, encoder, report)
+            description = _check_index(folder, settings, report_wait)
     report_wait(f"loading an index of {description.passages} passages")
     return _open_index(folder, description, settings, encoder)
 

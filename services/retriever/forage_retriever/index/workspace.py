@@ -123,7 +123,8 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove staging directories that nobody holds and nobody has resumed for a week."""
     for folder in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
-            if time.time() - max(path.stat().st_mtime for path in folder.iterdir()) > _KEPT_S:
+            # Another process may have made the folder and not yet written its first file.
+            if time.time() - max(path.stat().st_mtime for path in list(folder.iterdir()) or [folder]) > _KEPT_S:
                 _remove_leftover(folder)
 
 
