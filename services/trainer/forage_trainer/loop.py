@@ -254,6 +254,10 @@ class TrainingLoop:
 
     def _on_silence(self) -> None:
         self._publisher.announce_again()
+        if self._publisher.is_damaged():
+            # An engine that starts now could not load it, and without engines no later policy would take its place.
+            get_logger().warning("damaged_policy_published_again", version=self._version)
+            self._publish()
 
     def _is_stream_full(self) -> bool:
         """Whether trained groups must leave the stream now: at its limit the rollout service pauses."""

@@ -21,9 +21,12 @@ from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
+from forage_trainer.data import arrivals
 from forage_trainer.data.batcher import BatchTimeoutError
 from forage_trainer.engine.policy_worker import PolicyWorker
+from forage_trainer.files import compute_digest
 from forage_trainer.loop import TrainingLoop
+from forage_trainer.weights import publisher
 
 BATCH, SAMPLES = 2, 3
 
@@ -65,6 +68,21 @@ class UnhurriedRollout(ScriptedRollout):
     def _is_ready(self, prompt: Prompt, policy: Policy) -> bool:
         between = prompt.purpose == Purpose.PURPOSE_VALIDATION and prompt.batch > 0
         return super()._is_ready(prompt, policy) and (self.later.is_set() or not between)
+
+
+class RestartedRollout(ScriptedRollout):
+    """Has to load policy 1 anew, when a bit of it has been flipped; serves only what is as it was announced."""
+
+    damaged = False
+
+    def _is_ready(self, prompt: Prompt, policy: Policy) -> bool:
+        file = Path(policy.uri) / "model.safetensors"
+        if policy.version == 1 and not self.damaged:
+            self.damaged = True
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+        return super()._is_ready(prompt, policy) and compute_digest(file) == policy.digest
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +141,16 @@ def test_ppo_updates_actor_and_critic_and_resumes(train: Callable[..., Settings]
     assert all(line["seconds"]["values"] > 0 < line["seconds"]["critic"] for line in result)
     # A head of zeros gives values of 0; a restarted trainer has the head that the first one trained.
     assert [line["critic/values/max"] == 0 for line in result] == [True, False, False, False]
+
+
+def test_a_damaged_policy_that_no_engine_can_load_is_published_again(
+    train: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(arrivals, "SILENCE_S", 0.5)
+    monkeypatch.setattr(publisher, "LIVELY_S", -1)  # no replica gives a sign of life
+    wait = ["trainer.max_staleness=0", "trainer.batch_timeout_s=20"]
+    read_metrics(train(*wait, rollout=RestartedRollout))
+    assert "damaged_policy_published_again" in capsys.readouterr().out
 
 
 def test_multi_turn_grpo_steps_on_scores_with_turns(train: Callable[..., Settings]) -> None:

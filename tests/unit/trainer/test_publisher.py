@@ -176,3 +176,23 @@ def test_old_folders_are_deleted_unless_a_replica_serves_them(tmp_path: Path, st
         source.publish(version, {"w": torch.zeros(1)})
     newest = [f"v{version}-e1" for version in range(3, KEEP_NEWEST + 3)]
     assert sorted(p.name for p in (tmp_path / "policies").iterdir()) == sorted(["v0-e1", *newest])
+
+
+def test_a_damaged_policy_that_no_replica_serves_is_noticed(tmp_path: Path, streams: StreamClient) -> None:
+    publisher = build_publisher(tmp_path, streams, 3)
+    assert not publisher.is_damaged(), "nothing was published"
+    policy = publisher.publish(7, {"w": torch.arange(4.0)})
+    assert not publisher.is_damaged()
+    file = Path(policy.uri) / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 4
+    file.write_bytes(content)
+    streams.acknowledge_policy("engine", policy)
+    assert not publisher.is_damaged(), "an engine has it in memory"
+    streams.acknowledge_policy("engine", publisher.publish(8, {"w": torch.arange(4.0)}))
+    (tmp_path / "policies/v8-e3/model.safetensors").unlink()
+    streams._redis.delete(streams.key("alive"))
+    assert publisher.is_damaged()
+    again = publisher.publish(8, {"w": torch.arange(4.0)})
+    assert not publisher.is_damaged()
+    assert streams.read_policy() == again

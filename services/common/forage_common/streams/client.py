@@ -305,9 +305,9 @@ class StreamClient:
         """Record the policy that a replica serves, as a sign of life too: repeat it every few seconds."""
         self._run("acknowledge_policy", [self.key("replicas"), self.key("alive")], replica, policy.SerializeToString())
 
-    def read_replicas(self) -> dict[str, Policy]:
-        """Read replica → the policy that it serves, of those that gave a sign of life lately."""
-        rows = self._run("read_replicas", [self.key("replicas"), self.key("alive")], REPLICA_SILENCE_S)
+    def read_replicas(self, silence_s: int = REPLICA_SILENCE_S) -> dict[str, Policy]:
+        """Read replica → the policy that it serves, of those that gave a sign of life within `silence_s`."""
+        rows = self._run("read_replicas", [self.key("replicas"), self.key("alive")], silence_s)
         return {name.decode(): Policy.FromString(policy) for name, policy in zip(rows[::2], rows[1::2], strict=True)}
 
     @property

@@ -18,12 +18,14 @@ from forage_common.errors import UserError
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
-from forage_trainer.files import remove_folder, remove_leftovers, stage_folder
+from forage_trainer.files import compute_digest, remove_folder, remove_leftovers, stage_folder
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.model_files import Adapter, write_adapter_folder, write_model_folder
 
 KEEP_NEWEST = 3
 """Newest folders that always stay: a replica may be loading one that it has not acknowledged yet."""
+LIVELY_S = 15
+"""A replica that gave no sign of life for so long may have died; they give one every 5 seconds."""
 PUBLISHED = Counter("forage_trainer_policies_published_total", "Policy versions announced")
 BYTES = Gauge("forage_trainer_publish_bytes", "Bytes of weights of the last published policy")
 SECONDS = Gauge("forage_trainer_publish_seconds", "Seconds to write and announce the last policy")
@@ -114,6 +116,19 @@ class Publisher:
         if self._policy is not None and self._retry(self._streams.read_policy) != self._policy:
             get_logger().warning("policy_announced_again", version=self._policy.version)
             self._announce(self._policy)
+
+    def is_damaged(self) -> bool:
+        """Whether no replica serves the last policy, and its files are not what was announced."""
+        if self._policy is None or self._policy in self._retry(self._read_lively).values():
+            return False
+        folder = Path(self._policy.uri)
+        try:
+            return any(compute_digest(folder / file.name) != file.digest for file in self._policy.files)
+        except OSError:
+            return True
+
+    def _read_lively(self) -> dict[str, Policy]:
+        return self._streams.read_replicas(LIVELY_S)
 
     def _announce(self, policy: Policy) -> None:
         self._retry(lambda: self._streams.publish(policy))
