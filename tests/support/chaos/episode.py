@@ -104,6 +104,7 @@ class Episode:
         self._incident: Incident | None = None
         self._hangs = 0
         self._resumes = 0
+        self._ending: tuple[str, ...] = ()
 
     def play(self, hand: Sequence[str], calm_s: float, *settings: str) -> Outcome:
         """Start the run, measure its undisturbed speed, strike it, and let it end."""
@@ -255,7 +256,7 @@ class Episode:
             strike.ended = strike.ended or words
             strike.until = min(strike.until, time.time())
             self._lift(strike)
-        self._stack.start()
+        self._stack.start(*self._ending)
 
     def _open_incident(self) -> None:
         self._close_incident()
@@ -265,7 +266,7 @@ class Episode:
         processes = {role: {process.pid for process in stack.find(role)} for role in _RESTART_ROLES}
         self._incident = Incident([], time.time(), stack.steps.last, stack.steps.redone, processes)
 
-    def _close_incident(self) -> None:
+    def _close_incident(self, ended: float | None = None) -> None:
         incident, self._incident = self._incident, None
         if incident is None or not incident.strikes:
             return
@@ -274,7 +275,7 @@ class Episode:
         progress = (stack.steps.last - incident.first_step) * self._tally.step_s
         changed = {role for role, pids in incident.processes.items() if not pids <= {p.pid for p in stack.find(role)}}
         incident.cost = Cost(
-            lost_s=time.time() - incident.began - progress,
+            lost_s=(ended or time.time()) - incident.began - progress,
             redone=stack.steps.redone - incident.redone_before,
             restarted_trainer=bool(changed & {"trainer", "rank"}),
             restarted_rollout=bool(changed - {"trainer", "rank"}),
@@ -291,7 +292,8 @@ class Episode:
         total = stack.steps.last + _LAST_STEPS
         self._begin(SUPERVISOR)
         stack.wait()
-        stack.start(f"trainer.total_training_steps={total}")
+        self._ending = (f"trainer.total_training_steps={total}",)
+        stack.start(*self._ending)
         deadline = time.time() + FINISH_S
         while stack.ended != 0:
             if time.time() > deadline:
@@ -304,7 +306,7 @@ class Episode:
             strike.back_s = strike.recovery_s = stack.steps.times[stack.steps.last] - strike.began
             self._report(strike)
         self._open.clear()
-        self._close_incident()
+        self._close_incident(stack.steps.times[stack.steps.last])
         summary: dict[str, Any] = json.loads((stack.run / "summary.json").read_text())
         outcome = Outcome(
             issued=summary["groups_issued"],

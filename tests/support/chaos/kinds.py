@@ -141,7 +141,10 @@ class Arsenal:
                 victim.kill()
             except psutil.NoSuchProcess:
                 raise NothingToStrikeError(f"process {victim.pid} has ended") from None
-        detail = then() or " and ".join(roles)
+        try:
+            detail = then() or " and ".join(roles)
+        except (NothingToStrikeError, OSError) as error:  # what was to be damaged has been replaced meanwhile
+            detail = f"only killed: {error}"
         return Strike(kind, detail, began, all_of(probes))
 
     def _stop(self, kind: str, role: str) -> Strike:
@@ -163,10 +166,11 @@ class Arsenal:
 
     def _tear_log(self, kind: str) -> Strike:
         def tear() -> str:
-            file = max(
-                (self.stack.run / "redis/appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_mtime
-            )
             run = self.stack.run
+            files = list((run / "redis/appendonlydir").glob("*.incr.aof"))
+            if not files:
+                raise NothingToStrikeError("there is no log yet")
+            file = max(files, key=lambda path: path.stat().st_mtime)
             with History(run / FOLDER, run.name, "chaos").record("lose_data", {}):  # for the checker of the history
                 return f"{cut_end(file, self.generator.randint(1, 40))} bytes of {file.name}"
 
