@@ -33,6 +33,15 @@ from forage_rollout.loop.tokens import FileTokenizer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 STOPS = ("</search>", "</answer>")
+TEXT = "the capital of France is Paris, the search for an answer"
+WIDE = {
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "initializer_range": 0.05,
+}
 GROUPS, SAMPLES = 12, 10
 
 
@@ -66,10 +75,7 @@ class UnreliableReward:
 
 @pytest.fixture(scope="module")
 def settings(repository: Path) -> Settings:
-    model = f"model.path={repository / 'models/tiny-policy'}"
-    overrides = ["run.repeatable=true", "trainer.max_staleness=0", "rollout.weights.update=drain"]
-    sizes = ["rollout.engine.max_num_seqs=1", "rollout.engine.max_model_len=512", "rollout.max_prompt_length=448"]
-    return load_settings(None, [model, *overrides, *sizes, "rollout.max_response_length=48"], {})
+    return build_settings(repository / "models/tiny-policy")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -79,15 +85,21 @@ async def engine(settings: Settings) -> AsyncIterator[VllmEngine]:
     engine.shutdown()
 
 
+def build_settings(model: Path) -> Settings:
+    overrides = ["run.repeatable=true", "trainer.max_staleness=0", "rollout.weights.update=drain"]
+    sizes = ["rollout.engine.max_num_seqs=1", "rollout.engine.max_model_len=512", "rollout.max_prompt_length=448"]
+    return load_settings(None, [f"model.path={model}", *overrides, *sizes, "rollout.max_response_length=48"], {})
+
+
 def draw_requests(count: int) -> list[Request]:
     """Contexts of random lengths; the second half share their first tokens."""
     chance = random.Random(0)
-    shared = [chance.randrange(3, 1000) for _ in range(96)]
+    shared = [chance.randrange(3, 300) for _ in range(96)]
     requests = []
     for number in range(count):
-        own = [chance.randrange(3, 1000) for _ in range(chance.randint(20, 200))]
+        own = [chance.randrange(3, 300) for _ in range(chance.randint(20, 200))]
         context = shared + own[:60] if number >= count // 2 else own
-        requests.append(Request(context, 48, 1.0, 1.0, -1, chance.randrange(1, 2**40), STOPS))
+        requests.append(Request(context, 24, 1.0, 1.0, -1, chance.randrange(1, 2**40), STOPS))
     return requests
 
 
@@ -95,22 +107,22 @@ async def generate(engine: VllmEngine, requests: Sequence[Request]) -> list[Gene
     return list(await asyncio.gather(*[engine.generate(request) for request in requests]))
 
 
-async def test_tokens_and_logprobs_do_not_depend_on_what_else_is_sampled(
-    engine: VllmEngine, settings: Settings
-) -> None:
-    requests = draw_requests(40)
-    together = await generate(engine, requests)
-    assert len({tuple(generation.token_ids) for generation in together}) > 20
-    order = random.Random(3).sample(range(len(requests)), len(requests))
-    shuffled = await generate(engine, [requests[number] for number in order])
-    assert shuffled == [together[number] for number in order]
-    alone = [await engine.generate(requests[number]) for number in order[:10]]
-    assert alone == [together[number] for number in order[:10]]
-    other = VllmEngine(settings, replica=1)
+async def test_tokens_and_logprobs_do_not_depend_on_what_else_is_sampled(tmp_path: Path) -> None:
+    """With a model so wide that log-probabilities of an engine that is not repeatable differ in their last bits."""
+    from random_model import write_random_model  # imports torch
+
+    engine = VllmEngine(build_settings(write_random_model(tmp_path / "wide", text=TEXT, **WIDE)))
     try:
-        assert await generate(other, requests[15:25]) == together[15:25]
+        requests = draw_requests(16)
+        together = await generate(engine, requests)
+        assert len({tuple(generation.token_ids) for generation in together}) == len(requests)
+        order = random.Random(3).sample(range(len(requests)), len(requests))
+        shuffled = await generate(engine, [requests[number] for number in order])
+        assert shuffled == [together[number] for number in order]
+        alone = [await engine.generate(requests[number]) for number in order[:8]]
+        assert alone == [together[number] for number in order[:8]]
     finally:
-        other.shutdown()
+        engine.shutdown()
 
 
 def build_prompt(number: int) -> Prompt:
