@@ -40,6 +40,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "grpo-without-std": ("algorithm.norm_adv_by_std_in_grpo=false", *SPLIT),
     "grpo-filtered": ("algorithm.filter_groups=true", "algorithm.rollout_correction.mode=icepop"),
     "grpo-kl-in-reward": (*IN_REWARD, *SPLIT, "algorithm.rollout_correction.mode=none"),
+    "grpo-lora": ("lora.lora_rank=4", *SPLIT),
     "grpo-observations": ("algorithm.state_masking=false", "actor.entropy_coeff=0.01"),
     **{f"multiturn-{mode}": (MULTITURN, f"actor.loss_agg_mode={mode}") for mode in AGGREGATIONS[:3]},
     "multiturn-proportional": (MULTITURN, "algorithm.reward_placement=turn_proportional", *SPLIT),
