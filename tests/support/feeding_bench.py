@@ -16,7 +16,7 @@ from forage_common.stop import Stop
 from forage_common.streams.client import GROUP, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, Status, TrajectoryGroup
-from forage_trainer.data.batcher import Batcher
+from forage_trainer.data.batcher import Batch, Batcher
 from forage_trainer.data.dataset import Batches
 from forage_trainer.data.feeder import Feeder
 from forage_trainer.waiting import RedisRetry
@@ -57,6 +57,12 @@ class Bench:
         self.streams._redis.hset(table, f"{result.position}/{result.attempt}", f"0-1 {result.group_uid}")
         self.streams._redis.xadd(self.streams.trajectories, {"m": result.SerializeToString()})
         return result
+
+    def acknowledge(self, batch: Batch) -> None:
+        """What the trainer does once a checkpoint has the step, without the ledger."""
+        ids = [entry.id for entry in batch.entries]
+        self.streams.discard(self.streams.trajectories, ids)
+        self.batcher.forget(ids)
 
     def count_taken(self) -> int:
         """Count the groups that the trainer has claimed and not acknowledged."""

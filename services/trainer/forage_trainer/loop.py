@@ -190,6 +190,7 @@ class TrainingLoop:
         self._record_validation(self._validation.finish())
         self._validation.begin("after", policy)
         self._record_validation(self._validation.finish())
+        self._batcher.clear()
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
         get_logger().info("trainer_done", step=self._version)
 
@@ -221,9 +222,8 @@ class TrainingLoop:
             metrics["tokens_digest"] = digest_tokens(batch.groups)
             self._check_guards(step, metrics, len(batch.groups), clock, began)
         self._version = step
-        stragglers = tuple(self._batches.group(step, position)[0] for position in batch.stragglers)
         if step > self._replay_until:
-            self._pending.add(batch, policy.epoch, stragglers)
+            self._pending.add(batch, policy.epoch, self._feeder.find_latest(step, batch.stragglers))
             self._batcher.mark_consumed(step)
             if self._settings.trainer.max_ckpt_to_keep > 1:
                 self._kept_groups.write(batch)

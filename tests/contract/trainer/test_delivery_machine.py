@@ -367,7 +367,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         ledger = {step: list(entry.group_uids) for step, entry in trainer.streams.read_ledger().items()}
         assert ledger.items() <= expected.items() if self.emptied else ledger == expected, "and the ledger says so"
         assert self.losses or LOST._value.get() == self.lost, "nothing was sampled again without need"
-        trainer.batcher._claim(0.0)  # what was forged at the very end
+        trainer.batcher.clear()
         assert trainer.streams.count_backlog(trainer.streams.trajectories) == 0
         assert not trainer.validation.open_versions, "every wait ends"
         report = check_operations(read_history(self.settings.run.folder), Limits(SIZE, STEPS, max_staleness=1))

@@ -280,6 +280,9 @@ class Store:
         members.update({member: float(score) for score, member in zip(pairs[::2], pairs[1::2], strict=True)})
         return len(members) - before
 
+    def _zcard(self, key: bytes) -> int:
+        return len(self._get_typed(key, SortedSet))
+
     def _zrem(self, key: bytes, *names: bytes) -> int:
         members = self._get_typed(key, SortedSet)
         found = sum(members.pop(name, None) is not None for name in names)

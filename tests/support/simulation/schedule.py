@@ -134,7 +134,8 @@ def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
         dropped = missing  # a ledger that was lost says nothing
         if step in ledger or not scenario.straggler_s:
             uids = ledger[step].dropped_group_uids if step in ledger else ()
-            dropped = {position for position in expected[step] if batches.group(step, position)[0] in uids}
+            asked = {p: {batches.group(step, p, n)[0] for n in range(trainer.max_refills + 1)} for p in expected[step]}
+            dropped = {position for position, names in asked.items() if not names.isdisjoint(uids)}
         if missing != dropped or any(uid not in expected[step].get(p, []) for p, uid in found.items()):
             yield f"step {step} trained on {found}, not on {expected[step]}"
     is_whole = not any(fault.kind == "redis lost" for fault in scenario.faults)  # else the ledger begins there
@@ -147,9 +148,8 @@ def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
     if twice:
         yield f"trained on twice: {twice}"
     left = {name: streams.count_backlog(name) for name in (streams.prompts, streams.trajectories)}
-    # After the last batch nobody reads what was dropped and arrives all the same, or was forged.
-    is_read = not scenario.straggler_s and not any(fault.kind == "group forged" for fault in scenario.faults)
-    if any(left.values()) and is_read:
+    # Nobody reads what is forged after the end.
+    if any(left.values()) and not any(fault.kind == "group forged" for fault in scenario.faults):
         yield f"entries are left on the streams: {left}"
     labels = {"before": 0, "after": total}
     if trainer.test_freq > 0:

@@ -258,6 +258,38 @@ def test_replicas_and_consumers_that_are_gone_are_forgotten(redis_server: RedisS
     assert client._redis.hkeys(client.key("replicas")) == [b"alive"]
 
 
+def test_a_finished_run_leaves_nothing_on_its_streams(start: Callable[..., Trainer], rollout: Rollout) -> None:
+    trainer = start()
+    streams = trainer.streams
+    trainer.feeder.issue_up_to_bound(0)
+    asked = rollout.claim()
+    first, *others = [entry for entry in asked if entry.message.batch == 1]
+    rollout.answer(others)
+    trainer.batcher._settings = trainer.batcher._settings.model_copy(
+        update={"straggler_timeout_s": 0.2, "partial_groups": "drop"}
+    )
+    assert len(trainer.take_step(1)) == SIZE - 1
+    trainer.acknowledge()
+    streams.issue(Prompt(group_uid="v", batch=1, reply_stream=streams.key("validation-after")))
+    late = make_group("late", [0.0, 1.0], 1)
+    for _ in range(70):  # more than one claim takes
+        streams._redis.xadd(streams.trajectories, {"m": make_group("forged", [1.0], 99).SerializeToString()})
+    streams._redis.xadd(streams.trajectories, {"m": late.SerializeToString()})
+    streams._redis.xadd(streams.trajectories, {"m": b"\xff" * 100_000})
+    trainer.batcher.clear()
+    kept = [entry.message.batch for entry in streams.read_prompts()]
+    assert kept == [2] * SIZE, "what no ledger has is still asked for, as the run may be extended"
+    assert not streams.finish(first, late), "nobody waits for the straggler"
+    assert streams.count_backlog(streams.trajectories) == 0
+    assert streams.measure_bytes(streams.key("rejected")) < 2_000_000
+    rollout.answer([entry for entry in asked if entry.message.batch == 2])
+    trainer.batcher._settings = trainer.batcher._settings.model_copy(update={"straggler_timeout_s": 0.0})
+    assert len(trainer.take_step(2)) == SIZE
+    trainer.acknowledge()
+    trainer.batcher.clear()
+    assert [streams.count_backlog(name) for name in (streams.prompts, streams.trajectories)] == [0, 0]
+
+
 def test_an_answer_to_a_validation_that_has_ended_is_dropped(redis_server: RedisSettings) -> None:
     client = StreamClient(redis_server, "test", 2.0)
     stream = client.key("validation-after")

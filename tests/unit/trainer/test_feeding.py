@@ -131,7 +131,7 @@ def test_a_second_copy_of_a_group_is_discarded(bench: Callable[..., Bench]) -> N
     for position in range(SIZE):
         b.answer(2, position, version=1)
     assert b.list_uids(2) == [f"q/2/{p}" for p in range(SIZE)]
-    b.streams.discard(b.streams.trajectories, [entry.id for entry in batch.entries])
+    b.acknowledge(batch)
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE, "only batch 2 is left"
 
 

@@ -49,8 +49,11 @@ class TurnedRollout(ScriptedRollout):
 class PartialRollout(ScriptedRollout):
     """Answers nothing for the first place of batch 2, and with equal rewards whatever is asked first elsewhere."""
 
+    unanswered_attempt = 0
+
     def _answer(self, prompt: Prompt, policy: Policy) -> TrajectoryGroup | None:
-        if prompt.purpose == Purpose.PURPOSE_TRAIN and (prompt.batch, prompt.position) == (2, 0):
+        place = prompt.batch, prompt.position, prompt.attempt
+        if prompt.purpose == Purpose.PURPOSE_TRAIN and place == (2, 0, self.unanswered_attempt):
             return None
         group = super()._answer(prompt, policy)
         assert group is not None
@@ -58,6 +61,12 @@ class PartialRollout(ScriptedRollout):
             for row in group.trajectories:
                 row.score.total = 1.0
         return group
+
+
+class LateRefillRollout(PartialRollout):
+    """The same, but it answers what is asked first there too: the question that takes its place has no answer."""
+
+    unanswered_attempt = 1
 
 
 class UnhurriedRollout(ScriptedRollout):
@@ -212,10 +221,13 @@ def test_an_overlapped_validation_survives_a_restart_and_its_checkpoint_is_kept(
     assert (checkpoints / "best").read_text() == "step_2\n"
 
 
-def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(train: Callable[..., Settings]) -> None:
+@pytest.mark.parametrize("rollout", [PartialRollout, LateRefillRollout])
+def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(
+    train: Callable[..., Settings], rollout: type[PartialRollout]
+) -> None:
     drop = ["trainer.straggler_timeout_s=2", "trainer.partial_groups=drop", "trainer.max_staleness=0"]
     refill = ["trainer.algorithm.filter_groups=true", "trainer.max_refills=1"]
-    settings = train(*drop, *refill, rollout=PartialRollout)
+    settings = train(*drop, *refill, rollout=rollout)
     result = read_metrics(settings)
     assert [line["dropped_stragglers"] for line in result] == [0, 1, 0]
     assert [line["refilled_groups"] for line in result] == [2, 1, 2]
@@ -224,9 +236,13 @@ def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(train: Callabl
     assert all(line["grad_norm"] > 0 for line in result)
     ledger = StreamClient(settings.redis, settings.run.id).read_ledger()
     issues = StreamClient(settings.redis, settings.run.id).read_issued()
-    [missing] = {issue.group_uid for issue in issues if (issue.batch, issue.position) == (2, 0)}
+    asked = [issue.group_uid for issue in issues if (issue.batch, issue.position) == (2, 0)]
+    assert len(asked) == rollout.unanswered_attempt + 1
+    missing = asked[-1]
     assert [list(ledger[step].dropped_group_uids) for step in (1, 2, 3)] == [[], [missing], []]
     assert [len(ledger[step].group_uids) for step in (1, 2, 3)] == [2, 1, 2]
+    streams = StreamClient(settings.redis, settings.run.id)
+    assert [streams.count_backlog(name) for name in (streams.prompts, streams.trajectories)] == [0, 0]
 
 
 def test_a_finished_run_that_validates_can_be_extended(train: Callable[..., Settings]) -> None:

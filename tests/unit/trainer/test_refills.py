@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from feeding_bench import SIZE, Bench
+from feeding_bench import SIZE, Bench, wait_for
 from trainer_parts import make_group
 
 from forage_common.v1.trajectory_pb2 import Status
@@ -114,10 +114,11 @@ def test_a_stale_refill_is_issued_again_under_its_own_uid(bench: Callable[..., B
 DROP = ("trainer.straggler_timeout_s=0.3", "trainer.partial_groups=drop")
 
 
+@pytest.mark.parametrize("when", ["during its step", "after its step"])
 def test_stragglers_are_dropped_after_the_timeout_and_discarded_when_they_arrive(
-    bench: Callable[..., Bench],
+    bench: Callable[..., Bench], when: str
 ) -> None:
-    b = bench(*DROP)
+    b = bench(*DROP, "trainer.max_staleness=1")
     b.feeder.issue_up_to_bound(0)
     issued = len(b.claim_prompts())
     b.answer(1, 2)
@@ -126,12 +127,18 @@ def test_stragglers_are_dropped_after_the_timeout_and_discarded_when_they_arrive
     assert [g.position for g in batch.groups] == [0, 2]
     assert batch.stragglers == (1,)
     assert batch.metrics["dropped_stragglers"] == 1
+    with b.batcher.assemble_ahead():
+        if when == "during its step":
+            b.answer(1, 1)
+            wait_for(lambda: b.count_taken() == SIZE)
     b.batcher.mark_consumed(1)
-    b.answer(1, 1)
+    if when == "after its step":
+        b.answer(1, 1)
     for position in range(SIZE):
         b.answer(2, position, version=1)
     assert b.list_uids(2) == [f"q/2/{p}" for p in range(SIZE)]
-    b.streams.discard(b.streams.trajectories, [entry.id for entry in batch.entries])
+    assert b.streams.count_backlog(b.streams.trajectories) == 2 * SIZE, "a crash would repeat the step with all of it"
+    b.acknowledge(batch)
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE, "the late group is gone, batch 2 is there"
     assert (issued, b.claim_prompts()) == (2 * SIZE, []), "it is issued in no batch again"
 

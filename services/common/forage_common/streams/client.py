@@ -36,7 +36,7 @@ GROUP = "forage"
 _FIELD = b"m"
 _RECLAIM_SCAN = 64
 _PENDING_PAGE = 1000
-_REJECTED_KEPT = 1000
+_REJECTED_KEPT, _REJECTED_BYTES = 1000, 16_384
 REPLICA_SILENCE_S = 60
 """A replica that gave no sign of life for so long is gone."""
 _CONSUMER_SILENCE_MS = 3_600_000
@@ -152,6 +152,10 @@ class StreamClient:
             batch += 1
         return sorted(issues, key=lambda issue: (issue.batch, issue.position, issue.attempt))
 
+    def read_prompts(self) -> list[Entry[Prompt]]:
+        """Read the prompts that are not finished, claimed or not."""
+        return self._decode(self.prompts, Prompt, self._call(self._redis.xrange, self.prompts))
+
     @recorded
     def claim_prompts(self, consumer: str, count: int, block_s: float) -> list[Entry[Prompt]]:
         """Claim new prompts; wait up to `block_s` for the first."""
@@ -226,13 +230,13 @@ class StreamClient:
 
     @recorded
     def discard(self, stream: str, ids: Sequence[bytes]) -> None:
-        """Remove groups that are never trained on: stale ones, and superseded ones."""
+        """Remove groups that are never trained on, stale or superseded ones, or the prompts of such groups."""
         self._run_fenced("discard", [stream], GROUP, *ids)
 
     @recorded
     def reject(self, stream: str, id: bytes, content: bytes) -> None:
-        """Remove an entry that nobody can use; a copy is kept for diagnosis."""
-        self._run("reject", [stream, self.key("rejected")], GROUP, id, content, _REJECTED_KEPT)
+        """Remove an entry that nobody can use; its beginning is kept for diagnosis."""
+        self._run("reject", [stream, self.key("rejected")], GROUP, id, content[:_REJECTED_BYTES], _REJECTED_KEPT)
 
     def read_ledger(self) -> dict[int, LedgerEntry]:
         """Read the ledger: step → the groups it consumed."""

@@ -106,6 +106,19 @@ class Arrivals:
             self._retry(partial(self._streams.discard, self._stream, ids))
             self.forget(ids)
 
+    def claim_all(self, accept: Callable[[Entries], object]) -> None:
+        """Claim every group that is on the stream now, those behind rejected ones too."""
+        for _ in range(self._retry(lambda: self._streams.count_backlog(self._stream)) // _CLAIM_COUNT + 1):
+            accept(self.claim(0.0))
+        accept(self.reclaim())
+
+    def withdraw_prompts(self) -> None:
+        """Remove the prompts that ask for groups of batches that are over, and those of other reply streams."""
+        prompts = self._retry(self._streams.read_prompts)
+        over = [p.id for p in prompts if p.message.reply_stream != self._stream or self._is_over(p.message.batch)]
+        if over:
+            self._retry(lambda: self._streams.discard(self._streams.prompts, over))
+
     def forget(self, ids: Iterable[bytes]) -> None:
         """Note that these groups have left the stream."""
         self._known.difference_update(ids)
@@ -124,9 +137,7 @@ class Arrivals:
         """
         absent = self._retry(partial(self._streams.find_absent, self._stream, batch))
         issues = self._retry(partial(self._streams.read_issues, self._stream, batch))
-        while entries := self.claim(0.0):
-            receiver.accept(entries)
-        receiver.accept(self.reclaim())
+        self.claim_all(receiver.accept)
         lost: dict[int, tuple[int, str | None]] = {}
         for position in receiver.list_missing():
             attempts = [place for place in issues if place[0] == position]

@@ -106,6 +106,8 @@ class Batcher:
             streams, streams.trajectories, retry, lambda batch: batch <= self._consumed, on_silence
         )
         self._held: dict[int, dict[int, Entry[TrajectoryGroup]]] = {}
+        self._taken: set[bytes] = set()
+        self._late: Entries = []
         self._consumed = 0
         self._stale: dict[int, int] = {}
 
@@ -114,6 +116,7 @@ class Batcher:
         self._consumed = consumed
         self._held = {number: held for number, held in self._held.items() if number > consumed}
         self._accept(self._arrivals.reclaim())
+        self._discard_late()
         return sum(len(held) for held in self._held.values())
 
     def next_batch(self, number: int, timeout_s: float) -> Batch:
@@ -171,6 +174,7 @@ class Batcher:
         WAIT_SECONDS.inc(time.monotonic() - counted)
         self._health.mark_ready("batch")
         held = self._held[number]
+        self._taken = {entry.id for entry in held.values()}
         return Batch(number, tuple(held[p] for p in sorted(held)), self._stale.get(number, 0), tuple(missing))
 
     @contextmanager
@@ -193,14 +197,25 @@ class Batcher:
             claiming.result()
 
     def forget(self, ids: Iterable[bytes]) -> None:
-        """Note that these groups were acknowledged. Until then they are ours, although their batch is consumed."""
+        """Note that these groups, and with them every consumed batch, were acknowledged.
+
+        Until then they are ours, and what came too late for its batch stays as well: a crash repeats the step with it.
+        """
         self._arrivals.forget(ids)
+        self._discard_late()
 
     def mark_consumed(self, number: int) -> None:
         """Note that the batch was trained on: later copies of its groups are superseded."""
-        self._held.pop(number, None)
+        held = self._held.pop(number, {})
+        self._late += [entry for entry in held.values() if entry.id not in self._taken]
         self._stale.pop(number, None)
         self._consumed = max(self._consumed, number)
+
+    def clear(self) -> None:
+        """Remove what came too late for its batch, and prompts that ask for more of it: the run is over."""
+        self._arrivals.withdraw_prompts()
+        self._arrivals.claim_all(self._accept)
+        self._discard_late()
 
     def _missing_positions(self, number: int) -> list[int]:
         held = self._held.get(number, {})
@@ -221,14 +236,16 @@ class Batcher:
         """Keep new groups and discard the others. Returns how many were new.
 
         Entries stay unacknowledged while they are held, and after their step until its checkpoint: when this process
-        dies, the next one reclaims them. Only superseded groups are discarded: a position can receive a second group
-        after a crash between reissue and discard, and a batch a late straggler.
+        dies, the next one reclaims them. Only superseded groups are discarded, as a position can receive a second group
+        after a crash between reissue and discard, and those of batches in the ledger.
         """
         new = 0
         for entry in entries:
             group = entry.message
             held = self._held.setdefault(group.batch, {}) if group.batch > self._consumed else None
-            if held is None or group.position >= self._size:
+            if held is None:
+                self._late.append(entry)
+            elif group.position >= self._size:
                 self._discard(entry, "duplicate")
             elif group.position not in held:
                 new += 1
@@ -255,6 +272,11 @@ class Batcher:
             positions=_format_positions(missing),
             waited_s=round(waited_s, 1),
         )
+
+    def _discard_late(self) -> None:
+        late, self._late = self._late, []
+        for entry in late:
+            self._discard(entry, "duplicate")
 
     def _drop_stale(self, number: int) -> None:
         """Drop the groups of batch `number` that are too stale for version `number - 1`, which is about to train."""

@@ -89,6 +89,14 @@ class Feeder:
         self.issue_again(group.batch, group.position, group.attempt + 1, refill)
         return True
 
+    def find_latest(self, batch: int, positions: Sequence[int]) -> tuple[str, ...]:
+        """Find the uids of the questions that were issued last at these positions of a batch."""
+        if not positions:
+            return ()
+        issues = self._retry(lambda: self._streams.read_issues(self._streams.trajectories, batch))
+        latest = {position: uid for (position, _), uid in sorted(issues.items())}
+        return tuple(latest.get(position) or self._batches.group(batch, position)[0] for position in positions)
+
     def issue_again(self, batch: int, position: int, attempt: int, refill: int = 0) -> None:
         """Issue a further attempt at a position, to be sampled under the current policy version or later."""
         # Groups of batches ahead arrive early; they must not ask for a version older than their own batch allows.

@@ -3,14 +3,16 @@
 -- KEYS: epoch, trajectories, ledger, the batch's issue table, issued.
 -- ARGV: epoch, consumer group, step, ledger entry, entry ids …
 --@fence
+-- A key of another type fails here, before anything is written: Redis rolls nothing back.
+redis.call('XLEN', KEYS[2])
+redis.call('HLEN', KEYS[5])
+local issues, lines = redis.call('HGETALL', KEYS[4]), {}
+for i = 1, #issues, 2 do
+  lines[#lines + 1] = issues[i] .. ' ' .. (string.match(issues[i + 1], ' (.*)$') or '')
+end
 redis.call('HSETNX', KEYS[3], ARGV[3], ARGV[4])
 -- From now on the ledger says that the batch was issued; only what was issued for it stays, for the final count.
-local issues = redis.call('HGETALL', KEYS[4])
-if #issues > 0 then
-  local lines = {}
-  for i = 1, #issues, 2 do
-    lines[#lines + 1] = issues[i] .. ' ' .. string.match(issues[i + 1], ' (.*)$')
-  end
+if #lines > 0 then
   redis.call('HSETNX', KEYS[5], ARGV[3], table.concat(lines, '\n'))
   redis.call('DEL', KEYS[4])
 end

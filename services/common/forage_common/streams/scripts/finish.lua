@@ -2,6 +2,8 @@
 -- A prompt is acknowledged and its group written, together. Returns 1, 0 where another worker has finished the prompt,
 -- and 2 where nobody waits for the group any more.
 -- KEYS: prompts, reply stream, trajectories.  ARGV: consumer group, entry id, group.
+-- A key of another type fails here, before anything is written: Redis rolls nothing back.
+redis.call('XLEN', KEYS[2])
 -- XACK counts 0 when another worker has finished the entry: its group must not be written twice.
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('XDEL', KEYS[1], ARGV[2])
