@@ -48,7 +48,7 @@ def extend_start_limit(limit_s: float = START_LIMIT_S) -> Iterator[None]:
             except RuntimeError:  # the node is not known yet
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(0.1)
+                time.sleep(0.1)  # wait: until a start that has a time limit is over
 
     services.get_node = wait_for_node
     try:

@@ -19,6 +19,7 @@ from forage_common.streams.prompt_identity import build_group, with_prompt_ident
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
+from forage_common.telemetry.waits import waiting
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
@@ -263,7 +264,8 @@ class Agent:
     async def _generate(self, request: Request, turn: int) -> Generation:
         attributes: tracing.Attributes = {"forage.turn": turn, "forage.context_tokens": len(request.token_ids)}
         with tracing.span("rollout.generate", attributes, kind=SpanKind.CLIENT) as span:
-            generation = await self._engine.generate(request)
+            with waiting("generations", on="engine", limit_s=self._timeout_s):
+                generation = await self._engine.generate(request)
             span.set_attributes(
                 {"forage.tokens": len(generation.token_ids), "forage.hit_length": generation.hit_length}
             )

@@ -19,6 +19,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from forage_common.streams.prompt_identity import build_group, with_prompt_ident
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
+from forage_common.telemetry.waits import Wait, idling, waiting
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
 from forage_rollout.backpressure import Backpressure, Hold
 from forage_rollout.weights.policy import has_reached
@@ -47,6 +49,7 @@ MAX_RUNS = 5
 # Trajectories in flight for each that an engine can run at once: many wait for a search, or have ended and wait for the
 # slowest of their group.
 _OVERCOMMIT = 4
+_WHY_GROUPS_END = "each trajectory and each score has a time limit, and Serve replaces an agent that does not answer"
 
 
 @dataclass
@@ -136,7 +139,7 @@ class Dispatcher:
             except* Exception:  # protects the groups in flight from an unforeseen error
                 self.counts.restarts += 1
                 log.exception("dispatcher_restarts", claimed=len(self._claimed))
-                await asyncio.sleep(RETRY_INTERVAL_S)
+                await asyncio.sleep(RETRY_INTERVAL_S)  # wait: pause before a restart
 
     async def drain(self, timeout_s: float) -> int:
         """Claim no more prompts and let the claimed ones end; the rest stay pending for another worker to reclaim.
@@ -146,7 +149,8 @@ class Dispatcher:
         """
         self._draining = True
         if self._claimed:
-            await asyncio.wait(list(self._claimed.values()), timeout=timeout_s)
+            with waiting("the end of claimed groups", on="agent", limit_s=timeout_s, detail="draining"):
+                await asyncio.wait(list(self._claimed.values()), timeout=timeout_s)
         left = list(self._claimed.values())
         for task in left:
             task.cancel()
@@ -165,19 +169,32 @@ class Dispatcher:
     async def _claim(self) -> None:
         while not self._draining:
             if self._must_check_services:
-                await self._wait_for_services()
+                why = "without them groups would only fail"
+                with waiting("ready services", on="retriever and reward", limit_s=None, why_unlimited=why):
+                    await self._wait_for_services()
                 self._must_check_services = False
             free = self._count_free()
             if free <= 0:
                 if self._claimed:
-                    await asyncio.wait(list(self._claimed.values()), return_when=asyncio.FIRST_COMPLETED)
+                    with waiting("room for another group", on="agent", limit_s=None, why_unlimited=_WHY_GROUPS_END):
+                        await asyncio.wait(list(self._claimed.values()), return_when=asyncio.FIRST_COMPLETED)
                 continue
             if await self._is_held():
+                await self._wait_for_the_trainer()
+                continue
+            with idling("prompts", on="trainer"):
+                entries = await self._call_redis(self._streams.claim_prompts, self._consumer, free, BLOCK_S)
+            for entry in entries:
+                self._start(entry)
+
+    async def _wait_for_the_trainer(self) -> None:
+        why = "the trainer reads, or ends by itself"
+        with waiting("room on the stream of groups", on="trainer", limit_s=None, why_unlimited=why) as wait:
+            while not self._draining and self.hold is not None:
+                wait.detail = self.hold.detail
                 self.counts.backpressure_seconds += RETRY_INTERVAL_S
                 await asyncio.sleep(RETRY_INTERVAL_S)
-                continue
-            for entry in await self._call_redis(self._streams.claim_prompts, self._consumer, free, BLOCK_S):
-                self._start(entry)
+                await self._is_held()
 
     async def _is_held(self) -> bool:
         """Whether the stream of trajectories is full; logged when that begins and ends."""
@@ -198,12 +215,12 @@ class Dispatcher:
                     if entry.id not in self._claimed:  # our own: Redis was unavailable for longer than the idle time
                         self.counts.groups_reclaimed += 1
                         self._start(entry)
-            await asyncio.sleep(self._reclaim_s)
+            await asyncio.sleep(self._reclaim_s)  # wait: pause between two looks
 
     async def _keep_alive(self) -> None:
         """Reset the idle time of claimed prompts, also while draining, so that no other worker reclaims them."""
         while True:
-            await asyncio.sleep(self._keep_alive_s)
+            await asyncio.sleep(self._keep_alive_s)  # wait: pause between two signs of life
             await self._call_redis(self._streams.keep_alive, self._consumer, list(self._claimed))
             await self._call_redis(self._streams.declare_environments, self._environments)
 
@@ -263,29 +280,37 @@ class Dispatcher:
         Repeated until Redis takes it, whatever the error: without its group the prompt would be generated again.
         """
         wait_s = RETRY_INTERVAL_S
-        while True:
-            try:
-                written = await self._call_redis(self._streams.finish, entry, group)
-            except Exception as error:  # noqa: BLE001 - protects a finished group from an error nobody thought of
-                self.counts.writes_repeated += 1
-                detail = f"{type(error).__name__}: {error}"
-                self._refusals[group.group_uid] = f"group {group.group_uid} cannot be written ({detail})"
-                log.error("group_not_written", group=group.group_uid, detail=detail, retry_s=wait_s)
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, MAX_RETRY_INTERVAL_S)
-            else:
-                self._refusals.pop(group.group_uid, None)
-                return written
+        why = "without its group the prompt would be generated again"
+        with waiting("finished groups to be written", on="redis", limit_s=None, why_unlimited=why) as wait:
+            while True:
+                try:
+                    written = await self._call_redis(self._streams.finish, entry, group)
+                except Exception as error:  # noqa: BLE001 - protects a finished group from an error nobody thought of
+                    self.counts.writes_repeated += 1
+                    detail = f"{type(error).__name__}: {error}"
+                    wait.detail = f"group {group.group_uid} cannot be written ({detail})"
+                    self._refusals[group.group_uid] = wait.detail
+                    log.error("group_not_written", group=group.group_uid, detail=detail, retry_s=wait_s)
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(2 * wait_s, MAX_RETRY_INTERVAL_S)
+                else:
+                    self._refusals.pop(group.group_uid, None)
+                    return written
 
     async def _wait_until_policy_served(self, prompt: Prompt) -> bool:
         """Whether engines serve the prompt's `min_policy_version`, after waiting `POLICY_TIMEOUT_S` at most."""
         if not self._engines_load_policies:
             return True
+        wanted = f"version {prompt.min_policy_version}"
+        with waiting("the policy of a prompt", on="engine", limit_s=POLICY_TIMEOUT_S, detail=wanted):
+            return await self._is_policy_served_in_time(prompt)
+
+    async def _is_policy_served_in_time(self, prompt: Prompt) -> bool:
         deadline = time.monotonic() + POLICY_TIMEOUT_S
         while (left := deadline - time.monotonic()) > 0:
             announced = await self._call_redis(self._streams.read_policy)
             if announced is None:
-                await asyncio.sleep(RETRY_INTERVAL_S)
+                await asyncio.sleep(RETRY_INTERVAL_S)  # wait: named by the caller
                 continue
             # Of the epoch announced now: versions of two epochs cannot be compared, and the latest trainer counts.
             version, epoch = prompt.min_policy_version, announced.epoch
@@ -295,13 +320,13 @@ class Dispatcher:
                 served = await self._wait_for_policy(version, epoch, min(left, 5.0))
             except Exception as error:  # noqa: BLE001 - protects the prompt from an engine that is restarting
                 log.warning("waiting_for_engine", detail=str(error))
-                await asyncio.sleep(RETRY_INTERVAL_S)
+                await asyncio.sleep(RETRY_INTERVAL_S)  # wait: named by the caller
                 continue
             if has_reached(served, version, epoch):
                 if has_reached(served, announced.version, epoch):
                     self._reached = announced
                 return True
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(POLL_INTERVAL_S)  # wait: named by the caller
         return False
 
     async def _run_with_retries(self, prompt: Prompt) -> TrajectoryGroup:
@@ -309,31 +334,38 @@ class Dispatcher:
         detail = ""
         for attempt in range(MAX_RUNS):
             try:
-                return await self._run_group(prompt)
+                with waiting("groups that run", on="agent", limit_s=None, why_unlimited=_WHY_GROUPS_END):
+                    return await self._run_group(prompt)
             except Exception as error:  # noqa: BLE001 - protects the prompt from an engine that died under it
                 detail = f"{type(error).__name__}: {error}"
                 self.counts.runs_repeated += 1
                 tracing.current_span().add_event("run_failed", {"forage.error": detail})
                 log.warning("group_failed", group=prompt.group_uid, attempt=attempt, detail=detail)
-                await asyncio.sleep(RETRY_INTERVAL_S * 2**attempt)
+                await asyncio.sleep(RETRY_INTERVAL_S * 2**attempt)  # wait: pause before another run
         self.counts.groups_failed += 1
         return _build_failed_group(prompt, f"given up after {MAX_RUNS} runs ({detail})")
 
     async def _call_redis(self, function: Callable[..., T], *args: Any) -> T:
         """Call the stream client in a thread, repeatedly while Redis is unavailable: results in memory are not lost."""
         name = function.__name__
-        while True:
-            try:
-                result = await asyncio.to_thread(function, *args)
-            except UnavailableError as error:
-                self.counts.redis_waits += 1
-                self._refusals[name] = str(error)
-                tracing.current_span().add_event("redis_unavailable")
-                log.warning("waiting_for_redis", detail=str(error), claimed=len(self._claimed))
-                await asyncio.sleep(RETRY_INTERVAL_S)
-            else:
-                self._refusals.pop(name, None)
-                return result
+        with ExitStack() as waits:
+            wait: Wait | None = None
+            while True:
+                try:
+                    result = await asyncio.to_thread(function, *args)
+                except UnavailableError as error:
+                    wait = wait or waits.enter_context(
+                        waiting("calls of Redis", on="redis", limit_s=None, why_unlimited="results in memory are kept")
+                    )
+                    wait.detail = f"{name}: {error}"
+                    self.counts.redis_waits += 1
+                    self._refusals[name] = str(error)
+                    tracing.current_span().add_event("redis_unavailable")
+                    log.warning("waiting_for_redis", detail=str(error), claimed=len(self._claimed))
+                    await asyncio.sleep(RETRY_INTERVAL_S)  # wait: named above
+                else:
+                    self._refusals.pop(name, None)
+                    return result
 
 
 def _build_failed_group(prompt: Prompt, detail: str) -> TrajectoryGroup:

@@ -154,6 +154,7 @@ class Snapshot:
         serving: engines only; None = nothing published.
         version_tokens: agents only, see `VersionTokens.counts`.
         notes: dispatchers only: what holds their work up, by topic.
+        waits: see `list_waits`.
     """
 
     replica: str
@@ -161,6 +162,7 @@ class Snapshot:
     serving: Policy | None = None
     version_tokens: Mapping[tuple[int, int], int] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    waits: Sequence[dict[str, Any]] = ()
 
 
 class RolloutCollector(Collector):

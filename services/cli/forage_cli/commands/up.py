@@ -53,7 +53,7 @@ def up(
             with Watch(stack) as watch:
                 while not (train and stack.supervisor.is_done(Program.TRAINER)):
                     watch.tick(lambda sentence: console.print(sentence, highlight=False, soft_wrap=True))
-                    time.sleep(local.POLL_INTERVAL_S)
+                    time.sleep(local.POLL_INTERVAL_S)  # wait: pause between two looks
         except KeyboardInterrupt:
             console.print("stopping …")
         finally:

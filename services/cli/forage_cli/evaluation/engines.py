@@ -93,7 +93,7 @@ async def switch_policy(policy: EvaluatedPolicy, settings: Settings, rollout: Ro
             raise UnavailableError(
                 f"{policy.source} is not served after {_SWITCH_S:.0f} s ({waiting or 'no reason given'}): see {log}"
             )
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(_POLL_S)  # wait: has a time limit, shown to the user
         served = (await rollout.status()).serving
 
 

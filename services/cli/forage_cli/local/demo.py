@@ -136,7 +136,7 @@ def _watch_training(stack: Stack, folder: RunFolder, started: float, console: Co
                 for row in steps[printed_steps:]:
                     console.print(format_step(row, total), highlight=False, soft_wrap=True)
                 printed_steps = max(printed_steps, len(steps))
-            time.sleep(POLL_INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S)  # wait: pause between two looks
 
 
 def print_summary(folder: RunFolder, summary: report.Summary, page: Path, console: Console) -> None:

@@ -102,7 +102,7 @@ def fetch_stacks(processes: Iterable[RunProcess], folder: Path) -> dict[int, str
     deadline = time.monotonic() + _WAIT_S
     sizes: dict[int, int] = {}
     while time.monotonic() < deadline:
-        time.sleep(_QUIET_S)
+        time.sleep(_QUIET_S)  # wait: three seconds at most
         before, sizes = sizes, {pid: file.stat().st_size for pid, (file, _) in asked.items()}
         if sizes == before and all(sizes[pid] > begin for pid, (_, begin) in asked.items()):
             break

@@ -123,11 +123,11 @@ class Supervisor:
             if running.process is not None:
                 running.process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    running.process.wait(running.service.stop_s)
+                    running.process.wait(running.service.stop_s)  # wait: has a time limit
                 # By its id: a process that overwrote its environment is not found by the token.
                 running.process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    running.process.wait(_KILL_S)
+                    running.process.wait(_KILL_S)  # wait: it was killed
             running.done = True
             self._kill_leftovers(running)
             running.process = None
@@ -183,7 +183,7 @@ class Supervisor:
         for process in _find_by_token({running.token}):
             with contextlib.suppress(psutil.Error):
                 process.kill()
-                process.wait(_KILL_S)
+                process.wait(_KILL_S)  # wait: it was killed
 
 
 def end_leftovers(record: Path, grace_s: float = 15.0) -> list[int]:
@@ -217,7 +217,7 @@ def end_leftovers(record: Path, grace_s: float = 15.0) -> list[int]:
     for process in (*alive, *_find_by_token(tokens)):
         with contextlib.suppress(psutil.Error):
             process.kill()
-            process.wait(_KILL_S)
+            process.wait(_KILL_S)  # wait: it was killed
     record.unlink(missing_ok=True)
     if leftovers:
         get_logger().warning("leftovers_ended", processes=sorted(leftovers), killed=[process.pid for process in alive])

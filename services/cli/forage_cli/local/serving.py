@@ -70,7 +70,7 @@ def _wait(
             raise UnavailableError(f"not ready after {_READY_S:.0f} s: {waiting}{hint}")
         spinner.update(f"waiting for {waiting}")
         tick()
-        time.sleep(0.5)
+        time.sleep(0.5)  # wait: has a time limit, shown to the user
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from tenacity import (
 from forage_common.clients.circuit import Circuit, CircuitOpenError
 from forage_common.errors import ForageError, UnavailableError
 from forage_common.telemetry import tracing
+from forage_common.telemetry.waits import waiting
 
 T = TypeVar("T")
 RETRIED = Counter("forage_common_call_retries_total", "Attempts that failed and were repeated", ["service"])
@@ -73,15 +74,8 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
     retried, given_up = _counters(circuit.service)
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
-        async for trial in AsyncRetrying(
-            stop=stop_before_delay(timeout_s),
-            wait=_next_delay,
-            retry=retry_if_exception(is_transient),
-            before_sleep=lambda state: _record_retry(retried, state),
-        ):
-            with trial, circuit.attempt():
-                async with asyncio.timeout_at(deadline):
-                    return await attempt()
+        with waiting("answers", on=circuit.service, limit_s=timeout_s, detail=circuit.address):
+            return await _repeat(circuit, attempt, timeout_s, deadline, retried)
     except RetryError as error:
         given_up.inc()
         cause = error.last_attempt.exception()
@@ -89,6 +83,20 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
         raise UnavailableError(
             f"the {circuit.service} at {circuit.address} gave no answer within {timeout_s:g} s ({reason})"
         ) from cause
+
+
+async def _repeat(
+    circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s: float, deadline: float, retried: Counter
+) -> T:
+    async for trial in AsyncRetrying(
+        stop=stop_before_delay(timeout_s),
+        wait=_next_delay,
+        retry=retry_if_exception(is_transient),
+        before_sleep=lambda state: _record_retry(retried, state),
+    ):
+        with trial, circuit.attempt():
+            async with asyncio.timeout_at(deadline):
+                return await attempt()
     raise AssertionError("unreachable: tenacity returns or raises")
 
 

@@ -29,7 +29,9 @@ async def map_concurrently(
                 running[asyncio.ensure_future(work(item))] = item
             if not running:
                 return
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                running, return_when=asyncio.FIRST_COMPLETED
+            )  # wait: each task has a time limit of its own
             for task in done:
                 yield running.pop(task), task.result()
     finally:

@@ -377,7 +377,7 @@ class StreamClient:
                     names = [name for value in args for name in (value if isinstance(value, dict) else [value])]
                     asked = {name for name in names if isinstance(name, str) and name.startswith(self._prefix)}
                     self.create_groups(*{self.prompts, self.trajectories, *asked})
-                    time.sleep(0.1)
+                    time.sleep(0.1)  # wait: has a time limit, and its caller names it
                     continue
                 typed = translate_error(error, name_server(self._settings), self._read_memory_limit)
                 if typed is None:

@@ -153,7 +153,7 @@ def _run_export(threads: int, *arguments: str) -> None:
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment) as child,
     ):
         try:
-            child.wait(_EXPORT_TIMEOUT_S)
+            child.wait(_EXPORT_TIMEOUT_S)  # wait: has a time limit
         except subprocess.TimeoutExpired:
             child.kill()
             raise ExportError(

@@ -14,6 +14,7 @@ from typing import IO
 
 from forage_common.errors import DataError
 from forage_common.files import durable
+from forage_common.telemetry.waits import waiting
 from forage_retriever.artifacts import make_unwritable_error
 from forage_retriever.index.progress import Report
 
@@ -141,7 +142,9 @@ def _acquire_lock(folder: Path, final: Path, report_waiting: Callable[[], None])
                 if not reported:
                     report_waiting()
                     reported = True
-                time.sleep(_POLL_S)
+                why = "a lock ends with its process"
+                with waiting("the index to be built", on="another retriever", limit_s=None, why_unlimited=why):
+                    time.sleep(_POLL_S)
             elif _is_at(lock, folder / _LOCK) and not final.exists():
                 closing.pop_all()
                 return lock

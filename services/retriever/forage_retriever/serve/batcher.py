@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 from prometheus_client import Counter, Gauge, Histogram
 
 from forage_common.errors import UnavailableError
+from forage_common.telemetry.waits import idling
 from forage_retriever.hits import Filters, Hit, Searcher
 
 MAX_BATCH = 64
@@ -119,7 +120,7 @@ class Batcher:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        await self._ended.wait()
+        await self._ended.wait()  # wait: the last batch, whose searches have time limits
 
     def _withdraw(self, request: _Request) -> None:
         with self._changed:
@@ -140,7 +141,8 @@ class Batcher:
                 self._queues.clear()  # of cancelled requests
                 if self._closed:
                     return None
-                self._changed.wait()
+                with idling("searches", on="rollout"):
+                    self._changed.wait()
             options = next(iter(self._queues))
             queue = self._queues.pop(options)
             batch = self._fill_batch(queue)

@@ -17,6 +17,7 @@ from forage_common.errors import SettingsError
 from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import Wait, waiting
 from forage_common.v1 import retriever_pb2
 from forage_retriever import artifacts
 from forage_retriever.hits import Hit, Provenance
@@ -84,13 +85,19 @@ class Front:
 
     async def start(self) -> None:
         """Wait until all shards reply, or until some do and `START_GRACE_S` has passed."""
+        why = "searches need at least one shard; with one it starts after a while"
+        with waiting("shards", on="other retrievers", limit_s=None, why_unlimited=why) as wait:
+            await self._wait_for_shards(wait)
+
+    async def _wait_for_shards(self, wait: Wait) -> None:
         deadline = asyncio.get_running_loop().time() + START_GRACE_S
         while missing := [shard.address for shard in self._shards if not shard.is_up]:
-            self._health.wait_for("start", f"no answer yet from shards {', '.join(missing)}")
+            wait.detail = f"no answer yet from shards {', '.join(missing)}"
+            self._health.wait_for("start", wait.detail)
             if len(missing) < len(self._shards) and asyncio.get_running_loop().time() > deadline:
                 get_logger().warning("starting_without_shards", shards=missing)
                 return
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_S)  # wait: named by the caller
 
     def fit_options(self, options: SearchOptions) -> SearchOptions:
         return options._replace(topk=min(options.topk, MAX_DOCUMENTS))

@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 
 from forage_common.telemetry import tracing
+from forage_common.telemetry.waits import waiting
 from forage_retriever.hits import Filters, Provenance
 from forage_retriever.serve.batcher import SearchOptions
 from forage_retriever.serve.cache import LruCache
@@ -134,8 +135,9 @@ class Retrieval:
         return self._source
 
     async def _search(self, source: Source, queries: Sequence[str], options: SearchOptions) -> Answer:
+        attributes: tracing.Attributes = {"forage.queries": len(queries), "forage.mode": options.mode}
         try:
-            with tracing.span("retriever.index", {"forage.queries": len(queries), "forage.mode": options.mode}):
+            with tracing.span("retriever.index", attributes), waiting("searches", on="index", limit_s=self._timeout_s):
                 async with asyncio.timeout(self._timeout_s):
                     return await source.search(queries, options)
         except TimeoutError:

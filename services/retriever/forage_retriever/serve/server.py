@@ -77,23 +77,25 @@ async def _serve(settings: Settings) -> None:
     http_server = _HttpServer(config)
     http = asyncio.create_task(http_server.serve([listening]))
     starting = asyncio.create_task(_load_source(settings, retrieval, ready, swap))
-    stopping = asyncio.create_task(stop.wait())
+    stopping = asyncio.create_task(stop.wait())  # wait: the life of the service
     try:
-        await asyncio.wait([starting, stopping, http], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [starting, stopping, http], return_when=asyncio.FIRST_COMPLETED
+        )  # wait: the life of the service
         if starting.done():
             starting.result()
             ready.mark_started()
             await grpc_server.mark_serving()
             own, index = settings.retriever, retrieval.provenance.index if retrieval.provenance else None
             log.info("serving", http=own.http_address, grpc=own.grpc_address, mode=own.mode, index=index)
-            await asyncio.wait([stopping, http], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([stopping, http], return_when=asyncio.FIRST_COMPLETED)  # wait: the life of the service
         log.info("draining", grace_s=DRAIN_S)
     finally:
         ready.wait_for("stop", "draining")
         http_server.should_exit = True
         await asyncio.gather(grpc_server.stop(DRAIN_S), http)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(retrieval.stop(), DRAIN_S)
+            await asyncio.wait_for(retrieval.stop(), DRAIN_S)  # wait: has a time limit, while the service stops
         starting.cancel()
         stopping.cancel()
     log.info("stopped")

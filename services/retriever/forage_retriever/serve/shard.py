@@ -83,7 +83,7 @@ class Shard:
         while True:
             with contextlib.suppress(ShardUnavailableError, OverloadedError, InvalidRequestError):
                 await self._call(retriever_pb2.RetrieveRequest(), PROBE_S)
-            await asyncio.sleep(PROBE_S)
+            await asyncio.sleep(PROBE_S)  # wait: pause between two probes
 
     async def close(self) -> None:
         await self._channel.close()

@@ -122,7 +122,7 @@ class Child:
         """Kill the child and all processes that it started."""
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself, and so has its group
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.wait()  # wait: it was killed
         self._socket.close()
 
     def hang_up(self) -> None:
@@ -142,7 +142,7 @@ class Child:
 
     def _describe_end(self) -> str:
         try:
-            code = self.process.wait(1.0)
+            code = self.process.wait(1.0)  # wait: has a time limit
         except subprocess.TimeoutExpired:
             return "closed its connection"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -179,5 +179,5 @@ class ParentConnection:
 def _exit_with_parent(parent: int) -> None:
     # A killed parent closes the connection, but code that hangs never reads from it.
     while os.getppid() == parent:
-        time.sleep(_ORPHAN_CHECK_S)
+        time.sleep(_ORPHAN_CHECK_S)  # wait: pause between two looks
     os._exit(1)

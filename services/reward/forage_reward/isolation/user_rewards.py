@@ -15,6 +15,7 @@ from pydantic import ConfigDict
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import UserReward
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import waiting
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.deadline import limit_to_deadline
 from forage_reward.isolation.child import Child, ChildDiedError, ChildError, ChildTimeoutError
@@ -130,7 +131,8 @@ class UserPool:
                 return self._idle.put(self._start())
             except (ChildError, UserError) as error:
                 get_logger().error("user_reward_cannot_start", reward=self._name, error=str(error), retry_s=delay_s)
-            wait.wait(delay_s)
+            with waiting("the next start of a process", on=f"user reward {self._name}", limit_s=delay_s):
+                wait.wait(delay_s)
             delay_s = min(_MAX_RETRY_S, 2 * delay_s)
 
 

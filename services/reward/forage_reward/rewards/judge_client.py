@@ -130,7 +130,7 @@ class JudgeClient:
                     JUDGE_CALLS.labels("refused").inc()
                     raise JudgeReplyError(f"the judge refused the request ({problem}): check base_url, model and key")
                 JUDGE_CALLS.labels("unavailable").inc()
-            time.sleep(max(0.0, min(_RETRY_DELAY_S, deadline - time.monotonic())))
+            time.sleep(max(0.0, min(_RETRY_DELAY_S, deadline - time.monotonic())))  # wait: has a time limit
         raise JudgeTimeoutError(f"the judge gave no answer in time ({problem})")
 
     def _post(self, body: dict[str, object], timeout_s: float, deadline: float) -> tuple[int, bytes]:

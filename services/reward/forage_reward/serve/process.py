@@ -8,6 +8,7 @@ from forage_common.settings import Settings
 from forage_common.stop import Stop
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import idling
 from forage_reward.serve.server import DRAIN_S, Server
 from forage_reward.serve.workers import WorkerPool
 
@@ -32,7 +33,8 @@ def serve(settings: Settings) -> None:
         routes={source: route.title for source, route in settings.reward.routes.items()},
         workers=settings.reward.workers,
     )
-    stop.wait()
+    with idling("calls to score", on="rollout and trainer"):
+        stop.wait()
     log.info("draining", grace_s=DRAIN_S)
     ready.wait_for("stop", "draining")
     serving.drain()

@@ -18,6 +18,7 @@ from prometheus_client import Counter
 
 from forage_common.settings import RewardSettings
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import waiting
 from forage_common.v1 import reward_pb2
 from forage_reward.deadline import DEADLINE
 from forage_reward.router import RewardRouter
@@ -72,7 +73,7 @@ class Admission:
         """Wait until so many items fit, and queue them until `leave`."""
         while not self._fits(items):
             self._has_room.clear()
-            await self._has_room.wait()
+            await self._has_room.wait()  # wait: the stream's caller has a deadline
         self._enter(items)
 
     def leave(self, items: int) -> None:
@@ -130,7 +131,10 @@ class ScoringQueue:
             else:
                 await self._score_long_batch(batch, pure)
             if futures:
-                await asyncio.wait(futures.values(), timeout=_seconds_until(deadline))
+                left_s = _seconds_until(deadline)
+                why = "the caller gave no deadline; each reward has a limit" if left_s is None else ""
+                with waiting("rewards of other processes", on="reward", limit_s=left_s, why_unlimited=why):
+                    await asyncio.wait(futures.values(), timeout=left_s)
         finally:
             for index, future in futures.items():
                 if future.done() and not future.cancelled():
@@ -172,6 +176,7 @@ class ScoringQueue:
         # One long batch after the other: if they alternated, all would end as late as the last.
         was_idle = not self.is_busy
         try:
+            # wait: for batches before this one, which have deadlines
             await asyncio.wait_for(self._long_batches.acquire(), _seconds_until(batch.deadline))
         except TimeoutError:
             return
@@ -191,7 +196,9 @@ class ScoringQueue:
             for number, part in enumerate(parts[1:])
         ]
         try:
-            await asyncio.sleep(0.001)  # so that the requests are sent before scoring occupies this loop
+            await asyncio.sleep(
+                0.001
+            )  # so that the requests are sent before scoring occupies this loop  # wait: one turn of the event loop
             await self._score_items(batch, parts[0])
             for part, request in zip(parts[1:], requests, strict=True):
                 replies = await request

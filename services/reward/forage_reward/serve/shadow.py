@@ -96,7 +96,7 @@ class ShadowScorer:
                 break
             except (ChildError, UserError) as error:
                 get_logger().error("shadow_cannot_start", error=str(error), retry_s=_RESTART_DELAY_S)
-                time.sleep(_RESTART_DELAY_S)
+                time.sleep(_RESTART_DELAY_S)  # wait: pause before a restart
         if self._stopped.is_set():  # `close` may have killed the previous child only
             self._child.kill()
 

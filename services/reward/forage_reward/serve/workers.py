@@ -76,7 +76,7 @@ class WorkerPool:
             child.hang_up()
         deadline = time.monotonic() + DRAIN_S + 5
         while any(child.is_alive for child in self._children) and time.monotonic() < deadline:
-            time.sleep(_POLL_INTERVAL_S / 2)
+            time.sleep(_POLL_INTERVAL_S / 2)  # wait: has a time limit, while the service stops
         for child in self._children:
             child.kill()
         self._port.close()
@@ -92,7 +92,7 @@ class WorkerPool:
 
     def _watch(self, index: int) -> None:
         delay_s = 0.0
-        while not self._stop.wait(_POLL_INTERVAL_S):
+        while not self._stop.wait(_POLL_INTERVAL_S):  # wait: pause between two looks
             if self._children[index].is_alive:
                 continue
             self._change_ended(+1)
@@ -100,7 +100,7 @@ class WorkerPool:
             get_logger().error("worker_ended", worker=index, exit_code=ended.process.returncode)
             ended.kill()
             mark_process_dead(ended.process.pid, path=self._folder)  # type: ignore[no-untyped-call]
-            while not self._stop.wait(delay_s):
+            while not self._stop.wait(delay_s):  # wait: pause before a restart, ten seconds at most
                 RESTARTS.inc()
                 try:
                     child = self._spawn(index)

@@ -11,6 +11,7 @@ from forage_common.clients.retriever import RetrieverClient
 from forage_common.clients.reward import RewardClient
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
+from forage_common.telemetry.waits import list_waits
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import Prompt
 from forage_rollout.agent import Agent
@@ -63,7 +64,9 @@ class AgentDeployment:
         counts = read_call_counts() | read_span_counts()
         if self._agent is not None:
             counts |= to_counts(self._agent.counts)
-        return Snapshot(self._replica, counts, version_tokens=dict(self._version_tokens.counts))
+        return Snapshot(
+            self._replica, counts, version_tokens=dict(self._version_tokens.counts), waits=list_waits("agent")
+        )
 
     async def _get_agent(self) -> Agent:
         """The agent, created with the first prompt: only a running engine knows its end-of-turn text."""

@@ -20,6 +20,7 @@ import psutil
 from forage_common.ray_environment import extend_start_limit, ray_environment
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import waiting
 from forage_rollout.deployments import reaper
 from forage_rollout.deployments.relay import LogRelay
 from forage_rollout.engine.vllm_engine import build_environment
@@ -225,7 +226,7 @@ class JoinedCluster(Cluster):
         serve.delete(get_application_name(self._settings), _blocking=False)
         deadline = time.monotonic() + timeout_s
         while get_application_name(self._settings) in serve.status().applications and time.monotonic() < deadline:
-            time.sleep(0.2)
+            time.sleep(0.2)  # wait: has a time limit, while the service stops
         ray.shutdown()
 
 
@@ -238,8 +239,9 @@ class ExistingApplication(JoinedCluster):
 
         self._join()
         name = get_application_name(self._settings)
-        while (found := serve.status().applications.get(name)) is None or found.status != ApplicationStatus.RUNNING:
-            time.sleep(_POLL_INTERVAL_S)
+        with waiting(f"the application {name}", on="ray", limit_s=None, why_unlimited="others start it"):
+            while (found := serve.status().applications.get(name)) is None or found.status != ApplicationStatus.RUNNING:
+                time.sleep(_POLL_INTERVAL_S)
         log.info("attached", application=name)
 
     def begin_drain(self) -> None:

@@ -11,6 +11,7 @@ from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.streams.history import open_history
 from forage_common.telemetry import tracing
+from forage_common.telemetry.waits import list_waits
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
 from forage_rollout.backpressure import REASONS
 from forage_rollout.deployments.readiness import wait_for_services
@@ -58,7 +59,7 @@ class DispatcherDeployment:
         held = self._dispatcher.hold
         holds = {("backpressure", reason): float(held is not None and held.reason == reason) for reason in REASONS}
         counts = to_counts(self._dispatcher.counts) | read_span_counts() | holds
-        return Snapshot(self._replica, counts, notes=self._dispatcher.notes)
+        return Snapshot(self._replica, counts, notes=self._dispatcher.notes, waits=list_waits("dispatcher"))
 
     async def check_health(self) -> None:
         """Raise when the dispatcher has ended; Serve then starts a new replica."""

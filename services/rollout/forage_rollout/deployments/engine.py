@@ -17,6 +17,7 @@ from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.streams.history import open_history
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import list_waits
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.deployments.follower import catch_up, follow_policy
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, broadcast, build_process_name, call_replica, start_logs
@@ -98,7 +99,8 @@ class EngineDeployment:
             yield part
 
     async def take_snapshot(self) -> Snapshot:
-        return Snapshot(self._replica, to_counts(self._engine.counts) | read_call_counts(), self._engine.serving)
+        counts = to_counts(self._engine.counts) | read_call_counts()
+        return Snapshot(self._replica, counts, self._engine.serving, waits=list_waits("engine"))
 
     async def record_routing_stats(self) -> dict[str, str]:
         """Report the state of this replica to the router; Serve calls this method by its name."""
@@ -168,7 +170,7 @@ class RemoteEngine:
                 answer.cancel()
                 raise
             except NotServingError:
-                await asyncio.sleep(_NOT_SERVING_RETRY_S)
+                await asyncio.sleep(_NOT_SERVING_RETRY_S)  # wait: named by the agent, whose trajectory has a time limit
 
     async def release(self, affinity: str) -> None:
         """End an affinity on every replica: under load its generations went to several, and each may hold a lease.
@@ -181,7 +183,7 @@ class RemoteEngine:
         releasing = asyncio.create_task(self._release(affinity))
         self._releasing.add(releasing)
         releasing.add_done_callback(self._releasing.discard)
-        await asyncio.wait([releasing], timeout=_RELEASE_TIMEOUT_S)
+        await asyncio.wait([releasing], timeout=_RELEASE_TIMEOUT_S)  # wait: two seconds at most
 
     async def _release(self, affinity: str) -> None:
         try:

@@ -40,10 +40,10 @@ async def catch_up(streams: StreamClient, engine: VllmEngine, timeout_s: float =
             if time.monotonic() > deadline:
                 engine.out_of_service = str(error)
                 return
-            await asyncio.sleep(RETRY_INTERVAL_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)  # wait: an engine that starts has no snapshot; its log says why
         except UnavailableError as error:
             log.warning("waiting_for_redis", detail=str(error))
-            await asyncio.sleep(RETRY_INTERVAL_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)  # wait: an engine that starts has no snapshot; its log says why
 
 
 async def follow_policy(streams: StreamClient, engine: VllmEngine, replica: str) -> None:
@@ -86,11 +86,11 @@ async def _load_announced(streams: StreamClient, engine: VllmEngine) -> NoReturn
             if refusals >= MAX_REFUSALS and not engine.out_of_service:
                 engine.out_of_service = str(error)
                 log.error("out_of_service", detail=str(error))
-            await asyncio.sleep(RETRY_INTERVAL_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)  # wait: the engine is out of service, which readiness names
         except UnavailableError as error:
             log.warning("waiting_for_redis", detail=str(error))
-            await asyncio.sleep(RETRY_INTERVAL_S)
-        await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)  # wait: the main process names Redis
+        await asyncio.sleep(POLL_INTERVAL_S)  # wait: pause between two looks
 
 
 async def _load(streams: StreamClient, engine: VllmEngine, announced: Policy) -> None:
@@ -117,5 +117,5 @@ async def _acknowledge(streams: StreamClient, engine: VllmEngine, replica: str) 
                 acknowledged, heartbeat_at = serving, time.monotonic() + HEARTBEAT_INTERVAL_S
         except UnavailableError as error:
             log.warning("waiting_for_redis", detail=str(error))
-            await asyncio.sleep(RETRY_INTERVAL_S)
-        await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)  # wait: the main process names Redis
+        await asyncio.sleep(POLL_INTERVAL_S)  # wait: pause between two looks

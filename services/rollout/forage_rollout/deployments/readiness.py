@@ -32,7 +32,7 @@ async def watch_services(settings: Settings, health: Health) -> None:
                     health.wait_for(name, detail)
                 else:
                     health.mark_ready(name)
-            await asyncio.sleep(1.0 if any(missing) else 5.0)
+            await asyncio.sleep(1.0 if any(missing) else 5.0)  # wait: pause between two probes
 
 
 async def wait_for_services(settings: Settings) -> None:
@@ -48,7 +48,7 @@ async def wait_for_services(settings: Settings) -> None:
             if missing != logged:
                 log.info("waiting_for_services", detail="; ".join(filter(None, missing)))
                 logged = missing
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)  # wait: named by the dispatcher
 
 
 async def _probe_redis(streams: StreamClient) -> str:
@@ -72,7 +72,7 @@ async def _probe_reward(settings: Settings) -> str:
     address = settings.reward.grpc_address
     async with grpc.aio.insecure_channel(address) as channel:
         try:
-            await asyncio.wait_for(channel.channel_ready(), _PROBE_TIMEOUT_S)
+            await asyncio.wait_for(channel.channel_ready(), _PROBE_TIMEOUT_S)  # wait: has a time limit
         except TimeoutError:
             return f"no answer at {address}"
     return ""

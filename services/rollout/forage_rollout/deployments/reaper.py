@@ -56,14 +56,14 @@ def find_alive(family: Processes) -> Processes:
 
 def reap(family: Processes, folder: Path) -> None:
     """End the family, processes that it starts meanwhile included, then remove the folder."""
-    time.sleep(_GRACE_PERIOD_S)
+    time.sleep(_GRACE_PERIOD_S)  # wait: has a time limit
     while family := find_alive(family):
         for pid in family:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        time.sleep(0.1)
+        time.sleep(0.1)  # wait: until killed processes are gone
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -88,7 +88,7 @@ class EndpointEngine:
         Raises:
             UnavailableError, RefusedError, MalformedReplyError: see `Endpoint.complete`.
         """
-        await self._resumed.wait()
+        await self._resumed.wait()  # wait: named by the agent, whose trajectory has a time limit
         try:
             with self._meter.track_request():
                 if self._endpoint.dialect is Dialect.VLLM:
@@ -123,7 +123,9 @@ class EndpointEngine:
         """Send no requests until `resume`. Requests at the endpoint cannot be held: they end first, drain or not."""
         self._resumed.clear()
         async with self._ended:
-            await self._ended.wait_for(lambda: not self._meter.counts.requests_in_flight)
+            await self._ended.wait_for(
+                lambda: not self._meter.counts.requests_in_flight
+            )  # wait: requests have time limits
 
     async def resume(self) -> None:
         """End a pause; without one nothing happens."""

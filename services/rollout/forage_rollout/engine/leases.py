@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import waiting as named
 from forage_rollout.weights.policy import NotServingError
 
 log = get_logger()
@@ -40,7 +41,8 @@ class Leases:
             waiting = self._waiting.setdefault(name, set())
             waiting.add(waiter)
             try:
-                await self._changed.wait_for(lambda: not self._drains or waiter not in waiting)
+                with named("an update of the weights", on="this engine", limit_s=self._limit_s):
+                    await self._changed.wait_for(lambda: not self._drains or waiter not in waiting)
                 if waiter not in waiting:
                     raise NotServingError(f"{name} was released before it could be served")
                 self._held.setdefault(name, time.monotonic())
@@ -77,7 +79,9 @@ class Leases:
     async def _wait_for_release(self) -> None:
         timeout_s = max(self._held.values()) + self._limit_s - time.monotonic()
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            held = f"{len(self._held)} leases are held"
+            with named("groups to release the old policy", on="agent", limit_s=timeout_s, detail=held):
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
         except TimeoutError:
             log.warning("leases_void", count=len(self._held), after_s=self._limit_s)
             self._held.clear()

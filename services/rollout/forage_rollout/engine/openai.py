@@ -42,7 +42,7 @@ class OpenAiRoutes:
         async def receive() -> dict[str, Any]:
             if unread:
                 return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            await closed.wait()
+            await closed.wait()  # wait: the life of a request
             return {"type": "http.disconnect"}  # upon which vLLM ends the generation
 
         async def send(message: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class OpenAiRoutes:
             closed.set()
             while not parts.empty():  # a `send` that waits for room must be able to end
                 parts.get_nowait()
-            await asyncio.wait({answering}, timeout=_CLOSE_TIMEOUT_S)
+            await asyncio.wait({answering}, timeout=_CLOSE_TIMEOUT_S)  # wait: has a time limit
             answering.cancel()
 
 

@@ -110,6 +110,7 @@ class VllmEngine:
                 weight_transfer_config=WeightTransferConfig(backend=self._transport.backend),
                 disable_log_stats=True,
                 enable_log_requests=False,
+                worker_extension_cls="forage_rollout.engine.worker_stacks.WorkerExtension",
                 **arguments,
                 **build_engine_arguments(engine.max_lora_rank),
             )
@@ -323,6 +324,7 @@ class VllmEngine:
 
         async with self._served_changed:
             with contextlib.suppress(TimeoutError):
+                # wait: named by the dispatcher
                 await asyncio.wait_for(self._served_changed.wait_for(may_return), timeout_s)
         return self.serving
 

@@ -101,6 +101,7 @@ class ServiceState:
         serving: the oldest policy that an engine serves; None before any was published.
         announced: the policy that engines are to serve.
         queues: gauge → entries of a stream.
+        waits: those of all replicas, as of the last snapshots.
     """
 
     health: Health
@@ -109,6 +110,7 @@ class ServiceState:
     serving: Policy | None = None
     announced: Policy | None = None
     queues: dict[str, int] = field(default_factory=dict)
+    waits: list[dict[str, Any]] = field(default_factory=list)
 
     async def refresh(self, backend: ServeBackend) -> None:
         """Take snapshots of every replica.
@@ -119,6 +121,7 @@ class ServiceState:
         snapshots = await backend.take_snapshots()
         self.serving = find_oldest([snapshot.serving for snapshot in snapshots["Engine"]], self.announced)
         self.health.set_notes({what: detail for one in snapshots["Dispatcher"] for what, detail in one.notes.items()})
+        self.waits = [wait for taken in snapshots.values() for one in taken for wait in one.waits]
         self.collector.update(snapshots, self.serving, self.announced, self.queues)
 
     def require_running(self) -> None:

@@ -119,7 +119,7 @@ async def _await_while_connected(request: Request, answer: Awaitable[Any]) -> An
 
     watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)  # wait: the life of a request
         if answering.done():
             return answering.result()
         raise HTTPException(499, "the connection was closed before the answer")
@@ -127,7 +127,7 @@ async def _await_while_connected(request: Request, answer: Awaitable[Any]) -> An
         watching.cancel()
         answering.cancel()
         with suppress(BaseException):
-            await asyncio.wait({answering})
+            await asyncio.wait({answering})  # wait: a task that was cancelled
 
 
 class _RequestGuard:

@@ -21,6 +21,7 @@ from forage_common.streams.client import StreamClient
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
+from forage_common.telemetry.waits import list_waits, waiting
 from forage_rollout import environments
 from forage_rollout.deployments.cluster import LOST_AFTER_S, Cluster, open_cluster
 from forage_rollout.deployments.readiness import watch_services
@@ -88,7 +89,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
             timeout_graceful_shutdown=max(1, round(rollout.drain_timeout_s)),
         )
     )
-    endpoint = serve_health(rollout.health_address, health)
+    endpoint = serve_health(rollout.health_address, health, waits=lambda: list_waits("main process") + state.waits)
     await grpc_server.start()
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -99,10 +100,10 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
         asyncio.create_task(watch_services(settings, health)),
         asyncio.create_task(_run_application(settings, cluster, backend, state)),
         asyncio.create_task(_watch_ray(cluster)),
-        asyncio.create_task(stop.wait()),
+        asyncio.create_task(stop.wait()),  # wait: the life of the service
     ]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # wait: the life of the service
         if failure := await _find_failure(cluster):
             # Ends at once, for the supervisor to start anew: draining and Ray's own end would wait for what is gone.
             health.wait_for("ray", failure)
@@ -135,7 +136,7 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
 async def _watch_ray(cluster: Cluster) -> None:
     """Return once Ray has failed and does not come back."""
     while not await _find_failure(cluster):
-        await asyncio.sleep(_WATCH_INTERVAL_S)
+        await asyncio.sleep(_WATCH_INTERVAL_S)  # wait: pause between two looks
 
 
 async def _find_failure(cluster: Cluster) -> str:
@@ -148,7 +149,9 @@ async def _find_failure(cluster: Cluster) -> str:
 
 async def _run_application(settings: Settings, cluster: Cluster, backend: ServeBackend, state: ServiceState) -> None:
     """Start the application, then keep its state current."""
-    await asyncio.to_thread(cluster.start)
+    why = "Ray and Serve give up by themselves"
+    with waiting("the start of all deployments", on="ray", limit_s=None, why_unlimited=why):
+        await asyncio.to_thread(cluster.start)
     state.running = True
     streams = StreamClient(settings.redis, settings.run.id, _REDIS_TIMEOUT_S)
     health = state.health
@@ -160,8 +163,9 @@ async def _run_application(settings: Settings, cluster: Cluster, backend: ServeB
                 "trajectories_on_stream": await asyncio.to_thread(streams.count_backlog, streams.trajectories),
             }
         try:
-            async with asyncio.timeout(_REFRESH_TIMEOUT_S):
-                await state.refresh(backend)
+            with waiting("answers of the replicas", on="ray", limit_s=_REFRESH_TIMEOUT_S):
+                async with asyncio.timeout(_REFRESH_TIMEOUT_S):
+                    await state.refresh(backend)
         except (UnavailableError, TimeoutError) as error:
             health.wait_for("engine", f"a part of the service does not answer ({type(error).__name__})")
             log.warning("snapshot_failed", detail=str(error))
@@ -171,4 +175,4 @@ async def _run_application(settings: Settings, cluster: Cluster, backend: ServeB
                 health.mark_ready("policy")
             else:
                 health.wait_for("policy", "the trainer has published none yet, or it could not be loaded")
-        await asyncio.sleep(_REFRESH_INTERVAL_S)
+        await asyncio.sleep(_REFRESH_INTERVAL_S)  # wait: pause between two snapshots

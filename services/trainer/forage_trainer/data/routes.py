@@ -98,7 +98,7 @@ def _ask_for_routes(settings: Settings, stop: Stop, health: Health, wait: Wait) 
             if waited >= log_at:
                 get_logger().warning("reward_unavailable", waited_s=round(waited, 1), reason=str(error))
                 log_at = waited + _LOG_INTERVAL_S
-            stop.sleep(_PAUSE_S)
+            stop.sleep(_PAUSE_S)  # wait: named by the caller
         except grpc.RpcError as error:
             raise UserError(
                 f"{settings.reward.grpc_address} answers, but not as a reward service ({error.code().name}): "

@@ -57,7 +57,7 @@ def launch(settings: Settings) -> int:
                 ranks.prepare()
                 return ranks.train()
             finally:
-                time.sleep(_LOG_FLUSH_S)
+                time.sleep(_LOG_FLUSH_S)  # wait: one second
                 ranks.kill()
         except Stopped:
             log.info("stopped")
@@ -117,8 +117,8 @@ class Ranks:
         failed: dict[int, Exception] = {}
         codes: dict[int, int] = {}
         stop_sent, deadline = False, float("inf")
-        while running and time.monotonic() < deadline:  # a rank that waits too long for another one ends by itself
-            for ended in ray.wait(list(running), timeout=POLL_INTERVAL_S)[0]:
+        while running and time.monotonic() < deadline:
+            for ended in ray.wait(list(running), timeout=POLL_INTERVAL_S)[0]:  # wait: each rank ends by itself
                 rank = running.pop(ended).rank
                 try:
                     codes[rank] = ray.get(ended)

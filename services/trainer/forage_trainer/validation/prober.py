@@ -120,7 +120,7 @@ class TrainingProber:
                 return
             reason = left[0].status_detail
             get_logger().info("probes_failed", purpose=self._purpose, attempt=attempt, left=len(left), reason=reason)
-            await asyncio.sleep(_PAUSE_S if attempt < ATTEMPTS else 0)
+            await asyncio.sleep(_PAUSE_S if attempt < ATTEMPTS else 0)  # wait: named by the caller
 
     async def _wait_until_served(self, policy: Policy) -> None:
         """Wait until every engine serves the policy or a later one of its epoch."""
@@ -129,7 +129,7 @@ class TrainingProber:
                 serving = (await rollout.status()).serving
                 if serving.epoch == policy.epoch and serving.version >= policy.version:
                     return
-                await asyncio.sleep(POLL_INTERVAL_S)
+                await asyncio.sleep(POLL_INTERVAL_S)  # wait: named by the caller
 
     async def _probe(
         self, trajectories: Sequence[Trajectory], results: dict[Item, Probed], on_progress: Callable[[int], object]
@@ -163,8 +163,10 @@ async def _watch(work: Coroutine[Any, Any, None], timeout_s: float, check: Calla
     """Await `work` and call `check` periodically; if either raises, the end of the event loop cancels the rest."""
     task = asyncio.ensure_future(work)
     async with asyncio.timeout(timeout_s):
-        while not (await asyncio.wait({task}, timeout=POLL_INTERVAL_S))[0]:
-            check()
+        while not task.done():
+            await asyncio.wait({task}, timeout=POLL_INTERVAL_S)  # wait: named by the caller
+            if not task.done():
+                check()
     task.result()
 
 
