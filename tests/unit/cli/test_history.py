@@ -68,6 +68,15 @@ def discard_before_its_step(story: Story) -> None:
     story.events.insert(story.find("acknowledge", step=2), event)
 
 
+def take_an_answer_that_nobody_gave(story: Story) -> None:
+    group = {"entry": "v1", "batch": 3, "position": 0, "attempt": 0, "uid": "q/test/0/0"}
+    story.add("trainer2", "claim_groups", epoch=2, stream="validation-after", entries=[group])
+
+
+def discard_what_nobody_took(story: Story) -> None:
+    story.add("trainer2", "discard", epoch=2, stream="trajectories", entries=["g99"])
+
+
 U = "q/train/{}/0".format
 G2 = {"uids": [U(4), U(5)], "entries": ["g20", "g21"]}
 
@@ -182,6 +191,13 @@ def test_a_sound_history_holds(judge: Callable[[Story], Report]) -> None:
             "step 3 counts group q/train/7/0, which no worker had finished",
             ["claim_groups", "finish", "acknowledge"],
         ),
+        (discard_what_nobody_took, "unfounded", "entry g99 was discarded, and not taken before", ["discard"]),
+        (
+            take_an_answer_that_nobody_gave,
+            "unfounded",
+            "answer q/test/0/0 was taken, and not finished before",
+            ["claim_groups"],
+        ),
         (
             move("publish", 2, version=2),
             "unannounced",
@@ -258,6 +274,13 @@ def test_acknowledgements_that_are_repeated_count_once_and_unfinished_runs_are_o
     assert (report.steps, report.is_complete, report.outstanding) == (2, False, {3: [0, 1]})
     story.events[story.find("acknowledge", step=2)].result = "UnavailableError: no answer"
     assert judge(story).outstanding == {2: [0, 1], 3: [0, 1]}
+
+
+def test_a_forged_answer_that_is_rejected_is_no_breach(judge: Callable[[Story], Report]) -> None:
+    story = tell_story()
+    take_an_answer_that_nobody_gave(story)
+    story.add("trainer2", "reject", epoch=2, stream="validation-after", entries=["v1"])
+    assert judge(story).violations == ()
 
 
 def test_stragglers_are_accounted_for(judge: Callable[[Story], Report]) -> None:

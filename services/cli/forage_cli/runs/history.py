@@ -1,57 +1,19 @@
 """Verification of a run by its history: nothing lost, nothing twice, no late trainer, no token of an unknown policy.
 
-What the run says about itself, its ledger and its checkpoints, is not read. An operation without a known result may
-have happened or not: it is never a violation by itself, and it may be what another operation needs.
+What the run says about itself, its ledger and its checkpoints, is not read.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from forage_cli.runs.operations import RESULTS, History, Operation, read_history
-
-TRAINING = "trajectories"
-"""The stream of groups that are trained on; those of validations have other names."""
-LOSS = "lose_data"
-"""What a test records when it takes data from the server: rules of a durable server do not hold across it."""
-_OF_TRAINER = ("issue", "claim_groups", "reclaim_groups", "acknowledge", "discard", "close_replies", "publish")
-Place = tuple[str, int, int, int]
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A rule that does not hold, and the fewest operations that show it."""
-
-    rule: str
-    sentence: str
-    operations: tuple[Operation, ...]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the settings of the run say; None where they are not known."""
-
-    batch_size: int | None = None
-    total_steps: int | None = None
-    max_staleness: int | None = None
-
-    @classmethod
-    def read(cls, folder: Path) -> Limits:
-        """Read the settings that `forage` has written into the folder of the run."""
-        try:
-            tree = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
-            trainer = tree["trainer"]
-            return cls(tree["data"]["train_batch_size"], trainer["total_training_steps"], trainer["max_staleness"])
-        except (OSError, KeyError, TypeError, yaml.YAMLError):
-            return cls()
+from forage_cli.runs.history_rules import RULES, Limits, RecordedRun, Violation
+from forage_cli.runs.operations import RESULTS, History, read_history
 
 
 @dataclass(frozen=True)
@@ -98,267 +60,23 @@ def check(folder: Path) -> Report:
     Raises:
         DataError: there is no history, or a file of it is damaged.
     """
-    return check_operations(read_history(folder), Limits.read(folder))
+    return check_operations(read_history(folder), read_limits(folder))
 
 
 def check_operations(history: History, limits: Limits) -> Report:
     """Verify operations by every rule."""
-    run = _Run(history, limits)
+    run = RecordedRun(history, limits)
     violations = [Violation("gap", gap, ()) for gap in history.gaps]
-    for rule in (_find_lost, _find_twice, _find_late, _find_unfounded, _find_unannounced, _find_deleted, _find_stale):
+    for rule in RULES:
         violations += rule(run)
     return Report(history, tuple(violations), max(run.acknowledged, default=0), limits.total_steps, run.outstanding)
 
 
-class _Run:
-    """The operations of a run by what they are about."""
-
-    def __init__(self, history: History, limits: Limits) -> None:
-        self.limits = limits
-        self.operations = history.operations
-        self.losses = history.select(LOSS)
-        self.publishes, self.loads = history.select("publish"), history.select("load")
-        self.acknowledgements = history.select("acknowledge")
-        self.finishes = history.select("finish")
-        self.removals = history.select("discard", "reject")
-        self.acquisitions = [one for one in history.select("acquire_epoch") if one.happened]
-        self.issues: dict[Place, list[Operation]] = defaultdict(list)
-        self.positions: dict[int, dict[str, int]] = defaultdict(dict)
-        for one in self.operations:
-            if one.kind == "issue":
-                if one.may_have_happened:
-                    self.issues[_place(one["stream"], one.fields)].append(one)
-                if one["stream"] == TRAINING:
-                    self.positions[one["batch"]][one["uid"]] = one["position"]
-        self.claims = _index_entries(history.select("claim_prompts", "reclaim_prompts"))
-        self.takes = _index_entries(history.select("claim_groups", "reclaim_groups"))
-
-    @cached_property
-    def acknowledged(self) -> dict[int, Operation]:
-        """Step → its first acknowledgement that happened."""
-        found: dict[int, Operation] = {}
-        for one in self.acknowledgements:
-            if one.happened:
-                found.setdefault(one["step"], one)
-        return found
-
-    @property
-    def outstanding(self) -> dict[int, list[int]]:
-        last = max(self.acknowledged, default=0)
-        later = {batch: set(uids.values()) for batch, uids in self.positions.items() if batch > last}
-        return {batch: sorted(positions) for batch, positions in sorted(later.items())}
-
-    def was_lost(self, first: Operation, second: Operation) -> bool:
-        """Whether the server may have lost data between two operations."""
-        return any(not loss.precedes(first) and not second.precedes(loss) for loss in self.losses)
-
-
-def _find_lost(run: _Run) -> Iterator[Violation]:
-    """Every position of every step up to the last was acknowledged, and every step was."""
-    maybe = {one["step"] for one in run.acknowledgements}
-    last = max(run.acknowledged, default=0)
-    for step in range(1, last + 1):
-        if step not in maybe:
-            later = min(other for other in run.acknowledged if other > step)
-            sentence = f"step {step} was never acknowledged, and step {later} was"
-            yield Violation("lost", sentence, (run.acknowledged[later],))
-    for step, done in sorted(run.acknowledged.items()):
-        issued = run.positions[step]
-        covered = {issued.get(uid) for uid in (*done["uids"], *done["dropped"])}
-        expected = set(range(run.limits.batch_size or 0)) | set(issued.values())
-        for position in sorted(expected - covered):
-            issues = [
-                one for place, found in run.issues.items() for one in found if place[:3] == (TRAINING, step, position)
-            ]
-            yield Violation("lost", f"position {position} of batch {step} was never acknowledged", (*issues, done))
-
-
-def _find_twice(run: _Run) -> Iterator[Violation]:
-    """No group counts for two steps, and nothing that can happen once has happened twice."""
-    owners: dict[str, Operation] = {}
-    for one in run.acknowledgements:
-        if not one.happened:
-            continue
-        first = run.acknowledged[one["step"]]
-        content = ("uids", "dropped", "entries")
-        if any(first[name] != one[name] for name in content) and not run.was_lost(first, one):
-            yield Violation("twice", f"step {one['step']} was acknowledged with two sets of groups", (first, one))
-        for uid, times in Counter(one["uids"]).items():
-            if times > 1:
-                yield Violation("twice", f"step {one['step']} counts group {uid} {times} times", (one,))
-            if (owner := owners.setdefault(uid, one))["step"] != one["step"]:
-                steps = f"steps {owner['step']} and {one['step']}"
-                yield Violation("twice", f"group {uid} counts for {steps}", (owner, one))
-        positions = Counter(run.positions[one["step"]].get(uid) for uid in set(one["uids"]))
-        for position, times in positions.items():
-            if times > 1 and position is not None:
-                yield Violation("twice", f"step {one['step']} counts {times} groups of position {position}", (one,))
-    for (stream, batch, position, attempt), issues in run.issues.items():
-        if stream == TRAINING:  # a validation that is closed may be opened anew
-            what = f"attempt {attempt} of position {position} of batch {batch} was issued twice"
-            yield from _find_repeated(run, issues, what)
-    finished: dict[str, list[Operation]] = defaultdict(list)
-    for one in run.finishes:
-        finished[one["entry"]].append(one)
-    for entry, finishes in finished.items():
-        yield from _find_repeated(run, finishes, f"the prompt of entry {entry} was finished twice")
-    for of, kind in ((run.claims, "claim_prompts"), (run.takes, "claim_groups")):
-        for (_, entry), found in of.items():
-            claims = [one for one, _ in found if one.kind == kind]
-            yield from _find_repeated(run, claims, f"entry {entry} was delivered as new twice")
-
-
-def _find_repeated(run: _Run, operations: Iterable[Operation], sentence: str) -> Iterator[Violation]:
-    happened = [one for one in operations if one.happened]
-    for first, second in pairwise(happened):
-        if not run.was_lost(first, second):
-            yield Violation("twice", sentence, (first, second))
-
-
-def _find_late(run: _Run) -> Iterator[Violation]:
-    """Epochs grow, every process works under the one that it acquired last, and a trainer stops at its successor's."""
-    for first in run.acquisitions:
-        for second in run.acquisitions:
-            is_wrong = second["epoch"] == first["epoch"] and first.began < second.began
-            is_wrong |= second["epoch"] < first["epoch"] and first.precedes(second)
-            if is_wrong and first is not second and not run.was_lost(first, second):
-                sentence = f"epoch {second['epoch']} was acquired after epoch {first['epoch']}"
-                yield Violation("epoch", sentence, (first, second))
-    own: dict[str, list[Operation]] = defaultdict(list)
-    for one in run.acquisitions:
-        own[one.process].append(one)
-    for one in run.operations:
-        if one.kind not in _OF_TRAINER or not one.happened:
-            continue
-        mine = [other for other in own[one.process] if other.number < one.number]
-        if not mine or mine[-1]["epoch"] != one["epoch"]:
-            sentence = f"epoch {one['epoch']} was used by a process that had not acquired it"
-            yield Violation("epoch", sentence, (*mine[-1:], one))
-            continue
-        for other in run.acquisitions:
-            if other["epoch"] > one["epoch"] and other.precedes(one) and not run.was_lost(other, one):
-                sentence = f"{one.kind} succeeded under epoch {one['epoch']} after epoch {other['epoch']} was acquired"
-                yield Violation("epoch", sentence, (other, one))
-                break
-
-
-def _find_unfounded(run: _Run) -> Iterator[Violation]:
-    """What is acknowledged was taken before, what is taken was finished, what is finished was claimed and issued."""
-    finishes: dict[Place, list[Operation]] = defaultdict(list)
-    for one in run.finishes:
-        place = _place(one["stream"], one.fields)
-        finishes[place].append(one)
-        claims = [
-            (claim, entry)
-            for claim, entry in run.claims[TRAINING, one["entry"]]
-            if claim.ended_before(one) and _place(entry["stream"], entry) == place and entry["uid"] == one["uid"]
-        ]
-        if not one.happened:
-            continue
-        if not claims:
-            yield Violation("unfounded", f"group {one['uid']} was finished, and its prompt not claimed before", (one,))
-            continue
-        issues = [issue for issue in run.issues[place] if issue["uid"] == one["uid"]]
-        if not any(not claim.precedes(issue) for issue in issues for claim, _ in claims):
-            sentence = f"the prompt of group {one['uid']} was claimed, and not issued before"
-            yield Violation("unfounded", sentence, (claims[0][0], *issues, one))
-    for one in run.acknowledgements:
-        if not one.happened:
-            continue
-        step = one["step"]
-        for uid in {*one["uids"], *one["dropped"]} - set(run.positions[step]):
-            yield Violation("unfounded", f"step {step} counts group {uid}, which was not issued for it", (one,))
-        if len(one["uids"]) != len(one["entries"]):
-            sentence = f"step {step} counts {len(one['uids'])} groups, and {len(one['entries'])} left the stream"
-            yield Violation("unfounded", sentence, (one,))
-        for uid, entry in zip(one["uids"], one["entries"], strict=False):
-            takes = [
-                (take, group)
-                for take, group in run.takes[TRAINING, entry]
-                if take.ended_before(one) and (group["batch"], group["uid"]) == (step, uid)
-            ]
-            if not takes:
-                yield Violation("unfounded", f"step {step} counts group {uid}, which no trainer took", (one,))
-                continue
-            found = [other for _, group in takes for other in finishes[_place(TRAINING, group)] if other["uid"] == uid]
-            if not any(not take.precedes(other) for other in found for take, _ in takes):
-                sentence = f"step {step} counts group {uid}, which no worker had finished"
-                yield Violation("unfounded", sentence, (takes[0][0], *found, one))
-
-
-def _find_unannounced(run: _Run) -> Iterator[Violation]:
-    """A policy is loaded once it was announced, and tokens are sampled under one that was loaded."""
-    announced, loaded = _index_policies(run.publishes), _index_policies(run.loads)
-    for load in run.loads:
-        policy = load["version"], load["epoch"]
-        if not _began_before(announced[policy], load):
-            sentence = f"version {policy[0]} of epoch {policy[1]} was loaded and not announced before"
-            yield Violation("unannounced", sentence, (load, *announced[policy][:1]))
-    for one in run.finishes:
-        if not one.happened:
-            continue
-        for version, epoch in sorted({tuple(policy) for row in one["versions"] for policy in row}):
-            what = f"group {one['uid']} has tokens of version {version} of epoch {epoch}"
-            if not _began_before(announced[version, epoch], one):
-                sentence = f"{what}, which was not announced before"
-                yield Violation("unannounced", sentence, (one, *announced[version, epoch][:1]))
-            # The endpoint of somebody else loads nothing.
-            elif run.loads and not _began_before(loaded[version, epoch], one):
-                sentence = f"{what}, which no engine had loaded"
-                yield Violation("unannounced", sentence, (one, *loaded[version, epoch][:1]))
-
-
-def _find_deleted(run: _Run) -> Iterator[Violation]:
-    """A group that a step counts stays on the stream until the step is acknowledged."""
-    counted = {entry: one for one in run.acknowledged.values() for entry in one["entries"]}
-    for removal in run.removals:
-        if not removal.happened or removal["stream"] != TRAINING:
-            continue
-        for entry in removal["entries"]:
-            one = counted.get(entry)
-            if one is not None and removal.precedes(one) and not run.was_lost(removal, one):
-                sentence = f"a group of step {one['step']} left the stream before the step was acknowledged"
-                yield Violation("deleted", sentence, (removal, one))
-
-
-def _find_stale(run: _Run) -> Iterator[Violation]:
-    """No token that counts is older than `trainer.max_staleness` allows."""
-    if run.limits.max_staleness is None:
-        return
-    oldest: dict[tuple[Place, str], tuple[int, Operation]] = {}
-    for one in run.finishes:
-        versions = [version for row in one["versions"] for version, _ in row]
-        if versions and one.happened:
-            oldest[_place(one["stream"], one.fields), one["uid"]] = min(versions), one
-    for step, done in run.acknowledged.items():
-        bound = step - 1 - run.limits.max_staleness
-        for entry in done["entries"]:
-            for _, group in run.takes[TRAINING, entry][:1]:
-                version, finish = oldest.get((_place(TRAINING, group), group["uid"]), (bound, done))
-                if version < bound:
-                    sentence = f"step {step} counts tokens of version {version}, and {bound} is the oldest allowed"
-                    yield Violation("stale", sentence, (finish, done))
-
-
-def _place(stream: str, fields: dict[str, Any]) -> Place:
-    return stream, fields["batch"], fields["position"], fields["attempt"]
-
-
-def _index_entries(takes: Iterable[Operation]) -> dict[tuple[str, str], list[tuple[Operation, dict[str, Any]]]]:
-    """(stream, entry id) → the operations that took the entry, and what it was."""
-    found: dict[tuple[str, str], list[tuple[Operation, dict[str, Any]]]] = defaultdict(list)
-    for one in takes:
-        for entry in one["entries"]:
-            found[one.fields.get("stream", TRAINING), entry["entry"]].append((one, entry))
-    return found
-
-
-def _index_policies(operations: Iterable[Operation]) -> dict[tuple[int, int], list[Operation]]:
-    found: dict[tuple[int, int], list[Operation]] = defaultdict(list)
-    for one in operations:
-        found[one["version"], one["epoch"]].append(one)
-    return found
-
-
-def _began_before(causes: Sequence[Operation], effect: Operation) -> bool:
-    return any(cause.began_before(effect) for cause in causes)
+def read_limits(folder: Path) -> Limits:
+    """Read what the settings that `forage` has written into the folder of the run say."""
+    try:
+        tree = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
+        trainer = tree["trainer"]
+        return Limits(tree["data"]["train_batch_size"], trainer["total_training_steps"], trainer["max_staleness"])
+    except (OSError, KeyError, TypeError, yaml.YAMLError):
+        return Limits()
