@@ -276,6 +276,12 @@ def test_acknowledgements_that_are_repeated_count_once_and_unfinished_runs_are_o
     assert judge(story).outstanding == {2: [0, 1], 3: [0, 1]}
 
 
+def test_a_prompt_may_be_withdrawn_by_a_trainer_that_never_claims_any(judge: Callable[[Story], Report]) -> None:
+    story = tell_story()
+    story.add("trainer2", "discard", epoch=2, stream="prompts", entries=["p99"])
+    assert judge(story).violations == ()
+
+
 def test_a_forged_answer_that_is_rejected_is_no_breach(judge: Callable[[Story], Report]) -> None:
     story = tell_story()
     take_an_answer_that_nobody_gave(story)

@@ -17,6 +17,7 @@ from forage_cli.runs.operations import History, Operation
 
 TRAINING = "trajectories"
 """The stream of groups that are trained on; those of validations have other names."""
+PROMPTS = "prompts"
 LOSS = "lose_data"
 """What a test records when it takes data from the server: rules of a durable server do not hold across it."""
 _OF_TRAINER = ("issue", "claim_groups", "reclaim_groups", "acknowledge", "discard", "close_replies", "publish")
@@ -219,7 +220,9 @@ def _find_foreign(run: RecordedRun) -> Iterator[Violation]:
     """What a trainer discards it had taken, and the answers of a validation that it takes were finished."""
     rejected = {(one["stream"], entry) for one in run.removals if one.kind == "reject" for entry in one["entries"]}
     for one in run.removals:
-        for entry in one["entries"] if one.kind == "discard" and one.happened else ():
+        if one.kind != "discard" or one["stream"] == PROMPTS or not one.happened:
+            continue
+        for entry in one["entries"]:
             if not any(take.ended_before(one) for take, _ in run.takes[one["stream"], entry]):
                 yield Violation("unfounded", f"entry {entry} was discarded, and not taken before", (one,))
     finishes: dict[Place, list[Operation]] = defaultdict(list)
