@@ -54,7 +54,10 @@ RULES: dict[str, list[Edit]] = {
         (CLIENT, "{stream.removeprefix(self._prefix)}:{batch}", "{stream.removeprefix(self._prefix)[:10]}:{batch}")
     ],
     "an acknowledgement is repeated": [
-        ("trainer/forage_trainer/checkpoints/pending.py", "[*self._acknowledged, *self._pending]", "self._pending")
+        ("trainer/forage_trainer/checkpoints/pending.py", "[*self._acknowledged, *durable]", "durable")
+    ],
+    "steps after a checkpoint are not acknowledged with it": [
+        ("trainer/forage_trainer/checkpoints/pending.py", "if step.step <= until]", "]")
     ],
 }
 

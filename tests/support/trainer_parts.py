@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +33,8 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     TrajectoryGroup,
 )
+from forage_trainer.checkpoints.checkpoint import Checkpoints
+from forage_trainer.checkpoints.manifest import ConsumedStep, Stateful
 
 PROMPT_TOKENS = 12
 VOCABULARY = 300
@@ -120,6 +122,20 @@ def make_group(
         attempt=attempt,
         trajectories=[build_trajectory(uid, i, reward, version=version) for i, reward in enumerate(rewards)],
     )
+
+
+def save_checkpoint(
+    checkpoints: Checkpoints,
+    step: int,
+    write: Callable[[Path], None],
+    consumed: tuple[ConsumedStep, ...] = (),
+    parts: Mapping[str, Stateful] | None = None,
+) -> Path:
+    """A checkpoint that is durable."""
+    checkpoints.begin(step, 2, "data", consumed, {"step": step}, write, parts)
+    path = checkpoints.settle(wait=True)
+    assert path is not None
+    return path
 
 
 class _Routes(RewardServicer):

@@ -7,12 +7,16 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from forage_common.files import durable
 from forage_common.files.durable import PARTIAL_PREFIX
+
+_MOST_READERS = 8
+"""Digests at once: one thread has 1.6 GB/s, a disk of a GPU node several times that."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -65,6 +69,14 @@ def compute_digest(path: Path) -> str:
     """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def compute_digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256, in hex, of every file below a folder, by relative path. Several files are read at once."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(_MOST_READERS, "digest") as threads:
+        digests = [threads.submit(compute_digest, file) for file in files]
+        return {str(file.relative_to(folder)): one.result() for file, one in zip(files, digests, strict=True)}
 
 
 def measure_folder(path: Path) -> int:

@@ -21,7 +21,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
-from forage_trainer.checkpoints.manifest import Manifest, Stateful
+from forage_trainer.checkpoints.manifest import Manifest, Stateful, parse_step
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.checkpoints.rollbacks import Rollbacks, make_stop_error
 from forage_trainer.checkpoints.upload import Uploader
@@ -105,7 +105,7 @@ class TrainingLoop:
             self._retry,
             health,
             self._on_silence,
-            meanwhile=self._poll_validation,
+            meanwhile=self._poll,
         )
         has_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
         self._step = PolicyStep(settings, worker, pad_id, worker if has_critic else None)
@@ -150,6 +150,7 @@ class TrainingLoop:
             self._train()
             done = True
         finally:
+            self._checkpoints.close()
             self._tracker.close(done)
             if self._uploader is not None:
                 self._uploader.close(self._settings.trainer.upload_wait_s if done else 0.0)
@@ -169,7 +170,7 @@ class TrainingLoop:
         model, shard_bytes = self._settings.model.path, self._settings.trainer.publish.shard_bytes
         self._publisher = Publisher(folder / "policies", model, self._streams, shard_bytes, self._retry)
         policy = self._publish()
-        self._acknowledge()
+        self._acknowledge(self._version)
         held = self._batcher.start(max(self._version, self._replay_until))
         get_logger().info("trainer_started", step=self._version, total=self._total, epoch=epoch, groups_held=held)
         self._health.mark_started()
@@ -184,7 +185,7 @@ class TrainingLoop:
         self._probe(policy)
         while self._version < self._total:
             policy = self._take_step(policy)
-            self._poll_validation()
+            self._poll()
             self._validate_step(policy)
             self._probe(policy)
         self._record_validation(self._validation.finish())
@@ -232,25 +233,41 @@ class TrainingLoop:
         metrics["publish_bytes"] = sum(file.bytes for file in policy.files)
         metrics["weights_digest"] = digest_weights(policy)
         line = self._line(step, metrics, clock, time.perf_counter() - began)
-        if (
-            step % self._settings.trainer.save_freq == 0
-            or step == self._total
-            or self._is_validated(step)
-            or self._is_stream_full()
-        ):
+        is_validated, is_full = self._is_validated(step), self._is_stream_full()
+        if step % self._settings.trainer.save_freq == 0 or step == self._total or is_validated or is_full:
             with clock("checkpoint"):
-                saved = self._save(policy.epoch, line)
-                # Only now: the checkpoint that holds the effect of these groups is durable.
-                self._acknowledge()
-                self._kept_groups.prune(self._checkpoints.oldest_kept())
-            if self._uploader is not None:
-                self._uploader.add(saved)
+                self._settle_checkpoint(wait=True)
+                self._begin_checkpoint(policy.epoch, line)
+                if step == self._total or is_validated or is_full:
+                    self._settle_checkpoint(wait=True)
             line = self._line(step, metrics, clock, time.perf_counter() - began)
         self._report(line)
         return policy
 
-    def _acknowledge(self) -> None:
-        self._batcher.forget(self._pending.acknowledge())
+    def _begin_checkpoint(self, epoch: int, line: dict[str, Any]) -> None:
+        self._checkpoints.begin(
+            self._version,
+            epoch,
+            self._data_digest,
+            self._pending.steps,
+            replace_non_finite(line),
+            lambda path: self._worker.save(path, self._version),
+            self._parts,
+        )
+
+    def _settle_checkpoint(self, wait: bool) -> None:
+        """Acknowledge what the checkpoint that was begun last has consumed, once it is durable."""
+        saved = self._checkpoints.settle(wait, self._validation.open_versions)
+        if saved is None:
+            return
+        get_logger().info("checkpoint_saved", step=parse_step(saved), folder=str(saved))
+        self._acknowledge(parse_step(saved))
+        self._kept_groups.prune(self._checkpoints.oldest_kept())
+        if self._uploader is not None:
+            self._uploader.add(saved)
+
+    def _acknowledge(self, until: int) -> None:
+        self._batcher.forget(self._pending.acknowledge(until))
 
     def _on_silence(self) -> None:
         self._publisher.announce_again()
@@ -278,8 +295,10 @@ class TrainingLoop:
         if self._settings.trainer.validation_mode != "overlapped":
             self._record_validation(self._validation.finish())
 
-    def _poll_validation(self) -> None:
+    def _poll(self) -> None:
+        """Take note of what went on beside the training."""
         self._record_validation(self._validation.poll())
+        self._settle_checkpoint(wait=False)
 
     def _record_validation(self, result: dict[str, Any] | None) -> None:
         """Send a result to the trackers under the current step: some trackers refuse an earlier one."""
@@ -366,20 +385,6 @@ class TrainingLoop:
         return self._publisher.publish(
             self._version, self._worker.adapter(dtype) if only_adapter else self._worker.weights(dtype)
         )
-
-    def _save(self, epoch: int, line: dict[str, Any]) -> Path:
-        folder = self._checkpoints.save(
-            self._version,
-            epoch,
-            self._data_digest,
-            self._pending.steps,
-            replace_non_finite(line),
-            lambda path: self._worker.save(path, self._version),
-            self._parts,
-            unscored=self._validation.open_versions,
-        )
-        get_logger().info("checkpoint_saved", step=self._version, folder=str(folder))
-        return folder
 
     def _line(self, step: int, metrics: dict[str, Any], clock: Stopwatch, total_s: float) -> dict[str, Any]:
         """The step's line of the metrics file."""

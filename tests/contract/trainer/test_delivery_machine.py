@@ -80,6 +80,7 @@ class Trainer:
     disk: dict[int, Checkpoint]
     published: list[int]
     """The epochs of the policies on the disk."""
+    writing: Checkpoint | None = None
     weights: Weights = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,7 +102,7 @@ class Trainer:
         self.weights = copy.deepcopy(newest.weights)
         self.pending._pending = [step for step in newest.pending if step.step not in ledger]
         self.publish()
-        self.batcher.forget(self.pending.acknowledge())
+        self.batcher.forget(self.pending.acknowledge(newest.step))
         self.batcher.start(max(newest.step, self.replay_until))
 
     @property
@@ -126,13 +127,22 @@ class Trainer:
             self.kept.write(batch)
         self.publish()
 
-    def save(self, dies: bool) -> None:
-        self.disk[self.step] = Checkpoint(copy.deepcopy(self.weights), self.pending.steps, self.streams.epoch)
+    def begin_checkpoint(self) -> None:
+        """What is written is not on the disk yet."""
+        self.settle_checkpoint(dies=False)
+        self.writing = Checkpoint(copy.deepcopy(self.weights), self.pending.steps, self.streams.epoch)
+
+    def settle_checkpoint(self, dies: bool) -> None:
+        """It is now, and more steps may have been taken meanwhile."""
+        if self.writing is None:
+            return
+        saved, self.writing = self.writing, None
+        self.disk[saved.step] = saved
         for old in sorted(self.disk)[:-KEPT]:
             del self.disk[old]
         if dies:
             raise KilledError
-        self.batcher.forget(self.pending.acknowledge())
+        self.batcher.forget(self.pending.acknowledge(saved.step))
         self.kept.prune(min(self.disk) if len(self.disk) > 1 else 0)
 
 
@@ -208,9 +218,13 @@ class DeliveryMachine(RuleBasedStateMachine):
     def train(self, index: int) -> None:
         self.run_trainer(index, Trainer.train)
 
+    @rule(index=st.integers(0, 2))
+    def begin_checkpoint(self, index: int) -> None:
+        self.run_trainer(index, Trainer.begin_checkpoint)
+
     @rule(index=st.integers(0, 2), dies=st.booleans())
-    def save(self, index: int, dies: bool) -> None:
-        self.run_trainer(index, lambda trainer: trainer.save(dies))
+    def settle_checkpoint(self, index: int, dies: bool) -> None:
+        self.run_trainer(index, lambda trainer: trainer.settle_checkpoint(dies))
 
     @rule(index=st.integers(0, 2), label=st.sampled_from(["step", "after"]))
     def validate(self, index: int, label: str) -> None:
@@ -259,7 +273,8 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.work(100)
             self.run_trainer(index, Trainer.train)
         if saves:
-            self.run_trainer(index, lambda trainer: trainer.save(dies=False))
+            self.run_trainer(index, Trainer.begin_checkpoint)
+            self.run_trainer(index, lambda trainer: trainer.settle_checkpoint(dies=False))
 
     @rule(count=st.integers(1, 4))
     def claim(self, count: int) -> None:
@@ -355,7 +370,8 @@ class DeliveryMachine(RuleBasedStateMachine):
                 self.answer(entry)
             with suppress(BatchTimeoutError):
                 trainer.train()
-            trainer.save(dies=False)
+            trainer.begin_checkpoint()
+            trainer.settle_checkpoint(dies=False)
             if not trainer.validation.open_versions and "after" not in done:
                 trainer.validation.begin("after", Policy(version=trainer.step, epoch=trainer.streams.epoch))
             with suppress(BatchTimeoutError):

@@ -74,6 +74,9 @@ class _Result:
             self.error = error
         self._done.set()
 
+    def done(self) -> bool:
+        return self._done.is_set()
+
     def result(self) -> Any:
         self._done.wait()
         if self.error is not None:
@@ -107,6 +110,8 @@ class _Threads:
 @contextlib.contextmanager
 def install(world: World, disk: Disk, on_change: Hook) -> Iterator[None]:
     """Give the processes of a world their machine."""
+    from forage_trainer import files
+    from forage_trainer.checkpoints import checkpoint
     from forage_trainer.data import batcher
 
     seeded = random.Random(world.random.random())
@@ -176,6 +181,8 @@ def install(world: World, disk: Disk, on_change: Hook) -> Iterator[None]:
         (os, "urandom", seeded.randbytes),
         (shutil, "disk_usage", usage),
         (batcher, "ThreadPoolExecutor", lambda *_: _Threads(world)),
+        (files, "ThreadPoolExecutor", lambda *_: _Threads(world)),
+        (checkpoint, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (batcher, "threading", types.SimpleNamespace(Event=lambda: _Event(world))),
     ]
     state = random.getstate()

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainer_parts import save_checkpoint
 
 from forage_common.errors import DataError, UserError
+from forage_trainer.checkpoints import checkpoint
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.manifest import ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
 from forage_trainer.files import remove_folder, remove_leftovers, stage_folder
@@ -36,7 +38,7 @@ def make_writer(text: str, then: BaseException | None = None) -> Callable[[Path]
 
 
 def save(checkpoints: Checkpoints, step: int, then: BaseException | None = None) -> Path:
-    return checkpoints.save(step, 2, "data", CONSUMED, {"step": step}, make_writer(f"weights {step}", then))
+    return save_checkpoint(checkpoints, step, make_writer(f"weights {step}", then), consumed=CONSUMED)
 
 
 def test_a_checkpoint_is_read_as_it_was_saved(tmp_path: Path) -> None:
@@ -105,9 +107,8 @@ class Counter:
 
 
 def test_parts_are_restored_and_new_ones_start_anew(tmp_path: Path) -> None:
-    Checkpoints(tmp_path, 2, 10).save(
-        5, 2, "data", CONSUMED, {}, make_writer("w"), {"kl": Counter(7), "gone": Counter(8)}
-    )
+    parts = {"kl": Counter(7), "gone": Counter(8)}
+    save_checkpoint(Checkpoints(tmp_path, 2, 10), 5, make_writer("w"), parts=parts)
     result = Checkpoints(tmp_path, 2, 10).find_newest()
     assert result is not None
     kl, new = Counter(0), Counter(1)
@@ -116,7 +117,7 @@ def test_parts_are_restored_and_new_ones_start_anew(tmp_path: Path) -> None:
 
 
 def test_another_number_of_processes_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    Checkpoints(tmp_path, 2, 10, world_size=2).save(5, 2, "data", CONSUMED, {}, make_writer("w"))
+    save_checkpoint(Checkpoints(tmp_path, 2, 10, world_size=2), 5, make_writer("w"))
     result = Checkpoints(tmp_path, 2, 10).find_newest()
     assert result is not None
     result[1].require_world_size(2)
@@ -142,11 +143,11 @@ def test_a_checkpoint_is_complete_when_the_files_of_every_process_are_visible(tm
         return write_shards
 
     patient = Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=10)
-    manifest = read_checkpoint(patient.save(1, 2, "data", CONSUMED, {}, write(2, late=1)))
+    manifest = read_checkpoint(save_checkpoint(patient, 1, write(2, late=1)))
     assert len(manifest.files) == 6, "the last process's files came late"
     strict = Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=0)
     with pytest.raises(UserError, match=r"2 of 6 files .*actor/model_world_size_3_rank_2\.pt.*run\.dir must be"):
-        strict.save(2, 2, "data", CONSUMED, {}, write(2))
+        save_checkpoint(strict, 2, write(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1"]
 
 
@@ -301,3 +302,46 @@ def test_metrics_of_steps_after_a_checkpoint_are_deleted(tmp_path: Path) -> None
     metrics.append_missing({"step": 3, "again": True})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": 1, "kl": None}, {"step": 2, "kl": None}, {"step": 3, "again": True}]
+
+
+def test_a_checkpoint_is_made_durable_beside_the_next_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, digests = threading.Event(), checkpoint.compute_digests
+
+    def compute_late(folder: Path) -> dict[str, str]:
+        assert goes_on.wait(20)
+        return digests(folder)
+
+    monkeypatch.setattr(checkpoint, "compute_digests", compute_late)
+    checkpoints = Checkpoints(tmp_path, 2, 10)
+    checkpoints.begin(5, 2, "data", CONSUMED, {}, make_writer("state of step 5"))
+    assert checkpoints.settle(wait=False) is None
+    assert Checkpoints(tmp_path, 2, 10).find_newest() is None, "nothing is visible before it is durable"
+    with pytest.raises(RuntimeError, match="not settled"):
+        checkpoints.begin(6, 2, "data", CONSUMED, {}, make_writer("state of step 6"))
+    goes_on.set()
+    path = checkpoints.settle(wait=True)
+    assert path is not None
+    assert read_checkpoint(path).consumed == CONSUMED
+    assert checkpoints.settle(wait=True) is None, "each is returned once"
+
+
+def test_an_end_waits_for_the_checkpoint_and_a_failed_one_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, 10)
+    checkpoints.begin(5, 2, "data", CONSUMED, {}, make_writer("w"))
+    checkpoints.close()
+    assert Checkpoints(tmp_path, 2, 10).find_newest() is not None
+
+    def fill_up(folder: Path) -> dict[str, str]:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(checkpoint, "compute_digests", fill_up)
+    checkpoints.begin(6, 2, "data", CONSUMED, {}, make_writer("w"))
+    with pytest.raises(UserError, match="no disk space for a checkpoint"):
+        checkpoints.settle(wait=True)
+    checkpoints.begin(7, 2, "data", CONSUMED, {}, make_writer("w"))
+    checkpoints.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_5"]

@@ -43,8 +43,8 @@ class Trainer:
         self.batcher.mark_consumed(number)
         return [group.group_uid for group in batch.groups]
 
-    def acknowledge(self) -> None:
-        self.batcher.forget(self.pending.acknowledge())
+    def acknowledge(self, until: int = 100) -> None:
+        self.batcher.forget(self.pending.acknowledge(until))
 
 
 class Rollout:
@@ -104,6 +104,22 @@ def test_groups_of_a_step_without_a_checkpoint_survive_a_silence(
     assert again.take_step(1) == first
     again.acknowledge()
     assert again.streams.count_backlog(again.streams.trajectories) == 0
+
+
+def test_groups_of_steps_after_a_checkpoint_survive_its_acknowledgement(
+    start: Callable[..., Trainer], rollout: Rollout
+) -> None:
+    trainer = start()
+    trainer.feeder.issue_up_to_bound(0)
+    rollout.answer(rollout.claim())
+    trainer.take_step(1)
+    second = trainer.take_step(2)
+    trainer.acknowledge(until=1)  # step 2 was taken while the checkpoint of step 1 became durable
+    assert [step.step for step in trainer.pending.steps] == [2]
+    again = start(consumed=1)
+    assert again.take_step(2) == second
+    again.acknowledge()
+    assert {step: len(entry.group_uids) for step, entry in again.streams.read_ledger().items()} == {1: SIZE, 2: SIZE}
 
 
 def test_a_superseded_trainer_can_change_nothing_and_ends(start: Callable[..., Trainer], rollout: Rollout) -> None:

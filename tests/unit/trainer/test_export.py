@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainer_parts import write_model
+from trainer_parts import save_checkpoint, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch
     worker = PolicyWorker(load_settings(None, [f"model.path={write_model(folder / 'model')}", "trainer.threads=1"], {}))
     checkpoints = Checkpoints(folder / "checkpoints", 2, worker.parameters)
     for step in (3, 6):
-        checkpoints.save(step, 1, "data", (), {}, partial(worker.save, step=step))
+        save_checkpoint(checkpoints, step, partial(worker.save, step=step))
     checkpoints.mark_best({3: 0.5, 6: 0.4})
     return folder, worker.weights(torch.float32)
 
@@ -74,7 +74,7 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
         for name, parameter in worker._actor.engine.module.named_parameters():
             if "lora_B" in name:
                 parameter.add_(0.1)
-    checkpoint = Checkpoints(tmp_path / "checkpoints", 2, 10).save(3, 1, "data", (), {}, partial(worker.save, step=3))
+    checkpoint = save_checkpoint(Checkpoints(tmp_path / "checkpoints", 2, 10), 3, partial(worker.save, step=3))
     export_policy(checkpoint, tmp_path / "out", torch.float32, 2**30)
     result, expected = load_file(tmp_path / "out/model.safetensors"), worker.weights(torch.float32)
     assert set(result) == set(expected)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from trainer_parts import save_checkpoint
 
 from forage_common.errors import UserError
 from forage_trainer.checkpoints.checkpoint import Checkpoints, read_checkpoint
@@ -21,7 +22,7 @@ def save(checkpoints: Checkpoints, step: int, text: str = "") -> Path:
         (state / "deep").mkdir()
         (state / "deep/weights.pt").write_text(text or f"weights {step}")
 
-    return checkpoints.save(step, 1, "data", (), {}, write)
+    return save_checkpoint(checkpoints, step, write)
 
 
 @pytest.fixture

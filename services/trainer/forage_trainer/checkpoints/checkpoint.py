@@ -1,5 +1,8 @@
 """Checkpoints of a run: complete or absent, and kept up to a limit.
 
+The engine's state is written while the run waits. Digests, and the flush to the disk, are made by a thread beside the
+next steps; only then the checkpoint has its name.
+
 Layout of `<run folder>/checkpoints/`: `step_<n>/` (see `manifest`), and the files `latest` and `best`, which hold the
 names of the newest checkpoint and of the one with the best validation score.
 """
@@ -10,12 +13,14 @@ import contextlib
 import errno
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from forage_common.errors import DataError, UserError
+from forage_common.errors import DataError, ForageError, UserError
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_trainer.checkpoints.manifest import (
@@ -31,7 +36,7 @@ from forage_trainer.checkpoints.manifest import (
     read_checkpoint,
 )
 from forage_trainer.files import (
-    compute_digest,
+    compute_digests,
     measure_folder,
     remove_folder,
     remove_leftovers,
@@ -73,6 +78,8 @@ class Checkpoints:
         self._world_size = world_size
         self._free_bytes = free_bytes
         self._listing_timeout_s = listing_timeout_s
+        self._threads = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[Path] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
 
@@ -87,7 +94,7 @@ class Checkpoints:
         if free < needed:
             raise _no_space_error(self._folder, needed, free)
 
-    def save(
+    def begin(
         self,
         step: int,
         epoch: int,
@@ -96,43 +103,82 @@ class Checkpoints:
         metrics: dict[str, Any],
         write: Callable[[Path], None],
         parts: Mapping[str, Stateful] | None = None,
-        unscored: Collection[int] = (),
-    ) -> Path:
-        """Write a checkpoint: durable when this returns, absent when this raises, never partially visible.
+    ) -> None:
+        """Write the state of a checkpoint, and make it durable on a thread. The one before must be settled.
 
-        The caller acknowledges the consumed groups only after this returns. A crash in between makes the next
-        process read the groups from the manifest and acknowledge them then, so none is lost or trained on twice.
+        The caller acknowledges the consumed groups only after `settle` has returned it. A crash in between makes the
+        next process read the groups from the manifest and acknowledge them then, so none is lost or trained on twice.
 
         Args:
             write: fills a folder with the engine's state.
             parts: other parts with a state, by name.
-            unscored: steps whose validation is under way; their checkpoints stay.
+
+        Raises:
+            UserError: no disk space.
+        """
+        if self._writing is not None:
+            raise RuntimeError("the checkpoint before this one is not settled")
+        self.require_space()
+        target = self._path(step)
+        with self._explain_full_disk(), ExitStack() as staged:
+            folder = staged.enter_context(stage_folder(target))
+            state = folder / STATE
+            state.mkdir()
+            write(state)
+            states = {name: part.state_dict() for name, part in (parts or {}).items()}
+            manifest = Manifest(step, epoch, data, consumed, metrics, {}, self._world_size, states)
+            self._writing = self._threads.submit(self._complete, staged.pop_all(), folder, manifest)
+
+    def settle(self, wait: bool, unscored: Collection[int] = ()) -> Path | None:
+        """Return the checkpoint that has become durable since it was begun; None while there is none.
+
+        Args:
+            wait: wait for it, if one was begun.
+            unscored: steps whose validation is under way; their checkpoints stay, however old.
 
         Raises:
             UserError: no disk space, or the files of some process do not appear.
         """
-        self.require_space()
-        target = self._path(step)
-        try:
-            with stage_folder(target) as folder:
-                state = folder / STATE
-                state.mkdir()
-                write(state)
-                self._await_shards(state)
-                files = {str(f.relative_to(state)): compute_digest(f) for f in sorted(state.rglob("*")) if f.is_file()}
-                states = {name: part.state_dict() for name, part in (parts or {}).items()}
-                manifest = Manifest(step, epoch, data, consumed, metrics, files, self._world_size, states)
-                write_json(folder / MANIFEST, asdict(manifest))
-            write_text(self._folder / LATEST, target.name + "\n")
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise _no_space_error(self._folder, None, self._free_bytes(self._folder)) from None
+        if self._writing is None or not (wait or self._writing.done()):
+            return None
+        writing, self._writing = self._writing, None
+        why = "a full disk ends it, and so does a process whose files do not appear"
+        with waiting("a checkpoint to be durable", on="the volume of run.dir", limit_s=None, why_unlimited=why):
+            target: Path = writing.result()
         kept = {self.best_step(), *unscored, *self._list_steps()[: self._keep]}
         for old in self._list_steps():
             if old not in kept:
                 remove_folder(self._path(old))
         return target
+
+    def close(self) -> None:
+        """Wait for a checkpoint that was begun. The next process acknowledges its groups."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            try:
+                writing.result()
+            except (OSError, ForageError) as error:
+                get_logger().warning("checkpoint_not_saved", reason=str(error))
+
+    def _complete(self, staged: ExitStack, folder: Path, manifest: Manifest) -> Path:
+        """Add the manifest, flush everything, and give the folder its name."""
+        with self._explain_full_disk():
+            with staged:
+                state = folder / STATE
+                self._await_shards(state)
+                write_json(folder / MANIFEST, asdict(replace(manifest, files=compute_digests(state))))
+            target = self._path(manifest.step)
+            write_text(self._folder / LATEST, target.name + "\n")
+        return target
+
+    @contextmanager
+    def _explain_full_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise _no_space_error(self._folder, None, self._free_bytes(self._folder)) from None
 
     def _await_shards(self, state: Path) -> None:
         """Wait until every file that rank 0 wrote is visible from each other rank too."""

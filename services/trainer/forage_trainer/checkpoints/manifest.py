@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from forage_common.errors import DataError, UserError
 from forage_common.telemetry.logs import get_logger
-from forage_trainer.files import compute_digest
+from forage_trainer.files import compute_digests
 
 LATEST, BEST, MANIFEST, STATE = "latest", "best", "manifest.json", "state"
 
@@ -123,7 +123,8 @@ def read_checkpoint(folder: Path) -> Manifest:
     """
     try:
         manifest = Manifest.read(folder / MANIFEST)
-        altered = [name for name, value in manifest.files.items() if compute_digest(folder / STATE / name) != value]
+        found = compute_digests(folder / STATE)
+        altered = [name for name, value in manifest.files.items() if found.get(name) != value]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} is no complete checkpoint ({error!r}): take another") from None
     if altered:

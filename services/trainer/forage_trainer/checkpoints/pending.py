@@ -49,8 +49,8 @@ class PendingSteps:
         """Take over the steps of a checkpoint that are not in the ledger, which has the acknowledged ones."""
         self._pending = [step for step in manifest.consumed if step.step not in acknowledged]
 
-    def acknowledge(self) -> list[bytes]:
-        """Acknowledge every pending step and enter it in the ledger; call it once their checkpoint is durable.
+    def acknowledge(self, until: int) -> list[bytes]:
+        """Acknowledge the pending steps up to that of a durable checkpoint, and enter them in the ledger.
 
         Those of the call before are acknowledged again, which changes nothing unless the server lost that record.
 
@@ -58,7 +58,8 @@ class PendingSteps:
             The ids of the entries that have left the stream.
         """
         acknowledged = []
-        for step in [*self._acknowledged, *self._pending]:
+        durable = [step for step in self._pending if step.step <= until]
+        for step in [*self._acknowledged, *durable]:
             entry = LedgerEntry(
                 step=step.step,
                 group_uids=[group.uid for group in step.groups],
@@ -69,5 +70,5 @@ class PendingSteps:
             ids = [group.entry.encode() for group in step.groups]
             self._retry(partial(self._streams.acknowledge, entry, ids))
             acknowledged += ids
-        self._acknowledged, self._pending = self._pending, []
+        self._acknowledged, self._pending = durable, self._pending[len(durable) :]
         return acknowledged
