@@ -24,8 +24,8 @@ class Backpressure:
     """The limits of one run's stream of trajectories, in groups and in bytes.
 
     The trainer acknowledges a group when the checkpoint of its step is durable. A working trainer leaves up to
-    `train_batch_size * (save_freq + max_staleness + 1)` groups on the stream; twice as many mean that it is down, and
-    more groups would only fill Redis.
+    `train_batch_size * (save_freq + max_staleness + 1)` groups on the stream, and those of more steps while a
+    checkpoint becomes durable; twice as many mean that it is down, and more groups would only fill Redis.
 
     The limit in bytes does not hold below the groups that the trainer needs before it can acknowledge any: a whole
     batch, and those of the batches that may be issued ahead. To hold then would be a deadlock.

@@ -15,9 +15,9 @@ BACK_BARS_S = {"dispatcher": 3.0, "replica": 15.0, "engine-core": 15.0, "trainer
 LEAST_EFFECTIVE = 0.90
 FORMULA = (
     "cost of a fault = outage + work done again; outage = time to the next fault - steps taken x undisturbed step -"
-    " steps taken again x undisturbed step;\nwork done again, in steps: (save_freq - 1)/2 + 1/2 if a trainer began"
-    " anew, save_freq more if the newest checkpoint was damaged,\n1/2 if an engine or a dispatcher began anew;"
-    " effective time = step / (step + share of steps hit x mean cost of the kinds)"
+    " steps taken again x undisturbed step;\nwork done again, in steps: (save_freq - 1)/2 + 1/2 + 0.7 (until a"
+    " checkpoint is durable) if a trainer began anew, save_freq more if\nthe newest checkpoint was damaged, 1/2 if an"
+    " engine or a dispatcher began anew; effective time = step / (step + share of steps hit x mean cost of the kinds)"
 )
 
 

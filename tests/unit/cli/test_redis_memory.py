@@ -74,8 +74,8 @@ def test_more_steps_between_checkpoints_and_validation_questions_need_more(tmp_p
         return found.training // found.batch, found.validation
 
     steps, validation = estimate("trainer.save_freq=5", "trainer.max_staleness=1")
-    assert steps == 7
-    assert estimate("trainer.save_freq=10", "trainer.max_staleness=0") == (11, validation)
+    assert steps == 8
+    assert estimate("trainer.save_freq=10", "trainer.max_staleness=0") == (12, validation)
     assert estimate("data.val_max_samples=50")[1] == validation // 2
     assert estimate("data.train_batch_size=5", "rollout.n=4")[1] == validation // 5, "no more are outstanding"
 

@@ -40,11 +40,11 @@ def test_the_cost_of_a_killed_trainer_is_its_outage_and_the_steps_since_its_chec
     # Of 20 s lost, two steps of 1 s were taken again: 18 s would have been lost with any step.
     killed = Cost(lost_s=20.0, redone=2, restarted_trainer=True)
     assert killed.outage_s(1.0) == 18.0
-    assert killed.repeated_steps(save_freq=1) == 0.5
-    assert killed.repeated_steps(save_freq=5) == 2.5
-    assert killed.project_s(1.0, save_freq=5, step_s=60.0) == 18.0 + 150.0
+    assert killed.repeated_steps(save_freq=1) == pytest.approx(1.2)
+    assert killed.repeated_steps(save_freq=5) == pytest.approx(3.2)
+    assert killed.project_s(1.0, save_freq=5, step_s=60.0) == pytest.approx(18.0 + 192.0)
     damaged = Cost(20.0, 2, restarted_trainer=True, older_checkpoint=True)
-    assert damaged.repeated_steps(save_freq=5) == 7.5
+    assert damaged.repeated_steps(save_freq=5) == pytest.approx(8.2)
     engine = Cost(12.0, 0, restarted_rollout=True)
     assert engine.project_s(1.0, save_freq=5, step_s=60.0) == 12.0 + 30.0
     assert Cost(-0.3, 0).project_s(1.0, 5) == 0.0, "faster than undisturbed steps: no gain"
@@ -103,10 +103,10 @@ def test_the_report_has_times_by_kind_and_the_projection() -> None:
     assert result["recovery_p50_s"] == {"kill-dispatcher": 3.0, "kill-trainer": 26.0}, "overlapping faults are left out"
     assert result["recovery_p99_s"]["kill-dispatcher"] == 5.0
     assert find_slow_kinds(result) == ["kill-trainer: back after 25.0 s, bar 20 s"]
-    # Kinds: dispatcher 3 and 30 s, trainer (6 + 30) / 2, redis 6; at 60 s a step: 33, ((10 + 150) / 2 + 30) / 2, 80.
+    # Kinds: dispatcher 3 and 30 s, trainer (6 + 30) / 2, redis 6; at 60 s a step: 33, ((10 + 192) / 2 + 30) / 2, 101.
     assert result["cost_s"] == 9.0
-    assert result["projected_cost_s"] == pytest.approx((33 + 55 + 80) / 3, abs=0.1)
-    assert result["effective_training_time_10"] == pytest.approx(60 / (60 + 5.6), abs=1e-3)
+    assert result["projected_cost_s"] == pytest.approx((33 + 65.5 + 101) / 3, abs=0.1)
+    assert result["effective_training_time_10"] == pytest.approx(60 / (60 + 6.65), abs=1e-3)
     assert result["effective_training_time_10_measured"] == pytest.approx(1 / 1.9, abs=1e-3)
     assert report.failures == []
     json.dumps(result)

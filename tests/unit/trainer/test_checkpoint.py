@@ -304,9 +304,7 @@ def test_metrics_of_steps_after_a_checkpoint_are_deleted(tmp_path: Path) -> None
     assert lines == [{"step": 1, "kl": None}, {"step": 2, "kl": None}, {"step": 3, "again": True}]
 
 
-def test_a_checkpoint_is_made_durable_beside_the_next_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_made_durable_beside_the_next_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on, digests = threading.Event(), checkpoint.compute_digests
 
     def compute_late(folder: Path) -> dict[str, str]:

@@ -65,7 +65,8 @@ def estimate_stream_memory(settings: Settings) -> StreamMemory:
     if data.val_max_samples >= 0:
         questions = min(questions, data.val_max_samples)
     outstanding = min(questions, data.train_batch_size * rollout.n)  # as many as the trainer issues at once
-    return StreamMemory(batch, batch * (trainer.save_freq + trainer.max_staleness + 1), trajectory * outstanding)
+    steps = trainer.save_freq + 1 + trainer.max_staleness + 1  # one while the checkpoint becomes durable, one in hand
+    return StreamMemory(batch, batch * steps, trajectory * outstanding)
 
 
 def check_redis(settings: Settings) -> list[str]:
