@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from forage_common.errors import UnavailableError
+from forage_common.errors import ForageError, UnavailableError
 from forage_common.settings import Settings
 from forage_common.streams.client import Entry, StreamClient
 from forage_common.streams.prompt_identity import build_group, with_prompt_identity
@@ -222,7 +222,10 @@ class Dispatcher:
         while True:
             await asyncio.sleep(self._keep_alive_s)  # wait: pause between two signs of life
             await self._call_redis(self._streams.keep_alive, self._consumer, list(self._claimed))
-            await self._call_redis(self._streams.declare_environments, self._environments)
+            try:
+                await self._call_redis(self._streams.declare_environments, self._environments)
+            except ForageError as error:  # claimed prompts stay alive whatever becomes of the declaration
+                log.warning("environments_not_declared", detail=str(error))
 
     def _start(self, entry: Entry[Prompt]) -> None:
         if self._draining:
