@@ -226,10 +226,10 @@ class TrainingLoop:
         if step > self._replay_until:
             self._pending.add(batch, policy.epoch, self._feeder.find_latest(step, batch.stragglers))
             self._batcher.mark_consumed(step)
-            if self._settings.trainer.max_ckpt_to_keep > 1:
-                self._kept_groups.write(batch)
         with clock("publish"):
-            policy = self._publish()
+            policy = self._publish()  # refused where a later trainer works: nothing below is done then
+        if step > self._replay_until and self._settings.trainer.max_ckpt_to_keep > 1:
+            self._kept_groups.write(batch)
         metrics["publish_bytes"] = sum(file.bytes for file in policy.files)
         metrics["weights_digest"] = digest_weights(policy)
         line = self._line(step, metrics, clock, time.perf_counter() - began)
@@ -324,6 +324,7 @@ class TrainingLoop:
             TRIPS.labels(trip.guard, trip.action).inc()
             get_logger().warning("guard_tripped", step=step, guard=trip.guard, action=trip.action, reason=trip.reason)
         if trips and trips[0].action != "warn":
+            self._retry(self._streams.check_epoch)  # what a superseded trainer computes is not the run's
             # The line stays for diagnosis until the next start, which takes the step again.
             self._metrics_file.append(self._line(step, metrics, clock, time.perf_counter() - began))
             if trips[0].action == "stop":

@@ -20,6 +20,7 @@ from simulation.world import Process, Signal, World
 
 _LATENCY_S = 0.002
 _COPIES = 40
+_GARBLED = b"\xff\xff\xff"
 Hook = Callable[[str, Callable[[], Any]], Any]
 """Called around every command that may change something: (what it is, the command)."""
 
@@ -78,11 +79,11 @@ class Server:
     def garble_group(self) -> None:
         """Replace the content of a group by what is no message."""
         if found := self._pick(is_prompt=False):
-            found[2][:] = [b"m", b"\xff\xff\xff"]
+            found[2][:] = [b"m", _GARBLED]
 
     def forge_group(self) -> None:
         """Add a copy of a group under the name of one that was never issued."""
-        if found := self._pick(is_prompt=False):
+        if (found := self._pick(is_prompt=False)) and found[2][1] != _GARBLED:
             key, _, fields = found
             group = TrajectoryGroup.FromString(fields[1])
             group.group_uid += "0"

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
-from forage_common.errors import UserError
+from forage_common.errors import FencedError, UserError
 from forage_common.files.questions import read_questions
 from forage_common.files.step_file import step_file_path
 from forage_common.settings import RedisSettings, Settings, load_settings
@@ -22,10 +22,11 @@ from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
 from forage_trainer.data import arrivals
-from forage_trainer.data.batcher import BatchTimeoutError
+from forage_trainer.data.batcher import Batch, BatchTimeoutError
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.files import compute_digest
 from forage_trainer.loop import TrainingLoop
+from forage_trainer.step import PolicyStep
 from forage_trainer.weights import publisher
 
 BATCH, SAMPLES = 2, 3
@@ -288,6 +289,29 @@ def test_epochs_continue_where_redis_lost_them(train: Callable[..., Settings]) -
     streams._redis.flushall()
     train("trainer.total_training_steps=2")
     assert streams.read_policy().epoch == first + 1
+
+
+@pytest.mark.parametrize("action", ["rollback", "stop"])
+def test_a_superseded_trainer_rolls_nothing_back(
+    action: str, train: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may stand still in a step for as long as it likes, and find only then that its guard trips."""
+    real = PolicyStep.__call__
+
+    def step(self: PolicyStep, batch: Batch, policy: Policy, *rest: object) -> dict[str, object]:
+        metrics = real(self, batch, policy, *rest)  # type: ignore[arg-type]
+        StreamClient(settings.redis, settings.run.id).acquire_epoch(policy.epoch)
+        return metrics | {"loss": math.nan}
+
+    settings = train("trainer.total_training_steps=1", "trainer.save_freq=1")
+    folder = settings.run.folder
+    before = {file: file.read_bytes() for file in (folder / "checkpoints/groups").iterdir()}
+    monkeypatch.setattr(PolicyStep, "__call__", step)
+    with pytest.raises(FencedError):
+        train("trainer.total_training_steps=2", f"trainer.guards.non_finite.action={action}")
+    assert not (folder / "rollbacks.json").exists()
+    assert len(read_lines(folder / "metrics.jsonl")) == 1
+    assert {file: file.read_bytes() for file in (folder / "checkpoints/groups").iterdir()} == before
 
 
 def test_a_full_stream_makes_the_trainer_save_after_every_step(train: Callable[..., Settings]) -> None:
