@@ -106,6 +106,26 @@ def test_the_history_of_a_run_on_a_real_server_holds(
     assert [(one["stream"], one["epoch"]) for one in history.select("close_replies")] == [("validation-after", 2)]
 
 
+def test_a_run_that_is_still_going_is_checked_as_far_as_it_went(
+    trainer: StreamClient, worker: StreamClient, run: RunSettings
+) -> None:
+    trainer.acquire_epoch()
+    take_step(trainer, worker, 1)
+
+    def go_on() -> None:
+        for step in range(2, 100):
+            take_step(trainer, worker, step)
+
+    going = threading.Thread(target=go_on, daemon=True)
+    going.start()
+    steps = []
+    while going.is_alive():
+        report = check(run.folder)
+        assert report.violations == ()
+        steps.append(report.steps)
+    assert len(set(steps)) > 3, "it was not read while it went on"
+
+
 def test_no_operation_of_a_recorded_history_can_be_taken_out(
     trainer: StreamClient, worker: StreamClient, run: RunSettings
 ) -> None:

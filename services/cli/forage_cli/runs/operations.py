@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forage_common.errors import DataError
+from forage_common.streams.history import FOLDER, read_boot
 
 RESULTS = OK, REFUSED, ERROR, UNKNOWN = "ok", "refused", "error", "unknown"
 CLOCK_SKEW_S = 1.0
@@ -91,10 +93,14 @@ class History:
 def read_history(folder: Path) -> History:
     """Read the history of a run from the folder of the run.
 
+    Of a run that is still going, operations that begin after this call are left out, whichever file has them already:
+    what they need may be in a file that was read before.
+
     Raises:
         DataError: there is none, or a file of it is damaged.
     """
-    files = sorted((folder / "history").glob("*.jsonl"))
+    boot, clock_now, unix_now = read_boot(), time.monotonic(), time.time()
+    files = sorted((folder / FOLDER).glob("*.jsonl"))
     if not files:
         raise DataError(
             f"{folder} has no recorded history: start the run with run.record_history=true; services that run"
@@ -111,7 +117,8 @@ def read_history(folder: Path) -> History:
         # The first file of a boot says what its clock shows at which time of day: one process may have started just
         # as the time of day was set.
         offset = reference.setdefault(head["boot"], head["unix"] - head["clock"])
-        operations, gaps = _build_operations(file.stem, head["boot"], offset, rows[1:])
+        now = clock_now if head["boot"] == boot else unix_now - offset
+        operations, gaps = _build_operations(file.stem, head["boot"], offset, rows[1:], now)
         history.operations += operations
         history.gaps += [f"{file.name}: {gap}" for gap in gaps]
     history.operations.sort(key=lambda one: (one.began, one.number))
@@ -131,7 +138,7 @@ def _read_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _build_operations(
-    process: str, clock: str, offset: float, rows: list[dict[str, Any]]
+    process: str, clock: str, offset: float, rows: list[dict[str, Any]], now: float
 ) -> tuple[list[Operation], list[str]]:
     """Join the lines of each operation; report numbers that are missing or twice, and times that go back."""
     begun: dict[int, dict[str, Any]] = {}
@@ -155,21 +162,16 @@ def _build_operations(
         latest = max(latest, written)
     operations = []
     for number, row in begun.items():
-        text = row.pop("result", UNKNOWN)
-        result = text if text in (OK, REFUSED, UNKNOWN) else ERROR
-        kind, began, ended = row.pop("op"), row.pop("at") + offset, row.pop("end", math.inf) + offset
-        row.pop("n")
-        operations.append(
-            Operation(
-                kind,
-                process,
-                number,
-                clock,
-                began,
-                ended if result in (OK, REFUSED) else math.inf,
-                result,
-                row,
-                text if result == ERROR else "",
-            )
-        )
+        kind, began, ended, text = row["op"], row["at"], row.get("end", math.inf), row.get("result", UNKNOWN)
+        if began > now:
+            continue
+        result = text if text in RESULTS else ERROR
+        if ended > now:
+            result = UNKNOWN
+        if result not in (OK, REFUSED):
+            ended = math.inf
+        fields = {name: value for name, value in row.items() if name not in ("n", "op", "at", "end", "result")}
+        error = text if result == ERROR else ""
+        times = began + offset, ended + offset
+        operations.append(Operation(kind, process, number, clock, *times, result, fields, error))
     return operations, gaps

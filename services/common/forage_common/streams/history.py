@@ -56,8 +56,8 @@ class History:
                 "service": service,
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
-                # Processes with the same boot share a clock; those of other machines are compared by the time of day.
-                "boot": _read_boot(),
+                # Those of other machines are compared by the time of day.
+                "boot": read_boot(),
                 "clock": time.monotonic(),
                 "unix": time.time(),
             }
@@ -228,7 +228,8 @@ _OPERATIONS: dict[str, tuple[Callable[..., Fields], Callable[[Any], Fields]]] = 
 }
 
 
-def _read_boot() -> str:
+def read_boot() -> str:
+    """Read what names this start of this machine; processes with the same one share a clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
