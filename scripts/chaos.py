@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -63,6 +64,9 @@ def main() -> int:
     except KeyboardInterrupt:
         interrupted = True
         print("interrupted: what was measured so far")
+    except Exception:  # noqa: BLE001 - an hour of measurements is not thrown away for it
+        interrupted = True
+        traceback.print_exc()
     report = summarize(tally, options.seed, load_settings(RECIPE, []).trainer.save_freq)
     print(report.table)
     for line in find_slow_kinds(report.result):

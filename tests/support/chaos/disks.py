@@ -29,12 +29,12 @@ class SmallDisk:
 
     def fill(self) -> None:
         """Take all space that is left."""
-        with (self._folder / _BALLAST).open("ab") as ballast:
+        # Unbuffered: what a buffer holds back is refused when the file is closed.
+        with (self._folder / _BALLAST).open("ab", buffering=0) as ballast:
             for size in (_BLOCK, 4096, 1):
                 with contextlib.suppress(OSError):
-                    while True:
-                        ballast.write(b"\0" * size)
-                        ballast.flush()
+                    while ballast.write(b"\0" * size):
+                        pass
 
     def empty(self) -> None:
         """Give it back."""

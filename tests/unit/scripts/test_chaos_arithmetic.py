@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from chaos import arithmetic
 from chaos.arithmetic import Cost
+from chaos.disks import SmallDisk, cut_end, flip_bit
 from chaos.driver import Plan, deal_hands
 from chaos.episode import Incident, Outcome, Tally
 from chaos.kinds import KINDS, RANK_KINDS, SUPERVISOR, Strike
@@ -119,6 +120,31 @@ def test_what_is_lost_trained_twice_or_hung_fails_the_run() -> None:
     failures = summarize(tally, 0, 5).failures
     assert failures[:4] == ["2 lost", "1 duplicated", "1 hung", "the run ended with code 1"]
     assert "projected effective training time" in failures[4]
+
+
+def test_a_small_disk_is_filled_and_emptied(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path / "disk", 1)
+    if disk.problem:
+        assert "root" in disk.problem
+        pytest.skip(disk.problem)
+    try:
+        for _ in range(2):
+            disk.fill()
+            with pytest.raises(OSError, match="No space left"):
+                (tmp_path / "disk/more").write_bytes(b"x" * 5000)
+            disk.empty()
+            (tmp_path / "disk/more").write_bytes(b"x" * 5000)
+    finally:
+        disk.unmount()
+
+
+def test_one_bit_is_flipped_and_an_end_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(10))
+    flip_bit(file, 3, 2)
+    assert file.read_bytes() == b"\0\0\0\4" + bytes(6)
+    assert [cut_end(file, 4), cut_end(file, 40)] == [4, 6]
+    assert file.read_bytes() == b""
 
 
 def test_steps_that_are_taken_again_are_counted(tmp_path: Path) -> None:
