@@ -134,6 +134,7 @@ def test_a_small_disk_is_filled_and_emptied(tmp_path: Path) -> None:
                 (tmp_path / "disk/more").write_bytes(b"x" * 5000)
             disk.empty()
             (tmp_path / "disk/more").write_bytes(b"x" * 5000)
+            (tmp_path / "disk/more").unlink()
     finally:
         disk.unmount()
 
