@@ -9,8 +9,8 @@ from feeding_bench import SIZE, Bench, wait_for
 from trainer_parts import make_group
 
 from forage_common.v1.trajectory_pb2 import Status
+from forage_trainer.data import feeder
 from forage_trainer.data.batcher import BatchTimeoutError
-from forage_trainer.data.feeder import MAX_REPEATS
 
 REFILLS = ("trainer.algorithm.filter_groups=true", "trainer.max_refills=2", "trainer.max_staleness=0")
 
@@ -42,7 +42,11 @@ def test_a_group_of_equal_rewards_is_replaced_up_to_max_refills(
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE
 
 
-def test_a_repeatable_run_samples_a_group_with_failures_again(bench: Callable[..., Bench]) -> None:
+def test_a_repeatable_run_samples_a_group_with_failures_again(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 3
+    monkeypatch.setattr(feeder, "MAX_REPEATS", most)
     repeatable = ("run.repeatable=true", "trainer.max_staleness=0", "rollout.weights.update=drain")
     b, other = bench(*repeatable), bench("trainer.max_staleness=0")
     b.feeder.issue_up_to_bound(0)
@@ -56,14 +60,14 @@ def test_a_repeatable_run_samples_a_group_with_failures_again(bench: Callable[..
     assert [p.sampling.seed for p in again] == [p.sampling.seed for p in first[:2]]
     b.reply(again[0], [0.0, 1.0])
     last = again[1]
-    for attempt in range(2, MAX_REPEATS + 1):
+    for attempt in range(2, most + 1):
         b.reply(last, [0.0, 1.0], Status.STATUS_INTERNAL)
         with pytest.raises(BatchTimeoutError, match="positions 1"):
             b.batcher.next_batch(1, 0.05)
         [last] = b.claim_prompts()
         assert last.attempt == attempt
     b.reply(last, [0.0, 1.0], Status.STATUS_INTERNAL)
-    assert [group.attempt for group in b.batcher.next_batch(1, 5.0).groups] == [1, MAX_REPEATS, 0]
+    assert [group.attempt for group in b.batcher.next_batch(1, 5.0).groups] == [1, most, 0]
     incomplete = make_group("q/train/0/0", [0.0, 1.0], batch=1)
     assert not b.feeder.repeat(incomplete)
     incomplete.trajectories[1].turns.add(partial_retrieval=True)
