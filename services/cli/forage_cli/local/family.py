@@ -41,15 +41,19 @@ class RunProcess:
         return f"process {self.pid} ({self.name})"
 
 
-def list_processes(record: Path) -> list[RunProcess]:
-    """List the processes of a run that live, by the record of their supervisor; none where there is no record."""
+def list_processes(record: Path) -> dict[str, list[RunProcess]]:
+    """List the processes that live, by service, of a run whose supervisor runs or was killed; empty without a record.
+
+    A service whose main process is dead is there, without it.
+    """
     try:
         services = json.loads(record.read_text())["services"]
         tokens = {str(service["token"]): str(service["token"]).rpartition("-")[0] for service in services}
         mains = {process.pid for service in services if (process := find_process(service)) is not None}
     except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return list_family(tokens, mains)
+        return {}
+    family = list_family(tokens, mains)
+    return {name: [process for process in family if process.service == name] for name in tokens.values()}
 
 
 def list_family(tokens: Mapping[str, str], mains: Iterable[int]) -> list[RunProcess]:

@@ -28,7 +28,8 @@ _EVERYTHING_S = 8.0
 class Inspection:
     """What was found out about one service.
 
-    state: ready, not ready, silent (a process listens and does not answer), or not running.
+    state: ready, not ready, silent (it does not answer), starting (it does not listen yet), dead (its process has
+    ended, and its supervisor has not started another one), or not running.
     processes: those on this machine that a supervisor has started for it; the first one is the service itself.
     """
 
@@ -62,14 +63,14 @@ def inspect_run(settings: Settings, others: Iterable[Callable[[], None]] = ()) -
     Args:
         others: more to do meanwhile, such as reading from Redis.
     """
-    found = {program: Inspection() for program in Program}
-    processes: list[RunProcess] = []
+    found = {program: Inspection("silent") for program in Program}
+    processes: dict[str, list[RunProcess]] = {}
 
     def ask(program: Program, url: str) -> None:
         found[program] = ask_service(url)
 
     def list_own() -> None:
-        processes.extend(list_processes(settings.run.folder.absolute() / RECORD))
+        processes.update(list_processes(settings.run.folder.absolute() / RECORD))
 
     def ask_redis() -> None:
         found[Program.REDIS] = _ask_redis(settings)
@@ -84,9 +85,10 @@ def inspect_run(settings: Settings, others: Iterable[Callable[[], None]] = ()) -
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     for program, one in found.items():
-        one.processes = [process for process in processes if process.service == program]
-        if one.state == "not running" and one.processes:
-            one.state = "silent" if one.stopped else "starting"
+        one.processes = processes.get(program, [])
+        if one.state == "not running" and program in processes:
+            is_alive = any(process.is_main for process in one.processes)
+            one.state = "silent" if one.stopped else "starting" if is_alive else "dead"
     return found
 
 
@@ -108,8 +110,8 @@ def ask_service(ready_url: str) -> Inspection:
     return Inspection(state, [], body.get("waiting_for", {}), body.get("notes", {}), listed)
 
 
-def answers(program: Program, settings: Settings, timeout_s: float) -> bool:
-    """Whether a service answers at all: its health endpoint, or Redis itself."""
+def answers(program: Program, settings: Settings, timeout_s: float) -> bool | None:
+    """Whether a service answers at all: its health endpoint, or Redis itself; None if nothing listens there."""
     try:
         if program is Program.REDIS:
             address = split_address(list_addresses(settings, [program])["redis.url"])
@@ -119,6 +121,8 @@ def answers(program: Program, settings: Settings, timeout_s: float) -> bool:
                 return bool(connection.recv(16))
         parts = urlsplit(list_health_urls(settings)[program])
         return httpx.get(f"http://{parts.netloc}/healthz", timeout=timeout_s, trust_env=False).is_success
+    except (ConnectionRefusedError, httpx.ConnectError):
+        return None
     except (OSError, httpx.HTTPError):
         return False
 

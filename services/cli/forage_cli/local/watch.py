@@ -13,20 +13,20 @@ from forage_cli.local.inspection import answers
 from forage_cli.local.stack import Program, Stack
 
 SILENT_S = 5.0
-"""A service that has answered before is called silent after so long."""
+"""A service that listens, or has answered before, is called silent after so long."""
 START_S = 180.0
-"""A service that has not answered since its start is called silent after so long."""
+"""A service that does not listen since its start is called silent after so long."""
 _INTERVAL_S = 2.0
 _ANSWER_S = 1.0
 
 
 @dataclass
 class _Heard:
-    """When a process of a service was heard last; whether it ever answered; the trouble that was reported."""
+    """When a process of a service was heard last; whether it ever listened; the trouble that was reported."""
 
     pid: int
     at: float
-    once: bool = False
+    listens: bool = False
     trouble: str = ""
 
 
@@ -71,15 +71,17 @@ class Watch:
         if heard is None or heard.pid != pid:
             heard = self._heard[program] = _Heard(pid, time.monotonic())
         stopped = [process for process in processes if process.is_stopped]
-        if answers(program, self._stack.settings, _ANSWER_S):
-            heard.at, heard.once = time.monotonic(), True
+        answer = answers(program, self._stack.settings, _ANSWER_S)
+        heard.listens = heard.listens or answer is not None
+        if answer:
+            heard.at = time.monotonic()
         silent_s = time.monotonic() - heard.at
         trouble = ""
         if stopped:
             trouble = f"the {program}: {', '.join(map(str, stopped))} is stopped: kill -CONT lets it go on"
-        elif silent_s > (SILENT_S if heard.once else START_S):
+        elif silent_s > (SILENT_S if heard.listens else START_S):
             trouble = (
-                f"the {program} (process {pid}) has not answered for {SILENT_S if heard.once else START_S:.0f} s: "
+                f"the {program} (process {pid}) has not answered for {SILENT_S if heard.listens else START_S:.0f} s: "
                 "'forage status --stacks' shows what it does"
             )
         if trouble != heard.trouble:
