@@ -16,7 +16,7 @@ import ray_cluster
 from trainer_process import TrainerProcess
 
 pytestmark = [pytest.mark.timeout(600)]
-LIMIT_S = 5.0
+LIMIT_S = 10.0
 TORCHRUN_KILLS_AFTER_S = 30.0
 MARGIN_S = 25.0
 STEPS = 200

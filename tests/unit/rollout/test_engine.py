@@ -22,6 +22,7 @@ import pytest
 import pytest_asyncio
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_common.telemetry.stacks import FOLDER_VARIABLE, SIGNAL, find_stack_file
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.vllm_engine import EngineHangsError, VllmEngine
 from forage_rollout.loop.generation import Generation, Request
@@ -36,6 +37,7 @@ TOLERANCE = 1e-3
 class Parts:
     engine: VllmEngine
     models: dict[str, Path]
+    stacks: Path
 
     async def serve(self, name: str) -> Policy:
         policy = describe_policy(self.models[name])
@@ -49,13 +51,16 @@ def describe_policy(folder: Path) -> Policy:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def parts(make_model: Callable[[int], Path]) -> AsyncIterator[Parts]:
+async def parts(make_model: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Parts]:
+    stacks = tmp_path_factory.mktemp("stacks")
+    os.environ[FOLDER_VARIABLE] = str(stacks)
     models = {"a": make_model(0), "b": make_model(1)}
     sizes = EngineSettings(max_model_len=768, max_num_seqs=64, hang_timeout_s=4.0)
     settings = Settings(model=ModelSettings(path=models["a"]), rollout=RolloutSettings(engine=sizes))
     engine = VllmEngine(settings)
-    yield Parts(engine, models)
+    yield Parts(engine, models, stacks)
     engine.shutdown()
+    del os.environ[FOLDER_VARIABLE]
 
 
 def compute_reference(folder: Path, context: list[int], sampled: list[int], temperature: float = 1.0) -> list[float]:
@@ -342,6 +347,18 @@ async def test_an_engine_out_of_service_refuses_requests_until_it_loads_a_policy
         await parts.engine.generate(ask(draw_contexts(1, 50)[0]))
     await parts.serve("b")
     assert await parts.engine.generate(ask(draw_contexts(1, 50)[0]))
+
+
+async def test_the_engines_process_shows_its_stacks_and_goes_on(parts: Parts) -> None:
+    await parts.serve("a")
+    (process,) = parts.engine.llm.engine_core.resources.engine_manager.processes
+    file = find_stack_file(parts.stacks, process.pid)
+    assert file.exists(), "else the signal would end it"
+    os.kill(process.pid, SIGNAL)
+    async with asyncio.timeout(20):
+        while "vllm" not in file.read_text():
+            await asyncio.sleep(0.02)
+    assert (await parts.engine.generate(ask(draw_contexts(1, 50)[0]))).token_ids
 
 
 async def test_a_hanging_engine_is_detected_and_its_requests_fail(parts: Parts) -> None:

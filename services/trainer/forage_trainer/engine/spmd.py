@@ -37,6 +37,7 @@ _TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)
 _ALIVE = ""
 """The announcement that rank 0 lives; no method has this name."""
 _NAME_BYTES = 128
+_START = timedelta(minutes=30)
 _ALIVE_SHARE = 4
 """Signs of life within one time limit."""
 
@@ -299,10 +300,28 @@ def _join_group(timeout: timedelta) -> None:
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if launched:
-        dist.init_process_group(backend, timeout=timeout)
+        store, rank, size = next(dist.rendezvous("env://", timeout=_START))
+        _meet(store, rank, size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _meet(store: dist.Store, rank: int, size: int) -> None:
+    """Wait until every rank is here: rank 0 comes once it has read the questions and the reward service has answered.
+
+    Raises:
+        CollectiveTimeoutError: one did not come.
+    """
+    store.set(f"rank-{rank}", "here")
+    with waiting("all ranks to start", on="the other ranks", limit_s=_START.total_seconds()):
+        try:
+            store.wait([f"rank-{other}" for other in range(size)], _START)
+        except RuntimeError as error:
+            raise CollectiveTimeoutError(
+                f"rank {rank} waited for the other {size - 1} to start for {_START.total_seconds():g} s: {error}"
+            ) from error
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
