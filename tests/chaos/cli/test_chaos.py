@@ -23,8 +23,6 @@ KINDS = (
     "kill-dispatcher",
     "kill-agent",
     "kill-engine-core",
-    "kill-trainer",
-    "kill-supervisor",
     "stop-reward-worker",
     "torn-redis-log",
     "damaged-checkpoint",
