@@ -62,7 +62,7 @@ class Bench:
         """What the trainer does once a checkpoint has the step, without the ledger."""
         ids = [entry.id for entry in batch.entries]
         self.streams.discard(self.streams.trajectories, ids)
-        self.batcher.forget(ids)
+        self.batcher.forget(ids, batch.number)
 
     def count_taken(self) -> int:
         """Count the groups that the trainer has claimed and not acknowledged."""

@@ -166,6 +166,16 @@ def build_dashboard() -> Dashboard:
         minimum=0,
     )
     board.add_timeseries(
+        "Lost, rejected, left out",
+        "In the selected time range: groups that vanished and were issued again, groups that the run never issued, "
+        "sound trajectories that a step left out, by reason.",
+        "none",
+        Query(S.compute_increase("forage_trainer_groups_lost_total"), "lost and issued again"),
+        Query(S.compute_increase("forage_trainer_groups_rejected_total"), "rejected"),
+        Query(S.compute_increase("forage_trainer_trajectories_left_out_total", by="reason"), "left out: {{reason}}"),
+        minimum=0,
+    )
+    board.add_timeseries(
         "Redelivered groups",
         "In the selected time range: reclaimed from a dead worker, released to another one, run again, finished twice, "
         "given up.",
@@ -183,11 +193,13 @@ def build_dashboard() -> Dashboard:
         minimum=0,
     )
     board.add_timeseries(
-        "Redis unavailable",
-        "Calls per second that found Redis unavailable and are retried.",
+        "Redis unavailable, disk full",
+        "Calls and writes per second that found Redis unavailable, refused a group, or the disk full; all are retried.",
         "cps",
         Query(S.compute_rate("forage_trainer_redis_waits_total"), "trainer"),
         Query(S.compute_rate("forage_rollout_redis_waits_total"), "rollout"),
+        Query(S.compute_rate("forage_rollout_writes_repeated_total"), "rollout: group not written"),
+        Query(S.compute_rate("forage_trainer_disk_waits_total"), "trainer: disk full"),
         minimum=0,
     )
     board.add_timeseries(

@@ -29,5 +29,9 @@ class UnavailableError(ForageError):
     """A service did not answer within its deadline, after bounded retries."""
 
 
+class DiskFullError(ForageError):
+    """A disk, or a quota, has no room for a file; nothing of it is left. It may be written once there is room."""
+
+
 class InterruptedWorkError(ForageError):
     """Work ended early because its process was asked to stop; this is not a failure."""

@@ -39,14 +39,15 @@ def stage_folder(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = durable.name_partial(path)
     shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
     try:
-        yield staging
-        # The content must be on the disk before the name is: after a power failure the name promises all of it.
-        durable.sync_tree(staging)
-        old = _retire(path)
-        staging.rename(path)
-        durable.sync(path.parent)
+        with durable.detect_full_disk(path):
+            staging.mkdir()
+            yield staging
+            # The content must be on the disk before the name is: after a power failure the name promises all of it.
+            durable.sync_tree(staging)
+            old = _retire(path)
+            staging.rename(path)
+            durable.sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)

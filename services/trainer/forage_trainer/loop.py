@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from prometheus_client import Counter
 
-from forage_common.errors import UserError
+from forage_common.errors import DiskFullError, UserError
 from forage_common.files.questions import Questions
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.stop import Stop
@@ -21,9 +19,10 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
-from forage_trainer.checkpoints.manifest import Manifest, Stateful, parse_step
+from forage_trainer.checkpoints.manifest import Stateful, parse_step
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.checkpoints.rollbacks import Rollbacks, make_stop_error
+from forage_trainer.checkpoints.start import Start, find_start
 from forage_trainer.checkpoints.upload import Uploader
 from forage_trainer.data import spans
 from forage_trainer.data.batcher import Batch, Batcher
@@ -36,7 +35,7 @@ from forage_trainer.reporting.guards import Guards
 from forage_trainer.reporting.metrics import compute_trajectory_metrics, export_metrics
 from forage_trainer.reporting.progress import MetricsFile, Phase, StateFile, replace_non_finite
 from forage_trainer.reporting.tracking import Tracker
-from forage_trainer.reporting.trajectories import StepFiles
+from forage_trainer.reporting.trajectories import StepFiles, StepRecord
 from forage_trainer.step import PolicyStep, Stopwatch
 from forage_trainer.validation.evaluation import Validation
 from forage_trainer.validation.probe import ValidationProbe
@@ -47,18 +46,6 @@ _PHASES = ("wait", "logp", "ref", "values", "critic", "probe", "update", "publis
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LOGGED = ("step", "total_steps", "reward_mean", "em_mean", "search_rate", "grad_norm", "logprob_diff_mean")
 TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that tripped a guard", ["guard", "action"])
-
-
-@dataclass(frozen=True)
-class _Start:
-    """Where a process begins.
-
-    checkpoint: (state folder, manifest); None at step 0. acknowledged: the last step in the ledger, which is later than
-    the checkpoint if a newer checkpoint was damaged.
-    """
-
-    checkpoint: tuple[Path, Manifest] | None
-    acknowledged: int
 
 
 class TrainingLoop:
@@ -82,6 +69,7 @@ class TrainingLoop:
         self._worker = worker
         self._stop = stop
         self._retry = RedisRetry(stop, health)
+        self._disk = self._retry.disk
         self._data_digest = train.digest
         self._total = trainer.total_training_steps
         self._state = StateFile(folder)
@@ -139,8 +127,9 @@ class TrainingLoop:
         Raises:
             Stopped: asked to stop before the end; the next start resumes.
             FencedError: a newer trainer has taken over this run.
-            UserError: no disk space, Redis holds another history of this run, or the rollout service has other
-                environments.
+            DiskFullError: no disk space, for too long.
+            UserError: no disk space at the start, Redis holds another history of this run, or the rollout service has
+                other environments.
             BatchTimeoutError: the rollout service gave no trajectories.
             GuardStopError: a guard ended the run.
             RolledBackError: a guard rolled the run back; the next start resumes.
@@ -157,7 +146,7 @@ class TrainingLoop:
 
     def _train(self) -> None:
         self._state.set(Phase.STARTING, "taking over the run")
-        self._checkpoints.require_space()
+        self._await_space()
         self._retry(self._streams.create_groups)
         folder = self._settings.run.folder
         start = self._find_start()  # what cannot be resumed must not fence off a trainer that runs
@@ -178,7 +167,7 @@ class TrainingLoop:
             self._validation.begin("before", policy)
             self._feeder.issue_up_to_bound(0)  # sampled while the last answers of the validation are awaited
             self._record_validation(self._validation.finish())
-        self._checkpoints.mark_best(self._validation.scores())
+        self._disk(lambda: self._checkpoints.mark_best(self._validation.scores()))
         self._validation.resume()
         # The previous process may have died before it began these.
         self._validate_step(policy)
@@ -194,6 +183,14 @@ class TrainingLoop:
         self._batcher.clear()
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
         get_logger().info("trainer_done", step=self._version)
+
+    def _await_space(self) -> None:
+        try:
+            self._checkpoints.require_space()
+        except DiskFullError as error:
+            if self._checkpoints.is_empty:  # a run that has not begun is refused
+                raise UserError(str(error)) from None
+            self._disk(self._checkpoints.require_space)
 
     def _take_step(self, policy: Policy) -> Policy:
         step = self._version + 1
@@ -217,7 +214,7 @@ class TrainingLoop:
             metrics = compute_trajectory_metrics(batch.groups, policy.version)
             metrics |= batch.metrics | {"dead_groups": 0, "guards": ["skipped"]}
         else:
-            on_record = partial(self._step_files.write, step) if self._step_files.is_kept(step) else None
+            on_record = partial(self._keep_record, step) if self._step_files.is_kept(step) else None
             with self._batcher.assemble_ahead():
                 metrics = self._step(batch, policy, clock, self._stop.check, on_record)
             metrics["tokens_digest"] = digest_tokens(batch.groups)
@@ -229,7 +226,7 @@ class TrainingLoop:
         with clock("publish"):
             policy = self._publish()  # refused where a later trainer works: nothing below is done then
         if step > self._replay_until and self._settings.trainer.max_ckpt_to_keep > 1:
-            self._kept_groups.write(batch)
+            self._disk(partial(self._kept_groups.write, batch))
         metrics["publish_bytes"] = sum(file.bytes for file in policy.files)
         metrics["weights_digest"] = digest_weights(policy)
         line = self._line(step, metrics, clock, time.perf_counter() - began)
@@ -244,8 +241,12 @@ class TrainingLoop:
         self._report(line)
         return policy
 
+    def _keep_record(self, step: int, record: StepRecord) -> None:
+        self._disk(lambda: self._step_files.write(step, record))
+
     def _begin_checkpoint(self, epoch: int, line: dict[str, Any]) -> None:
-        self._checkpoints.begin(
+        begin = partial(
+            self._checkpoints.begin,
             self._version,
             epoch,
             self._data_digest,
@@ -254,6 +255,8 @@ class TrainingLoop:
             lambda path: self._worker.save(path, self._version),
             self._parts,
         )
+        # Processes that write together begin anew together.
+        self._disk(begin) if self._worker.world_size == 1 else begin()
 
     def _settle_checkpoint(self, wait: bool) -> None:
         """Acknowledge what the checkpoint that was begun last has consumed, once it is durable."""
@@ -267,7 +270,7 @@ class TrainingLoop:
             self._uploader.add(saved)
 
     def _acknowledge(self, until: int) -> None:
-        self._batcher.forget(self._pending.acknowledge(until))
+        self._batcher.forget(self._pending.acknowledge(until), until)
 
     def _on_silence(self) -> None:
         self._publisher.announce_again()
@@ -304,12 +307,12 @@ class TrainingLoop:
         """Send a result to the trackers under the current step: some trackers refuse an earlier one."""
         if result is not None:
             self._tracker.log_validation(self._version, result)
-            self._checkpoints.mark_best(self._validation.scores())
+            self._disk(lambda: self._checkpoints.mark_best(self._validation.scores()))
 
     def _probe(self, policy: Policy) -> None:
         """Probe the policy if the schedule says so."""
         if self._validation_probe is not None and (metrics := self._validation_probe.run(policy, self._stop.check)):
-            self._metrics_file.amend(policy.version, metrics)
+            self._disk(partial(self._metrics_file.amend, policy.version, metrics))
             self._tracker.log_probe(policy.version, metrics)
 
     def _check_guards(self, step: int, metrics: dict[str, Any], groups: int, clock: Stopwatch, began: float) -> None:
@@ -326,45 +329,24 @@ class TrainingLoop:
         if trips and trips[0].action != "warn":
             self._retry(self._streams.check_epoch)  # what a superseded trainer computes is not the run's
             # The line stays for diagnosis until the next start, which takes the step again.
-            self._metrics_file.append(self._line(step, metrics, clock, time.perf_counter() - began))
+            line = self._line(step, metrics, clock, time.perf_counter() - began)
+            self._disk(partial(self._metrics_file.append, line))
             if trips[0].action == "stop":
                 raise make_stop_error(step, trips[0])
-            raise self._rollbacks.roll_back(step, trips[0])
+            raise self._disk(partial(self._rollbacks.roll_back, step, trips[0]))
 
     def _read_last_step(self) -> int:
         """The last step that Redis knows as acknowledged."""
         return max(self._retry(self._streams.read_ledger), default=0)
 
-    def _find_start(self) -> _Start:
-        """Find the newest checkpoint that the run can go on from.
+    def _find_start(self) -> Start:
+        return find_start(self._settings, self._checkpoints, self._kept_groups, self._read_last_step())
 
-        Raises:
-            UserError: there is none, and Redis or the folder says that the run has begun.
-        """
-        checkpoint = self._checkpoints.find_newest()
-        run = self._settings.run
-        if checkpoint is not None and not self._settings.trainer.resume:
-            raise UserError(
-                f"{run.folder} holds a checkpoint of step {checkpoint[1].step}, and trainer.resume is false: "
-                "give another run.id, or set trainer.resume=true to resume"
-            )
-        saved_step, acknowledged = checkpoint[1].step if checkpoint is not None else 0, self._read_last_step()
-        # Acknowledged groups are gone from the stream. The files have those since the checkpoint before the newest.
-        again = range(saved_step + 1, acknowledged + 1)
-        if not self._kept_groups.has(again):
-            raise UserError(
-                f"run '{run.id}' was acknowledged up to step {acknowledged} in Redis, but {run.folder} holds "
-                f"{f'a checkpoint of step {saved_step}' if saved_step else 'no checkpoint'}: give another run.id"
-            )
-        if again:
-            get_logger().warning("steps_taken_again", first=again[0], last=again[-1], checkpoint=saved_step)
-        return _Start(checkpoint, acknowledged)
-
-    def _resume(self, start: _Start) -> None:
+    def _resume(self, start: Start) -> None:
         """Restore weights, step and pending acknowledgements from the checkpoint, if there is one."""
         self._replay_until = start.acknowledged
         if start.checkpoint is None:
-            self._metrics_file.rewind(0)
+            self._disk(partial(self._metrics_file.rewind, 0))
             return
         state, manifest = start.checkpoint
         manifest.require_world_size(self._worker.world_size)
@@ -373,8 +355,8 @@ class TrainingLoop:
         self._worker.load(state)
         manifest.restore_parts(self._parts)
         self._version = manifest.step
-        self._metrics_file.rewind(manifest.step)
-        self._metrics_file.append_missing(manifest.figures)
+        self._disk(partial(self._metrics_file.rewind, manifest.step))
+        self._disk(partial(self._metrics_file.append_missing, manifest.figures))
         self._pending.restore(manifest, self._retry(self._streams.read_ledger))
         get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch)
 
@@ -383,9 +365,8 @@ class TrainingLoop:
         dtype = _DTYPES.get(self._settings.rollout.engine.dtype if name == "auto" else name, torch.float32)
         # An engine that was started for adapters loads nothing else.
         only_adapter = self._settings.rollout.engine.max_lora_rank > 0
-        return self._publisher.publish(
-            self._version, self._worker.adapter(dtype) if only_adapter else self._worker.weights(dtype)
-        )
+        weights = self._worker.adapter(dtype) if only_adapter else self._worker.weights(dtype)
+        return self._disk(partial(self._publisher.publish, self._version, weights))
 
     def _line(self, step: int, metrics: dict[str, Any], clock: Stopwatch, total_s: float) -> dict[str, Any]:
         """The step's line of the metrics file."""
@@ -394,7 +375,7 @@ class TrainingLoop:
         return {"step": step, "total_steps": self._total} | metrics | rate
 
     def _report(self, line: dict[str, Any]) -> None:
-        self._metrics_file.append(line)
+        self._disk(partial(self._metrics_file.append, line))
         export_metrics(line)
         self._tracker.log_step(line["step"], line)
         get_logger().info("step_done", **{name: line.get(name) for name in _LOGGED}, seconds=line["seconds"]["total"])

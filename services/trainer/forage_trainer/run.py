@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forage_common.errors import FencedError, UserError
+from forage_common.errors import DiskFullError, FencedError, UserError
 from forage_common.files.model_folder import check_model_folder
 from forage_common.files.questions import Questions, read_questions
 from forage_common.settings import AdvantageEstimator, Settings
@@ -90,7 +90,7 @@ def run_leader(settings: Settings, stop: Stop) -> int:
     except RolledBackError as error:
         get_logger().error("rolled_back", reason=str(error))
         return EXIT_ROLLED_BACK
-    except (FencedError, BatchTimeoutError, CollectiveTimeoutError, StaleGroupsError) as error:
+    except (FencedError, BatchTimeoutError, CollectiveTimeoutError, StaleGroupsError, DiskFullError) as error:
         get_logger().error("trainer_gave_up", reason=str(error))
         return EXIT_FAILED
     finally:

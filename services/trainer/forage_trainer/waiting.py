@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from prometheus_client import Counter
 
-from forage_common.errors import ForageError, UnavailableError
+from forage_common.errors import DiskFullError, ForageError, UnavailableError
 from forage_common.stop import Stop
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
@@ -20,6 +20,10 @@ REDIS_WAITS = Counter("forage_trainer_redis_waits_total", "Calls that found Redi
 CALL_TIMEOUT_S = 4.0
 """Time limit of one call to Redis: short, so that a stop request is noticed while the server is unavailable."""
 _RETRY_INTERVAL_S = 0.5
+DISK_WAITS = Counter("forage_trainer_disk_waits_total", "Writes that found the disk full and were repeated")
+DISK_PATIENCE_S = 600.0
+"""After so long with a full disk the trainer ends, and its supervisor starts it again."""
+_DISK_INTERVAL_S = 2.0
 _WHY_UNLIMITED = "the run is in Redis: nothing else can be done; a stop request ends it"
 
 
@@ -27,10 +31,53 @@ class CollectiveTimeoutError(ForageError):
     """A process of the trainer waited too long for another one."""
 
 
-class RedisRetry:
-    """Repeats a call for as long as Redis is unavailable, and reports that in the log and on the health endpoint."""
+class DiskRetry:
+    """Repeats a write while the disk is full, and reports that in the log and on the health endpoint."""
 
     def __init__(self, stop: Stop, health: Health) -> None:
+        self._stop = stop
+        self._health = health
+
+    def __call__(self, write: Callable[[], T]) -> T:
+        """Return the result of `write`, which leaves nothing behind when it fails.
+
+        Raises:
+            DiskFullError: the disk was full for `DISK_PATIENCE_S`.
+            Stopped: the process was asked to stop meanwhile.
+        """
+        began = time.monotonic()
+        with ExitStack() as waits:
+            wait: Wait | None = None
+            while True:
+                try:
+                    result = write()
+                except DiskFullError as error:
+                    waited = round(time.monotonic() - began, 1)
+                    if waited > DISK_PATIENCE_S:
+                        raise
+                    wait = wait or waits.enter_context(
+                        waiting("room on the disk", on="the disk of run.dir", limit_s=DISK_PATIENCE_S)
+                    )
+                    wait.detail = str(error)
+                    DISK_WAITS.inc()
+                    self._health.wait_for("disk", str(error))
+                    get_logger().warning("disk_full", waited_s=waited, reason=str(error))
+                    self._stop.sleep(_DISK_INTERVAL_S)
+                    continue
+                if wait is not None:
+                    self._health.mark_ready("disk")
+                    get_logger().info("disk_has_room", waited_s=round(time.monotonic() - began, 1))
+                return result
+
+
+class RedisRetry:
+    """Repeats a call for as long as Redis is unavailable, and reports that in the log and on the health endpoint.
+
+    disk: does the same with writes while the disk is full.
+    """
+
+    def __init__(self, stop: Stop, health: Health) -> None:
+        self.disk = DiskRetry(stop, health)
         self._stop = stop
         self._health = health
 

@@ -102,7 +102,7 @@ class Trainer:
         self.weights = copy.deepcopy(newest.weights)
         self.pending._pending = [step for step in newest.pending if step.step not in ledger]
         self.publish()
-        self.batcher.forget(self.pending.acknowledge(newest.step))
+        self.batcher.forget(self.pending.acknowledge(newest.step), newest.step)
         self.batcher.start(max(newest.step, self.replay_until))
 
     @property
@@ -142,7 +142,7 @@ class Trainer:
             del self.disk[old]
         if dies:
             raise KilledError
-        self.batcher.forget(self.pending.acknowledge(saved.step))
+        self.batcher.forget(self.pending.acknowledge(saved.step), saved.step)
         self.kept.prune(min(self.disk) if len(self.disk) > 1 else 0)
 
 

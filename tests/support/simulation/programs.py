@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import json
 import math
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from forage_common.errors import FencedError, UserError
+from forage_common.errors import DiskFullError, FencedError, UserError
 from forage_common.files.questions import Question, Questions
 from forage_common.settings import Settings
 from forage_common.stop import Stop, Stopped
@@ -118,7 +117,8 @@ def _replace_maths() -> None:
         "forage_trainer.engine.policy_worker": {"PolicyWorker": StubWorker},
         "forage_trainer.step": {"PolicyStep": StubStep, "Stopwatch": Stopwatch},
         "forage_trainer.reporting.trajectories": {
-            "StepFiles": lambda settings: types.SimpleNamespace(is_kept=lambda _: False)
+            "StepFiles": lambda settings: types.SimpleNamespace(is_kept=lambda _: False),
+            "StepRecord": None,
         },
         "forage_trainer.validation.probe": {"ValidationProbe": None},
     }
@@ -232,13 +232,8 @@ class Programs:
         except RolledBackError as error:
             self._note(f"rolls back: {error}")
             return EXIT_ROLLED_BACK
-        except (FencedError, BatchTimeoutError, StaleGroupsError) as error:
+        except (FencedError, BatchTimeoutError, StaleGroupsError, DiskFullError) as error:
             self._note(f"gives up: {error}")
-            return EXIT_FAILED
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            self._note(f"dies: {error}")
             return EXIT_FAILED
         return 0
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from trainer_parts import save_checkpoint
 
-from forage_common.errors import DataError, UserError
+from forage_common.errors import DataError, DiskFullError, UserError
 from forage_trainer.checkpoints import checkpoint
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.manifest import ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
@@ -272,14 +272,14 @@ def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
 
 def test_without_disk_space_nothing_is_written_and_the_error_has_the_sizes(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 2, parameters=1000, free_bytes=lambda _: 15_999)
-    with pytest.raises(UserError, match=rf"{tmp_path} needs 16000 bytes and has 15999 bytes free"):
+    with pytest.raises(DiskFullError, match=rf"{tmp_path} needs 16000 bytes and has 15999 bytes free"):
         save(checkpoints, 5)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fills_up_while_writing_is_a_users_error(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_while_writing_is_named_with_its_free_space(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 2, 10)
-    with pytest.raises(UserError, match="no disk space for a checkpoint"):
+    with pytest.raises(DiskFullError, match=r"step_5 cannot be written: its disk has \d+ bytes free"):
         save(checkpoints, 5, OSError(errno.ENOSPC, "No space left on device"))
     assert list(tmp_path.iterdir()) == []
 
@@ -338,7 +338,7 @@ def test_an_end_waits_for_the_checkpoint_and_a_failed_one_leaves_nothing(
 
     monkeypatch.setattr(checkpoint, "compute_digests", fill_up)
     checkpoints.begin(6, 2, "data", CONSUMED, {}, make_writer("w"))
-    with pytest.raises(UserError, match="no disk space for a checkpoint"):
+    with pytest.raises(DiskFullError, match="step_6 cannot be written"):
         checkpoints.settle(wait=True)
     checkpoints.begin(7, 2, "data", CONSUMED, {}, make_writer("w"))
     checkpoints.close()

@@ -44,7 +44,7 @@ class Trainer:
         return [group.group_uid for group in batch.groups]
 
     def acknowledge(self, until: int = 100) -> None:
-        self.batcher.forget(self.pending.acknowledge(until))
+        self.batcher.forget(self.pending.acknowledge(until), until)
 
 
 class Rollout:

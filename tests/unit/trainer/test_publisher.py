@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from trainer_parts import write_model
 
-from forage_common.errors import FencedError, UserError
+from forage_common.errors import DiskFullError, FencedError
 from forage_common.settings import RedisSettings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
@@ -147,13 +147,15 @@ def test_a_failed_write_raises_the_disks_error(tmp_path: Path) -> None:
     assert result.value.errno == errno.EFBIG
 
 
-def test_a_full_disk_is_a_users_error(tmp_path: Path, streams: StreamClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_named_with_its_free_space(
+    tmp_path: Path, streams: StreamClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def raise_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     source = build_publisher(tmp_path, streams, 1)
     monkeypatch.setattr("forage_trainer.weights.publisher.write_model_folder", raise_full)
-    with pytest.raises(UserError, match="no disk space to publish policy 3"):
+    with pytest.raises(DiskFullError, match=r"policies/v3-e1 cannot be written: its disk has \d+ bytes free"):
         source.publish(3, {"w": torch.zeros(1)})
     assert list((tmp_path / "policies").iterdir()) == []
     assert streams.read_policy() is None

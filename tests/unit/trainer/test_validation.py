@@ -11,6 +11,7 @@ import pytest
 from full_disk import limit_file_size
 from trainer_parts import build_trajectory, read_lines
 
+from forage_common.errors import DiskFullError
 from forage_common.files.questions import Question
 from forage_common.settings import RedisSettings, load_settings
 from forage_common.stop import Stop
@@ -291,7 +292,8 @@ def test_a_disk_that_is_full_loses_no_answer(make: Callable, tmp_path: Path, mon
     validation.begin("after", POLICY)
     answering()
     stored = StoredAnswers(tmp_path / "v/validation", "after", 0)
-    with pytest.raises(OSError, match="File too large"), limit_file_size(200):
+    monkeypatch.setattr("forage_trainer.waiting.DISK_PATIENCE_S", -1.0)
+    with pytest.raises(DiskFullError, match=r"answers/after\.0 cannot be written"), limit_file_size(200):
         validation.poll()
     assert streams.count_backlog(streams.key("validation-after")) == COUNT, "nothing is discarded"
     assert list(stored.read()) == []

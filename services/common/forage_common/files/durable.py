@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -13,11 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from forage_common.errors import DiskFullError
+
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""Numbers of the errors that mean a lack of room: of the disk, a quota, or the limit of a process."""
 PARTIAL_PREFIX = ".partial-"
 """Prefix of the name of a file or folder that is being written; what `is_abandoned` may be removed."""
 _HOST, _TOKEN = socket.gethostname(), secrets.token_hex(4)
 _OWNER = re.compile(rf"{re.escape(PARTIAL_PREFIX)}(.+)\.(\d+)\.[0-9a-f]{{8}}-")
 _SILENT_S = 3600.0
+_SMALLEST_ROOM = 2**20
 
 
 def name_partial(path: Path) -> Path:
@@ -66,12 +72,50 @@ def stage_file(file: Path) -> Iterator[Path]:
         if leftover.name.endswith(f"-{file.name}") and leftover != partial and is_abandoned(leftover):
             leftover.unlink(missing_ok=True)
     try:
-        yield partial
-        sync(partial)
-        partial.replace(file)
-        sync(file.parent)
+        with detect_full_disk(file):
+            yield partial
+            sync(partial)
+            partial.replace(file)
+            sync(file.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def append(file: Path, data: bytes) -> None:
+    """Append to a file durably: all or nothing.
+
+    Raises:
+        DiskFullError: there is no room.
+    """
+    is_new = not file.exists()
+    with detect_full_disk(file), file.open("ab", buffering=0) as output:
+        size = output.tell()
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[output.write(rest) :]
+            os.fsync(output.fileno())
+        except OSError:
+            output.truncate(size)  # what follows must not continue a part
+            raise
+    if is_new:
+        sync(file.parent)
+
+
+@contextmanager
+def detect_full_disk(path: Path) -> Iterator[None]:
+    """Turn what a full disk raises while `path` is written into a `DiskFullError` that names the path.
+
+    PyTorch raises a `RuntimeError` that does not name its cause: the free space decides.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        free = shutil.disk_usage(path.parent).free
+        is_full = error.errno in FULL if isinstance(error, OSError) else free < _SMALLEST_ROOM
+        if not is_full:
+            raise
+        raise DiskFullError(f"{path} cannot be written: its disk has {free} bytes free: free some space") from error
 
 
 def sync(path: Path) -> None:

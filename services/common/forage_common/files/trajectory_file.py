@@ -96,6 +96,8 @@ class TrajectoryWriter:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._temporary, self._schema.with_metadata(metadata), compression="zstd")
         except OSError as error:
+            if error.errno in durable.FULL:
+                raise
             raise DataError(f"{file} cannot be written ({error.strerror or error}): choose another place") from None
         try:
             for trajectory in kept:

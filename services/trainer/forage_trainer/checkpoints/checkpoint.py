@@ -10,17 +10,16 @@ names of the newest checkpoint and of the one with the best validation score.
 from __future__ import annotations
 
 import contextlib
-import errno
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from forage_common.errors import DataError, ForageError, UserError
+from forage_common.errors import DataError, DiskFullError, ForageError, UserError
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_trainer.checkpoints.manifest import (
@@ -86,13 +85,21 @@ class Checkpoints:
     def require_space(self) -> None:
         """
         Raises:
-            UserError: the disk has no room for another checkpoint; the message has folder, needed and free bytes.
+            DiskFullError: the disk has no room for another checkpoint; the message has folder, needed and free bytes.
         """
         last = self._list_steps()[:1]
         needed = measure_folder(self._path(last[0])) if last else BYTES_PER_PARAMETER * self._parameters
         free = self._free_bytes(self._folder)
         if free < needed:
-            raise _no_space_error(self._folder, needed, free)
+            raise DiskFullError(
+                f"no disk space for a checkpoint: {self._folder} needs {needed} bytes and has {free} bytes free: "
+                "free some, or set run.dir to another disk"
+            )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint."""
+        return not self._list_steps()
 
     def begin(
         self,
@@ -114,13 +121,13 @@ class Checkpoints:
             parts: other parts with a state, by name.
 
         Raises:
-            UserError: no disk space.
+            DiskFullError: no disk space.
         """
         if self._writing is not None:
             raise RuntimeError("the checkpoint before this one is not settled")
         self.require_space()
         target = self._path(step)
-        with self._explain_full_disk(), ExitStack() as staged:
+        with ExitStack() as staged:
             folder = staged.enter_context(stage_folder(target))
             state = folder / STATE
             state.mkdir()
@@ -137,7 +144,8 @@ class Checkpoints:
             unscored: steps whose validation is under way; their checkpoints stay, however old.
 
         Raises:
-            UserError: no disk space, or the files of some process do not appear.
+            DiskFullError: no disk space.
+            UserError: the files of some process do not appear.
         """
         if self._writing is None or not (wait or self._writing.done()):
             return None
@@ -162,23 +170,13 @@ class Checkpoints:
 
     def _complete(self, staged: ExitStack, folder: Path, manifest: Manifest) -> Path:
         """Add the manifest, flush everything, and give the folder its name."""
-        with self._explain_full_disk():
-            with staged:
-                state = folder / STATE
-                self._await_shards(state)
-                write_json(folder / MANIFEST, asdict(replace(manifest, files=compute_digests(state))))
-            target = self._path(manifest.step)
-            write_text(self._folder / LATEST, target.name + "\n")
+        with staged:
+            state = folder / STATE
+            self._await_shards(state)
+            write_json(folder / MANIFEST, asdict(replace(manifest, files=compute_digests(state))))
+        target = self._path(manifest.step)
+        write_text(self._folder / LATEST, target.name + "\n")
         return target
-
-    @contextmanager
-    def _explain_full_disk(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise _no_space_error(self._folder, None, self._free_bytes(self._folder)) from None
 
     def _await_shards(self, state: Path) -> None:
         """Wait until every file that rank 0 wrote is visible from each other rank too."""
@@ -247,11 +245,3 @@ class Checkpoints:
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step_{step}"
-
-
-def _no_space_error(folder: Path, needed: int | None, free: int) -> UserError:
-    need = "" if needed is None else f" needs {needed} bytes and"
-    return UserError(
-        f"no disk space for a checkpoint: {folder}{need} has {free} bytes free: "
-        "free some, or set run.dir to another disk"
-    )

@@ -116,7 +116,7 @@ class Batcher:
         self._consumed = consumed
         self._held = {number: held for number, held in self._held.items() if number > consumed}
         self._accept(self._arrivals.reclaim())
-        self._discard_late()
+        self._discard_late(consumed)
         return sum(len(held) for held in self._held.values())
 
     def next_batch(self, number: int, timeout_s: float) -> Batch:
@@ -196,13 +196,13 @@ class Batcher:
                 over.set()
             claiming.result()
 
-    def forget(self, ids: Iterable[bytes]) -> None:
-        """Note that these groups, and with them every consumed batch, were acknowledged.
+    def forget(self, ids: Iterable[bytes], acknowledged: int) -> None:
+        """Note that these groups, and with them every batch up to `acknowledged`, were acknowledged.
 
         Until then they are ours, and what came too late for its batch stays as well: a crash repeats the step with it.
         """
         self._arrivals.forget(ids)
-        self._discard_late()
+        self._discard_late(acknowledged)
 
     def mark_consumed(self, number: int) -> None:
         """Note that the batch was trained on: later copies of its groups are superseded."""
@@ -215,7 +215,7 @@ class Batcher:
         """Remove what came too late for its batch, and prompts that ask for more of it: the run is over."""
         self._arrivals.withdraw_prompts()
         self._arrivals.claim_all(self._accept)
-        self._discard_late()
+        self._discard_late(self._consumed)
 
     def _missing_positions(self, number: int) -> list[int]:
         held = self._held.get(number, {})
@@ -273,10 +273,13 @@ class Batcher:
             waited_s=round(waited_s, 1),
         )
 
-    def _discard_late(self) -> None:
+    def _discard_late(self, acknowledged: int) -> None:
         late, self._late = self._late, []
         for entry in late:
-            self._discard(entry, "duplicate")
+            if entry.message.batch <= acknowledged:
+                self._discard(entry, "duplicate")
+            else:
+                self._late.append(entry)
 
     def _drop_stale(self, number: int) -> None:
         """Drop the groups of batch `number` that are too stale for version `number - 1`, which is about to train."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import Gauge
 
+from forage_common.errors import DiskFullError
 from forage_common.files import durable
+from forage_common.telemetry.logs import get_logger
 from forage_trainer.files import write_json, write_text
 
 PHASE = Gauge("forage_trainer_phase", "1 for the current phase: starting, validating, training, done", ["phase"])
@@ -38,10 +39,14 @@ class StateFile:
         """
         state = {"phase": phase.value, "detail": detail, "done": done, "total": total}
         if state != self._last:
-            self._last = state
             for each in Phase:
                 PHASE.labels(each.value).set(each is phase)
-            write_json(self._path, state)
+            try:
+                write_json(self._path, state)
+            except DiskFullError as error:  # a view does not hold up the run
+                get_logger().warning("state_not_written", reason=str(error))
+            else:
+                self._last = state
 
 
 class MetricsFile:
@@ -73,13 +78,7 @@ class MetricsFile:
 
     def append(self, metrics: dict[str, Any]) -> None:
         """Append a line; numbers that are not finite are written as null."""
-        is_new = not self._path.exists()
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(replace_non_finite(metrics)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if is_new:
-            durable.sync(self._path.parent)
+        durable.append(self._path, (json.dumps(replace_non_finite(metrics)) + "\n").encode())
 
 
 def replace_non_finite(metrics: dict[str, Any]) -> dict[str, Any]:

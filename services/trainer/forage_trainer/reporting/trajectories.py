@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from forage_common.files import durable
 from forage_common.files.model_folder import read_end_of_turn
 from forage_common.files.step_file import StepRow, list_saved_steps, step_file_path, write_step
 from forage_common.settings import Settings
@@ -54,9 +55,14 @@ class StepFiles:
         return self._every > 0 and step % self._every == 0
 
     def write(self, step: int, record: StepRecord) -> Path:
-        """Write a step's file and delete the oldest one; a file of the step from before a restart is replaced."""
+        """Write a step's file and delete the oldest one; a file of the step from before a restart is replaced.
+
+        Raises:
+            DiskFullError: there is no room.
+        """
         file = step_file_path(self._folder, step)
-        write_step(file, self._end_of_turn, build_rows(step, record))
+        with durable.detect_full_disk(file):
+            write_step(file, self._end_of_turn, build_rows(step, record))
         # Files of later steps are from before a restart; this process will replace them.
         upto = [kept for kept in list_saved_steps(self._folder) if kept <= step]
         for old in upto[: -self._keep] if self._keep else ():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -46,24 +45,16 @@ class StoredAnswers:
                     get_logger().warning("stored_answer_damaged", file=str(file))
 
     def append(self, groups: Iterable[TrajectoryGroup]) -> None:
-        """Store answers durably, all or none."""
+        """Store answers durably, all or none.
+
+        Raises:
+            DiskFullError: there is no room.
+        """
         lines = b"".join(_encode(group.SerializeToString()) for group in groups)
         if not lines:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        is_new = not self._file.exists()
-        with self._file.open("ab", buffering=0) as file:
-            size = file.tell()
-            try:
-                rest = memoryview(lines)
-                while rest:
-                    rest = rest[file.write(rest) :]
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(size)  # what follows must not be a part of a line
-                raise
-        if is_new:
-            durable.sync(self._folder)
+        durable.append(self._file, lines)
 
     def delete(self) -> None:
         """Delete what was stored, once the result of the validation is."""

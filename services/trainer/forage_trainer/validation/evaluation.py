@@ -246,7 +246,7 @@ class Validation:
             else:
                 self._issue(evaluation, group.position, group.attempt + 1)
         # A crash before the discard repeats all this.
-        evaluation.stored.append(final)
+        self._retry.disk(lambda: evaluation.stored.append(final))
         self._take(evaluation, final)
         evaluation.arrivals.discard(entry.id for entry in entries)
         self._issue_more(evaluation)
@@ -277,8 +277,9 @@ class Validation:
             "seconds": round(time.monotonic() - evaluation.began, 3),
         }
         records = [build_record(self._questions[p], answers[p]) for p in sorted(answers)]
-        write_text(self._folder / f"{label}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
-        write_json(self._folder / f"{label}.json", result)
+        lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
+        self._retry.disk(lambda: write_text(self._folder / f"{label}.jsonl", lines))
+        self._retry.disk(lambda: write_json(self._folder / f"{label}.json", result))
         self._open = None
         self._close(evaluation.stream, policy, evaluation.stored)
         if result["em"] is not None:

@@ -6,7 +6,6 @@ so none can load a part of it. Redis refuses the announcement of a trainer with 
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import torch
 from prometheus_client import Counter, Gauge
 
-from forage_common.errors import UserError
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
@@ -68,23 +66,15 @@ class Publisher:
 
         Raises:
             FencedError: a newer trainer has taken over.
-            UserError: no disk space.
+            DiskFullError: the disk has no room for it.
         """
         began = time.perf_counter()
         target = self._folder / f"v{version}-e{self._streams.epoch}"
-        try:
-            with stage_folder(target) as folder:
-                if isinstance(weights, Adapter):
-                    files = write_adapter_folder(folder, weights)
-                else:
-                    files = write_model_folder(folder, self._model_folder, weights, self._shard_bytes)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise UserError(
-                f"no disk space to publish policy {version} in {self._folder}: "
-                "free some, or set run.dir to another disk"
-            ) from None
+        with stage_folder(target) as folder:
+            if isinstance(weights, Adapter):
+                files = write_adapter_folder(folder, weights)
+            else:
+                files = write_model_folder(folder, self._model_folder, weights, self._shard_bytes)
         policy = Policy(
             version=version,
             uri=str(target.resolve()),

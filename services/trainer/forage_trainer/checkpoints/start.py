@@ -1,0 +1,53 @@
+"""Where a process of the trainer begins: at the newest checkpoint that the run can go on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from forage_common.errors import UserError
+from forage_common.settings import Settings
+from forage_common.telemetry.logs import get_logger
+from forage_trainer.checkpoints.checkpoint import Checkpoints
+from forage_trainer.checkpoints.kept_groups import KeptGroups
+from forage_trainer.checkpoints.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a process begins.
+
+    checkpoint: (state folder, manifest); None at step 0. acknowledged: the last step in the ledger, which is later than
+    the checkpoint if a newer checkpoint was damaged.
+    """
+
+    checkpoint: tuple[Path, Manifest] | None
+    acknowledged: int
+
+
+def find_start(settings: Settings, checkpoints: Checkpoints, kept_groups: KeptGroups, acknowledged: int) -> Start:
+    """Find the newest checkpoint that the run can go on from.
+
+    Args:
+        acknowledged: the last step in the ledger.
+
+    Raises:
+        UserError: there is none, and Redis or the folder says that the run has begun.
+    """
+    checkpoint, run = checkpoints.find_newest(), settings.run
+    if checkpoint is not None and not settings.trainer.resume:
+        raise UserError(
+            f"{run.folder} holds a checkpoint of step {checkpoint[1].step}, and trainer.resume is false: "
+            "give another run.id, or set trainer.resume=true to resume"
+        )
+    saved_step = checkpoint[1].step if checkpoint is not None else 0
+    # Acknowledged groups are gone from the stream. The files have those since the checkpoint before the newest.
+    again = range(saved_step + 1, acknowledged + 1)
+    if not kept_groups.has(again):
+        raise UserError(
+            f"run '{run.id}' was acknowledged up to step {acknowledged} in Redis, but {run.folder} holds "
+            f"{f'a checkpoint of step {saved_step}' if saved_step else 'no checkpoint'}: give another run.id"
+        )
+    if again:
+        get_logger().warning("steps_taken_again", first=again[0], last=again[-1], checkpoint=saved_step)
+    return Start(checkpoint, acknowledged)
