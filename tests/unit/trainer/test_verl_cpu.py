@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
+from trainer_parts import make_group
+from verl.utils.seqlen_balancing import rearrange_micro_batches
 
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import TrainingEngineSettings, load_settings
+from forage_trainer.data.selection import is_valid, leave_out_unusable
 from forage_trainer.engine import engine_config
 from forage_trainer.engine.cpu_engine import cut_micro_batches
 from forage_trainer.engine.engine_config import resolve_engine
@@ -76,3 +81,21 @@ def test_contradictory_engine_settings_are_named(setting: str, named: str) -> No
 def test_packed_rows_need_flash_attention() -> None:
     with pytest.raises(SettingsError, match="needs flash_attention_2, not attn_implementation sdpa"):
         load_settings(None, ["trainer.engine.attn_implementation=sdpa", "trainer.engine.use_remove_padding=true"], {})
+
+
+@pytest.mark.parametrize(("room", "is_left_out"), [(0, False), (-1, True)])
+def test_what_verl_refuses_on_gpus_is_left_out_before_and_nothing_else(room: int, is_left_out: bool) -> None:
+    """On GPUs verl cuts micro-batches by this function; on CPUs a row that is too long is alone in one."""
+    group = make_group("a", [0.0, 1.0])
+    rows = [torch.tensor(trajectory.token_ids) for trajectory in group.trajectories]
+    limit = max(map(len, rows)) + room
+    batch = TensorDict({"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, batch_size=len(rows))
+    if is_left_out:
+        with pytest.raises(AssertionError, match="max_token_len must be greater than the sequence length"):
+            rearrange_micro_batches(batch, limit)
+    else:
+        assert len(rearrange_micro_batches(batch, limit)[0]) == len(rows)
+    assert sum(map(len, cut_micro_batches([len(row) for row in rows], limit))) == len(rows)
+    chosen = load_settings(None, [f"trainer.actor.ppo_max_token_len_per_gpu={limit}"], {})
+    leave_out_unusable([group], chosen.trainer)
+    assert [is_valid(trajectory) for trajectory in group.trajectories] == [not is_left_out] * len(rows)
