@@ -365,7 +365,7 @@ class Dispatcher:
                     self._refusals[name] = str(error)
                     tracing.current_span().add_event("redis_unavailable")
                     log.warning("waiting_for_redis", detail=str(error), claimed=len(self._claimed))
-                    await asyncio.sleep(RETRY_INTERVAL_S)  # wait: named above
+                    await asyncio.sleep(RETRY_INTERVAL_S)
                 else:
                     self._refusals.pop(name, None)
                     return result

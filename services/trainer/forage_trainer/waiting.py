@@ -103,7 +103,7 @@ class RedisRetry:
                     self._health.wait_for("redis", str(error))
                     waited = round(time.monotonic() - began, 1)
                     get_logger().warning("redis_unavailable", waited_s=waited, reason=str(error))
-                    self._stop.sleep(_RETRY_INTERVAL_S)  # wait: named above
+                    self._stop.sleep(_RETRY_INTERVAL_S)
                     continue
                 if wait is not None:
                     self._health.mark_ready("redis")

@@ -26,7 +26,7 @@ def find_bare_waits(source: str) -> Iterator[int]:
 
     def visit(node: ast.AST, is_named: bool) -> Iterator[int]:
         if isinstance(node, ast.With | ast.AsyncWith):
-            is_named = is_named or any(_called(call) in NAMES for item in node.items for call in ast.walk(item))
+            is_named = is_named or _is_name(node)
         elif isinstance(node, ast.Call) and _called(node) in WAITS and not is_named and not _is_other(node):
             statement = lines[node.lineno - 2 : (node.end_lineno or node.lineno)]
             if not any(REASON in line for line in statement):
@@ -35,6 +35,12 @@ def find_bare_waits(source: str) -> Iterator[int]:
             yield from visit(child, is_named)
 
     yield from visit(ast.parse(source), False)
+
+
+def _is_name(block: ast.With | ast.AsyncWith) -> bool:
+    """Whether a block names a wait, or enters the name into a stack of contexts once it waits."""
+    entered = [call for call in ast.walk(block) if _called(call) == "enter_context"]
+    return any(_called(call) in NAMES for part in (*block.items, *entered) for call in ast.walk(part))
 
 
 def _called(node: ast.AST) -> str:
