@@ -15,7 +15,8 @@ import redis
 from forage_common.streams import client
 from forage_common.streams.connection import notice_lost_reply
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
-from simulation.redis_store import Store, Stream
+from simulation.redis_store import Store
+from simulation.redis_streams import Stream
 from simulation.world import Process, Signal, World
 
 _LATENCY_S = 0.002
