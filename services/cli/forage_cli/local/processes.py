@@ -88,15 +88,10 @@ class Supervisor:
             ServiceDiedError: a service died several times soon after its start.
         """
         for running in self._running.values():
-            if running.done:
-                continue
-            if running.process is None:
-                if time.monotonic() >= running.restart_at:
-                    self._spawn(running)
-                continue
-            code = running.process.poll()
-            if code is not None:
+            if running.process is not None and (code := running.process.poll()) is not None:
                 self._handle_exit(running, code)
+            if running.process is None and not running.done and time.monotonic() >= running.restart_at:
+                self._spawn(running)
 
     def is_done(self, name: str) -> bool:
         """Whether a job ended with exit code 0."""
@@ -175,7 +170,9 @@ class Supervisor:
                 f"the {service.name} died {running.quick_deaths} times in a row (exit code {code}): see {service.log}"
             )
         running.restarts += 1
-        running.restart_at = time.monotonic() + min(8.0, 0.25 * 2**running.quick_deaths)
+        # At once after the first death: every second of a service that is down is one in which nothing is trained.
+        wait_s = min(8.0, 0.25 * 2**running.quick_deaths) if running.quick_deaths > 1 else 0.0
+        running.restart_at = time.monotonic() + wait_s
         self._log.warning("service_died", name=service.name, code=code, lived_s=round(lived, 1))
 
     def _kill_leftovers(self, running: _Running) -> None:

@@ -52,6 +52,7 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # a restart that compiles torch or vLLM again takes ten seconds longer
     "OMP_WAIT_POLICY": "PASSIVE",  # idle threads that spin make an update ten times slower
 }
 
