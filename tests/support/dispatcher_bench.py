@@ -70,6 +70,20 @@ class Bench:
         task.cancel()
         await asyncio.wait([task])
 
+    @asynccontextmanager
+    async def run_one(self) -> AsyncIterator[tuple[Dispatcher, asyncio.Event]]:
+        """Run one prompt, whose group is finished once the event is set."""
+        release = asyncio.Event()
+
+        async def wait(asked: Prompt) -> TrajectoryGroup:
+            await release.wait()
+            return await answer(asked)
+
+        self.trainer.issue(build_prompt(0))
+        async with self.run(wait) as dispatcher:
+            await self.wait_until(lambda: self.runs == ["g/0"])
+            yield dispatcher, release
+
     async def take_groups(self, count: int, timeout_s: float = 20.0) -> list[TrajectoryGroup]:
         groups: list[TrajectoryGroup] = []
         deadline = time.monotonic() + timeout_s

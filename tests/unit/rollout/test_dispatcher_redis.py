@@ -10,7 +10,6 @@ import redis
 from dispatcher_bench import Bench, answer, build_prompt
 
 from forage_common.settings import RedisSettings
-from forage_common.v1.trajectory_pb2 import Prompt, TrajectoryGroup
 from forage_rollout.backpressure import Backpressure
 
 
@@ -73,15 +72,7 @@ async def test_half_of_the_servers_memory_is_the_default_limit_in_bytes(bench: B
 
 
 async def test_a_finished_group_outlives_a_server_that_refuses_for_now(bench: Bench, server: redis.Redis) -> None:
-    release = asyncio.Event()
-
-    async def wait(asked: Prompt) -> TrajectoryGroup:
-        await release.wait()
-        return await answer(asked)
-
-    bench.trainer.issue(build_prompt(0))
-    async with bench.run(wait) as dispatcher:
-        await bench.wait_until(lambda: bench.runs == ["g/0"])
+    async with bench.run_one() as (dispatcher, release):
         server.config_set("min-replicas-to-write", "1")
         release.set()
         await bench.wait_until(lambda: "fewer replicas" in dispatcher.notes.get("writes", ""))
@@ -95,15 +86,7 @@ async def test_a_finished_group_outlives_a_server_that_refuses_for_now(bench: Be
 
 
 async def test_a_finished_group_outlives_an_error_that_nobody_thought_of(bench: Bench, server: redis.Redis) -> None:
-    release = asyncio.Event()
-
-    async def wait(asked: Prompt) -> TrajectoryGroup:
-        await release.wait()
-        return await answer(asked)
-
-    bench.trainer.issue(build_prompt(0))
-    async with bench.run(wait) as dispatcher:
-        await bench.wait_until(lambda: bench.runs == ["g/0"])
+    async with bench.run_one() as (dispatcher, release):
         server.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
         release.set()
         await bench.wait_until(lambda: dispatcher.counts.writes_repeated > 0)
@@ -120,15 +103,7 @@ async def test_groups_outlive_a_redis_that_hangs(bench: Bench, redis_server: Red
     port = int(redis_server.url.rpartition(":")[2].partition("/")[0])
     (server,) = {c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.status == "LISTEN"}
     process = psutil.Process(server)
-    release = asyncio.Event()
-
-    async def wait(asked: Prompt) -> TrajectoryGroup:
-        await release.wait()
-        return await answer(asked)
-
-    bench.trainer.issue(build_prompt(0))
-    async with bench.run(wait) as dispatcher:
-        await bench.wait_until(lambda: bench.runs == ["g/0"])
+    async with bench.run_one() as (dispatcher, release):
         process.send_signal(signal.SIGSTOP)
         try:
             release.set()
