@@ -85,7 +85,7 @@ def _find_name(process: psutil.Process) -> str:
     line = process.cmdline()
     if "-m" in line[:-1]:
         return line[line.index("-m") + 1]
-    title = " ".join(line)
+    title = " ".join(line).strip()
     return title if "::" in title else process.name()  # Ray and vLLM give their processes a title
 
 
