@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -58,13 +59,17 @@ class Bench:
         self.settings = self.settings.model_copy(update={"rollout": rollout})
 
     @asynccontextmanager
-    async def run(self, run: Callable[[Prompt], Awaitable[TrajectoryGroup]] = answer) -> AsyncIterator[Dispatcher]:
+    async def run(
+        self, run: Callable[[Prompt], Awaitable[TrajectoryGroup]] = answer, consumer: str = ""
+    ) -> AsyncIterator[Dispatcher]:
         async def run_counted(asked: Prompt) -> TrajectoryGroup:
             self.runs.append(asked.group_uid)
             return await run(asked)
 
         streams = StreamClient(self.settings.redis, "r", 1.0)
-        dispatcher = Dispatcher(self.settings, streams, run_counted, self.engine.wait, self.services.wait)
+        dispatcher = Dispatcher(
+            self.settings, streams, consumer or uuid.uuid4().hex, run_counted, self.engine.wait, self.services.wait
+        )
         task = asyncio.create_task(dispatcher.run())
         yield dispatcher
         task.cancel()

@@ -4,6 +4,7 @@ Each group is written exactly once, whichever worker dies when:
 
 - A claimed prompt stays pending in Redis until `finish` acknowledges it in the transaction that writes its group. There
   is no moment at which a prompt is acknowledged and its group is not on the stream.
+- A dispatcher takes over at once what an earlier process of the same worker, which had the same name, left pending.
 - While a prompt is worked on, `keep_alive` resets its idle time. A worker that dies stops doing so, and another worker
   reclaims its prompts after `redis.reclaim_idle_s`.
 - A worker that was only slow may finish a prompt that another has reclaimed. `finish` writes the group of the first and
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -79,6 +79,7 @@ class Dispatcher:
         run_group: runs a prompt; raises when the engine fails, and is then called again.
         wait_for_policy: (version, epoch, time-out in seconds) → the oldest policy that an engine serves, once that is
             at least the given one or the time is over; None where no engine is in service.
+        consumer: name of this worker on the stream; another process has it only once this one has ended.
         wait_for_services: returns once retriever and reward are ready. Awaited before the first prompt is claimed, and
             again after a group with a failed trajectory: more prompts would only fail, too.
     """
@@ -87,6 +88,7 @@ class Dispatcher:
         self,
         settings: Settings,
         streams: StreamClient,
+        consumer: str,
         run_group: RunGroup,
         wait_for_policy: WaitForPolicy,
         wait_for_services: WaitForServices,
@@ -107,7 +109,7 @@ class Dispatcher:
         self._keep_alive_s = min(3.0, settings.redis.reclaim_idle_s / 3)
         self._backpressure = Backpressure(settings, streams)
         self._refusals: dict[str, str] = {}  # call of Redis → why it was refused last
-        self._consumer = f"rollout-{uuid.uuid4().hex[:12]}"
+        self._consumer = consumer
         self._claimed: dict[bytes, asyncio.Task[None]] = {}
         self._samples: dict[bytes, int] = {}
         # The announced policy that every engine was found to have reached. While it stays announced no engine goes
@@ -173,6 +175,7 @@ class Dispatcher:
                 with waiting("ready services", on="retriever and reward", limit_s=None, why_unlimited=why):
                     await self._wait_for_services()
                 self._must_check_services = False
+                await self._take_over()
             free = self._count_free()
             if free <= 0:
                 if self._claimed:
@@ -196,6 +199,10 @@ class Dispatcher:
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 await self._is_held()
 
+    async def _take_over(self) -> None:
+        """Run again what an earlier process under this name had claimed, without a wait for `redis.reclaim_idle_s`."""
+        self._add(await self._call_redis(self._streams.take_over_prompts, self._consumer, self._max_groups))
+
     async def _is_held(self) -> bool:
         """Whether the stream of trajectories is full; logged when that begins and ends."""
         held = await self._call_redis(self._backpressure.find_hold)
@@ -211,11 +218,14 @@ class Dispatcher:
         while not self._draining:
             free = 0 if self._must_check_services else self._count_free()
             if free > 0:
-                for entry in await self._call_redis(self._streams.reclaim_prompts, self._consumer, free):
-                    if entry.id not in self._claimed:  # our own: Redis was unavailable for longer than the idle time
-                        self.counts.groups_reclaimed += 1
-                        self._start(entry)
+                self._add(await self._call_redis(self._streams.reclaim_prompts, self._consumer, free))
             await asyncio.sleep(self._reclaim_s)  # wait: pause between two looks
+
+    def _add(self, entries: list[Entry[Prompt]]) -> None:
+        for entry in entries:
+            if entry.id not in self._claimed:  # our own: Redis was unavailable for longer than the idle time
+                self.counts.groups_reclaimed += 1
+                self._start(entry)
 
     async def _keep_alive(self) -> None:
         """Reset the idle time of claimed prompts, also while draining, so that no other worker reclaims them."""

@@ -86,7 +86,7 @@ async def run_dispatcher(parts: Parts) -> AsyncIterator[Front]:
     front = Front(parts)
     streams = StreamClient(settings.redis, "r", 1.0)
     dispatcher = Dispatcher(
-        settings, streams, parts.agent.run_group, wait_for_policy, partial(wait_for_services, settings)
+        settings, streams, "one", parts.agent.run_group, wait_for_policy, partial(wait_for_services, settings)
     )
     task = asyncio.create_task(dispatcher.run())
     yield front

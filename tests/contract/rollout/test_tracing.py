@@ -113,7 +113,9 @@ async def run_dispatcher(settings: Settings, streams: StreamClient) -> AsyncIter
         pass
 
     running = make_agent(settings)
-    task = asyncio.create_task(Dispatcher(settings, streams, running.run_group, wait_for_policy, check_ready).run())
+    task = asyncio.create_task(
+        Dispatcher(settings, streams, "one", running.run_group, wait_for_policy, check_ready).run()
+    )
     yield
     task.cancel()
     await asyncio.wait([task])

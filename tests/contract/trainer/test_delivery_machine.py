@@ -284,6 +284,10 @@ class DeliveryMachine(RuleBasedStateMachine):
     def reclaim(self) -> None:
         self.claimed += self.worker.reclaim_prompts("another worker", 10)
 
+    @rule()
+    def take_over(self) -> None:
+        self.claimed += self.worker.take_over_prompts("worker", 10)
+
     @precondition(lambda self: self.claimed)
     @rule(index=st.integers(0, 9), again=st.booleans())
     def finish(self, index: int, again: bool) -> None:

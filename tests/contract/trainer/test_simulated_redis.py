@@ -41,6 +41,7 @@ COMMANDS = (
     "XADD {stream} * m value",
     "XREADGROUP GROUP forage {consumer} COUNT 2 STREAMS {stream} >",
     "XREADGROUP GROUP forage {consumer} COUNT 2 STREAMS {stream} >",
+    "XREADGROUP GROUP forage {consumer} COUNT 2 STREAMS {stream} {id}",
     "XACK {stream} forage {id} {id}",
     "XDEL {stream} {id}",
     "XLEN {stream}",

@@ -165,7 +165,7 @@ class Programs:
         async def wait_for_services() -> None:
             await asyncio.sleep(self.draw_seconds("check"))
 
-        dispatcher = Dispatcher(settings, streams, run_group, wait_for_policy, wait_for_services)
+        dispatcher = Dispatcher(settings, streams, process.name, run_group, wait_for_policy, wait_for_services)
         await asyncio.gather(dispatcher.run(), *(engine.run() for engine in engines))
         return 1
 

@@ -154,7 +154,12 @@ class StreamCommands:
         stream, group = self._find_group(key, name)
         now = self._now_ms()
         if begin != b">":
-            raise ResponseError("the simulated server reads new entries alone")
+            after = _parse_id(begin)
+            held = sorted(id for id, entry in group.pending.items() if entry.consumer == consumer and id > after)
+            group.see(consumer, now)
+            for id in held[:count]:
+                group.pending[id] = Pending(consumer, now, group.pending[id].count + 1)
+            return [[key, [[_format_id(id), stream.entries.get(id)] for id in held[:count]]]]
         found = [(id, fields) for id, fields in stream.entries.items() if id > group.last][:count]
         group.see(consumer, now, active=bool(found))
         for id, _ in found:

@@ -121,6 +121,19 @@ async def test_prompts_of_a_dead_worker_are_reclaimed(bench: Bench) -> None:
         assert dispatcher.counts.groups_reclaimed == 1
 
 
+async def test_prompts_of_an_earlier_process_of_the_worker_are_taken_over_at_once(bench: Bench) -> None:
+    patient = bench.settings.redis.model_copy(update={"reclaim_idle_s": 3600.0})
+    bench.settings = bench.settings.model_copy(update={"redis": patient})
+    for position in range(4):
+        bench.trainer.issue(build_prompt(position))
+    assert len(bench.trainer.claim_prompts("one", 3, 0.1)) == 3
+    assert len(bench.trainer.claim_prompts("other", 1, 0.1)) == 1
+    async with bench.run(consumer="one") as dispatcher:
+        assert sorted(group.position for group in await bench.take_groups(3)) == [0, 1, 2]
+        assert await bench.take_groups(1, 0.5) == [], "that of another worker"
+        assert dispatcher.counts.groups_reclaimed == 3
+
+
 async def test_a_long_run_is_kept_alive_and_not_reclaimed(bench: Bench) -> None:
     async def answer_slowly(asked: Prompt) -> TrajectoryGroup:
         await asyncio.sleep(2.0)

@@ -62,7 +62,7 @@ class RecordedRun:
                     self.issues[_place(one["stream"], one.fields)].append(one)
                 if one["stream"] == TRAINING:
                     self.positions[one["batch"]][one["uid"]] = one["position"]
-        self.claims = _index_entries(history.select("claim_prompts", "reclaim_prompts"))
+        self.claims = _index_entries(history.select("claim_prompts", "take_over_prompts", "reclaim_prompts"))
         self.takes = _index_entries(history.select("claim_groups", "reclaim_groups"))
 
     @cached_property

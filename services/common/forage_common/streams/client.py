@@ -162,14 +162,18 @@ class StreamClient:
         return self._claim(self.prompts, Prompt, consumer, count, block_s)
 
     @recorded
+    def take_over_prompts(self, consumer: str, count: int) -> list[Entry[Prompt]]:
+        """Read prompts that were claimed under this name, by an earlier process of this worker or this one itself."""
+        return self._claim(self.prompts, Prompt, consumer, count, 0.0, "0")
+
+    @recorded
     def reclaim_prompts(self, consumer: str, count: int) -> list[Entry[Prompt]]:
         """Claim prompts of workers that sent no keep-alive for `redis.reclaim_idle_s`."""
         return self._reclaim(self.prompts, Prompt, consumer, count, self._settings.reclaim_idle_s)
 
     def keep_alive(self, consumer: str, ids: Iterable[bytes]) -> None:
         """Reset the idle time of prompts in progress, so that no other worker reclaims them."""
-        claimed = list(ids)
-        if claimed:
+        if claimed := list(ids):
             self._call(self._redis.xclaim, self.prompts, GROUP, consumer, 0, claimed, justid=True)
 
     @recorded
@@ -338,20 +342,18 @@ class StreamClient:
     def _read_hash(self, name: str) -> dict[str, bytes]:
         return {field.decode(): value for field, value in self._call(self._redis.hgetall, self.key(name)).items()}
 
-    def _claim(self, stream: str, kind: type[M], consumer: str, count: int, block_s: float) -> list[Entry[M]]:
-        # Blocking stays below the socket's timeout: else an idle wait looks like a dead server.
+    def _claim(self, stream: str, kind: type[M], who: str, count: int, block_s: float, id: str = ">") -> list[Entry[M]]:
+        # Below the socket's timeout: else an idle wait looks like a dead server.
         block_ms = int(min(block_s, self._settings.timeout_s / 2) * 1000) or None
-        found = self._call(self._redis.xreadgroup, GROUP, consumer, {stream: ">"}, count=count, block=block_ms)
+        found = self._call(self._redis.xreadgroup, GROUP, who, {stream: id}, count=count, block=block_ms)
         return [entry for _, rows in found or [] for entry in self._decode(stream, kind, rows)]
 
     def _reclaim(self, stream: str, kind: type[M], consumer: str, count: int, idle_s: float) -> list[Entry[M]]:
         entries: list[Entry[M]] = []
         cursor = b"0-0"
         while len(entries) < count:
-            wanted = min(_RECLAIM_SCAN, count - len(entries))
-            idle_ms = int(idle_s * 1000)
-            reply = self._call(self._redis.xautoclaim, stream, GROUP, consumer, idle_ms, start_id=cursor, count=wanted)
-            cursor, rows = reply[:2]
+            idle_ms, wanted = int(idle_s * 1000), min(_RECLAIM_SCAN, count - len(entries))
+            cursor, rows = self._call(self._redis.xautoclaim, stream, GROUP, consumer, idle_ms, cursor, wanted)[:2]
             entries += self._decode(stream, kind, rows)
             if cursor == b"0-0":
                 break

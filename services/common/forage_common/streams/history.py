@@ -216,6 +216,7 @@ _OPERATIONS: dict[str, tuple[Callable[..., Fields], Callable[[Any], Fields]]] = 
     "acquire_epoch": (lambda floor=0: {"floor": floor}, lambda epoch: {"epoch": epoch}),
     "issue": (_describe_prompt, _describe_effect),
     "claim_prompts": (_describe_consumer, _describe_entries),
+    "take_over_prompts": (_describe_consumer, _describe_entries),
     "reclaim_prompts": (_describe_consumer, _describe_entries),
     "finish": (_describe_finish, _describe_effect),
     "claim_groups": (_describe_stream, _describe_entries),

@@ -16,7 +16,7 @@ from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import Prompt
 from forage_rollout.agent import Agent
 from forage_rollout.deployments.engine import RemoteEngine
-from forage_rollout.deployments.replica import build_process_name, call_replica, start_logs
+from forage_rollout.deployments.replica import CheckPace, build_process_name, call_replica, start_logs
 from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.metrics import Snapshot, VersionTokens, read_call_counts, read_span_counts, to_counts
 
@@ -29,6 +29,7 @@ class AgentDeployment:
         self._settings = Settings.model_validate_json(settings_json)
         tracing.start(self._settings, "rollout")
         self._replica = build_process_name()
+        self._check_pace = CheckPace()
         self._engine = engine
         self._agent: Agent | None = None
         self._creating = asyncio.Lock()
@@ -67,6 +68,10 @@ class AgentDeployment:
         return Snapshot(
             self._replica, counts, version_tokens=dict(self._version_tokens.counts), waits=list_waits("agent")
         )
+
+    async def check_health(self) -> None:
+        """Last for a while: Serve calls it again and again."""
+        await self._check_pace.last()
 
     async def _get_agent(self) -> Agent:
         """The agent, created with the first prompt: only a running engine knows its end-of-turn text."""

@@ -17,7 +17,7 @@ from forage_rollout.deployments.routing import AffinityRouter
 
 _MAX_ONGOING_REQUESTS = 4096  # the dispatcher bounds what is in flight, Serve need not
 _CPUS = 0.1  # of Ray's accounting only: replicas share what the machine has
-_HEALTH_PERIOD_S = 2.0
+_HEALTH_PERIOD_S = 0.1  # until the next check begins: see `CheckPace`
 _ROUTING_PERIOD_S = 1.0
 _HANG_MARGIN_S = 30.0  # a probe waits for `engine.hang_timeout_s` and reports what is wrong; Serve must not be faster
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from functools import partial
 
 from ray.serve.handle import DeploymentHandle
@@ -15,7 +16,7 @@ from forage_common.telemetry.waits import list_waits
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
 from forage_rollout.backpressure import REASONS
 from forage_rollout.deployments.readiness import wait_for_services
-from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, broadcast, build_process_name, start_logs
+from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, broadcast, build_process_name, start_logs
 from forage_rollout.dispatcher import Dispatcher, supervise
 from forage_rollout.metrics import Snapshot, read_span_counts, to_counts
 from forage_rollout.weights.policy import find_oldest
@@ -30,6 +31,7 @@ class DispatcherDeployment:
         tracing.start(settings, "rollout")
         self._agents = agent
         self._replica = build_process_name()
+        self._check_pace = CheckPace()
 
         async def run_group(prompt: Prompt) -> TrajectoryGroup:
             return TrajectoryGroup.FromString(await agent.run_group.remote(prompt.SerializeToString()))
@@ -44,7 +46,12 @@ class DispatcherDeployment:
             settings.redis, settings.run.id, REDIS_TIMEOUT_S, open_history(settings.run, "dispatcher")
         )
         self._dispatcher = Dispatcher(
-            settings, streams, run_group, wait_for_policy, partial(wait_for_services, settings)
+            settings,
+            streams,
+            _build_consumer(settings),
+            run_group,
+            wait_for_policy,
+            partial(wait_for_services, settings),
         )
         self._task = supervise(self._dispatcher.run(), "dispatcher")
 
@@ -63,5 +70,15 @@ class DispatcherDeployment:
 
     async def check_health(self) -> None:
         """Raise when the dispatcher has ended; Serve then starts a new replica."""
+        await self._check_pace.last(self._task.done)
         if self._task.done():
             raise RuntimeError("the dispatcher has ended")
+
+
+def _build_consumer(settings: Settings) -> str:
+    """This service's name on the stream, which stays the same when the dispatcher or the whole service is started anew.
+
+    Two services of one run differ in host or address. Where they do not, or a dispatcher comes back on another node,
+    work is only done twice, or later.
+    """
+    return f"rollout-{socket.gethostname()}-{settings.rollout.grpc_address}"

@@ -20,7 +20,14 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import list_waits
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.deployments.follower import catch_up, follow_policy
-from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, broadcast, build_process_name, call_replica, start_logs
+from forage_rollout.deployments.replica import (
+    REDIS_TIMEOUT_S,
+    CheckPace,
+    broadcast,
+    build_process_name,
+    call_replica,
+    start_logs,
+)
 from forage_rollout.deployments.routing import OUT_OF_SERVICE
 from forage_rollout.dispatcher import supervise
 from forage_rollout.engine.endpoint_engine import EndpointEngine
@@ -46,6 +53,7 @@ class EngineDeployment:
         start_logs()
         settings = Settings.model_validate_json(settings_json)
         self._replica = build_process_name()
+        self._check_pace = CheckPace()
         self._out_of_service_since: float | None = None
         self._engine: VllmEngine | EndpointEngine
         self._openai: OpenAiRoutes | EndpointEngine
@@ -108,6 +116,7 @@ class EngineDeployment:
 
     async def check_health(self) -> None:
         """End the process when the engine is dead, hangs or has been out of service for long; Serve starts another."""
+        await self._check_pace.last(lambda: self._engine.has_died)
         try:
             await self._engine.check_health()
             await self._engine.probe()

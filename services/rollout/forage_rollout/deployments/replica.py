@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import socket
+import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -15,6 +18,8 @@ from forage_common.telemetry.logs import configure_logs
 from forage_common.telemetry.stacks import write_stacks_on_signal
 from forage_rollout.deployments.relay import redirect_stderr
 
+_CHECK_S = 2.0
+_POLL_INTERVAL_S = 0.1
 # Bounded so that a call waits for an unavailable Redis no longer than a health check may take.
 REDIS_TIMEOUT_S = 4.0
 
@@ -38,6 +43,26 @@ def call_replica(handle: DeploymentHandle, *arguments: Any) -> DeploymentRespons
     all but one of those that wait at the same time; an empty context gives each call a new id.
     """
     return contextvars.Context().run(handle.remote, *arguments)
+
+
+class CheckPace:
+    """Makes each health check of a replica last until it fails or the next one is due.
+
+    Serve calls a check again soon after it has ended. So a call is always under way, and its failure tells Serve at
+    once that the process has died, or that the check has failed.
+    """
+
+    def __init__(self) -> None:
+        self._has_begun = False
+
+    async def last(self, has_failed: Callable[[], bool] = lambda: False) -> None:
+        """Last for two seconds, or until `has_failed`; not at all the first time, for which Serve waits."""
+        if not self._has_begun:
+            self._has_begun = True
+            return
+        deadline = time.monotonic() + _CHECK_S
+        while not has_failed() and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_INTERVAL_S)  # wait: pause between two looks
 
 
 async def broadcast(handle: DeploymentHandle, method: str, *arguments: Any) -> list[Any]:

@@ -131,6 +131,11 @@ class EndpointEngine:
         """End a pause; without one nothing happens."""
         self._resumed.set()
 
+    @property
+    def has_died(self) -> bool:
+        """Never: nothing in this process can die."""
+        return False
+
     async def check_health(self) -> None:
         """Nothing in this process can die."""
 

@@ -340,6 +340,11 @@ class VllmEngine:
         """End a pause; without one nothing happens."""
         await self._pause.resume()
 
+    @property
+    def has_died(self) -> bool:
+        """Whether the engine's process has ended, or is of no use any more."""
+        return bool(self._llm.errored)
+
     async def check_health(self) -> None:
         """Raise when the engine has died."""
         await self._llm.check_health()
