@@ -141,6 +141,8 @@ class Arsenal:
                 victim.kill()
             except psutil.NoSuchProcess:
                 raise NothingToStrikeError(f"process {victim.pid} has ended") from None
+        for probe in probes:
+            probe.since = time.time()
         try:
             detail = then() or " and ".join(roles)
         except (NothingToStrikeError, OSError) as error:  # what was to be damaged has been replaced meanwhile

@@ -60,7 +60,7 @@ class Probe:
     """Whether a role of the stack works again: made before a fault, called after it.
 
     Attributes:
-        since: signs of life count from this moment; a fault that lasts sets it to its end.
+        since: signs of life count from this moment: the kill, or the end of a fault that lasts.
     """
 
     def __init__(self, stack: Stack, asker: Asker, role: str, gone: set[int] | None = None) -> None:
@@ -70,7 +70,6 @@ class Probe:
         """
         self._stack, self._asker, self._role, self._gone = stack, asker, role, gone or set()
         self._count = len(stack.find(role))
-        self._consumers = set(stack.read_consumers()) if gone else set()
         self.since = time.time()
 
     def __call__(self) -> bool:
@@ -85,8 +84,7 @@ class Probe:
         if role == "redis":
             return stack.answers_redis()
         if role == "dispatcher":
-            calls = stack.read_consumers()
-            return any(name not in self._consumers and last > self.since for name, last in calls.items())
+            return any(last > self.since for last in stack.read_consumers().values())
         if role == "supervisor":
             return all(map(stack.is_ready, ("reward", "retriever", "rollout", "trainer")))
         if role in _ENGINE_ROLES:
