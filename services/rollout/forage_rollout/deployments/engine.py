@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NoReturn
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -30,9 +31,10 @@ from forage_rollout.deployments.replica import (
 )
 from forage_rollout.deployments.routing import OUT_OF_SERVICE
 from forage_rollout.dispatcher import supervise
+from forage_rollout.engine.core_process import prepare_fork
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
-from forage_rollout.engine.vllm_engine import VllmEngine
+from forage_rollout.engine.vllm_engine import VllmEngine, build_environment
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.metrics import Snapshot, read_call_counts, to_counts
 from forage_rollout.weights.policy import NotServingError
@@ -62,6 +64,9 @@ class EngineDeployment:
             self._engine = self._openai = EndpointEngine(settings)
             await self._engine.connect()
             return
+        if not ray.get_gpu_ids():
+            os.environ.update(build_environment(settings.rollout.engine))
+            prepare_fork()
         self._engine = VllmEngine(settings, replica=serve.get_replica_context().rank.rank)
         self._openai = OpenAiRoutes(self._engine.llm, settings)
         streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, open_history(settings.run, "engine"))

@@ -15,6 +15,7 @@ from forage_common.settings import EngineSettings, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.chat import render_chat
+from forage_rollout.engine.core_process import use_fork
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.leases import Leases
@@ -77,6 +78,7 @@ class VllmEngine:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        use_fork()
         engine, weights = settings.rollout.engine, settings.rollout.weights
         cpu = bool(current_platform.is_cpu())
         arguments: dict[str, Any] = {"dtype": engine.dtype}

@@ -1,0 +1,51 @@
+"""vLLM's engine process, forked from a server that imports vLLM while the replica does.
+
+In a Ray actor vLLM starts its engine process from nothing once the replica has imported vLLM, and that process imports
+it a second time: a third of an engine's start on a CPU. The server does so at the same time on another core.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+_is_prepared = False
+
+
+class ForkContext:
+    """What vLLM uses of a multiprocessing context. Processes get this process's environment, not the server's."""
+
+    def Process(self, *, target: Callable[..., object], name: str, kwargs: dict[str, Any]) -> BaseProcess:
+        return _context.Process(target=_run, name=name, args=(dict(os.environ), target), kwargs=kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_context, name)
+
+
+def prepare_fork() -> None:
+    """Start the server. Set vLLM's environment before, and import vLLM after.
+
+    Only for CPUs: what vLLM does to a GPU's driver when it is imported need not survive a fork.
+    """
+    global _is_prepared
+    _context.set_forkserver_preload(["forage_rollout.engine.core_imports"])
+    forkserver.ensure_running()
+    _is_prepared = True
+
+
+def use_fork() -> None:
+    """Let vLLM fork its engine processes, if `prepare_fork` was called; else nothing happens."""
+    if _is_prepared:
+        from vllm.v1.engine import utils
+
+        utils.get_mp_context = ForkContext
+
+
+def _run(environment: dict[str, str], target: Callable[..., object], **kwargs: Any) -> None:
+    os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
+    target(**kwargs)

@@ -1,0 +1,38 @@
+"""Engine processes are forked from a server, with the environment of the replica."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from multiprocessing import forkserver
+from pathlib import Path
+
+import pytest
+
+from forage_rollout.engine import core_process
+from forage_rollout.engine.core_process import ForkContext
+
+
+def test_a_process_has_the_environment_of_now_and_not_of_the_servers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forkserver.ensure_running()
+    monkeypatch.setenv("SINCE_THEN", "yes")
+    arguments = [sys.executable, "-c", f"import os; open(r'{tmp_path}/seen', 'w').write(os.environ['SINCE_THEN'])"]
+    process = ForkContext().Process(target=subprocess.run, name="EngineCore", kwargs={"args": arguments, "check": True})
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert (tmp_path / "seen").read_text() == "yes"
+
+
+def test_vllm_starts_its_processes_itself_where_no_server_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine import utils
+
+    real = utils.get_mp_context
+    core_process.use_fork()
+    assert utils.get_mp_context is real
+    monkeypatch.setattr(utils, "get_mp_context", real)  # restored in the end
+    monkeypatch.setattr(core_process, "_is_prepared", True)
+    core_process.use_fork()
+    assert utils.get_mp_context is ForkContext
