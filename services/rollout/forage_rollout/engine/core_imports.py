@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import importlib
 
+from forage_common.telemetry.stacks import write_stacks_on_signal
+
 _MODULES = (
     "ray._private.workers.default_worker",  # the main module of the replica, which the engine process imports again
     "vllm.v1.engine.core",
@@ -12,6 +14,7 @@ _MODULES = (
     "vllm.v1.worker.cpu_worker",
 )
 
+write_stacks_on_signal()  # the signal would end a process that does not expect it
 gc.disable()  # what is imported stays: to look for garbage in it takes a fifth of the time
 for _module in _MODULES:
     importlib.import_module(_module)
