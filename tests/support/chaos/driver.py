@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chaos.arithmetic import shuffle_deck
 from chaos.disks import SmallDisk
-from chaos.episode import Episode, Tally, has_history
+from chaos.episode import Episode, Tally
 from chaos.kinds import KINDS, RANK_KINDS, SUPERVISOR, Arsenal
 from chaos.stack import Stack, find_free_ports
 
@@ -25,6 +25,7 @@ SETTINGS = (
     "rollout.n=4",
     "data.val_max_samples=8",
     "reward.workers=2",
+    "run.record_history=true",
 )
 """Short steps: the demo's recipe with small batches. Two workers of the reward, so that one can die."""
 _ENDLESS = "trainer.total_training_steps=1000000"
@@ -80,7 +81,6 @@ def play(plan: Plan, repository: Path, tally: Tally, say: Callable[[str], None])
         has_ranks = bool(set(hand) & set(RANK_KINDS))
         settings = [*SETTINGS, f"run.seed={plan.seed + number}", f"retriever.cache_dir={folder / 'retriever-cache'}"]
         settings += _TWO_RANKS if has_ranks else ()
-        settings += ["run.record_history=true"] if has_history() else []
         stack = Stack(repository, folder, find_free_ports(), settings, f"chaos-{number}")
         _copy_index(repository, folder / "retriever-cache")
         disks = {name: SmallDisk(stack.run / name, size) for name, size in DISKS_MIB.items()}

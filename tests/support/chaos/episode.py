@@ -315,23 +315,14 @@ class Episode:
             duplicated=summary["groups_duplicated"],
             steps=summary["steps"],
         )
-        outcome.problem = (
-            check_history(stack.run) if summary["steps"] == total else f"{summary['steps']} of {total} steps"
-        )
+        outcome.operations, outcome.problem = check_history(stack.run)
+        if summary["steps"] != total:
+            outcome.problem = f"{summary['steps']} of {total} steps"
         return outcome
-
-
-def has_history() -> bool:
-    """Whether this version records the history of a run."""
-    from forage_common.settings.run import RunSettings
-
-    return "record_history" in RunSettings.model_fields
 
 
 def check_history(run: Path) -> tuple[int, str]:
     """(operations of a run's history, what the checker that does not look at the ledger finds wrong with it)."""
-    if not has_history():
-        return 0, ""
     ended = subprocess.run([*FORAGE, "check-history", str(run), "--complete"], capture_output=True, text=True)
     lines = ended.stdout.splitlines() or ["{}"]
     if ended.returncode:
