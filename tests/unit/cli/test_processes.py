@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -89,6 +90,36 @@ def test_a_users_error_stops_the_supervisor_with_the_services_message(tmp_path: 
 def test_a_service_that_keeps_dying_is_an_error_that_names_its_log(tmp_path: Path, supervisor: Supervisor) -> None:
     supervisor.start(build_service(tmp_path, "raise SystemExit(7)"))
     with pytest.raises(ServiceDiedError, match=r"exit code 7.*worker\.log"):
+        wait_until(supervisor, lambda: False, 30)
+
+
+def test_a_service_is_started_again_while_its_disk_is_full(
+    tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [0]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free[0]))
+    monkeypatch.setattr("forage_cli.local.processes._FULL_DISK_RETRY_S", 0.05)
+    space = tmp_path / "space"
+    code = f"import pathlib, time\nwhile pathlib.Path({str(space)!r}).exists(): time.sleep(0.1)\nraise SystemExit(1)"
+    supervisor.start(build_service(tmp_path, code, folder=tmp_path))
+    wait_until(supervisor, lambda: supervisor.restarts["worker"] > 7)
+    space.touch()
+    free[0] = 2**30
+    wait_until(supervisor, lambda: supervisor.pid("worker") is not None)
+    space.unlink()  # from here on it dies of something else
+    with pytest.raises(ServiceDiedError, match="in a row"):
+        wait_until(supervisor, lambda: False, 30)
+
+
+def test_a_disk_that_stays_full_is_an_error(
+    tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    monkeypatch.setattr("forage_cli.local.processes._FULL_DISK_PATIENCE_S", 0.0)
+    supervisor.start(build_service(tmp_path, "raise SystemExit(1)", folder=tmp_path))
+    with pytest.raises(ServiceDiedError, match="in a row"):
         wait_until(supervisor, lambda: False, 30)
 
 

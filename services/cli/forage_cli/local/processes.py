@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,10 @@ from forage_common.telemetry.logs import get_logger
 TOKEN = "FORAGE_RUN_TOKEN"
 _HEALTHY_AFTER_S = 60.0
 _QUICK_DEATHS = 5
+_FULL_DISK_BYTES = 2**20
+_FULL_DISK_RETRY_S = 2.0
+_FULL_DISK_PATIENCE_S = 600.0
+"""As long as the trainer waits for its own disk."""
 _PR_SET_PDEATHSIG = 1
 _KILL_S = 5.0
 _SAME_START_S = 2.0
@@ -41,7 +46,10 @@ class ServiceDiedError(ForageError):
 
 @dataclass(frozen=True)
 class Service:
-    """Command of one program. A `job` is done when it exits with code 0; any other exit is restarted."""
+    """Command of one program. A `job` is done when it exits with code 0; any other exit is restarted.
+
+    folder: where it keeps data, if it ends when that disk is full.
+    """
 
     name: str
     command: Sequence[str]
@@ -49,6 +57,7 @@ class Service:
     environment: Mapping[str, str] = field(default_factory=dict)
     job: bool = False
     stop_s: float = 15.0
+    folder: Path | None = None
 
 
 @dataclass
@@ -60,6 +69,7 @@ class _Running:
     restart_at: float = 0.0
     quick_deaths: int = 0
     restarts: int = 0
+    full_since: float | None = None
     done: bool = False
 
 
@@ -164,6 +174,8 @@ class Supervisor:
             return
         if code == UserError.exit_code:
             raise UserError(read_last_line(service.log))
+        if self._waits_for_disk(running):
+            return
         running.quick_deaths = running.quick_deaths + 1 if lived < _HEALTHY_AFTER_S else 0
         if running.quick_deaths >= _QUICK_DEATHS:
             raise ServiceDiedError(
@@ -174,6 +186,20 @@ class Supervisor:
         wait_s = min(8.0, 0.25 * 2**running.quick_deaths) if running.quick_deaths > 1 else 0.0
         running.restart_at = time.monotonic() + wait_s
         self._log.warning("service_died", name=service.name, code=code, lived_s=round(lived, 1))
+
+    def _waits_for_disk(self, running: _Running) -> bool:
+        """Whether a service died of a full disk; it is started again and again then, for a while."""
+        folder, now = running.service.folder, time.monotonic()
+        if folder is None or shutil.disk_usage(folder).free >= _FULL_DISK_BYTES:
+            running.full_since = None
+            return False
+        running.full_since = running.full_since or now
+        if now - running.full_since > _FULL_DISK_PATIENCE_S:
+            return False
+        running.restarts += 1
+        running.restart_at = now + _FULL_DISK_RETRY_S
+        self._log.warning("disk_full", name=running.service.name, folder=str(folder), fix="free some of its space")
+        return True
 
     def _kill_leftovers(self, running: _Running) -> None:
         """Kill the processes that a service left behind."""

@@ -144,7 +144,7 @@ class Stack:
     def _service(self, program: Program) -> Service:
         log = self.folder / "logs" / f"{program}.log"
         if program is Program.REDIS:
-            return Service(program, self._redis_command(), log)
+            return Service(program, self._redis_command(), log, folder=self.folder / "redis")
         config = str(self.folder / "settings.yaml")
         command = [str(find_interpreter(program)), "-m", f"forage_{program}", "--config", config]
         threads = {Program.TRAINER: self.settings.trainer.threads, Program.RETRIEVER: self.settings.retriever.threads}
