@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 from prometheus_client import Counter
 
-from forage_common.errors import DiskFullError, UserError
+from forage_common.errors import DiskFullError, UnavailableError, UserError
 from forage_common.files.questions import Questions
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.stop import Stop
@@ -22,7 +23,7 @@ from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import Stateful, parse_step
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.checkpoints.rollbacks import Rollbacks, make_stop_error
-from forage_trainer.checkpoints.start import Start, find_start
+from forage_trainer.checkpoints.start import Start, take_over
 from forage_trainer.checkpoints.upload import Uploader
 from forage_trainer.data import spans
 from forage_trainer.data.batcher import Batch, Batcher
@@ -93,7 +94,7 @@ class TrainingLoop:
             self._retry,
             health,
             self._on_silence,
-            meanwhile=self._poll,
+            meanwhile=self._poll_in_wait,
         )
         has_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
         self._step = PolicyStep(settings, worker, pad_id, worker if has_critic else None)
@@ -112,6 +113,7 @@ class TrainingLoop:
         self._validation_probe = ValidationProbe(settings, validation.rows, self._state) if trainer.probe.freq else None
         self._health = health
         self._version = 0
+        self._last_line: dict[str, Any] = {}
         self._pending = PendingSteps(streams, self._retry)
         self._kept_groups = KeptGroups(checkpoints / "groups")
         self._replay_until = 0
@@ -149,18 +151,15 @@ class TrainingLoop:
         self._await_space()
         self._retry(self._streams.create_groups)
         folder = self._settings.run.folder
-        start = self._find_start()  # what cannot be resumed must not fence off a trainer that runs
-        # From here on Redis refuses an older trainer of this run that is still alive.
         floor = max(self._checkpoints.highest_epoch(), highest_epoch(folder / "policies"))
-        epoch = self._retry(lambda: self._streams.acquire_epoch(floor))
-        if self._read_last_step() != start.acknowledged:
-            start = self._find_start()  # the other one has gone on meanwhile
+        start = take_over(self._settings, self._checkpoints, self._kept_groups, self._streams, self._retry, floor)
         self._resume(start)
         model, shard_bytes = self._settings.model.path, self._settings.trainer.publish.shard_bytes
         self._publisher = Publisher(folder / "policies", model, self._streams, shard_bytes, self._retry)
         policy = self._publish()
         self._acknowledge(self._version)
         held = self._batcher.start(max(self._version, self._replay_until))
+        epoch = self._streams.epoch
         get_logger().info("trainer_started", step=self._version, total=self._total, epoch=epoch, groups_held=held)
         self._health.mark_started()
         if self._settings.trainer.val_before_train and self._version == 0:
@@ -230,13 +229,10 @@ class TrainingLoop:
         metrics["publish_bytes"] = sum(file.bytes for file in policy.files)
         metrics["weights_digest"] = digest_weights(policy)
         line = self._line(step, metrics, clock, time.perf_counter() - began)
-        is_validated, is_full = self._is_validated(step), self._is_stream_full()
-        if step % self._settings.trainer.save_freq == 0 or step == self._total or is_validated or is_full:
+        must_last = step == self._total or self._is_validated(step) or self._is_stream_full()
+        if step % self._settings.trainer.save_freq == 0 or must_last:
             with clock("checkpoint"):
-                self._settle_checkpoint(wait=True)
-                self._begin_checkpoint(policy.epoch, line)
-                if step == self._total or is_validated or is_full:
-                    self._settle_checkpoint(wait=True)
+                self._save_checkpoint(line, wait=must_last)
             line = self._line(step, metrics, clock, time.perf_counter() - began)
         self._report(line)
         return policy
@@ -244,19 +240,38 @@ class TrainingLoop:
     def _keep_record(self, step: int, record: StepRecord) -> None:
         self._disk(lambda: self._step_files.write(step, record))
 
-    def _begin_checkpoint(self, epoch: int, line: dict[str, Any]) -> None:
-        begin = partial(
-            self._checkpoints.begin,
-            self._version,
-            epoch,
-            self._data_digest,
-            self._pending.steps,
-            replace_non_finite(line),
-            lambda path: self._worker.save(path, self._version),
-            self._parts,
-        )
+    def _save_checkpoint(self, line: dict[str, Any], wait: bool) -> None:
+        """Begin a checkpoint once the one before is over; with `wait`, return once it is durable and acknowledged."""
+
+        def save() -> None:
+            self._checkpoints.begin(
+                self._version,
+                self._streams.epoch,
+                self._data_digest,
+                self._pending.steps,
+                replace_non_finite(line),
+                lambda path: self._worker.save(path, self._version),
+                self._parts,
+                self._require_latest,
+            )
+            if wait:
+                self._settle_checkpoint(wait)
+
+        self._end_checkpoint(wait=True)
         # Processes that write together begin anew together.
-        self._disk(begin) if self._worker.world_size == 1 else begin()
+        self._disk(save) if self._worker.world_size == 1 else save()
+
+    def _require_latest(self) -> None:
+        """Raise `FencedError` where a later trainer has taken over: its checkpoints must not be replaced."""
+        with suppress(UnavailableError):
+            self._streams.check_epoch()
+
+    def _end_checkpoint(self, wait: bool) -> None:
+        """As `_settle_checkpoint`; the steps of one that found no room stay pending, for the next one."""
+        try:
+            self._settle_checkpoint(wait)
+        except DiskFullError as error:
+            get_logger().warning("checkpoint_not_saved", reason=str(error))
 
     def _settle_checkpoint(self, wait: bool) -> None:
         """Acknowledge what the checkpoint that was begun last has consumed, once it is durable."""
@@ -301,7 +316,15 @@ class TrainingLoop:
     def _poll(self) -> None:
         """Take note of what went on beside the training."""
         self._record_validation(self._validation.poll())
-        self._settle_checkpoint(wait=False)
+        self._end_checkpoint(wait=False)
+
+    def _poll_in_wait(self) -> None:
+        """`_poll`, and make room on a stream that got full before the batch was complete: nothing else would."""
+        self._poll()
+        if self._pending.steps and self._is_stream_full():
+            self._end_checkpoint(wait=True)
+            if self._pending.steps:
+                self._save_checkpoint(self._last_line, wait=True)
 
     def _record_validation(self, result: dict[str, Any] | None) -> None:
         """Send a result to the trackers under the current step: some trackers refuse an earlier one."""
@@ -334,13 +357,6 @@ class TrainingLoop:
             if trips[0].action == "stop":
                 raise make_stop_error(step, trips[0])
             raise self._disk(partial(self._rollbacks.roll_back, step, trips[0]))
-
-    def _read_last_step(self) -> int:
-        """The last step that Redis knows as acknowledged."""
-        return max(self._retry(self._streams.read_ledger), default=0)
-
-    def _find_start(self) -> Start:
-        return find_start(self._settings, self._checkpoints, self._kept_groups, self._read_last_step())
 
     def _resume(self, start: Start) -> None:
         """Restore weights, step and pending acknowledgements from the checkpoint, if there is one."""
@@ -375,6 +391,7 @@ class TrainingLoop:
         return {"step": step, "total_steps": self._total} | metrics | rate
 
     def _report(self, line: dict[str, Any]) -> None:
+        self._last_line = line
         self._disk(partial(self._metrics_file.append, line))
         export_metrics(line)
         self._tracker.log_step(line["step"], line)

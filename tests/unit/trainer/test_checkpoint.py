@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from trainer_parts import save_checkpoint
 
-from forage_common.errors import DataError, DiskFullError, UserError
+from forage_common.errors import DataError, DiskFullError, FencedError, UserError
 from forage_trainer.checkpoints import checkpoint
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.manifest import ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
@@ -343,3 +343,26 @@ def test_an_end_waits_for_the_checkpoint_and_a_failed_one_leaves_nothing(
     checkpoints.begin(7, 2, "data", CONSUMED, {}, make_writer("w"))
     checkpoints.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_5"]
+
+
+def test_a_checkpoint_that_is_not_confirmed_replaces_none(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, 10)
+    save(checkpoints, 5)
+
+    def refuse() -> None:
+        raise FencedError("a later trainer has taken over")
+
+    checkpoints.begin(5, 1, "data", CONSUMED, {}, make_writer("of the earlier trainer"), confirm=refuse)
+    with pytest.raises(FencedError):
+        checkpoints.settle(wait=True)
+    assert (tmp_path / "step_5/state/weights.pt").read_text() == "weights 5"
+    checkpoints.begin(6, 1, "data", CONSUMED, {}, make_writer("of the earlier trainer"), confirm=refuse)
+    checkpoints.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_5"]
+
+
+def test_an_unforeseen_error_of_a_checkpoint_does_not_hide_the_one_that_ends_the_run(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, 10)
+    checkpoints.begin(5, 2, "data", CONSUMED, {"no": {1, 2}}, make_writer("w"))  # JSON has no sets
+    checkpoints.close()
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shutil
@@ -21,6 +22,7 @@ from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
+from forage_trainer.checkpoints import checkpoint
 from forage_trainer.data import arrivals
 from forage_trainer.data.batcher import Batch, BatchTimeoutError
 from forage_trainer.engine.policy_worker import PolicyWorker
@@ -318,6 +320,63 @@ def test_a_full_stream_makes_the_trainer_save_after_every_step(train: Callable[.
     settings = train("redis.max_stream_bytes=1", "trainer.save_freq=9", "trainer.max_ckpt_to_keep=9")
     folder = settings.run.folder / "checkpoints"
     assert sorted(path.name for path in folder.glob("step_*")) == ["step_1", "step_2", "step_3"]
+
+
+class HeldRollout(ScriptedRollout):
+    """Leaves the last prompt of batch 2 until the groups of batch 1 are gone, as backpressure does on a full stream."""
+
+    def _is_ready(self, prompt: Prompt, policy: Policy) -> bool:
+        is_last = prompt.purpose == Purpose.PURPOSE_TRAIN and (prompt.batch, prompt.position) == (2, 1)
+        is_free = not is_last or self._streams.count_backlog(self._streams.trajectories) == 1
+        return super()._is_ready(prompt, policy) and is_free
+
+
+def test_a_stream_that_gets_full_while_a_batch_is_awaited_is_emptied(
+    train: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StreamClient, "measure_bytes", StreamClient.count_backlog)  # a byte for each group
+    limits = ["redis.max_stream_bytes=3", "trainer.max_staleness=0", "trainer.batch_timeout_s=5"]
+    settings = train(
+        *limits, "trainer.save_freq=9", "trainer.total_training_steps=2", "trainer.test_freq=0", rollout=HeldRollout
+    )
+    assert list(StreamClient(settings.redis, settings.run.id).read_ledger()) == [1, 2]
+    assert (settings.run.folder / "checkpoints/step_1").is_dir()
+
+
+def test_a_superseded_trainer_names_no_checkpoint(
+    train: Callable[..., Settings], redis_server: RedisSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread may still be at work on one when its successor begins."""
+    real = checkpoint.compute_digests
+
+    def compute(folder: Path) -> dict[str, str]:
+        StreamClient(redis_server, "local").acquire_epoch()
+        return real(folder)
+
+    monkeypatch.setattr(checkpoint, "compute_digests", compute)
+    with pytest.raises(FencedError):
+        train("trainer.total_training_steps=1", "trainer.val_before_train=false", "run.id=local")
+    checkpoints = tmp_path / "runs/local/checkpoints"
+    assert [path.name for path in checkpoints.iterdir() if path.name != "groups"] == []
+
+
+def test_a_checkpoint_that_finds_no_room_beside_the_next_step_costs_nothing(
+    train: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, folders = checkpoint.compute_digests, []
+
+    def compute(folder: Path) -> dict[str, str]:
+        folders.append(folder)
+        if len(folders) in (1, 3):  # beside step 2, and that of the last step
+            raise OSError(errno.ENOSPC, "full")
+        return real(folder)
+
+    monkeypatch.setattr(checkpoint, "compute_digests", compute)
+    monkeypatch.setattr("forage_trainer.waiting._DISK_INTERVAL_S", 0.05)
+    settings = train("trainer.save_freq=1", "trainer.val_before_train=false", "trainer.test_freq=0")
+    assert list(StreamClient(settings.redis, settings.run.id).read_ledger()) == [1, 2, 3]
+    assert len(folders) == 4
+    assert {path.name for path in (settings.run.folder / "checkpoints").glob("step_*")} == {"step_2", "step_3"}
 
 
 def test_groups_of_another_environment_are_not_trained_on(

@@ -19,7 +19,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from forage_common.errors import DataError, DiskFullError, ForageError, UserError
+from forage_common.errors import DataError, DiskFullError, UserError
+from forage_common.files import durable
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_trainer.checkpoints.manifest import (
@@ -87,7 +88,7 @@ class Checkpoints:
         Raises:
             DiskFullError: the disk has no room for another checkpoint; the message has folder, needed and free bytes.
         """
-        last = self._list_steps()[:1]
+        last = self.list_steps()[:1]
         needed = measure_folder(self._path(last[0])) if last else BYTES_PER_PARAMETER * self._parameters
         free = self._free_bytes(self._folder)
         if free < needed:
@@ -99,7 +100,7 @@ class Checkpoints:
     @property
     def is_empty(self) -> bool:
         """Whether there is no checkpoint."""
-        return not self._list_steps()
+        return not self.list_steps()
 
     def begin(
         self,
@@ -110,6 +111,7 @@ class Checkpoints:
         metrics: dict[str, Any],
         write: Callable[[Path], None],
         parts: Mapping[str, Stateful] | None = None,
+        confirm: Callable[[], object] = lambda: None,
     ) -> None:
         """Write the state of a checkpoint, and make it durable on a thread. The one before must be settled.
 
@@ -119,6 +121,7 @@ class Checkpoints:
         Args:
             write: fills a folder with the engine's state.
             parts: other parts with a state, by name.
+            confirm: called on the thread when everything is flushed; raises where the checkpoint must get no name.
 
         Raises:
             DiskFullError: no disk space.
@@ -134,7 +137,7 @@ class Checkpoints:
             write(state)
             states = {name: part.state_dict() for name, part in (parts or {}).items()}
             manifest = Manifest(step, epoch, data, consumed, metrics, {}, self._world_size, states)
-            self._writing = self._threads.submit(self._complete, staged.pop_all(), folder, manifest)
+            self._writing = self._threads.submit(self._complete, staged.pop_all(), folder, manifest, confirm)
 
     def settle(self, wait: bool, unscored: Collection[int] = ()) -> Path | None:
         """Return the checkpoint that has become durable since it was begun; None while there is none.
@@ -146,34 +149,40 @@ class Checkpoints:
         Raises:
             DiskFullError: no disk space.
             UserError: the files of some process do not appear.
+            Exception: `confirm` raised it.
         """
         if self._writing is None or not (wait or self._writing.done()):
             return None
-        writing, self._writing = self._writing, None
-        why = "a full disk ends it, and so does a process whose files do not appear"
-        with waiting("a checkpoint to be durable", on="the volume of run.dir", limit_s=None, why_unlimited=why):
-            target: Path = writing.result()
-        kept = {self.best_step(), *unscored, *self._list_steps()[: self._keep]}
-        for old in self._list_steps():
+        target = self._await_written()
+        kept = {self.best_step(), *unscored, *self.list_steps()[: self._keep]}
+        for old in self.list_steps():
             if old not in kept:
                 remove_folder(self._path(old))
         return target
 
     def close(self) -> None:
         """Wait for a checkpoint that was begun. The next process acknowledges its groups."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
+        if self._writing is not None:
             try:
-                writing.result()
-            except (OSError, ForageError) as error:
-                get_logger().warning("checkpoint_not_saved", reason=str(error))
+                self._await_written()
+            except Exception as error:  # noqa: BLE001 - must not take the place of the error that ends the run
+                get_logger().warning("checkpoint_not_saved", reason=repr(error))
 
-    def _complete(self, staged: ExitStack, folder: Path, manifest: Manifest) -> Path:
+    def _await_written(self) -> Path:
+        assert self._writing is not None
+        writing, self._writing = self._writing, None
+        why = "a full disk ends it, and so does a process whose files do not appear"
+        with waiting("a checkpoint to be durable", on="the volume of run.dir", limit_s=None, why_unlimited=why):
+            return writing.result()
+
+    def _complete(self, staged: ExitStack, folder: Path, manifest: Manifest, confirm: Callable[[], object]) -> Path:
         """Add the manifest, flush everything, and give the folder its name."""
         with staged:
             state = folder / STATE
             self._await_shards(state)
             write_json(folder / MANIFEST, asdict(replace(manifest, files=compute_digests(state))))
+            durable.sync_tree(folder)  # it takes minutes, and a later trainer may begin in each of them
+            confirm()
         target = self._path(manifest.step)
         write_text(self._folder / LATEST, target.name + "\n")
         return target
@@ -207,7 +216,7 @@ class Checkpoints:
         Args:
             scores: step → validation score.
         """
-        scored = [step for step in sorted(self._list_steps()) if step in scores]
+        scored = [step for step in sorted(self.list_steps()) if step in scores]
         best = max(scored, key=scores.__getitem__, default=None)
         if best is not None and best != self.best_step():
             write_text(self._folder / BEST, self._path(best).name + "\n")
@@ -224,7 +233,7 @@ class Checkpoints:
 
     def oldest_kept(self) -> int:
         """The step of the oldest of the newest checkpoints; 0 while there is one alone."""
-        kept = self._list_steps()[: self._keep]
+        kept = self.list_steps()[: self._keep]
         return kept[-1] if len(kept) > 1 else 0
 
     def find_newest(self) -> tuple[Path, Manifest] | None:
@@ -232,15 +241,15 @@ class Checkpoints:
 
         The file `latest` is not read: a process can die between the rename of a checkpoint and the update of `latest`.
         """
-        for step in self._list_steps():
+        for step in self.list_steps():
             try:
                 return self._path(step) / STATE, read_checkpoint(self._path(step))
             except DataError as error:
                 get_logger().warning("checkpoint_skipped", reason=str(error))
         return None
 
-    def _list_steps(self) -> list[int]:
-        """Steps of all checkpoints, the newest first."""
+    def list_steps(self) -> list[int]:
+        """List the steps of all checkpoints, the newest first."""
         return sorted((parse_step(path) for path in list_checkpoints(self._folder)), reverse=True)
 
     def _path(self, step: int) -> Path:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from forage_common.errors import UserError
 from forage_common.settings import Settings
+from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import Manifest
+from forage_trainer.waiting import RedisRetry
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,35 @@ class Start:
 
     checkpoint: tuple[Path, Manifest] | None
     acknowledged: int
+
+
+def take_over(
+    settings: Settings,
+    checkpoints: Checkpoints,
+    kept_groups: KeptGroups,
+    streams: StreamClient,
+    retry: RedisRetry,
+    floor: int,
+) -> Start:
+    """Find where to begin, then acquire an epoch: from then on Redis refuses an older trainer that is still alive.
+
+    Args:
+        floor: as of `StreamClient.acquire_epoch`.
+
+    Raises:
+        UserError: as `find_start`. What cannot be resumed must not fence off a trainer that runs.
+    """
+
+    def look() -> tuple[int, list[int]]:
+        """The last step of the ledger, and the checkpoints, of which the newest may not be in the ledger yet."""
+        return max(retry(streams.read_ledger), default=0), checkpoints.list_steps()
+
+    seen = look()
+    start = find_start(settings, checkpoints, kept_groups, seen[0])
+    retry(lambda: streams.acquire_epoch(floor))
+    if (now := look()) != seen:  # the other one has gone on meanwhile
+        start = find_start(settings, checkpoints, kept_groups, now[0])
+    return start
 
 
 def find_start(settings: Settings, checkpoints: Checkpoints, kept_groups: KeptGroups, acknowledged: int) -> Start:
