@@ -201,7 +201,9 @@ class Dispatcher:
 
     async def _take_over(self) -> None:
         """Run again what an earlier process under this name had claimed, without a wait for `redis.reclaim_idle_s`."""
-        self._add(await self._call_redis(self._streams.take_over_prompts, self._consumer, self._max_groups))
+        own = set(self._claimed)  # one of these may end before the answer that still names it is here
+        found = await self._call_redis(self._streams.take_over_prompts, self._consumer, self._max_groups)
+        self._add([entry for entry in found if entry.id not in own])
 
     async def _is_held(self) -> bool:
         """Whether the stream of trajectories is full; logged when that begins and ends."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,17 @@ from dispatcher_bench import Bench, answer, build_prompt
 from otlp_receiver import Receiver
 
 from forage_common.settings import EnvironmentRoute
+from forage_common.streams.client import Entry, StreamClient
 from forage_common.telemetry import tracing
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, TrajectoryGroup
 from forage_rollout import dispatcher as module
+
+
+def poll(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return true()
 
 
 async def test_every_prompt_is_answered_once(bench: Bench) -> None:
@@ -132,6 +142,37 @@ async def test_prompts_of_an_earlier_process_of_the_worker_are_taken_over_at_onc
         assert sorted(group.position for group in await bench.take_groups(3)) == [0, 1, 2]
         assert await bench.take_groups(1, 0.5) == [], "that of another worker"
         assert dispatcher.counts.groups_reclaimed == 3
+
+
+async def test_what_ends_while_prompts_are_taken_over_is_not_run_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed trajectory a dispatcher takes over again, and reads the prompts that it works on itself, too."""
+    release, loop, real = asyncio.Event(), asyncio.get_running_loop(), StreamClient.take_over_prompts
+
+    def take_over_late(self: StreamClient, consumer: str, count: int) -> list[Entry[Prompt]]:
+        found = real(self, consumer, count)
+        if found:
+            loop.call_soon_threadsafe(release.set)
+            assert poll(lambda: dispatcher.counts.groups_done == 2 and not dispatcher.counts.groups_in_flight)
+        return found
+
+    async def answer_or_fail(asked: Prompt) -> TrajectoryGroup:
+        group = await answer(asked)
+        if asked.position == 0:
+            await release.wait()
+        else:
+            group.trajectories.add(status=Status.STATUS_TIMEOUT)
+        return group
+
+    monkeypatch.setattr(StreamClient, "take_over_prompts", take_over_late)
+    async with bench.run(answer_or_fail) as dispatcher:
+        for position in range(2):
+            bench.trainer.issue(build_prompt(position))
+        assert len(await bench.take_groups(2)) == 2
+        bench.trainer.issue(build_prompt(2))
+        assert len(await bench.take_groups(1)) == 1
+    assert sorted(bench.runs) == ["g/0", "g/1", "g/2"]
 
 
 async def test_a_long_run_is_kept_alive_and_not_reclaimed(bench: Bench) -> None:
