@@ -45,13 +45,14 @@ class DiskRetry:
             DiskFullError: the disk was full for `DISK_PATIENCE_S`.
             Stopped: the process was asked to stop meanwhile.
         """
-        began = time.monotonic()
+        began = 0.0
         with ExitStack() as waits:
             wait: Wait | None = None
             while True:
                 try:
                     result = write()
                 except DiskFullError as error:
+                    began = began or time.monotonic()  # writing a checkpoint may itself take longer than the patience
                     waited = round(time.monotonic() - began, 1)
                     if waited > DISK_PATIENCE_S:
                         raise

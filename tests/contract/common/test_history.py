@@ -257,6 +257,16 @@ def test_a_full_disk_delays_lines_and_no_operation(tmp_path: Path) -> None:
     assert read_history(tmp_path).gaps == []
 
 
+def test_a_folder_that_is_never_writable_takes_a_bounded_amount_of_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    folder.touch()  # not even root can write below a file
+    history = History(folder, "run", "worker")
+    for _ in range(2000):
+        with history.record("publish", {"padding": "x" * 10_000}):
+            pass
+    assert len(history._unwritten) < 5 * 2**20
+
+
 def test_threads_of_a_process_share_its_file(tmp_path: Path) -> None:
     history = History(tmp_path / "history", "run", "trainer")
 

@@ -106,3 +106,18 @@ def test_a_disk_that_stays_full_ends_the_wait(small_disk: SmallDisk, monkeypatch
     with pytest.raises(DiskFullError) as result:
         DiskRetry(Stop(), Health())(lambda: write_json(small_disk.path / "a.json", LONG))
     assert result.value.exit_code == 1, "the supervisor starts it again"
+
+
+def test_a_write_that_took_long_before_the_disk_was_full_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forage_trainer.waiting._DISK_INTERVAL_S", 0.05)
+    monkeypatch.setattr("forage_trainer.waiting.DISK_PATIENCE_S", 0.2)
+    attempts = []
+
+    def write() -> int:
+        attempts.append(1)
+        if len(attempts) == 1:
+            threading.Event().wait(0.5)
+            raise DiskFullError("no room")
+        return len(attempts)
+
+    assert DiskRetry(Stop(), Health())(write) == 2

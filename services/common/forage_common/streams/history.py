@@ -29,6 +29,8 @@ from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Traject
 FOLDER = "history"
 OK, REFUSED, UNKNOWN = "ok", "refused", "unknown"
 """Results: it happened; it did not; it may have. Any other result is the text of an error, which may have happened."""
+_MOST_UNWRITTEN = 2**22
+"""Bytes of lines that are kept in memory while they cannot be written: a folder may be read-only for ever."""
 Fields = dict[str, Any]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -102,7 +104,8 @@ class History:
         return number
 
     def _append(self, line: Fields) -> None:
-        self._unwritten += json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+        if len(self._unwritten) < _MOST_UNWRITTEN:  # what comes then is missing, and the check says so
+            self._unwritten += json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
