@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
+import psutil
 import pytest
 
 from forage_rollout.engine import core_process
@@ -24,6 +26,29 @@ def test_a_process_has_the_environment_of_now_and_not_of_the_servers_start(
     process.join(60)
     assert process.exitcode == 0
     assert (tmp_path / "seen").read_text() == "yes"
+
+
+def test_a_process_ends_with_a_replica_that_is_killed() -> None:
+    code = (
+        "from multiprocessing.connection import wait\n"
+        "from forage_rollout.engine.core_process import ForkContext\n"
+        "forever = {'object_list': [], 'timeout': 100}\n"
+        "process = ForkContext().Process(target=wait, name='EngineCore', kwargs=forever)\n"
+        "process.start()\n"
+        "print(process.pid, flush=True)\n"
+        "process.join()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as replica:
+        assert replica.stdout is not None
+        core = psutil.Process(int(replica.stdout.readline()))
+        try:
+            with pytest.raises(psutil.TimeoutExpired):
+                core.wait(0.5)
+            replica.kill()
+            core.wait(20)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                core.kill()
 
 
 def test_vllm_starts_its_processes_itself_where_no_server_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
@@ -47,5 +48,14 @@ def use_fork() -> None:
 
 
 def _run(environment: dict[str, str], target: Callable[..., object], **kwargs: Any) -> None:
+    threading.Thread(target=_end_with_replica, name="end-with-replica", daemon=True).start()
     os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
     target(**kwargs)
+
+
+def _end_with_replica() -> None:
+    """End this process when the replica has ended, however: the process is no child of it, and Ray may not know it."""
+    replica = multiprocessing.parent_process()
+    assert replica is not None
+    replica.join()  # wait: the life of the replica
+    os._exit(1)
