@@ -102,7 +102,9 @@ def small_demo(tmp_path: Path, free_base_port: Callable[[], int]) -> Iterator[Ca
             "data.val_max_samples=8",
             *more,
         ]
-        demos.append(Demo(REPOSITORY, tmp_path, free_base_port(), small))
+        folder = tmp_path / f"demo-{len(demos)}"  # of its own: `latest` in it is its run
+        folder.mkdir()
+        demos.append(Demo(REPOSITORY, folder, free_base_port(), small))
         return demos[-1]
 
     yield make
