@@ -42,11 +42,11 @@ def wrap(owner: Any, name: str, is_there: Callable[..., bool], after: bool = Fal
 def arm(point: str, step: int) -> None:
     match point:
         case "before_checkpoint":
-            wrap(Checkpoints, "save", lambda _, saved, *__, **___: saved == step)
+            wrap(Checkpoints, "begin", lambda _, saved, *__, **___: saved == step)
         case "during_checkpoint":  # the engine's files are written, the manifest is not
             wrap(PolicyWorker, "save", lambda _, folder, saved: saved == step, after=True)
         case "after_checkpoint":  # durable, and nothing of it acknowledged
-            wrap(PendingSteps, "acknowledge", lambda pending: any(taken.step == step for taken in pending.steps))
+            wrap(PendingSteps, "acknowledge", lambda _, until: until == step)
         case "publish":  # weights are written, not renamed into place, not announced
             wrap(publisher, "write_model_folder", lambda folder, *_: f"-v{step}-" in folder.name, after=True)
         case "before_issue":  # acknowledged, and the next batch not issued

@@ -187,7 +187,8 @@ class TrainingLoop:
         try:
             self._checkpoints.require_space()
         except DiskFullError as error:
-            if self._checkpoints.is_empty:  # a run that has not begun is refused
+            # A run that has not begun is refused.
+            if self._checkpoints.is_empty and not highest_epoch(self._settings.run.folder / "policies"):
                 raise UserError(str(error)) from None
             self._disk(self._checkpoints.require_space)
 
@@ -351,6 +352,7 @@ class TrainingLoop:
             get_logger().warning("guard_tripped", step=step, guard=trip.guard, action=trip.action, reason=trip.reason)
         if trips and trips[0].action != "warn":
             self._retry(self._streams.check_epoch)  # what a superseded trainer computes is not the run's
+            self._end_checkpoint(wait=True)
             # The line stays for diagnosis until the next start, which takes the step again.
             line = self._line(step, metrics, clock, time.perf_counter() - began)
             self._disk(partial(self._metrics_file.append, line))

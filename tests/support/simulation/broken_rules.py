@@ -51,6 +51,9 @@ async def _at_once(*_: Any) -> bool:
     return True
 
 
+_ANY_BATCH = 10**9
+
+
 def _reclaim_known() -> tuple[Any, str, Any]:
     real = Arrivals.reclaim
 
@@ -59,6 +62,17 @@ def _reclaim_known() -> tuple[Any, str, Any]:
         return real(self)
 
     return Arrivals, "reclaim", reclaim
+
+
+def _discard_at_once() -> tuple[Any, str, Any]:
+    real = Batcher._accept
+
+    def accept(self: Batcher, entries: Any) -> int:
+        new = real(self, entries)
+        self._discard_late(_ANY_BATCH)
+        return new
+
+    return Batcher, "_accept", accept
 
 
 def _nothing_lost() -> tuple[Any, str, Any]:
@@ -97,7 +111,7 @@ BROKEN_RULES = (
     BrokenRule(
         "consumed groups stay until their checkpoint",
         _CRASHES,
-        lambda: _replace(_reclaim_known(), _nothing_lost()),
+        lambda: _replace(_reclaim_known(), _discard_at_once(), _nothing_lost()),
         # Long silences while groups are consumed and not in a checkpoint.
         {"save_freq": 8, "test_freq": -1, "max_staleness": 0, "straggler_s": 0.0, "ranges": SLOW},
     ),
