@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
 from forage_common.telemetry.waits import Wait, idling, waiting
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
+from forage_rollout.background import supervise
 from forage_rollout.backpressure import Backpressure, Hold
 from forage_rollout.weights.policy import has_reached
 
@@ -388,15 +389,3 @@ def _build_failed_group(prompt: Prompt, detail: str) -> TrajectoryGroup:
     return build_group(
         prompt, [with_prompt_identity(failed, prompt, sample) for sample in range(max(0, prompt.samples))]
     )
-
-
-def supervise(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Start a background task whose unexpected end is logged; the caller must keep the reference."""
-    task = asyncio.create_task(work, name=name)
-
-    def log_failure(done: asyncio.Task[None]) -> None:
-        if not done.cancelled() and done.exception() is not None:
-            log.error("task_failed", task=name, exc_info=done.exception())
-
-    task.add_done_callback(log_failure)
-    return task

@@ -14,10 +14,11 @@ from forage_common.streams.history import open_history
 from forage_common.telemetry import tracing
 from forage_common.telemetry.waits import list_waits
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
+from forage_rollout.background import supervise
 from forage_rollout.backpressure import REASONS
 from forage_rollout.deployments.readiness import wait_for_services
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, broadcast, build_process_name, start_logs
-from forage_rollout.dispatcher import Dispatcher, supervise
+from forage_rollout.dispatcher import Dispatcher
 from forage_rollout.metrics import Snapshot, read_span_counts, to_counts
 from forage_rollout.weights.policy import find_oldest
 

@@ -20,6 +20,7 @@ from forage_common.streams.history import open_history
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import list_waits
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_rollout.background import supervise
 from forage_rollout.deployments.follower import catch_up, follow_policy
 from forage_rollout.deployments.replica import (
     REDIS_TIMEOUT_S,
@@ -30,7 +31,6 @@ from forage_rollout.deployments.replica import (
     start_logs,
 )
 from forage_rollout.deployments.routing import OUT_OF_SERVICE
-from forage_rollout.dispatcher import supervise
 from forage_rollout.engine.core_process import prepare_fork
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
