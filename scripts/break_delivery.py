@@ -56,9 +56,6 @@ RULES: dict[str, list[Edit]] = {
     "an acknowledgement is repeated": [
         ("trainer/forage_trainer/checkpoints/pending.py", "[*self._acknowledged, *durable]", "durable")
     ],
-    "steps after a checkpoint are not acknowledged with it": [
-        ("trainer/forage_trainer/checkpoints/pending.py", "if step.step <= until]", "]")
-    ],
 }
 
 
