@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,10 +31,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def stage_folder(path: Path) -> Iterator[Path]:
+def stage_folder(path: Path, confirm: Callable[[], object] = lambda: None) -> Iterator[Path]:
     """Yield an empty folder that becomes `path` when the block ends, and is deleted when the block raises.
 
     An existing `path` keeps its content until the new folder is complete.
+
+    Args:
+        confirm: called when everything is flushed, which may take minutes; raises where the folder must get no name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = durable.name_partial(path)
@@ -45,6 +48,7 @@ def stage_folder(path: Path) -> Iterator[Path]:
             yield staging
             # The content must be on the disk before the name is: after a power failure the name promises all of it.
             durable.sync_tree(staging)
+            confirm()
             old = _retire(path)
             staging.rename(path)
             durable.sync(path.parent)

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,13 +23,12 @@ from pathlib import Path
 import psutil
 
 from forage_common.errors import ForageError, UserError
-from forage_common.files.durable import write_atomically
+from forage_common.files.durable import is_full, write_atomically
 from forage_common.telemetry.logs import get_logger
 
 TOKEN = "FORAGE_RUN_TOKEN"
 _HEALTHY_AFTER_S = 60.0
 _QUICK_DEATHS = 5
-_FULL_DISK_BYTES = 2**20
 _FULL_DISK_RETRY_S = 2.0
 _FULL_DISK_PATIENCE_S = 600.0
 """As long as the trainer waits for its own disk."""
@@ -190,7 +188,7 @@ class Supervisor:
     def _waits_for_disk(self, running: _Running) -> bool:
         """Whether a service died of a full disk; it is started again and again then, for a while."""
         folder, now = running.service.folder, time.monotonic()
-        if folder is None or shutil.disk_usage(folder).free >= _FULL_DISK_BYTES:
+        if folder is None or not is_full(folder):
             running.full_since = None
             return False
         running.full_since = running.full_since or now

@@ -102,6 +102,11 @@ def append(file: Path, data: bytes) -> None:
         sync(file.parent)
 
 
+def is_full(folder: Path) -> bool:
+    """Whether the disk of a folder has no room to speak of."""
+    return shutil.disk_usage(folder).free < _SMALLEST_ROOM
+
+
 @contextmanager
 def detect_full_disk(path: Path) -> Iterator[None]:
     """Turn what a full disk raises while `path` is written into a `DiskFullError` that names the path.
@@ -111,10 +116,9 @@ def detect_full_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        free = shutil.disk_usage(path.parent).free
-        is_full = error.errno in FULL if isinstance(error, OSError) else free < _SMALLEST_ROOM
-        if not is_full:
+        if not (error.errno in FULL if isinstance(error, OSError) else is_full(path.parent)):
             raise
+        free = shutil.disk_usage(path.parent).free
         raise DiskFullError(f"{path} cannot be written: its disk has {free} bytes free: free some space") from error
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.errors import DataError, DiskFullError, UserError
-from forage_common.files import durable
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_trainer.checkpoints.manifest import (
@@ -121,7 +120,7 @@ class Checkpoints:
         Args:
             write: fills a folder with the engine's state.
             parts: other parts with a state, by name.
-            confirm: called on the thread when everything is flushed; raises where the checkpoint must get no name.
+            confirm: as of `stage_folder`, called on the thread: a later trainer may begin while files are flushed.
 
         Raises:
             DiskFullError: no disk space.
@@ -131,13 +130,13 @@ class Checkpoints:
         self.require_space()
         target = self._path(step)
         with ExitStack() as staged:
-            folder = staged.enter_context(stage_folder(target))
+            folder = staged.enter_context(stage_folder(target, confirm))
             state = folder / STATE
             state.mkdir()
             write(state)
             states = {name: part.state_dict() for name, part in (parts or {}).items()}
             manifest = Manifest(step, epoch, data, consumed, metrics, {}, self._world_size, states)
-            self._writing = self._threads.submit(self._complete, staged.pop_all(), folder, manifest, confirm)
+            self._writing = self._threads.submit(self._complete, staged.pop_all(), folder, manifest)
 
     def settle(self, wait: bool, unscored: Collection[int] = ()) -> Path | None:
         """Return the checkpoint that has become durable since it was begun; None while there is none.
@@ -175,14 +174,12 @@ class Checkpoints:
         with waiting("a checkpoint to be durable", on="the volume of run.dir", limit_s=None, why_unlimited=why):
             return writing.result()
 
-    def _complete(self, staged: ExitStack, folder: Path, manifest: Manifest, confirm: Callable[[], object]) -> Path:
+    def _complete(self, staged: ExitStack, folder: Path, manifest: Manifest) -> Path:
         """Add the manifest, flush everything, and give the folder its name."""
         with staged:
             state = folder / STATE
             self._await_shards(state)
             write_json(folder / MANIFEST, asdict(replace(manifest, files=compute_digests(state))))
-            durable.sync_tree(folder)  # it takes minutes, and a later trainer may begin in each of them
-            confirm()
         target = self._path(manifest.step)
         write_text(self._folder / LATEST, target.name + "\n")
         return target
