@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -66,13 +66,14 @@ def write_small_corpus(file: Path) -> None:
 
 
 def get(address: str, path: str) -> tuple[int, str]:
-    """Return (status, text); status 0 when no process listens."""
+    """Return (status, text); status 0 when no process listens, or when it ends in the middle of its answer."""
+    request = urllib.request.Request(f"http://{address}{path}")
+    opener = urllib.request.OpenerDirector()  # without the handler that raises on 503: /readyz answers with it
+    opener.add_handler(urllib.request.HTTPHandler())
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as reply:
+        with opener.open(request, timeout=10) as reply:
             return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return 0, ""
 
 
