@@ -38,7 +38,7 @@ def test_a_resolved_tree_reads_back_equal(tmp_path: Path) -> None:
         ("rollout.n=0", "'rollout.n' is 0.*greater than or equal to 1"),
         ("run.id=a/b", "'run.id' is 'a/b'"),
         ("reward.grpc_address=localhost", "'reward.grpc_address' is 'localhost'"),
-        ("rollout.weights.transport=nccl", "nccl is not available yet.*set transport=filesystem"),
+        ("rollout.weights.transport=nccl", "'rollout.weights.transport' is 'nccl'.*'filesystem'"),
         ("retriever.mode=magic", "'retriever.mode' is 'magic'.*'bm25'"),
         ("run.seed", "'run.seed' is not a setting: write key.key=value"),
         ("run.seed.x=1", "run.seed"),

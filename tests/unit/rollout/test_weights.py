@@ -1,4 +1,4 @@
-"""Transports of policies: fetched from any address and verified; NCCL as far as it runs on a CPU."""
+"""Transports of policies: fetched from any address and verified."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import fsspec
 import pytest
 from model_folders import write_smallest_model, write_weights
 
-from forage_common.errors import SettingsError
 from forage_common.files.model_folder import read_model_shapes
-from forage_common.v1.trajectory_pb2 import NcclTransfer, Policy, PolicyFile, TensorInfo
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_rollout.engine.leases import Leases
 from forage_rollout.weights.filesystem import MAX_KEPT, FilesystemTransport
-from forage_rollout.weights.nccl import NcclTransport
 from forage_rollout.weights.policy import NotServingError, PolicyError
 
 WEIGHTS = "model.safetensors"
@@ -125,53 +123,6 @@ async def test_engines_of_one_machine_may_fetch_at_the_same_time(folder: Path, t
     shipments = await asyncio.gather(*[engine.prepare(policy) for engine in engines])
     assert len({shipment.update_info["paths"][0] for shipment in shipments}) == 1
     assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def describe_sender(folder: Path, world_size: int = 9, dtype: str = "bfloat16") -> Policy:
-    tensors = [TensorInfo(name=n, dtype=dtype, shape=s) for n, s in read_model_shapes(folder).items()]
-    transfer = NcclTransfer(master_address="10.0.0.1", master_port=29500, world_size=world_size, tensors=tensors)
-    return Policy(version=2, epoch=1, nccl=transfer)
-
-
-async def test_an_nccl_policy_becomes_vllms_transfer_info(folder: Path) -> None:
-    torch = pytest.importorskip("torch")
-    from vllm.distributed.weight_transfer.nccl_engine import (
-        NCCLTrainerInitInfo,
-        NCCLWeightTransferInitInfo,
-        NCCLWeightTransferUpdateInfo,
-    )
-
-    ranks = []
-    for replica in range(4):
-        shipment = await NcclTransport(read_model_shapes(folder), replica, workers=2, gpu=True).prepare(
-            describe_sender(folder)
-        )
-        init = NCCLWeightTransferInitInfo(**shipment.init_info)
-        ranks += [init.rank_offset + worker for worker in range(2)]
-        trainer = NCCLTrainerInitInfo("10.0.0.1", 29500, init.world_size, rank=0)
-        assert (init.packed, init.packed_buffer_size_bytes) == (trainer.packed, trainer.packed_buffer_size_bytes)
-        assert (init.master_address, init.master_port) == (trainer.master_address, trainer.master_port)
-        update = NCCLWeightTransferUpdateInfo(**shipment.update_info)
-        assert dict(zip(update.names, map(tuple, update.shapes), strict=True)) == read_model_shapes(folder)
-        assert {getattr(torch, name) for name in update.dtype_names} == {torch.bfloat16}
-    assert ranks == list(range(1, 9))  # with the trainer's 0 the whole world
-
-
-async def test_an_nccl_policy_that_cannot_work_is_refused_before_workers_wait(folder: Path) -> None:
-    with pytest.raises(SettingsError, match=r"set rollout\.weights\.transport to filesystem"):
-        NcclTransport(read_model_shapes(folder), 0, 1, gpu=False)
-    transport = NcclTransport(read_model_shapes(folder), 1, 2, gpu=True)
-    await transport.prepare(describe_sender(folder, world_size=5))
-    with pytest.raises(PolicyError, match="world of 4 ranks: this engine's go up to 4"):
-        await transport.prepare(describe_sender(folder, world_size=4))
-    with pytest.raises(PolicyError, match="names no sender"):
-        await transport.prepare(Policy(version=2, epoch=1, uri=str(folder)))
-    with pytest.raises(PolicyError, match="dtype 'int3'"):
-        await transport.prepare(describe_sender(folder, dtype="int3"))
-    short = describe_sender(folder)
-    del short.nccl.tensors[0]
-    with pytest.raises(PolicyError, match="does not fit the model"):
-        await transport.prepare(short)
 
 
 async def test_a_release_ends_the_waiting_for_a_lease_that_nobody_would_release_again() -> None:

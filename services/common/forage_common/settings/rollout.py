@@ -85,20 +85,8 @@ class WeightSettings(Section):
         "in_flight",
         description="in_flight: running trajectories continue under the new policy; drain: they finish first",
     )
-    transport: Literal["filesystem", "nccl"] = Field(
-        "filesystem",
-        description="filesystem: policies are folders; nccl: sent between GPUs, refused until the trainer can send",
-    )
+    transport: Literal["filesystem"] = Field("filesystem", description="filesystem: policies are read from folders")
     cache_dir: Path = Field(Path(".cache/policies"), description="Folder of policies fetched from remote storage")
-
-    @model_validator(mode="after")
-    def _check_transport(self) -> WeightSettings:
-        if self.transport == "nccl":
-            raise ValueError(
-                "transport nccl is not available yet: engines can receive weights over NCCL, but the trainer cannot "
-                "send them; set transport=filesystem"
-            )
-        return self
 
 
 class RolloutSettings(Section):

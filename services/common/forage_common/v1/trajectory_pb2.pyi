@@ -735,7 +735,7 @@ class PolicyFile(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     digest: _builtins.str
-    """sha256"""
+    """blake3: and 64 hex digits; without a prefix sha256"""
     bytes: _builtins.int
     def __init__(
         self,
@@ -753,6 +753,67 @@ class PolicyFile(_message.Message):
 Global___PolicyFile: _TypeAlias = PolicyFile  # noqa: Y015
 
 @_typing.final
+class PolicyPart(_message.Message):
+    """A folder of a policy that is published as what has changed: the whole of an earlier version, or the delta of a step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    URI_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    epoch: _builtins.int
+    uri: _builtins.str
+    content: _builtins.str
+    """digest of the whole policy's names and digests, once this part is applied"""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFile]:
+        """in that folder"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        uri: _builtins.str = ...,
+        files: _abc.Iterable[Global___PolicyFile] | None = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "epoch", b"epoch", "files", b"files", "uri", b"uri", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyPart: _TypeAlias = PolicyPart  # noqa: Y015
+
+@_typing.final
+class DirectSender(_message.Message):
+    """Where a trainer sends policies itself, beside the folders: a TCPStore that engines ask for a transfer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    port: _builtins.int
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectSender: _TypeAlias = DirectSender  # noqa: Y015
+
+@_typing.final
 class Policy(_message.Message):
     """The policy that replicas must serve: the value of the `policy` key."""
 
@@ -765,13 +826,14 @@ class Policy(_message.Message):
     PUBLISHED_UNIX_MS_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
-    NCCL_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """optimizer steps behind these weights"""
     uri: _builtins.str
     """a folder, or the URL of one that fsspec can read"""
     digest: _builtins.str
-    """sha256 of model.safetensors; unused if files are listed"""
+    """of model.safetensors; unused if files are listed"""
     epoch: _builtins.int
     """fencing token: grows with every trainer start"""
     published_unix_ms: _builtins.int
@@ -779,11 +841,15 @@ class Policy(_message.Message):
     """a LoRA adapter of the model that the engine was started with"""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFile]:
-        """safetensors shards, or the two files of an adapter"""
+        """of the whole policy: safetensors shards, or the two files of an adapter"""
 
     @_builtins.property
-    def nccl(self) -> Global___NcclTransfer:
-        """if set, the weights come from the trainer's GPUs and uri is not read"""
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyPart]:
+        """where uri has no whole policy: one that does, then the deltas since, this one's last"""
+
+    @_builtins.property
+    def direct(self) -> Global___DirectSender:
+        """if set, the trainer also sends the files itself"""
 
     def __init__(
         self,
@@ -795,77 +861,16 @@ class Policy(_message.Message):
         published_unix_ms: _builtins.int = ...,
         files: _abc.Iterable[Global___PolicyFile] | None = ...,
         adapter: _builtins.bool = ...,
-        nccl: Global___NcclTransfer | None = ...,
+        parts: _abc.Iterable[Global___PolicyPart] | None = ...,
+        direct: Global___DirectSender | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["nccl", b"nccl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "digest", b"digest", "epoch", b"epoch", "files", b"files", "nccl", b"nccl", "published_unix_ms", b"published_unix_ms", "uri", b"uri", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "digest", b"digest", "direct", b"direct", "epoch", b"epoch", "files", b"files", "parts", b"parts", "published_unix_ms", b"published_unix_ms", "uri", b"uri", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Policy: _TypeAlias = Policy  # noqa: Y015
-
-@_typing.final
-class NcclTransfer(_message.Message):
-    """The source of weights sent by a trainer: rank 0 of an NCCL group that the engine's workers join."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MASTER_ADDRESS_FIELD_NUMBER: _builtins.int
-    MASTER_PORT_FIELD_NUMBER: _builtins.int
-    WORLD_SIZE_FIELD_NUMBER: _builtins.int
-    TENSORS_FIELD_NUMBER: _builtins.int
-    master_address: _builtins.str
-    master_port: _builtins.int
-    world_size: _builtins.int
-    """the trainer's rank 0 and every worker of every replica"""
-    @_builtins.property
-    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorInfo]:
-        """in the order in which they are sent"""
-
-    def __init__(
-        self,
-        *,
-        master_address: _builtins.str = ...,
-        master_port: _builtins.int = ...,
-        world_size: _builtins.int = ...,
-        tensors: _abc.Iterable[Global___TensorInfo] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["master_address", b"master_address", "master_port", b"master_port", "tensors", b"tensors", "world_size", b"world_size"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___NcclTransfer: _TypeAlias = NcclTransfer  # noqa: Y015
-
-@_typing.final
-class TensorInfo(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    DTYPE_FIELD_NUMBER: _builtins.int
-    SHAPE_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """of Hugging Face"""
-    dtype: _builtins.str
-    """such as bfloat16"""
-    @_builtins.property
-    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        dtype: _builtins.str = ...,
-        shape: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "name", b"name", "shape", b"shape"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TensorInfo: _TypeAlias = TensorInfo  # noqa: Y015
 
 @_typing.final
 class LedgerEntry(_message.Message):

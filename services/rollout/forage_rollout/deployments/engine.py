@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NoReturn
 
 import ray
-from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from forage_common.settings import Settings
@@ -67,7 +66,7 @@ class EngineDeployment:
         if not ray.get_gpu_ids():
             os.environ.update(build_environment(settings.rollout.engine))
             prepare_fork()
-        self._engine = VllmEngine(settings, replica=serve.get_replica_context().rank.rank)
+        self._engine = VllmEngine(settings)
         self._openai = OpenAiRoutes(self._engine.llm, settings)
         streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, open_history(settings.run, "engine"))
         await catch_up(streams, self._engine)

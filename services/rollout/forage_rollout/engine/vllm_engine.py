@@ -24,7 +24,6 @@ from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.adapter import Adapter, Adapters, build_engine_arguments, verify_adapter
 from forage_rollout.weights.filesystem import FilesystemTransport, fetch_policy
-from forage_rollout.weights.nccl import NcclTransport
 from forage_rollout.weights.policy import (
     NotServingError,
     PolicyError,
@@ -60,9 +59,6 @@ class EngineHangsError(RuntimeError):
 class VllmEngine:
     """One model in one AsyncLLM. Create it inside the event loop that will use it.
 
-    Args:
-        replica: number of this engine among all running ones, from 0.
-
     Attributes:
         serving: the policy whose tokens are sampled; None = the weights of `model.path`.
         out_of_service: why `generate` refuses, such as a published policy that cannot be loaded; loading one clears it.
@@ -71,7 +67,7 @@ class VllmEngine:
         SettingsError: a setting needs GPUs and there are none, or the run cannot be repeatable with another.
     """
 
-    def __init__(self, settings: Settings, replica: int = 0) -> None:
+    def __init__(self, settings: Settings) -> None:
         os.environ.update(build_environment(settings.rollout.engine))
         from vllm.config import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -93,11 +89,7 @@ class VllmEngine:
             arguments |= prepare_repeatable(cpu, engine)
         model = Path(settings.model.path).resolve()
         self._shapes = read_model_shapes(model)
-        self._transport = (
-            NcclTransport(self._shapes, replica, engine.tensor_parallel_size, gpu=not cpu)
-            if weights.transport == "nccl"
-            else FilesystemTransport(self._shapes, weights.cache_dir.resolve())
-        )
+        self._transport = FilesystemTransport(self._shapes, weights.cache_dir.resolve())
         self._llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=str(model),

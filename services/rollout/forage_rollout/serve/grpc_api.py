@@ -92,8 +92,8 @@ class RolloutApi(RolloutServicer):
 
     async def UpdateWeights(self, request: UpdateWeightsRequest, context: Any) -> UpdateWeightsResponse:
         policy = request.policy
-        if not policy.uri and not policy.HasField("nccl"):
-            detail = "policy.uri is empty: expected the folder of the weights, or nccl instead"
+        if not policy.uri:
+            detail = "policy.uri is empty: expected the folder of the weights"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
         pause_s = await self._control_engines(context, lambda: self._backend.load_policy(policy))
         return UpdateWeightsResponse(serving=policy, pause_s=pause_s)
