@@ -48,6 +48,7 @@ def check_settings(settings: Settings) -> None:
             f"trainer.critic.path {critic.path} has no config.json: give the Hugging Face folder of a policy or a "
             "value model, or leave it out"
         )
+    settings.check_sampling()
     settings.check_trajectory_length()
     rank, most = settings.trainer.lora.lora_rank, settings.rollout.engine.max_lora_rank
     if most and not 0 < rank <= most:

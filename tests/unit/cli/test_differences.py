@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from forage_cli.evaluation.differences import paired_difference
-from forage_common.statistics import RESAMPLES
+from forage_probe.statistics import RESAMPLES
 
 GENERATOR = np.random.default_rng(7)
 

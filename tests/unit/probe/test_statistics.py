@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from forage_common.statistics import RESAMPLES, estimate_mean
+from forage_probe.statistics import RESAMPLES, estimate_mean
 
 GENERATOR = np.random.default_rng(7)
 SAMPLES = {

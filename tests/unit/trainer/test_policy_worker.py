@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,12 +82,18 @@ def load_plain_model(folder: Path) -> torch.nn.Module:
 
 def compute_log_probs(model: torch.nn.Module, row: Trajectory) -> torch.Tensor:
     ids = torch.tensor([list(row.token_ids)])
-    log_probs = model(input_ids=ids).logits.log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])[:, 0]
+    logits = model(input_ids=ids).logits / (row.sampling.temperature or 1.0)
+    log_probs = logits.log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])[:, 0]
     return log_probs[PROMPT_TOKENS - 1 :]
 
 
-def test_log_probs_equal_those_of_a_plain_forward(worker: PolicyWorker, settings: Settings) -> None:
+@pytest.mark.parametrize("temperatures", [(1.0,), (0.7,), (1.3,), (0.7, 1.0, 1.3), (0.0,)])
+def test_log_probs_equal_those_of_a_plain_forward_at_the_temperature_of_each_row(
+    worker: PolicyWorker, settings: Settings, temperatures: tuple[float, ...]
+) -> None:
     groups = build_groups()
+    for row, temperature in zip(flatten(groups), itertools.cycle(temperatures), strict=False):
+        row.sampling.temperature = temperature
     batch = build_tensors(groups)
     result, reference, model = (
         worker.log_probs(batch),
@@ -103,9 +110,12 @@ def test_log_probs_equal_those_of_a_plain_forward(worker: PolicyWorker, settings
         assert not result[i, length:].any()
 
 
-def test_an_update_equals_plain_pytorch(worker: PolicyWorker, settings: Settings) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])
+def test_an_update_equals_plain_pytorch(worker: PolicyWorker, settings: Settings, temperature: float) -> None:
     """Two updates, so that the second has a policy that differs from the reference."""
     groups, model = build_groups(), load_plain_model(settings.model.path)
+    for row in flatten(groups):
+        row.sampling.temperature = temperature
     reference = load_plain_model(settings.model.path)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY, betas=(0.9, 0.999))
     for _ in range(2):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forage_common.statistics import RESAMPLES, find_interval, resample_means
+from forage_probe.statistics import RESAMPLES, find_interval, resample_means
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def check_files(settings: Settings, training: bool = True) -> None:
     check_corpus(settings.data.corpus)
     check_environments(settings)
     if training:
+        settings.check_sampling()
         settings.check_trajectory_length()
         for file in (*settings.data.train_paths, *settings.data.val_files):
             check_questions(file, set(settings.reward.routes))

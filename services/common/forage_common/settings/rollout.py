@@ -102,9 +102,9 @@ class RolloutSettings(Section):
         default_factory=dict, description="Environment of each data source; search for those not listed"
     )
     n: int = Field(8, ge=1, description="Samples per prompt (group size)")
-    temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0: greedy")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling: cumulative probability of candidate tokens")
-    top_k: int = Field(-1, description="Candidate tokens per sampled token; -1: all")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0: greedy, not for training")
+    top_p: float = Field(1.0, gt=0, le=1, description="Probability of the tokens sampled from; training needs 1")
+    top_k: int = Field(-1, description="Most likely tokens sampled from; -1: all, which training needs")
     max_turns: int = Field(3, ge=0, description="Most turns with an action; one final generation without may follow")
     max_start_length: int = Field(256, ge=1, description="Length of the initial prompt; the last tokens are kept")
     max_prompt_length: int = Field(640, ge=1, description="Length of the context of a turn; the last tokens are kept")

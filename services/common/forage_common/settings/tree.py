@@ -44,6 +44,21 @@ class Settings(Section):
                 raise ValueError(f"run.repeatable needs {name}={expected}, not {value}: {reason}")
         return self
 
+    def check_sampling(self) -> None:
+        """Check that the trainer can score what the engine samples: ratios would carry any other difference.
+
+        Raises:
+            SettingsError: it cannot.
+        """
+        rollout = self.rollout
+        needed = {"temperature": (rollout.temperature > 0, 1.0), "top_p": (rollout.top_p == 1, 1.0)}
+        for name, (is_right, value) in (needed | {"top_k": (rollout.top_k <= 0, -1)}).items():
+            if not is_right:
+                raise SettingsError(
+                    f"rollout.{name} = {getattr(rollout, name)} cannot be trained on: the trainer scores a token among "
+                    f"all tokens, at the temperature at which it was sampled; set rollout.{name}={value}"
+                )
+
     def check_trajectory_length(self) -> None:
         """Check that the longest trajectory fits into a micro-batch, which verl cannot split.
 

@@ -95,9 +95,9 @@ def build_step_tensors(
             "rollout_log_probs": _make_jagged(log_probs),
             "row": torch.arange(len(trajectories)),
         },
-        # Engine and trainer both give log-probabilities at temperature 1.
-        non_tensor_dict={"temperature": 1.0, "pad_token_id": pad_id},
+        non_tensor_dict={"pad_token_id": pad_id},
     )
+    _add_temperature(data, trajectories)
     state = _padded(states)
     rewards = [to_structured_reward(t.score) for t in trajectories]
     return StepTensors(
@@ -161,6 +161,19 @@ def _padded(rows: Sequence[npt.NDArray[Any]], beyond: float = 0.0) -> torch.Tens
     """Pad to (rows, longest) of the rows' dtype, with `beyond` after a row's end."""
     tensors = [torch.from_numpy(row) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=beyond)
+
+
+def _add_temperature(data: TensorDict, trajectories: Sequence[Trajectory]) -> None:
+    """Add the temperature that each row was sampled at: the engine's log-probabilities are those at it.
+
+    One number where it is the same for all: verl then leaves out the division by 1. A greedy token's log-probability is
+    that at temperature 1.
+    """
+    temperatures = [t.sampling.temperature or 1.0 for t in trajectories]
+    if len(set(temperatures)) == 1:
+        tu.assign_non_tensor(data, temperature=temperatures[0])
+    else:
+        data["temperature"] = torch.tensor(temperatures)
 
 
 def _mask_current(trajectories: Sequence[Trajectory], version: int, epoch: int, state: torch.Tensor) -> torch.Tensor:

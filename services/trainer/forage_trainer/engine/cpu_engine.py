@@ -165,7 +165,9 @@ class CpuEngine(_CpuEngineBase, FSDPEngineWithLMHead):  # type: ignore[misc, unu
         logits = output.logits[:, :-1]
         labels = output_args["input_ids"][:, skipped + 1 :]
         temperature = micro_batch["temperature"]
-        if temperature != 1.0:
+        if isinstance(temperature, torch.Tensor):  # one a row
+            logits = logits / temperature[:, None, None]
+        elif temperature != 1.0:
             logits = logits / temperature
         every = logits.log_softmax(-1)
         outputs = {"log_probs": every.gather(-1, labels.unsqueeze(-1)).squeeze(-1)}
