@@ -7,7 +7,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import torch
 from prometheus_client import Counter
 
 from forage_common.errors import DiskFullError, UnavailableError, UserError
@@ -41,10 +40,10 @@ from forage_trainer.step import PolicyStep, Stopwatch
 from forage_trainer.validation.evaluation import Validation
 from forage_trainer.validation.probe import ValidationProbe
 from forage_trainer.waiting import RedisRetry
+from forage_trainer.weights.dtype import choose_dtype
 from forage_trainer.weights.publisher import Publisher, highest_epoch
 
 _PHASES = ("wait", "logp", "ref", "values", "critic", "probe", "update", "publish", "checkpoint")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LOGGED = ("step", "total_steps", "reward_mean", "em_mean", "search_rate", "grad_norm", "logprob_diff_mean")
 TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that tripped a guard", ["guard", "action"])
 
@@ -379,8 +378,7 @@ class TrainingLoop:
         get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch)
 
     def _publish(self) -> Policy:
-        name = self._settings.trainer.publish.dtype
-        dtype = _DTYPES.get(self._settings.rollout.engine.dtype if name == "auto" else name, torch.float32)
+        dtype = choose_dtype(self._settings, self._retry(self._streams.read_dtype))
         # An engine that was started for adapters loads nothing else.
         only_adapter = self._settings.rollout.engine.max_lora_rank > 0
         weights = self._worker.adapter(dtype) if only_adapter else self._worker.weights(dtype)

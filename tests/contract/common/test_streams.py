@@ -12,7 +12,8 @@ import redis
 
 from forage_common.errors import FencedError, SettingsError, UnavailableError
 from forage_common.settings import RedisSettings
-from forage_common.streams.client import Issue, StreamClient
+from forage_common.streams.client import StreamClient
+from forage_common.streams.prompt_identity import Issue
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Purpose, TrajectoryGroup
 
 

@@ -173,6 +173,8 @@ class Programs:
 class _Engine:
     """A stub of the engine: it loads real policy folders, and samples by waiting."""
 
+    dtype = "float32"
+
     def __init__(self, programs: Programs, streams: StreamClient, name: str) -> None:
         self.serving: Policy | None = None
         self.out_of_service = ""

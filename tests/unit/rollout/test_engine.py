@@ -88,7 +88,8 @@ def ask(context: list[int], seed: int | None = 1, tokens: int = 40, temperature:
     return Request(context, tokens, temperature, 1.0, -1, seed)
 
 
-async def test_logprobs_are_those_of_the_model(parts: Parts) -> None:
+async def test_logprobs_are_those_of_the_model_in_the_type_that_the_engine_declares(parts: Parts) -> None:
+    assert parts.engine.dtype == "float32"
     policy = await parts.serve("a")
     asked = draw_contexts(8, 50)
     done = await asyncio.gather(*[parts.engine.generate(ask(c, seed)) for seed, c in enumerate(asked)])

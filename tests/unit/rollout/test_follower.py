@@ -26,6 +26,8 @@ FIRST = Policy(version=1, epoch=1)
 class Engine:
     """An engine that serves the policy that it last loaded. `gate` holds loads back."""
 
+    dtype = "bfloat16"
+
     def __init__(self, serving: Policy | None = None) -> None:
         self.serving = serving
         self.refuse = False
@@ -95,6 +97,20 @@ async def test_announced_policies_are_loaded_and_acknowledged(bench: Bench) -> N
         await bench.until_acknowledged(Policy(version=2, epoch=1))
         bench.trainer.publish(Policy(version=1, epoch=2))
         await bench.until_acknowledged(Policy(version=1, epoch=2))
+
+
+async def test_what_an_engine_computes_in_is_declared_before_it_serves_and_after_a_lost_volume(bench: Bench) -> None:
+    engine = Engine(FIRST)
+    assert bench.trainer.read_dtype() == ""
+    await catch_up(bench.connect(), engine)
+    assert bench.trainer.read_dtype() == "bfloat16"
+    async with bench.following(engine):
+        await bench.until_acknowledged(FIRST)
+        bench.lose_volume()
+        assert bench.trainer.read_dtype() == ""
+        bench.trainer.publish(Policy(version=2, epoch=1))
+        await bench.until_acknowledged(Policy(version=2, epoch=1))
+        assert bench.trainer.read_dtype() == "bfloat16"
 
 
 async def test_every_load_is_recorded_with_its_result(bench: Bench, tmp_path: Path) -> None:

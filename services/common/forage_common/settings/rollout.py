@@ -18,7 +18,9 @@ DEFAULT_ENVIRONMENT = "search"
 class EngineSettings(Section):
     """The inference engine (vLLM, names as vLLM's), or an endpoint in its place."""
 
-    dtype: str = Field("auto", description="Type of weights and activations; auto: float32 on CPU, the model's on GPU")
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = Field(
+        "auto", description="Type of weights and activations; auto: float32 on CPU, the model's on GPU"
+    )
     enforce_eager: bool = Field(True, description="Run PyTorch eagerly, without CUDA graphs and compilation")
     max_num_seqs: int = Field(128, ge=1, description="Most sequences that are sampled at once")
     max_model_len: int = Field(768, ge=16, description="Longest context, prompt and generation together")

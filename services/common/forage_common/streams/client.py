@@ -29,6 +29,7 @@ from forage_common.errors import FencedError, SettingsError
 from forage_common.settings import RedisSettings
 from forage_common.streams.connection import connect, name_server, translate_error
 from forage_common.streams.history import History, recorded
+from forage_common.streams.prompt_identity import Issue
 from forage_common.streams.script_files import read_script
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, TrajectoryGroup
 
@@ -43,16 +44,6 @@ _CONSUMER_SILENCE_MS = 3_600_000
 ENVIRONMENTS_SILENCE_S = 15
 """What a rollout service declared is forgotten so long after its last sign of life."""
 M = TypeVar("M", bound=Message)
-
-
-@dataclass(frozen=True)
-class Issue:
-    """A prompt that was issued. attempt: 0 at first, one more each time that its position is issued again."""
-
-    batch: int
-    position: int
-    attempt: int
-    group_uid: str
 
 
 @dataclass(frozen=True)
@@ -194,6 +185,14 @@ class StreamClient:
         """Read data source → environment as the rollout service declared it last; None where none runs."""
         found = self._call(self._redis.get, self.key("environments"))
         return None if found is None else json.loads(found)
+
+    def declare_dtype(self, dtype: str) -> None:
+        """Say what an engine computes in, as PyTorch names it; it stays with the run."""
+        self._call(self._redis.set, self.key("dtype"), dtype)
+
+    def read_dtype(self) -> str:
+        """Read what the engines compute in; empty before any said so."""
+        return (self._call(self._redis.get, self.key("dtype")) or b"").decode()
 
     # Groups: the rollout service writes them, the trainer claims and acknowledges them.
 

@@ -1,10 +1,21 @@
-"""Fields that a group and its trajectories copy from their prompt."""
+"""What identifies a prompt, and the fields that its group and trajectories copy from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from forage_common.v1.trajectory_pb2 import Prompt, Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True)
+class Issue:
+    """A prompt that was issued. attempt: 0 at first, one more each time that its position is issued again."""
+
+    batch: int
+    position: int
+    attempt: int
+    group_uid: str
 
 
 def with_prompt_identity(trajectory: Trajectory, prompt: Prompt, sample: int) -> Trajectory:

@@ -31,6 +31,7 @@ async def catch_up(streams: StreamClient, engine: VllmEngine, timeout_s: float =
     deadline = time.monotonic() + timeout_s
     while True:
         try:
+            await asyncio.to_thread(streams.declare_dtype, engine.dtype)
             announced = await asyncio.to_thread(streams.read_policy)
             if announced is None or announced == engine.serving:
                 return
@@ -113,6 +114,7 @@ async def _acknowledge(streams: StreamClient, engine: VllmEngine, replica: str) 
         serving = engine.serving
         try:
             if serving is not None and (serving != acknowledged or time.monotonic() >= heartbeat_at):
+                await asyncio.to_thread(streams.declare_dtype, engine.dtype)  # a server may have lost it
                 await asyncio.to_thread(streams.acknowledge_policy, replica, serving)
                 acknowledged, heartbeat_at = serving, time.monotonic() + HEARTBEAT_INTERVAL_S
         except UnavailableError as error:

@@ -132,6 +132,11 @@ class VllmEngine:
         return self._llm
 
     @property
+    def dtype(self) -> str:
+        """What the engine computes in, as PyTorch names it: vLLM decides what `auto` is."""
+        return str(self._llm.model_config.dtype).removeprefix("torch.")
+
+    @property
     def end_of_turn(self) -> str:
         """The tokenizer's end-of-sequence text."""
         return str(self._tokenizer.eos_token or "")
