@@ -1,0 +1,1 @@
+"""Published policies, which the trainer writes and the rollout service reads: digests, deltas, storage, copies."""
