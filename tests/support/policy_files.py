@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from forage_common.v1.trajectory_pb2 import PolicyFile
-from forage_policies.digests import compute_digest
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
+from forage_policies.cache import Held
+from forage_policies.delta import encode_delta
+from forage_policies.digests import compute_content, compute_digest
+from forage_policies.storage import put_files
+from forage_policies.tensors import open_tensors
 
 DTYPES = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}
 
@@ -37,3 +41,47 @@ def make_update(bits: np.ndarray[Any, Any], share: float, seed: int = 0) -> np.n
     steps = np.where(random.random(int(chosen.sum())) < 0.5, 1, -1).astype(f"i{flat.itemsize}")
     flat[chosen] += steps.view(flat.dtype)
     return flat.reshape(bits.shape)
+
+
+class Publications:
+    """Versions of a small policy, published at an address as a trainer does: one whole, then deltas.
+
+    Args:
+        uri: any address that fsspec understands.
+        scratch: folder of this machine for files before their upload.
+        elements: of each of the two tensors, one in each of two files.
+    """
+
+    def __init__(self, uri: str, scratch: Path, elements: int = 5000) -> None:
+        random = np.random.default_rng(0)
+        self.uri = uri
+        self.tensors = {name: random.integers(0, 2**15, elements, np.uint16) for name in ("a", "b")}
+        self.parts: list[PolicyPart] = []
+        self._scratch = scratch
+        self._version = 0
+
+    def publish(self, delta: bool = True, share: float = 0.01) -> Policy:
+        """Change the policy a little and publish it; the first is whole."""
+        self._version += 1
+        old = self.tensors
+        self.tensors = {name: make_update(bits, share, self._version) for name, bits in old.items()}
+        local, uri = self._scratch / f"v{self._version}", f"{self.uri}/v{self._version}"
+        whole = {name: local / f"{name}.safetensors" for name in self.tensors}
+        files = [write_tensors(file, {name: self.tensors[name]}) for name, file in whole.items()]
+        content = compute_content({file.name: file.digest for file in files})
+        if delta and self.parts:
+            out = local / "delta"
+            assert encode_delta(old, self.tensors, out, 2**30, self.parts[-1].content, content)
+            published = [PolicyFile(name=out.name, digest=compute_digest(out), bytes=out.stat().st_size)]
+        else:
+            self.parts, published = [], files
+        put_files(uri, {file.name: local / file.name for file in published})
+        self.parts.append(PolicyPart(version=self._version, epoch=1, uri=uri, files=published, content=content))
+        parts = self.parts if len(self.parts) > 1 else []
+        return Policy(version=self._version, epoch=1, uri=uri, files=files, parts=parts)
+
+    def is_held(self, held: Held) -> bool:
+        """Whether these files are the version published last."""
+        return all(
+            open_tensors(file)[file.stem].bits.tobytes() == self.tensors[file.stem].tobytes() for file in held.files
+        )

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from forage_common.errors import ForageError
 from forage_common.files.model_folder import WEIGHTS
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
-from forage_policies.digests import is_digest
+from forage_policies.digests import compute_content, is_digest, verify_digest
+from forage_policies.parallel import map_parallel
+
+READERS = 8
+"""Files of a policy that are read or hashed at once: one file does not use all of a network's or a disk's bandwidth."""
 
 
 class PolicyError(ForageError):
@@ -49,3 +55,66 @@ def check_files(policy: Policy, files: Iterable[PolicyFile]) -> dict[str, Policy
             raise PolicyError(f"{describe_policy(policy)} lists {file.name} twice")
         found[file.name] = file
     return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """A checked folder of a policy.
+
+    Attributes:
+        files: those in the folder, by name.
+        content: `compute_content` of the whole policy once this part is applied.
+    """
+
+    uri: str
+    files: Mapping[str, PolicyFile]
+    content: str
+
+
+def list_parts(policy: Policy) -> list[Part]:
+    """List the folders that make a policy: a whole one, then the deltas that follow it.
+
+    Raises:
+        PolicyError: as `list_files`, or the parts do not make this policy.
+    """
+    files = list_files(policy)
+    content = compute_content({name: file.digest for name, file in files.items()})
+    if not policy.parts:
+        return [Part(policy.uri, files, content)]
+    parts = [Part(part.uri, check_files(policy, part.files), part.content) for part in policy.parts]
+    first = compute_content({name: file.digest for name, file in parts[0].files.items()})
+    if parts[0].content != first or parts[-1].content != content or parts[0].files.keys() != files.keys():
+        raise PolicyError(f"{describe_policy(policy)}: its {len(parts)} parts do not make it")
+    if wrong := [part.content for part in parts if not is_digest(part.content)]:
+        raise PolicyError(f"{describe_policy(policy)} has a part with the content {wrong[0]!r}: expected a digest")
+    return parts
+
+
+def verify_files(policy: Policy, folder: Path, files: Mapping[str, PolicyFile] | None = None) -> list[Path]:
+    """Check sizes and digests of files in a local folder; returns them in the order announced.
+
+    Args:
+        files: those of the folder, as `check_files` returns them; by default those of the whole policy.
+
+    Raises:
+        PolicyError: a file is missing or differs from the announcement.
+    """
+
+    def verify(file: PolicyFile) -> Path:
+        path = folder / file.name
+        try:
+            size = path.stat().st_size
+            if file.bytes and size != file.bytes:
+                raise PolicyError(f"{describe_policy(policy)}: {path} has {size} bytes, announced were {file.bytes}")
+            if not verify_digest(path, file.digest):
+                raise PolicyError(
+                    f"{describe_policy(policy)}: {path} does not have the digest that was announced, "
+                    f"{file.digest[:19]}…: it is not served"
+                )
+        except OSError as error:
+            raise PolicyError(
+                f"{describe_policy(policy)}: {path} cannot be read ({error.strerror}): is the run's folder shared?"
+            ) from None
+        return path
+
+    return map_parallel(verify, (list_files(policy) if files is None else files).values(), READERS)

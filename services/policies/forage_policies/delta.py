@@ -30,6 +30,7 @@ import numpy as np
 import zstandard
 
 from forage_common.errors import ForageError
+from forage_policies.parallel import map_parallel
 from forage_policies.tensors import read_headers
 
 Bits = np.ndarray[Any, Any]
@@ -114,7 +115,7 @@ def encode_delta(
     spans = [(name, first) for name in sorted(new) for first in range(0, new[name].size, _BLOCK)]
     footer: dict[str, Any] = {"base": base, "content": content, "tensors": {}}
     written = len(_MAGIC)
-    with out.open("wb") as stream, _start_threads() as pool:
+    with out.open("wb") as stream, ThreadPoolExecutor(_count_threads(), thread_name_prefix="delta") as pool:
         try:
             stream.write(_MAGIC)
             encoded = pool.map(
@@ -259,9 +260,8 @@ def _add(block: _Block, stream: BinaryIO, bits: Bits) -> None:
     bits[positions] += differences
 
 
-def _start_threads() -> ThreadPoolExecutor:
-    # NumPy and zstd let other threads run; more than a few only wait for memory.
-    return ThreadPoolExecutor(min(16, len(os.sched_getaffinity(0))), thread_name_prefix="delta")
+def _count_threads() -> int:
+    return min(16, len(os.sched_getaffinity(0)))  # more than a few only wait for memory
 
 
 def _encode_block(old: Bits, new: Bits) -> tuple[int, int, bytes, bytes] | None:
@@ -312,8 +312,7 @@ def _map_blocks(file: Path, blocks: Iterable[_Block], work: Any) -> list[Any]:
         except (ValueError, zstandard.ZstdError) as error:
             raise DeltaError(f"{file} is a damaged delta: {block.name} from {block.first}: {error}") from None
 
-    with _start_threads() as pool:
-        return list(pool.map(call, blocks))
+    return map_parallel(call, blocks, _count_threads())
 
 
 def _decode_gaps(block: _Block, stream: BinaryIO) -> Bits:

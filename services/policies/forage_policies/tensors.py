@@ -6,12 +6,13 @@ import json
 import math
 import mmap
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from forage_policies.parallel import map_parallel
 
 SUFFIX = ".safetensors"
 _LARGEST_HEADER = 100 * 2**20
@@ -164,6 +165,5 @@ def find_non_finite(tensor: Tensor) -> int | None:
 
 def find_non_finite_tensors(tensors: dict[str, Tensor], threads: int) -> dict[str, int]:
     """Find, with several threads, the tensors with an element that is not finite: name → position of the first."""
-    with ThreadPoolExecutor(max(1, threads), thread_name_prefix="finite") as pool:
-        found = zip(tensors, pool.map(find_non_finite, tensors.values()), strict=True)
-        return {name: position for name, position in found if position is not None}
+    found = zip(tensors, map_parallel(find_non_finite, tensors.values(), threads), strict=True)
+    return {name: position for name, position in found if position is not None}

@@ -1,0 +1,170 @@
+"""Folders of policies at any address that fsspec understands: a path, s3://, gs://, …
+
+Endpoint and credentials come from fsspec's configuration and the environment, never from an announcement.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from forage_common.errors import ForageError
+from forage_common.files.durable import detect_full_disk
+from forage_policies.parallel import map_parallel
+
+_RANGE = 16 * 2**20
+_CONNECTIONS = 8
+
+
+class StorageError(ForageError):
+    """An address cannot be read or written."""
+
+
+def find_local_folder(uri: str) -> Path | None:
+    """Find the folder of this machine that an address names; None if it is elsewhere.
+
+    Raises:
+        StorageError: as `get_file`.
+    """
+    system, root = _open(uri)
+    return Path(root) if isinstance(system, LocalFileSystem) else None
+
+
+def get_file(uri: str, name: str, target: Path, size: int = 0) -> None:
+    """Copy a file of a folder into a new file, in several parts at once.
+
+    Args:
+        size: bytes that it must have; 0 if unknown.
+
+    Raises:
+        StorageError: it cannot be read, or has another size.
+        DiskFullError: there is no room for it.
+    """
+    system, root = _open(uri)
+    path = _join(root, name)
+    with _explain(uri, f"{name} cannot be read"):
+        # Not from a listing of before: the file may be younger.
+        system.invalidate_cache()
+        found = system.size(path)
+    if found is None or (size and found != size):
+        raise StorageError(f"{uri}: {name} has {found} bytes, expected {size}: its upload is not complete")
+
+    def copy(begin: int) -> None:
+        end = min(begin + _RANGE, found)
+        with _explain(uri, f"{name} cannot be read"):
+            data = system.cat_file(path, begin, end)
+        if len(data) != end - begin:
+            raise StorageError(f"{uri}: {name} ends after {begin + len(data)} of {found} bytes")
+        while data:
+            written = os.pwrite(handle, data, begin)
+            data, begin = memoryview(data)[written:], begin + written
+
+    with detect_full_disk(target):
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            if found:
+                os.posix_fallocate(handle, 0, found)  # a lack of room is known before anything is fetched
+            map_parallel(copy, range(0, found, _RANGE), _CONNECTIONS)
+        finally:
+            os.close(handle)
+
+
+def put_files(uri: str, files: Mapping[str, Path]) -> None:
+    """Copy local files into a folder under these names; when it returns, all are there with their full size.
+
+    Raises:
+        StorageError: one cannot be written, or is not complete.
+    """
+    system, root = _open(uri)
+
+    def put(name: str) -> None:
+        with _explain(uri, f"{name} cannot be written"):
+            system.put_file(str(files[name]), _join(root, name))
+
+    with _explain(uri, "the folder cannot be created"):
+        if isinstance(system, LocalFileSystem):
+            system.makedirs(root, exist_ok=True)  # on an object store this would be an attempt to create the bucket
+    map_parallel(put, files, _CONNECTIONS)
+    with _explain(uri, "the files that were written cannot be listed"):
+        system.invalidate_cache()
+        sizes = {entry["name"].rpartition("/")[2]: entry["size"] for entry in system.ls(root, detail=True)}
+    for name, file in files.items():
+        if sizes.get(name) != file.stat().st_size:
+            raise StorageError(
+                f"{uri}: {name} has {sizes.get(name, 0)} bytes after its upload, expected {file.stat().st_size}"
+            )
+
+
+def list_folders(uri: str) -> list[str]:
+    """List the names of the folders in a folder, sorted; none if it does not exist.
+
+    Raises:
+        StorageError: the address cannot be read.
+    """
+    system, root = _open(uri)
+    with _explain(uri, "it cannot be listed"):
+        system.invalidate_cache()
+        try:
+            entries = system.ls(root, detail=True)
+        except FileNotFoundError:
+            return []
+    return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory")
+
+
+def delete_folder(uri: str) -> None:
+    """Delete a folder and everything in it; nothing happens if it does not exist.
+
+    Raises:
+        StorageError: it cannot be deleted, or is a whole bucket or disk.
+    """
+    system, root = _open(uri)
+    if "/" not in root.strip("/"):
+        raise StorageError(f"{uri} is not deleted: it is no folder within a bucket or a disk")
+    with _explain(uri, "it cannot be deleted"):
+        system.invalidate_cache()
+        try:
+            system.rm(root, recursive=True)
+        except FileNotFoundError:
+            return
+
+
+def _open(uri: str) -> tuple[Any, str]:
+    """The file system of an address, and the folder's path in it."""
+    try:
+        system, root = url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        raise StorageError(f"{uri}: no file system reads this address ({_shorten(error)})") from None
+    return system, str(root)
+
+
+def _join(root: str, name: str) -> str:
+    return f"{root.rstrip('/')}/{name}"
+
+
+@contextmanager
+def _explain(uri: str, what: str) -> Iterator[None]:
+    """Turn any error of a file system into a `StorageError` with the remedy."""
+    try:
+        yield
+    except Exception as error:
+        # Every file system has errors of its own; those of credentials and connections differ in their names alone.
+        kind = " ".join(found.__name__ for found in type(error).__mro__)
+        if isinstance(error, PermissionError) or "Credential" in kind:
+            remedy = "check the credentials for this address"
+        elif isinstance(error, FileNotFoundError):
+            remedy = "check that its bucket or folder exists"
+        elif "Connect" in kind or "Timeout" in kind or "DNS" in kind:
+            remedy = "check the endpoint, and that it can be reached from here"
+        else:
+            remedy = "see the storage's own documentation"
+        raise StorageError(f"{uri}: {what} ({_shorten(error)}): {remedy}") from error
+
+
+def _shorten(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,432 @@
+"""Copies of policies on a machine: whole, patched, damaged, and shared by processes that may die at any instant."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import fsspec
+import pytest
+from full_disk import SmallDisk
+from google.protobuf import json_format
+from policy_files import Publications
+
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies import cache as cache_module
+from forage_policies.announcement import PolicyError
+from forage_policies.cache import MAX_KEPT, PolicyCache
+from forage_policies.delta import apply_delta
+from forage_policies.tensors import open_tensors
+
+HOLDER = Path(__file__).resolve().parents[2] / "support/policy_holder.py"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> PolicyCache:
+    return PolicyCache(tmp_path / "cache", 20, 20)
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Publications:
+    return Publications(f"memory://{tmp_path.name}", tmp_path / "scratch")
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Publications:
+    """Policies at a path, which other processes read too."""
+    return Publications(str(tmp_path / "run"), tmp_path / "scratch", elements=4_000_000)
+
+
+def list_policies(tmp_path: Path) -> list[Path]:
+    return [entry for entry in (tmp_path / "cache").iterdir() if entry.name != ".lock"]
+
+
+def publish_twice(published: Publications) -> tuple[Policy, Policy]:
+    """Two policies that are copied, as both have a delta."""
+    published.publish()
+    return published.publish(), published.publish(share=0.3)
+
+
+class Engine:
+    """Another process that holds policies of the cache."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self.process = subprocess.Popen(
+            [sys.executable, str(HOLDER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, policy: Policy, limit_s: float = 20) -> None:
+        announced = json.dumps(json_format.MessageToDict(policy))
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{self._cache} {limit_s} {announced}\n")
+        self.process.stdin.flush()
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@pytest.fixture
+def start_engine(tmp_path: Path) -> Iterator[Callable[[], Engine]]:
+    engines: list[Engine] = []
+
+    def start() -> Engine:
+        engines.append(Engine(tmp_path / "cache"))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.process.kill()
+        engine.process.communicate()
+
+
+def test_a_whole_policy_of_this_machine_is_read_in_place_and_hashed_each_time(
+    cache: PolicyCache, tmp_path: Path
+) -> None:
+    published = Publications(str(tmp_path / "run"), tmp_path / "scratch")
+    policy = published.publish()
+    with cache.hold(policy) as held:
+        assert [file.parent for file in held.files] == 2 * [tmp_path / "run/v1"]
+        assert published.is_held(held)
+    assert not (tmp_path / "cache").exists()
+    stat = held.files[0].stat()
+    data = bytearray(held.files[0].read_bytes())
+    data[-1] ^= 1
+    held.files[0].write_bytes(data)
+    os.utime(held.files[0], ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(PolicyError, match="does not have the digest"), cache.hold(policy):
+        pass
+
+
+def test_a_late_replica_takes_the_whole_part_and_the_deltas_after_it(
+    cache: PolicyCache, published: Publications, tmp_path: Path
+) -> None:
+    contents = []
+    for _ in range(4):
+        policy = published.publish()
+        contents.append(published.parts[-1].content)
+    with cache.hold(policy) as held:
+        assert published.is_held(held)
+        assert [(delta.base, delta.content) for delta in held.deltas] == list(pairwise(contents))
+    [folder] = list_policies(tmp_path)
+    assert folder.name == held.content.removeprefix("blake3:") == contents[-1].removeprefix("blake3:")
+
+
+def test_a_replica_that_has_a_middle_part_applies_only_the_rest(cache: PolicyCache, published: Publications) -> None:
+    published.publish()
+    with cache.hold(published.publish()) as before:
+        tensors = {file.stem: open_tensors(file)[file.stem].bits.copy() for file in before.files}
+    published.publish()
+    policy = published.publish()
+    # What it does not need any more is gone.
+    for version in (1, 2):
+        fsspec.filesystem("memory").rm(f"{published.uri.removeprefix('memory:/')}/v{version}", recursive=True)
+    with cache.hold(policy) as held:
+        assert published.is_held(held)
+        # An engine that has the policy before in its memory gets there by the deltas alone.
+        newest = [delta.base for delta in held.deltas].index(before.content)
+        for delta in held.deltas[newest:]:
+            for file in delta.files:
+                apply_delta(file, tensors)
+    assert all(tensors[name].tobytes() == bits.tobytes() for name, bits in published.tensors.items())
+
+
+def test_a_policy_is_fetched_once_and_hashed_once(
+    cache: PolicyCache, published: Publications, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published.publish()
+    policy = published.publish()
+    with cache.hold(policy):
+        pass
+    fsspec.filesystem("memory").rm(published.uri.removeprefix("memory:/"), recursive=True)
+    monkeypatch.setattr(cache_module, "verify_files", lambda *_: pytest.fail("hashed again"))
+    with PolicyCache(tmp_path / "cache").hold(policy) as held:
+        assert published.is_held(held)
+        assert len(held.deltas) == 1
+
+
+@pytest.mark.parametrize("damage", ["altered", "shortened", "removed"])
+def test_a_damaged_copy_is_replaced(cache: PolicyCache, published: Publications, tmp_path: Path, damage: str) -> None:
+    published.publish()
+    policy = published.publish()
+    with cache.hold(policy) as held:
+        file = held.files[1]
+    if damage == "removed":
+        file.unlink()
+    else:
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data[: -1 if damage == "shortened" else None])
+    with cache.hold(policy) as held:
+        assert published.is_held(held)
+    assert len(list_policies(tmp_path)) == 1
+
+
+def test_a_damaged_base_is_fetched_again(cache: PolicyCache, published: Publications, tmp_path: Path) -> None:
+    with cache.hold(published.publish()) as held:
+        data = bytearray(held.files[0].read_bytes())
+    data[-1] ^= 1
+    held.files[0].write_bytes(data)
+    with cache.hold(published.publish()) as held:
+        assert published.is_held(held)
+    assert len(list_policies(tmp_path)) == 1
+
+
+def test_a_copy_of_before_the_last_boot_is_hashed(
+    cache: PolicyCache, published: Publications, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = published.publish()
+    with cache.hold(policy) as held:
+        folder = held.files[0].parent
+    boot = tmp_path / "boot_id"
+    boot.write_text("another boot\n")
+    monkeypatch.setattr(cache_module, "_BOOT", boot)
+    assert not cache_module._is_trusted(folder)
+    with cache.hold(policy) as held:
+        assert published.is_held(held)
+    assert cache_module._is_trusted(folder)
+
+
+def test_steps_that_change_nothing_are_followed(cache: PolicyCache, published: Publications) -> None:
+    for _ in range(4):
+        policy = published.publish(share=0)
+        with cache.hold(policy) as held:
+            assert published.is_held(held)
+    published.publish()
+    with cache.hold(published.publish(share=0)) as held:
+        assert published.is_held(held)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_policy_that_cannot_be_fetched_leaves_nothing_and_takes_nothing_away(
+    cache: PolicyCache, published: Publications, tmp_path: Path, whole: bool
+) -> None:
+    policy = published.publish()
+    with cache.hold(policy):
+        pass
+    before = sorted(list_policies(tmp_path))
+    failing = published.publish(delta=not whole)
+    path = f"{published.uri.removeprefix('memory:/')}/v2/{'b.safetensors' if whole else 'delta'}"
+    content = fsspec.filesystem("memory").cat_file(path)
+    for data, message in ((content[:-5], "upload is not complete"), (content[:-1] + b"?", "does not have the digest")):
+        fsspec.filesystem("memory").pipe_file(path, data)
+        with pytest.raises(PolicyError, match=message), cache.hold(failing):
+            pass
+    fsspec.filesystem("memory").rm(path)
+    with pytest.raises(PolicyError, match=r"cannot be fetched: .*check that its bucket or folder exists"):
+        cache.hold(failing).__enter__()
+    assert sorted(list_policies(tmp_path)) == before
+    fsspec.filesystem("memory").pipe_file(path, content)
+    with cache.hold(failing) as held:
+        assert published.is_held(held)
+
+
+def test_a_delta_of_other_versions_is_refused_before_the_base_is_touched(
+    cache: PolicyCache, published: Publications
+) -> None:
+    policy = published.publish()
+    with cache.hold(policy):
+        pass
+    published.publish()
+    wrong = published.publish()
+    del wrong.parts[1]  # the delta of version 3 applies to version 2
+    with pytest.raises(PolicyError, match="delta of other versions"), cache.hold(wrong):
+        pass
+    fsspec.filesystem("memory").rm(published.uri.removeprefix("memory:/"), recursive=True)
+    with cache.hold(policy):
+        pass
+
+
+def test_an_announcement_whose_parts_do_not_make_it_is_refused(cache: PolicyCache, published: Publications) -> None:
+    published.publish()
+    policy = published.publish()
+    for change in (
+        lambda wrong: wrong.parts[-1].__setattr__("content", "blake3:" + 64 * "0"),
+        lambda wrong: wrong.parts[0].__setattr__("content", "blake3:" + 64 * "0"),
+        lambda wrong: wrong.parts[0].files[0].__setattr__("digest", "blake3:" + 64 * "0"),
+        lambda wrong: wrong.files[0].__setattr__("digest", "blake3:" + 64 * "0"),
+    ):
+        wrong = Policy()
+        wrong.CopyFrom(policy)
+        change(wrong)
+        with pytest.raises(PolicyError, match="2 parts do not make it"), cache.hold(wrong):
+            pass
+
+
+@pytest.mark.parametrize("name", ["../delta", "/delta", ".lock", "", "a\\b", "a\0"])
+def test_a_name_that_leads_outside_is_refused(cache: PolicyCache, published: Publications, name: str) -> None:
+    published.publish()
+    policy = published.publish()
+    policy.parts[1].files[0].name = name
+    with pytest.raises(PolicyError, match="expected a plain name"), cache.hold(policy):
+        pass
+
+
+def test_the_policies_used_last_stay_and_those_in_use(
+    cache: PolicyCache, published: Publications, tmp_path: Path
+) -> None:
+    policies = [published.publish(delta=False) for _ in range(MAX_KEPT + 3)]
+    other = PolicyCache(tmp_path / "cache")
+    with cache.hold(policies[0]) as oldest:
+        for policy in policies[1:]:
+            with other.hold(policy) as held:
+                pass
+        names = {folder.name for folder in list_policies(tmp_path)}
+    assert oldest.files[0].parent.name in names
+    assert held.files[0].parent.name in names
+    assert len(names) == MAX_KEPT + 1
+
+
+def test_engines_of_a_machine_share_one_copy(run_folder: Publications, start_engine: Callable[[], Engine]) -> None:
+    run_folder.publish()
+    policy = run_folder.publish()
+    engines = [start_engine() for _ in range(4)]
+    for engine in engines:
+        engine.ask(policy)
+    answers = {engine.read() for engine in engines}
+    assert len(answers) == 1
+    assert answers.pop().startswith("held /")
+
+
+def test_a_patch_waits_for_the_readers_of_its_base(
+    run_folder: Publications, start_engine: Callable[[], Engine], tmp_path: Path, cache: PolicyCache
+) -> None:
+    first, second = publish_twice(run_folder)
+    reader, patcher = start_engine(), start_engine()
+    reader.ask(first)
+    assert reader.read().startswith("held ")
+    [folder] = list_policies(tmp_path)
+    before = {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
+    patcher.ask(second, limit_s=0.3)
+    error = patcher.read()
+    assert "waited 0.3 s for engines that read the policy before" in error
+    assert {file.name: file.read_bytes() for file in folder.glob("*.safetensors")} == before
+    patcher.ask(second)
+    reader.process.kill()  # a reader that dies is none
+    assert patcher.read().startswith("held ")
+    with cache.hold(second) as held:
+        assert run_folder.is_held(held)
+
+
+def test_a_process_that_hangs_at_its_work_holds_up_others_for_a_limited_time(
+    run_folder: Publications, start_engine: Callable[[], Engine], tmp_path: Path, cache: PolicyCache
+) -> None:
+    run_folder.publish()
+    policy = run_folder.publish()
+    hanging, other = start_engine(), start_engine()
+    hanging.ask(policy)
+    stop_within_the_work(hanging, tmp_path)
+    other.ask(policy, limit_s=0.3)
+    assert "waited 0.3 s for another engine's copy of a policy" in other.read()
+    other.ask(policy)
+    hanging.process.kill()
+    assert other.read().startswith("held ")
+    with cache.hold(policy) as held:
+        assert run_folder.is_held(held)
+
+
+def stop_within_the_work(engine: Engine, tmp_path: Path, name: str = "") -> None:
+    """Stop a process at an instant at which it has something unfinished in the cache."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        unfinished = list((tmp_path / "cache").glob(f".partial-{name}*"))
+        if unfinished:
+            os.kill(engine.process.pid, 19)  # SIGSTOP
+            if any(path.exists() for path in unfinished):
+                return
+            os.kill(engine.process.pid, 18)
+        time.sleep(0.0005)  # wait: for an instant of the other process
+    raise AssertionError("nothing was ever unfinished")
+
+
+@pytest.mark.parametrize("late_s", [0, 0.01, 0.03, 0.06])
+def test_a_kill_in_the_middle_of_a_patch_leaves_nothing_that_looks_like_a_policy(
+    run_folder: Publications, start_engine: Callable[[], Engine], tmp_path: Path, cache: PolicyCache, late_s: float
+) -> None:
+    first, second = publish_twice(run_folder)
+    with cache.hold(first) as held:
+        base = held.files[0].parent
+    victim = start_engine()
+    victim.ask(second)
+    # From the rename on the base is being patched.
+    stop_within_the_work(victim, tmp_path, second.parts[-1].content.removeprefix("blake3:"))
+    os.kill(victim.process.pid, 18)
+    time.sleep(late_s)  # wait: none, this is the instant of the kill
+    victim.process.kill()
+    victim.process.wait()
+    for folder in list_policies(tmp_path):
+        if folder.name[0] != ".":  # it had finished before
+            assert folder.name == second.parts[-1].content.removeprefix("blake3:")
+            assert cache_module._is_trusted(folder)
+    assert not base.exists()
+    with cache.hold(second) as held:
+        assert run_folder.is_held(held)
+    assert len(list_policies(tmp_path)) == 1
+
+
+def test_threads_that_follow_many_versions_never_see_another_one(
+    cache: PolicyCache, published: Publications, tmp_path: Path
+) -> None:
+    policies = [(published.publish(), dict(published.tensors)) for _ in range(12)]
+    failures: list[BaseException] = []
+
+    def follow(first: int) -> None:
+        own = PolicyCache(tmp_path / "cache", 60, 60)
+        try:
+            for policy, tensors in policies[first:]:
+                with own.hold(policy) as held:
+                    for file in held.files:
+                        assert open_tensors(file)[file.stem].bits.tobytes() == tensors[file.stem].tobytes()
+        except (AssertionError, PolicyError) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=follow, args=(first,)) for first in (0, 0, 1, 3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_the_cache_usable(
+    small_disk: SmallDisk,
+    tmp_path: Path,
+) -> None:
+    published = Publications(f"memory://{tmp_path.name}", tmp_path / "scratch", elements=500_000)
+    cache = PolicyCache(small_disk.path / "cache", 5, 5)
+    first = published.publish()
+    with cache.hold(first):
+        pass
+    small_disk.fill()
+    whole = published.publish(delta=False)
+    with pytest.raises(PolicyError, match="its disk has 0 bytes free: free some space"), cache.hold(whole):
+        pass
+    with cache.hold(first):  # what was there is still served
+        pass
+    small_disk.free()
+    with cache.hold(whole) as held:
+        assert published.is_held(held)
+    small_disk.fill()
+    second = published.publish(share=0.2)
+    with pytest.raises(PolicyError, match="free some space"), cache.hold(second):
+        pass
+    small_disk.free()
+    with cache.hold(second) as held:
+        assert published.is_held(held)
+    assert [entry.name[0] for entry in (small_disk.path / "cache").iterdir()].count(".") == 1
+    shutil.rmtree(small_disk.path / "cache")
+
+
+def test_a_cache_that_cannot_be_written_is_a_clear_error(published: Publications, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PolicyError, match=r"cannot be kept in .*/file/cache"):
+        PolicyCache(tmp_path / "file/cache").hold(published.publish()).__enter__()
