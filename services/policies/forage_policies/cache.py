@@ -20,17 +20,17 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from forage_common.errors import DiskFullError
+from forage_common.errors import DiskFullError, ForageError
 from forage_common.files.durable import PARTIAL_PREFIX, detect_full_disk
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_policies.announcement import (
     READERS,
     Part,
@@ -53,6 +53,8 @@ READERS_LIMIT_S = 120.0
 _LOCK, _MARKER, _DELTAS = ".lock", ".verified", "deltas"
 _POLL_S = 0.02
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+Receive = Callable[[Policy, Sequence[PolicyFile], Path], None]
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,19 @@ class PolicyCache:
         folder: on a disk of this machine.
         work_limit_s: longest wait for another process that fetches or patches.
         readers_limit_s: longest wait for engines that still read a policy which is to be patched.
+        receive: another way than storage to files of a policy, `receive(policy, files, folder)`, tried first where the
+            announcement names a direct sender; it raises a `ForageError` if it fails.
     """
 
     def __init__(
-        self, folder: Path, work_limit_s: float = WORK_LIMIT_S, readers_limit_s: float = READERS_LIMIT_S
+        self,
+        folder: Path,
+        work_limit_s: float = WORK_LIMIT_S,
+        readers_limit_s: float = READERS_LIMIT_S,
+        receive: Receive | None = None,
     ) -> None:
         self._folder = folder
+        self._receive = receive
         self._work_limit_s = work_limit_s
         self._readers_limit_s = readers_limit_s
 
@@ -113,7 +122,8 @@ class PolicyCache:
         parts = list_parts(policy)
         with contextlib.ExitStack() as stack:
             try:
-                local = find_local_folder(policy.uri) if len(parts) == 1 else None
+                is_sent = self._receive is not None and policy.HasField("direct")
+                local = find_local_folder(policy.uri) if len(parts) == 1 and not is_sent else None
                 if local is not None:
                     # Whoever wrote that folder may write to it again, so each reader hashes it.
                     held = Held(parts[-1].content, verify_files(policy, local))
@@ -194,6 +204,23 @@ class PolicyCache:
             self._prune(MAX_KEPT - 1)
         return self._patch(policy, parts, folder, fetch=True)
 
+    def _fetch(self, policy: Policy, part: Part, target: Path) -> None:
+        """Copy the files of a part into a new folder, several at once; their digests are verified."""
+        target.mkdir(parents=True)
+        if self._receive is not None and policy.HasField("direct"):
+            try:
+                self._receive(policy, list(part.files.values()), target)
+                verify_files(policy, target, part.files)
+                return
+            except ForageError as error:
+                log.warning("policy_not_received", detail=str(error))
+                shutil.rmtree(target)
+                target.mkdir()
+        map_parallel(
+            lambda file: get_file(part.uri, file.name, target / file.name, file.bytes), part.files.values(), READERS
+        )
+        verify_files(policy, target, part.files)
+
     def _patch(self, policy: Policy, parts: Sequence[Part], folder: Path, fetch: bool) -> int:
         """Make the folder of a policy out of its first part, which is fetched or here, and the deltas after it."""
         stage, deltas = self._partial(folder), self._folder / f"{PARTIAL_PREFIX}{_DELTAS}"
@@ -202,13 +229,13 @@ class PolicyCache:
             target = deltas / _name_delta(base, part)
             if target.exists():  # the same step again, as at a learning rate of 0
                 continue
-            _fetch(policy, part, target)
+            self._fetch(policy, part, target)
             for name in part.files:
                 delta = read_delta(target / name)
                 if (delta.base or base.content, delta.content or part.content) != (base.content, part.content):
                     raise PolicyError(f"{describe_policy(policy)}: {part.uri}/{name} is the delta of other versions")
         if fetch:
-            _fetch(policy, parts[0], stage)
+            self._fetch(policy, parts[0], stage)
             handle = _lock(stage, fcntl.LOCK_EX)
             assert handle is not None
         else:
@@ -260,15 +287,6 @@ class PolicyCache:
 
 class _AlteredError(PolicyError):
     """Files do not have the announced digests."""
-
-
-def _fetch(policy: Policy, part: Part, target: Path) -> None:
-    """Copy the files of a part into a new folder, several at once; their digests are verified."""
-    target.mkdir(parents=True)
-    map_parallel(
-        lambda file: get_file(part.uri, file.name, target / file.name, file.bytes), part.files.values(), READERS
-    )
-    verify_files(policy, target, part.files)
 
 
 def _verify(policy: Policy, folder: Path) -> None:

@@ -58,7 +58,7 @@ def get_file(uri: str, name: str, target: Path, size: int = 0) -> None:
     def copy(begin: int) -> None:
         end = min(begin + _RANGE, found)
         with _explain(uri, f"{name} cannot be read"):
-            data = system.cat_file(path, begin, end)
+            data = system.cat_file(path, start=begin, end=end)
         if len(data) != end - begin:
             raise StorageError(f"{uri}: {name} ends after {begin + len(data)} of {found} bytes")
         while data:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from full_disk import SmallDisk
 from google.protobuf import json_format
 from policy_files import Publications
 
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.errors import ForageError
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_policies import cache as cache_module
 from forage_policies.announcement import PolicyError
 from forage_policies.cache import MAX_KEPT, PolicyCache
@@ -395,6 +396,33 @@ def test_threads_that_follow_many_versions_never_see_another_one(
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_files_are_received_where_they_are_sent_and_read_where_that_fails(
+    published: Publications, tmp_path: Path
+) -> None:
+    asked: list[list[str]] = []
+    damage: list[bytes] = [b""]
+
+    def receive(policy: Policy, files: Sequence[PolicyFile], folder: Path) -> None:
+        asked.append([file.name for file in files])
+        if damage[0] == b"refused":
+            raise ForageError("the trainer refuses")
+        for file in files:
+            content = (tmp_path / f"scratch/v{policy.version}/{file.name}").read_bytes()
+            (folder / file.name).write_bytes(content + damage[0])
+
+    cache = PolicyCache(tmp_path / "cache", 20, 20, receive)
+    for version, how in enumerate([b"", b"", b"refused", b"damaged"], 1):
+        damage[0] = how
+        policy = published.publish()
+        policy.direct.host = "trainer"
+        uri = f"{published.uri.removeprefix('memory:/')}/v{version}"
+        if not how:  # nothing is read
+            fsspec.filesystem("memory").rm(uri, recursive=True)
+        with cache.hold(policy) as held:
+            assert published.is_held(held)
+    assert asked == [["a.safetensors", "b.safetensors"], ["delta"], ["delta"], ["delta"]]
 
 
 def test_a_full_disk_is_a_clear_error_and_leaves_the_cache_usable(
