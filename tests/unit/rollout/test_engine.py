@@ -23,6 +23,7 @@ import pytest_asyncio
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.telemetry.stacks import FOLDER_VARIABLE, SIGNAL, find_stack_file
+from forage_common.telemetry.waits import list_waits
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_rollout.engine.vllm_engine import EngineHangsError, VllmEngine
 from forage_rollout.loop.generation import Generation, Request
@@ -86,6 +87,14 @@ def draw_contexts(count: int, length: int) -> list[list[int]]:
 
 def ask(context: list[int], seed: int | None = 1, tokens: int = 40, temperature: float = 1.0) -> Request:
     return Request(context, tokens, temperature, 1.0, -1, seed)
+
+
+async def check_serves(parts: Parts, name: str) -> None:
+    """Check that log-probabilities are those of a model."""
+    context = draw_contexts(1, 50)[0]
+    generation = await parts.engine.generate(ask(context))
+    expected = compute_reference(parts.models[name], context, generation.token_ids)
+    assert find_largest_difference(generation.logprobs, expected) < TOLERANCE
 
 
 async def test_logprobs_are_those_of_the_model_in_the_type_that_the_engine_declares(parts: Parts) -> None:
@@ -302,23 +311,31 @@ async def test_an_update_within_a_pause_leaves_the_engine_paused(parts: Parts) -
     assert (await late).versions == [(policy.version, 1, 0, len((await late).token_ids))]
 
 
-async def test_a_cancelled_caller_does_not_cancel_its_update(parts: Parts) -> None:
-    await parts.serve("a")
-    policy = describe_policy(parts.models["b"])
-    updating = asyncio.create_task(parts.engine.load_policy(policy))
-    await asyncio.sleep(0.02)
+async def test_a_load_that_is_cancelled_before_its_pause_leaves_the_engine_as_it_was(parts: Parts) -> None:
+    old = await parts.serve("a")
+    updating = asyncio.create_task(parts.engine.load_policy(describe_policy(parts.models["b"])))
+    while not any(wait["what"].startswith("a policy to be loaded") for wait in list_waits()):
+        await asyncio.sleep(0)
     updating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await updating
-    assert await parts.engine.wait_for_policy(policy.version, 1, 30) == policy
-    context = draw_contexts(1, 50)[0]
-    generation = await parts.engine.generate(ask(context))
-    assert (
-        find_largest_difference(
-            generation.logprobs, compute_reference(parts.models["b"], context, generation.token_ids)
-        )
-        < TOLERANCE
-    )
+    assert parts.engine.serving == old
+    await check_serves(parts, "a")
+    await parts.serve("b")
+    await check_serves(parts, "b")
+
+
+async def test_a_load_that_is_cancelled_within_its_pause_ends(parts: Parts) -> None:
+    await parts.serve("a")
+    policy = describe_policy(parts.models["b"])
+    updating = asyncio.create_task(parts.engine.load_policy(policy))
+    while not parts.engine._pause.is_updating:
+        await asyncio.sleep(0)
+    updating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await updating
+    assert parts.engine.serving == policy
+    await check_serves(parts, "b")
 
 
 async def test_stop_texts_and_min_tokens_are_those_of_the_request(parts: Parts) -> None:

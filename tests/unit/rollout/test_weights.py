@@ -50,22 +50,21 @@ async def test_a_local_policy_is_read_in_place(folder: Path, tmp_path: Path) -> 
     transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
     digest = compute_sha256((folder / WEIGHTS).read_bytes())
     for uri in (str(folder), f"file://{folder}"):
-        shipment = await transport.prepare(Policy(version=1, epoch=1, uri=uri, digest=digest))
-        assert shipment.update_info == {"paths": [str(folder / WEIGHTS)]}
+        assert await transport.prepare(Policy(version=1, epoch=1, uri=uri, digest=digest)) == [folder / WEIGHTS]
     assert not (tmp_path / "cache").exists()
 
 
 async def test_a_remote_policy_is_fetched_once_and_again_when_its_copy_is_damaged(folder: Path, tmp_path: Path) -> None:
     transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
     policy = publish(folder, "memory://fetched-once/v1")
-    [path] = (await transport.prepare(policy)).update_info["paths"]
-    assert Path(path).read_bytes() == (folder / WEIGHTS).read_bytes()
-    Path(path).write_bytes(b"x")
-    assert (await transport.prepare(policy)).update_info["paths"] == [path]
-    assert Path(path).read_bytes() == (folder / WEIGHTS).read_bytes()
+    [path] = await transport.prepare(policy)
+    assert path.read_bytes() == (folder / WEIGHTS).read_bytes()
+    path.write_bytes(b"x")
+    assert await transport.prepare(policy) == [path]
+    assert path.read_bytes() == (folder / WEIGHTS).read_bytes()
     fsspec.filesystem("memory").rm("/fetched-once", recursive=True)
-    assert (await transport.prepare(policy)).update_info["paths"] == [path]  # from the cache
-    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [Path(path).parent.name]
+    assert await transport.prepare(policy) == [path]  # from the cache
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [path.parent.name]
 
 
 async def test_a_damaged_or_missing_remote_policy_is_refused_and_leaves_no_copy(folder: Path, tmp_path: Path) -> None:
@@ -101,7 +100,7 @@ async def test_shards_come_together_in_the_announced_order(folder: Path, tmp_pat
         files.append(PolicyFile(name=name, digest=compute_sha256(content), bytes=len(content)))
     transport = FilesystemTransport(expected, tmp_path / "cache")
     policy = Policy(version=1, epoch=1, uri="memory://shards", files=files)
-    names = [Path(path).name for path in (await transport.prepare(policy)).update_info["paths"]]
+    names = [path.name for path in await transport.prepare(policy)]
     assert names == ["b.safetensors", "a.safetensors"]
 
 
@@ -110,8 +109,8 @@ async def test_the_cache_keeps_the_policies_used_last(folder: Path, tmp_path: Pa
     used = []
     for version in range(MAX_KEPT + 2):
         policy = publish(write_altered(folder, version), f"memory://pruned/v{version}", version)
-        [path] = (await transport.prepare(policy)).update_info["paths"]
-        used.append(Path(path).parent)
+        [path] = await transport.prepare(policy)
+        used.append(path.parent)
         os.utime(used[-1], (version, version))  # the clock of a file system may be coarse
     assert {entry.name for entry in (tmp_path / "cache").iterdir()} == {folder.name for folder in used[-MAX_KEPT:]}
 
@@ -121,7 +120,7 @@ async def test_engines_of_one_machine_may_fetch_at_the_same_time(folder: Path, t
     policy = Policy(version=1, epoch=1, uri=f"simplecache::file://{folder}", digest=digest)
     engines = [FilesystemTransport(read_model_shapes(folder), tmp_path / "cache") for _ in range(8)]
     shipments = await asyncio.gather(*[engine.prepare(policy) for engine in engines])
-    assert len({shipment.update_info["paths"][0] for shipment in shipments}) == 1
+    assert len({shipment[0] for shipment in shipments}) == 1
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 

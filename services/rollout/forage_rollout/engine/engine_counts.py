@@ -21,6 +21,8 @@ class EngineCounts:
     sampled_tokens: int = 0
     busy_seconds: float = 0.0
     policy_updates: int = 0
+    policy_stage_seconds: float = 0.0
+    policy_wait_seconds: float = 0.0
     policy_pause_seconds: float = 0.0
     policy_failures: int = 0
     adapter_loads: int = 0

@@ -1,4 +1,4 @@
-"""Pauses of generation: those that were asked for, and the short one in which weights are replaced."""
+"""Pauses of generation: those that were asked for, and the short one in which a policy is put in place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.weights.policy import TransferInfo, format_label
+from forage_rollout.weights.policy import format_label
 
 
 class GenerationPause:
@@ -19,6 +19,7 @@ class GenerationPause:
 
     Attributes:
         is_paused: generation was paused and not resumed.
+        is_updating: a policy is being put in place.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -26,14 +27,13 @@ class GenerationPause:
         # vLLM has a single pause: a pause, a resume and an update must not interleave, or one would end the other's.
         self._lock = asyncio.Lock()
         self._drained = AsyncExitStack()
-        self._init_info: dict[str, Any] | None = None
-        self._is_updating = False
+        self.is_updating = False
         self.is_paused = False
 
     @property
     def is_intended(self) -> bool:
         """Whether generation stands still on purpose: such an engine does not hang."""
-        return self.is_paused or self._is_updating
+        return self.is_paused or self.is_updating
 
     async def pause(self, drain: bool, drained: AbstractAsyncContextManager[None]) -> None:
         """Hold generation until `resume`.
@@ -60,32 +60,32 @@ class GenerationPause:
                 self.is_paused = False
                 await self._drained.aclose()
 
-    async def replace_weights(self, policy: Policy, transfer: TransferInfo) -> float:
-        """Load a policy in place; after an exception the weights are undefined.
+    async def put_policy(self, policy: Policy, number: int) -> tuple[float, float]:
+        """Put a policy in place that the workers have ready; after an exception the weights are undefined.
+
+        Args:
+            number: the policy's number in `Stager.stage`.
 
         Returns:
-            Seconds that generation was paused.
+            Seconds until the running step had ended, and seconds that generation then stood still.
         """
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
-
         async with self._lock:
-            self._is_updating = True
+            self.is_updating = True
             try:
-                if self._init_info != transfer.init_info:
-                    if self._init_info is not None:
-                        await self._llm.shutdown_weight_transfer_engine()
-                    await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(transfer.init_info))
-                    self._init_info = transfer.init_info
-                start = time.perf_counter()
-                # The prefix cache holds keys and values of the old weights and must not serve the new ones. Running
-                # requests are kept ("keep"): they compute theirs again and go on under the new policy.
-                await self._llm.pause_generation(mode="keep", clear_cache=True)
-                await self._llm.start_weight_update()
-                await self._llm.update_weights(WeightTransferUpdateRequest(transfer.update_info))
+                core = self._llm.engine_core
+                asked = time.perf_counter()
+                # Not by `pause_generation`: it sleeps for 20 ms once generation has stopped.
+                await core.pause_scheduler_async(mode="keep", clear_cache=False)
+                begin = time.perf_counter()
+                # The caches hold keys and values of the old weights and must not serve the new ones. Running requests
+                # are kept ("keep"): they compute theirs again and go on under the new policy.
+                await self._llm.renderer.clear_mm_cache_async()
+                await core.pause_scheduler_async(mode="keep", clear_cache=True)
+                await self._llm.collective_rpc("put_policy", args=(number,))
                 # From here on vLLM marks sampled tokens with this label: it becomes the trajectory's segments.
-                await self._llm.finish_weight_update(format_label(policy))
+                await self._llm.update_weight_version(format_label(policy))
                 if not self.is_paused:
                     await self._llm.resume_generation()
-                return time.perf_counter() - start
+                return begin - asked, time.perf_counter() - begin
             finally:
-                self._is_updating = False
+                self.is_updating = False

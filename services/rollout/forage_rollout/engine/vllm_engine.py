@@ -6,20 +6,23 @@ import asyncio
 import contextlib
 import itertools
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forage_common.files.model_folder import read_model_shapes
+from forage_common.files.model_folder import list_weight_files
 from forage_common.settings import EngineSettings, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.tensors import read_headers
 from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.core_process import use_fork
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.leases import Leases
 from forage_rollout.engine.repeatable import prepare_repeatable
+from forage_rollout.engine.stager import Stager
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.adapter import Adapter, Adapters, build_engine_arguments, verify_adapter
@@ -27,12 +30,12 @@ from forage_rollout.weights.filesystem import FilesystemTransport, fetch_policy
 from forage_rollout.weights.policy import (
     NotServingError,
     PolicyError,
-    TransferInfo,
     describe_policy,
     has_reached,
     is_newer,
     parse_label,
 )
+from forage_rollout.weights.validation import verify_tensors
 
 log = get_logger()
 _BATCHED_TOKENS_CPU = 4096
@@ -69,7 +72,6 @@ class VllmEngine:
 
     def __init__(self, settings: Settings) -> None:
         os.environ.update(build_environment(settings.rollout.engine))
-        from vllm.config import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -88,7 +90,8 @@ class VllmEngine:
         if settings.run.repeatable:
             arguments |= prepare_repeatable(cpu, engine)
         model = Path(settings.model.path).resolve()
-        self._shapes = read_model_shapes(model)
+        self._expected = read_headers(model / name for name in list_weight_files(model))
+        self._shapes = {name: info.shape for name, info in self._expected.items()}
         self._transport = FilesystemTransport(self._shapes, weights.cache_dir.resolve())
         self._llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
@@ -101,14 +104,14 @@ class VllmEngine:
                 tensor_parallel_size=engine.tensor_parallel_size,
                 seed=settings.run.seed,
                 logprobs_mode="processed_logprobs",
-                weight_transfer_config=WeightTransferConfig(backend=self._transport.backend),
                 disable_log_stats=True,
                 enable_log_requests=False,
-                worker_extension_cls="forage_rollout.engine.worker_stacks.WorkerExtension",
+                worker_extension_cls="forage_rollout.engine.worker_extension.WorkerExtension",
                 **arguments,
                 **build_engine_arguments(engine.max_lora_rank),
             )
         )
+        self._dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
         self._tokenizer = self._llm.get_tokenizer()
         self._stops = StopTexts(self._tokenizer.get_vocab())
         self._request_ids = itertools.count()
@@ -119,6 +122,7 @@ class VllmEngine:
         is_draining = weights.update == "drain"
         self._leases = Leases(settings.rollout.trajectory_timeout_s) if is_draining else None
         self._pause = GenerationPause(self._llm)
+        self._stager = Stager(self._llm)
         self._loading = asyncio.Lock()
         self._sampled_tokens = 0
         self._served_changed = asyncio.Condition()
@@ -235,7 +239,7 @@ class VllmEngine:
         return final
 
     async def load_policy(self, policy: Policy, allow_older: bool = False) -> float:
-        """Serve another policy; a caller that is cancelled does not stop the load.
+        """Serve another policy. A caller that is cancelled before the pause leaves the engine as it was.
 
         Running generations go on under the new policy; those with an adapter keep theirs to their end. In drain mode
         the load waits until all leases are released.
@@ -244,60 +248,65 @@ class VllmEngine:
             allow_older: the policy need not be newer than the served one: it is the one that the trainer announced.
 
         Returns:
-            Seconds that generation was paused.
+            Seconds that generation stood still.
 
         Raises:
             PolicyError: the policy must not be served; the engine goes on as before.
         """
-        # Shielded, because a load that stops halfway leaves weights of two policies.
-        return await asyncio.shield(asyncio.ensure_future(self._load(policy, allow_older)))
-
-    async def _load(self, policy: Policy, allow_older: bool) -> float:
         async with self._loading:
             try:
-                if not allow_older and not is_newer(policy, self.serving):
-                    assert self.serving is not None
-                    raise PolicyError(
-                        f"{describe_policy(policy)} is not newer than {describe_policy(self.serving)}, now served"
-                    )
-                if policy.adapter != bool(self._max_lora_rank):
-                    kind = "a LoRA adapter" if policy.adapter else "a whole policy"
-                    raise PolicyError(
-                        f"{describe_policy(policy)} is {kind} and "
-                        f"rollout.engine.max_lora_rank is {self._max_lora_rank}: "
-                        "an engine with a rank loads adapters only, one without loads none"
-                    )
+                self._check_policy(policy, allow_older)
                 if policy.adapter:
-                    folder = await asyncio.to_thread(self._fetch_adapter, policy)
-                    async with self._drain_leases():
-                        await self._adapters.load_adapter(policy, folder)
-                        await self._set_serving(policy)
-                    self._meter.counts.adapter_loads += 1
-                    seconds = 0.0
+                    seconds = await self._load_adapter(policy)
                 else:
-                    # Fetched and verified while generation goes on: only the load itself pauses it.
-                    transfer = await self._transport.prepare(policy)
-                    async with self._drain_leases():
-                        seconds = await self._replace_weights(policy, transfer)
-                        await self._set_serving(policy)
+                    seconds = await self._load_whole(policy)
             except Exception:
                 self._meter.counts.policy_failures += 1
                 raise
-        counts = self._meter.counts
-        counts.policy_updates += 1
-        counts.policy_pause_seconds += seconds
+        self._meter.counts.policy_updates += 1
         log.info("policy_loaded", version=policy.version, epoch=policy.epoch, seconds=round(seconds, 3))
         return seconds
 
-    def _fetch_adapter(self, policy: Policy) -> Path:
-        return verify_adapter(policy, fetch_policy(policy, self._cache_dir), self._shapes, self._max_lora_rank)
+    def _check_policy(self, policy: Policy, allow_older: bool) -> None:
+        if not allow_older and not is_newer(policy, self.serving):
+            served = "" if self.serving is None else describe_policy(self.serving)
+            raise PolicyError(f"{describe_policy(policy)} is not newer than {served}, now served")
+        if policy.adapter != bool(self._max_lora_rank):
+            kind = "a LoRA adapter" if policy.adapter else "a whole policy"
+            raise PolicyError(
+                f"{describe_policy(policy)} is {kind} and "
+                f"rollout.engine.max_lora_rank is {self._max_lora_rank}: "
+                "an engine with a rank loads adapters only, one without loads none"
+            )
 
-    def _drain_leases(self) -> contextlib.AbstractAsyncContextManager[None]:
-        return contextlib.nullcontext() if self._leases is None else self._leases.drain()
+    async def _load_adapter(self, policy: Policy) -> float:
+        files = await asyncio.to_thread(fetch_policy, policy, self._cache_dir)
+        folder = await asyncio.to_thread(verify_adapter, policy, files, self._shapes, self._max_lora_rank)
+        async with self._drain_leases():
+            await self._adapters.load_adapter(policy, folder)
+            await self._set_serving(policy)
+        self._meter.counts.adapter_loads += 1
+        return 0.0
 
-    async def _replace_weights(self, policy: Policy, transfer: TransferInfo) -> float:
+    async def _load_whole(self, policy: Policy) -> float:
+        """Load a policy while the old one is served; only to put it in place is there a pause."""
+        counts, began = self._meter.counts, time.perf_counter()
+        files = await self._transport.prepare(policy)
+        await asyncio.to_thread(verify_tensors, policy, files, self._expected, self._dtype)
+        async with self._stager.stage(policy, files) as number:
+            counts.policy_stage_seconds += time.perf_counter() - began
+            async with self._drain_leases():
+                putting = asyncio.ensure_future(self._put_policy(policy, number))
+                try:
+                    # Shielded, because weights that are replaced halfway belong to no policy.
+                    return await asyncio.shield(putting)
+                except asyncio.CancelledError:
+                    await asyncio.wait([putting])  # wait: the pause is over in a moment
+                    raise
+
+    async def _put_policy(self, policy: Policy, number: int) -> float:
         try:
-            return await self._pause.replace_weights(policy, transfer)
+            waited, paused = await self._pause.put_policy(policy, number)
         except BaseException as error:
             # Partially replaced weights belong to no policy. Ending the engine makes Serve start another one.
             self.out_of_service = (
@@ -305,6 +314,13 @@ class VllmEngine:
             )
             self.kill()
             raise
+        self._meter.counts.policy_wait_seconds += waited
+        self._meter.counts.policy_pause_seconds += paused
+        await self._set_serving(policy)
+        return paused
+
+    def _drain_leases(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext() if self._leases is None else self._leases.drain()
 
     async def _set_serving(self, policy: Policy) -> None:
         async with self._served_changed:
@@ -379,5 +395,5 @@ class VllmEngine:
         """End the engine's processes; a second call does nothing."""
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
-            del self._adapters, self._pause  # the last references to it
+            del self._adapters, self._pause, self._stager  # the last references to it
             llm.shutdown()

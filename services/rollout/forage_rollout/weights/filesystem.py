@@ -14,12 +14,10 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.weights import BACKEND
 from forage_rollout.weights.policy import (
     SUFFIX,
     PolicyError,
     Shapes,
-    TransferInfo,
     describe_policy,
     list_files,
     read_tensor_shapes,
@@ -39,13 +37,11 @@ class FilesystemTransport:
         cache: folder for copies; engines of one machine may share it.
     """
 
-    backend = BACKEND
-
     def __init__(self, expected: Shapes, cache: Path) -> None:
         self._expected = expected
         self._cache = cache
 
-    async def prepare(self, policy: Policy) -> TransferInfo:
+    async def prepare(self, policy: Policy) -> list[Path]:
         """Fetch and verify a policy; generation goes on meanwhile.
 
         Raises:
@@ -53,10 +49,10 @@ class FilesystemTransport:
         """
         return await asyncio.to_thread(self._prepare, policy)
 
-    def _prepare(self, policy: Policy) -> TransferInfo:
+    def _prepare(self, policy: Policy) -> list[Path]:
         weights = [file for file in fetch_policy(policy, self._cache) if file.suffix == SUFFIX]
         verify_shapes(policy, read_tensor_shapes(policy, weights), self._expected)
-        return TransferInfo({"paths": [str(file) for file in weights]})
+        return weights
 
 
 def fetch_policy(policy: Policy, cache: Path) -> list[Path]:

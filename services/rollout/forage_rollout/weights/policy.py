@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from forage_common.errors import ForageError
 from forage_common.files.model_folder import WEIGHTS, read_safetensors_header
@@ -15,19 +13,6 @@ from forage_common.v1.trajectory_pb2 import Policy
 Shapes = Mapping[str, tuple[int, ...]]
 SUFFIX = Path(WEIGHTS).suffix
 _TIED_HEAD = "lm_head.weight"
-
-
-@dataclass(frozen=True)
-class TransferInfo:
-    """A verified policy as vLLM's weight transfer takes it.
-
-    Attributes:
-        update_info: where this policy's tensors come from.
-        init_info: how workers and sender connect; they connect again when it changes.
-    """
-
-    update_info: dict[str, Any]
-    init_info: dict[str, Any] = field(default_factory=dict)
 
 
 class PolicyError(ForageError):

@@ -1,0 +1,91 @@
+"""Policies made ready in the workers of an engine while it generates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from forage_common.telemetry.waits import waiting
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.cache import HeldDelta
+from forage_rollout.weights.policy import PolicyError, describe_policy
+
+_FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.05
+
+
+class Stager:
+    """Has every worker of one AsyncLLM make a policy ready.
+
+    Args:
+        llm: vLLM's AsyncLLM.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._numbers = itertools.count(1)
+
+    @asynccontextmanager
+    async def stage(
+        self, policy: Policy, files: Sequence[Path], deltas: Sequence[HeldDelta] = (), content: str = ""
+    ) -> AsyncIterator[int]:
+        """Make a policy ready; in the block it can be put in place by its number, and is dropped at its end if not.
+
+        Args:
+            files: safetensors files on this machine that hold the whole policy.
+            deltas: those that lead to the policy, oldest first.
+            content: digest of the whole policy; empty if unknown.
+
+        Raises:
+            PolicyError: it cannot be loaded; the workers go on as before.
+        """
+        number = next(self._numbers)
+        stamps = read_stamps(policy, files)
+        try:
+            changes = [(delta.base, [str(file) for file in delta.files]) for delta in deltas]
+            await self._llm.collective_rpc(
+                "begin_policy", args=(number, [str(file) for file in files], changes, content)
+            )
+            await self._wait_until_ready(policy, number)
+            if read_stamps(policy, files) != stamps:
+                raise PolicyError(f"{describe_policy(policy)}: its files have changed while they were read")
+            yield number
+        finally:
+            # An engine that has died has nothing to drop, and whoever waits for it hears of that elsewhere.
+            with contextlib.suppress(Exception):
+                await self._llm.collective_rpc("drop_policy")
+
+    async def _wait_until_ready(self, policy: Policy, number: int) -> None:
+        interval_s = _FIRST_POLL_S
+        with waiting(
+            "a policy to be loaded beside the served one",
+            on="the engine's workers",
+            limit_s=None,
+            why_unlimited="the old policy is served meanwhile, and a newer announcement ends it",
+            detail=describe_policy(policy),
+        ):
+            while True:
+                states = await self._llm.collective_rpc("poll_policy", args=(number,))
+                if errors := [error for _, error in states if error]:
+                    raise PolicyError(f"{describe_policy(policy)} cannot be loaded ({errors[0]})")
+                if all(is_ready for is_ready, _ in states):
+                    return
+                await asyncio.sleep(interval_s)
+                interval_s = min(2 * interval_s, _LAST_POLL_S)
+
+
+def read_stamps(policy: Policy, files: Sequence[Path]) -> list[tuple[int, ...]]:
+    """What tells whether files have changed.
+
+    Raises:
+        PolicyError: a file cannot be read.
+    """
+    try:
+        found = [file.stat() for file in files]
+    except OSError as error:
+        raise PolicyError(f"{describe_policy(policy)}: {error.filename} cannot be read ({error.strerror})") from None
+    return [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found]

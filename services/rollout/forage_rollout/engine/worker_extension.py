@@ -1,0 +1,37 @@
+"""What vLLM's worker processes have from us: they load policies as we do, and show their stacks on a signal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forage_common.telemetry.stacks import write_stacks_on_signal
+from forage_rollout.weights.staging import DeltaFiles, Stage
+
+write_stacks_on_signal()
+
+
+class WorkerExtension:
+    """Methods that vLLM adds to its worker, for calls by name; see `weights.staging.Stage`."""
+
+    _policy_stage: Stage | None = None
+
+    def begin_policy(self, number: int, files: Sequence[str], deltas: Sequence[DeltaFiles], content: str) -> None:
+        """Begin to make a policy ready; returns at once."""
+        if self._policy_stage is None:
+            self._policy_stage = Stage(self)
+        self._policy_stage.begin(number, files, deltas, content)
+
+    def poll_policy(self, number: int) -> tuple[bool, str]:
+        """Whether the policy may be put in place, and else why it never will be, if that is known."""
+        assert self._policy_stage is not None
+        return self._policy_stage.poll(number)
+
+    def put_policy(self, number: int) -> None:
+        """Put the policy in place while nothing is generated."""
+        assert self._policy_stage is not None
+        self._policy_stage.put(number)
+
+    def drop_policy(self) -> None:
+        """Free what was replaced, or what was not put in place."""
+        if self._policy_stage is not None:
+            self._policy_stage.drop()

@@ -1,0 +1,203 @@
+"""The next policy of a worker of vLLM: made ready by a thread while the worker generates, and then put in place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
+
+from forage_common.telemetry.logs import get_logger
+from forage_policies.delta import read_positions
+from forage_policies.tensors import Tensor, read_headers
+from forage_rollout.weights.reload import is_patchable, load_patches, load_whole
+from forage_rollout.weights.shadow import Shadow
+from forage_rollout.weights.validation import read_tensor
+
+log = get_logger()
+DeltaFiles = tuple[str, Sequence[str]]
+"""The delta of a version: the content of the policy that it applies to, and its files."""
+_DTYPES = {
+    "BF16": torch.bfloat16,
+    "BOOL": torch.bool,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+
+
+class Stage:
+    """What is made ready for one worker.
+
+    Args:
+        worker: vLLM's worker.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._job: _Job | None = None
+        self._content = ""
+        self._replaced: list[Any] = []
+
+    def begin(self, number: int, files: Sequence[str], deltas: Sequence[DeltaFiles], content: str) -> None:
+        """Begin to make a policy ready, in place of any other; returns at once.
+
+        Args:
+            number: the caller's name for this policy.
+            files: safetensors files that hold the whole policy.
+            deltas: those that lead to the policy, oldest first; they are used where they lead on from what is in use.
+            content: digest of the whole policy; empty if unknown.
+        """
+        before = self._job
+        self.drop()
+        policy = _Policy([Path(file) for file in files], deltas, content)
+        self._job = _Job(self._worker, number, policy, self._content, before)
+        self._job.start()
+
+    def poll(self, number: int) -> tuple[bool, str]:
+        """Whether the policy may be put in place, and else why it never will be, if that is known."""
+        if self._job is None or self._job.number != number:
+            return False, "another policy has taken its place"
+        return self._job.put is not None, self._job.error
+
+    def put(self, number: int) -> None:
+        """Put the policy in place. The worker must not generate; after an error it must not go on."""
+        job = self._job
+        if job is None or job.number != number or job.put is None:
+            raise RuntimeError(f"policy {number} is not ready")
+        self._content = ""
+        with set_current_vllm_config(self._worker.vllm_config), torch.no_grad():
+            self._replaced = job.put()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        self._content, self._job = job.policy.content, None
+
+    def drop(self) -> None:
+        """Free what was replaced, and what is ready and was not put in place."""
+        job, self._job = self._job, None
+        garbage, self._replaced = self._replaced, []
+        if job is not None:
+            job.is_cancelled.set()
+            garbage.append(job)
+        if garbage:
+            del job
+            # One reference after the other: a large tensor takes milliseconds, in which no token is sampled.
+            threading.Thread(target=_free, args=(garbage,), name="free-policy", daemon=True).start()
+
+
+class _CancelledError(Exception):
+    """Another policy is wanted."""
+
+
+@dataclass(frozen=True)
+class _Policy:
+    files: list[Path]
+    deltas: Sequence[DeltaFiles]
+    content: str
+
+
+class _Job(threading.Thread):
+    """Makes one policy ready.
+
+    Args:
+        base: content of the weights in use.
+        before: the thread of the policy before.
+
+    Attributes:
+        put: puts the policy in place and returns what it replaced; None until then.
+        error: why there is nothing to put.
+    """
+
+    def __init__(self, worker: Any, number: int, policy: _Policy, base: str, before: threading.Thread | None) -> None:
+        super().__init__(name="stage-policy", daemon=True)
+        self.number, self.policy = number, policy
+        self.put: Callable[[], list[Any]] | None = None
+        self.error = ""
+        self.is_cancelled = threading.Event()
+        self._worker, self._base, self._before = worker, base, before
+
+    def run(self) -> None:
+        if self._before is not None:
+            self._before.join()  # wait: it was cancelled, and two at once would take the memory of two
+            self._before = None
+        try:
+            with set_current_vllm_config(self._worker.vllm_config):
+                self.put = self._prepare()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the old policy is served on
+            self.error = f"{type(error).__name__}: {error}"
+
+    def _prepare(self) -> Callable[[], list[Any]]:
+        if self.policy.content and self.policy.content == self._base:
+            return list  # the same weights under another version
+        model, model_config = self._worker.model_runner.model, self._worker.model_config
+        if self._worker.device.type == "cpu":
+            shadow = Shadow(model, model_config)
+            shadow.load(self._read_tensors())
+            return shadow.swap
+        patches: list[CheckpointWeightPatch] = []
+        changes = _find_changes(self.policy.deltas, self._base)
+        if changes and is_patchable(model):
+            patches = build_patches(self.policy.files, changes, self._worker.device)
+
+        def put() -> list[Any]:
+            try:
+                if patches:
+                    load_patches(model, patches)
+                    return []
+            except NotImplementedError as error:
+                log.warning("delta_not_applied", detail=str(error))
+            load_whole(model, model_config, self.policy.files)
+            return []
+
+        return put
+
+    def _read_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, info in read_headers(self.policy.files).items():
+            if self.is_cancelled.is_set():
+                raise _CancelledError
+            yield name, to_torch(read_tensor(info))
+
+
+def to_torch(tensor: Tensor) -> torch.Tensor:
+    """The same elements for PyTorch."""
+    return torch.from_numpy(tensor.bits).view(_DTYPES[tensor.dtype]).view(tensor.shape)
+
+
+def build_patches(files: Sequence[Path], changes: Sequence[Path], device: torch.device) -> list[CheckpointWeightPatch]:
+    """The elements that any of the deltas changes, with their values in the whole policy."""
+    positions: dict[str, list[np.ndarray[Any, Any]]] = {}
+    for change in changes:
+        for name, found in read_positions(change).items():
+            positions.setdefault(name, []).append(found)
+    infos, patches = read_headers(files), []
+    for name, parts in positions.items():
+        indices = torch.from_numpy(parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts)))
+        values = to_torch(read_tensor(infos[name])).view(-1)[indices]
+        patches.append(
+            CheckpointWeightPatch(name, infos[name].shape, values.dtype, values.to(device), indices.to(device))
+        )
+    return patches
+
+
+def _find_changes(deltas: Sequence[DeltaFiles], base: str) -> list[Path]:
+    """The deltas that lead on from a policy; none where they do not begin with it."""
+    begin = next((number for number, delta in enumerate(deltas) if base and delta[0] == base), len(deltas))
+    return [Path(file) for _, files in deltas[begin:] for file in files]
+
+
+def _free(garbage: list[Any]) -> None:
+    while garbage:
+        garbage.pop()
