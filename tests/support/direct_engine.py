@@ -1,7 +1,8 @@
 """`python direct_engine.py STALL_S`: a receiver of the direct transport, which obeys lines of JSON.
 
 {"port": …, "files": [[name, digest, bytes], …], "folder": …} receives files; printed are the seconds that it took and
-why it failed, if it did.
+why it failed, if it did. {"policy": an announcement in hex, "cache": …} holds a policy as an engine does; printed are
+also the paths of its files, and how many folders have been received and read instead.
 """
 
 from __future__ import annotations
@@ -12,23 +13,40 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forage_common.v1.trajectory_pb2 import DirectSender, PolicyFile
-from forage_rollout.weights.direct_receiver import DirectError, DirectReceiver
+from forage_common.errors import ForageError
+from forage_common.telemetry.logs import configure_logs
+from forage_common.v1.trajectory_pb2 import DirectSender, Policy, PolicyFile
+from forage_policies.cache import PolicyCache
+from forage_rollout.weights.direct_receiver import DirectReceiver
 
 
 def main() -> None:
     """Obey the lines until the input ends."""
+    configure_logs("rollout")
     receiver = DirectReceiver(float(sys.argv[1]))
+    caches: dict[str, PolicyCache] = {}
     write_line({})
     for line in sys.stdin:
         order = json.loads(line)
-        files = [PolicyFile(name=name, digest=digest, bytes=size) for name, digest, size in order["files"]]
-        began, failure = time.perf_counter(), ""
+        began, answer = time.perf_counter(), {"failure": ""}
         try:
-            receiver.receive(DirectSender(host="127.0.0.1", port=order["port"]), files, Path(order["folder"]))
-        except DirectError as error:
-            failure = str(error)
-        write_line({"seconds": time.perf_counter() - began, "failure": failure})
+            if "policy" in order:
+                cache = caches.setdefault(order["cache"], PolicyCache(Path(order["cache"]), receive=receiver.receive))
+                answer |= hold(cache, Policy.FromString(bytes.fromhex(order["policy"])))
+            else:
+                files = [PolicyFile(name=name, digest=digest, bytes=size) for name, digest, size in order["files"]]
+                policy = Policy(direct=DirectSender(host="127.0.0.1", port=order["port"]))
+                receiver.receive(policy, files, Path(order["folder"]))
+        except ForageError as error:
+            answer["failure"] = str(error)
+        write_line(answer | {"seconds": time.perf_counter() - began})
+
+
+def hold(cache: PolicyCache, policy: Policy) -> dict[str, Any]:
+    """Hold a policy for a moment."""
+    with cache.hold(policy) as held:
+        files = [str(file) for file in held.files]
+    return {"files": files, "received": cache.received, "fallbacks": cache.fallbacks}
 
 
 def write_line(answer: dict[str, Any]) -> None:

@@ -95,6 +95,10 @@ class PolicyCache:
         readers_limit_s: longest wait for engines that still read a policy which is to be patched.
         receive: another way than storage to files of a policy, `receive(policy, files, folder)`, tried first where the
             announcement names a direct sender; it raises a `ForageError` if it fails.
+
+    Attributes:
+        received: folders whose files came that other way.
+        fallbacks: folders whose files should have, and were read from storage.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class PolicyCache:
         readers_limit_s: float = READERS_LIMIT_S,
         receive: Receive | None = None,
     ) -> None:
+        self.received = self.fallbacks = 0
         self._folder = folder
         self._receive = receive
         self._work_limit_s = work_limit_s
@@ -211,8 +216,10 @@ class PolicyCache:
             try:
                 self._receive(policy, list(part.files.values()), target)
                 verify_files(policy, target, part.files)
+                self.received += 1
                 return
             except ForageError as error:
+                self.fallbacks += 1
                 log.warning("policy_not_received", detail=str(error))
                 shutil.rmtree(target)
                 target.mkdir()

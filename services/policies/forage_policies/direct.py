@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from forage_common.errors import ForageError
+
 REQUESTS = "forage/requests"
 SENDER, RECEIVER = 0, 1
 """Ranks in the group of a transfer."""
@@ -21,6 +23,10 @@ _LONGEST = 1 << 20
 """Bytes of a message; a file is named in about a hundred."""
 _SMALLEST_PIECE, _LARGEST_PIECE = 1 << 16, 1 << 28
 _HEX = set("0123456789abcdef")
+
+
+class DirectError(ForageError):
+    """The trainer did not send the files of a policy: they must be read."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from policy_files import Publications
+
+from forage_common.v1.trajectory_pb2 import Policy, PolicyPart
+from forage_policies.digests import compute_digest
 
 STALL_S = 2.0
 SOON_S = 30.0
@@ -154,9 +158,18 @@ def test_an_engine_that_dies_or_stops_holds_up_no_other(
         assert engines[0].read()["failure"]
     wait_for_resources(trainer, before)
     if number is signal.SIGSTOP:
-        again = engines[0].begin(trainer.hello["port"], source)
-        assert engines[0].read()["failure"] == ""
-        assert again.read_bytes() == source.read_bytes()
+        assert receive_again(engines[0], trainer, source).read_bytes() == source.read_bytes()
+
+
+def receive_again(engine: Engine, trainer: Process, source: Path) -> Path:
+    """Receive a file once the trainer is not avoided any more."""
+    deadline = time.monotonic() + SOON_S
+    while True:
+        target = engine.begin(trainer.hello["port"], source)
+        if not engine.read()["failure"]:
+            return target
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def wait_for_resources(trainer: Process, before: dict[str, int]) -> None:
@@ -197,17 +210,10 @@ def test_a_trainer_that_stops_is_given_up_and_taken_again(tmp_path: Path, start:
     assert "has stopped sending" in engines[1].read()["failure"]
     engines[1].begin(trainer.hello["port"], source)
     at_once = engines[1].read()
-    assert "an earlier transfer" in at_once["failure"]
+    assert "stopped sending a moment ago" in at_once["failure"]
     assert at_once["seconds"] < STALL_S
     trainer.signal(signal.SIGCONT)
-    deadline = time.monotonic() + SOON_S
-    while True:
-        target = engines[1].begin(trainer.hello["port"], source)
-        if not engines[1].read()["failure"]:
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert target.read_bytes() == source.read_bytes()
+    assert receive_again(engines[1], trainer, source).read_bytes() == source.read_bytes()
 
 
 def test_what_is_not_offered_is_refused_with_the_reason(tmp_path: Path, start: Callable[..., Any]) -> None:
@@ -252,3 +258,65 @@ def test_garbage_to_the_port_harms_nobody(tmp_path: Path, start: Callable[..., A
     assert engine.read()["failure"] == ""
     assert target.read_bytes() == source.read_bytes()
     silent.close()
+
+
+def announce(policy: Policy, trainer: Process) -> str:
+    """The announcement of a policy that the trainer also sends."""
+    policy = Policy.FromString(policy.SerializeToString())
+    policy.direct.host, policy.direct.port = "127.0.0.1", trainer.hello["port"]
+    return policy.SerializeToString().hex()
+
+
+def offer(policy: Policy, to: Path) -> dict[str, str]:
+    """The files of all parts of a policy, moved to where only the trainer finds them."""
+    files = {}
+    for part in policy.parts or [PolicyPart(uri=policy.uri, files=policy.files)]:
+        for file in part.files:
+            target = to / file.digest.rpartition(":")[2]
+            source = Path(part.uri) / file.name
+            if source.exists():
+                source.rename(target)
+            files[file.digest] = str(target)
+    return files
+
+
+def test_engines_hold_whole_policies_and_deltas_that_were_sent(tmp_path: Path, start: Callable[..., Any]) -> None:
+    trainer, engines = start("trainer"), [start("engine") for _ in range(2)]
+    published = Publications(str(tmp_path / "policies"), tmp_path / "scratch")
+    (tmp_path / "sent").mkdir()
+    for number in range(3):
+        policy = published.publish()
+        trainer.ask(offer=offer(policy, tmp_path / "sent"))
+        for engine in engines[: 2 if number else 1]:  # one joins late
+            engine.order(policy=announce(policy, trainer), cache=str(tmp_path / "cache"))
+        answers = [engine.read() for engine in engines[: 2 if number else 1]]
+        for answer in answers:
+            assert answer["failure"] == ""
+            assert [compute_digest(Path(file)) for file in answer["files"]] == [file.digest for file in policy.files]
+            assert answer["fallbacks"] == 0
+        # The engines of a machine share what one of them has received.
+        assert sum(answer["received"] for answer in answers) == number + 1
+
+
+def test_what_is_not_received_is_read_and_counted(tmp_path: Path, start: Callable[..., Any]) -> None:
+    trainer, engine = start("trainer"), start("engine")
+    published = Publications(str(tmp_path / "policies"), tmp_path / "scratch")
+    lies = tmp_path / "lies"
+
+    def hold(policy: Policy, cache: str = "cache") -> dict[str, Any]:
+        answer = dict(engine.ask(policy=announce(policy, trainer), cache=str(tmp_path / cache)))
+        assert answer["failure"] == ""
+        assert [compute_digest(Path(file)) for file in answer["files"]] == [file.digest for file in policy.files]
+        return answer
+
+    policy = published.publish()
+    assert (hold(policy)["received"], hold(policy)["fallbacks"]) == (0, 1)  # the trainer refuses
+    [file, other] = policy.files
+    lies.write_bytes(bytes(file.bytes))
+    trainer.ask(offer={file.digest: str(lies), other.digest: f"{policy.uri}/{other.name}"})
+    assert (hold(policy, "other")["received"], hold(policy, "other")["fallbacks"]) == (0, 1)  # other bytes
+    policy = published.publish()
+    trainer.kill()
+    answer = hold(policy)
+    assert (answer["received"], answer["fallbacks"]) == (0, 2)
+    assert answer["seconds"] < STALL_S  # at once

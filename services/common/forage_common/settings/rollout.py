@@ -87,7 +87,10 @@ class WeightSettings(Section):
         "in_flight",
         description="in_flight: running trajectories continue under the new policy; drain: they finish first",
     )
-    transport: Literal["filesystem"] = Field("filesystem", description="filesystem: policies are read from folders")
+    transport: Literal["filesystem", "direct"] = Field(
+        "filesystem",
+        description="filesystem: policies are read where they are published; direct: the trainer sends them",
+    )
     cache_dir: Path = Field(Path(".cache/policies"), description="Folder of policies fetched from remote storage")
 
 

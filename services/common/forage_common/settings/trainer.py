@@ -21,6 +21,12 @@ class PublishSettings(Section):
     shard_bytes: int = Field(
         5 * 2**30, ge=1, description="Largest weights file of a policy or an export; a larger tensor gets its own file"
     )
+    direct_address: str = Field(
+        "",
+        pattern=r"^([^:/\s]+:\d{1,5})?$",
+        description="host:port where engines reach the trainer if rollout.weights.transport=direct; port 0: a free one;"
+        " empty: the address from which this machine reaches Redis, and a free port",
+    )
 
 
 class ProbeSettings(Section):

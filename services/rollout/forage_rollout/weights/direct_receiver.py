@@ -22,13 +22,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from forage_common.errors import ForageError
 from forage_common.telemetry.waits import waiting
-from forage_common.v1.trajectory_pb2 import DirectSender, PolicyFile
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_policies.direct import (
     RECEIVER,
     REQUESTS,
     STALL_S,
+    DirectError,
     Request,
     decode_answer,
     name_answer,
@@ -38,12 +38,10 @@ from forage_policies.direct import (
 _CONNECT_S = 2.0
 _SLOWEST = 20e6
 """Bytes a second: a slower transfer is given up."""
+_AVOID_STALLS = 3
+"""For so many times the longest wait for a piece nothing is asked of a trainer that kept silent so long."""
 _DEPTH = 2
 """Pieces in memory: one is written while one is received."""
-
-
-class DirectError(ForageError):
-    """The trainer did not send the files of a policy: they must be read."""
 
 
 class DirectReceiver:
@@ -56,40 +54,47 @@ class DirectReceiver:
     def __init__(self, stall_s: float = STALL_S) -> None:
         self._stall_s = stall_s
         self._left_behind: list[_Transfer] = []
+        self._avoided: dict[tuple[str, int], float] = {}
 
-    def receive(self, sender: DirectSender, files: Sequence[PolicyFile], folder: Path) -> None:
-        """Receive files, by their announced digests and sizes, into a folder under their names; they are not verified.
+    def receive(self, policy: Policy, files: Sequence[PolicyFile], folder: Path) -> None:
+        """Receive files of a policy, by their announced digests and sizes, into a folder; they are not verified.
 
         Raises:
             DirectError: it failed; what the folder contains then is of no use.
         """
-        address = (sender.host, sender.port)
-        self._left_behind = [one for one in self._left_behind if one.is_alive()]
-        if any(one.address == address for one in self._left_behind):
-            raise DirectError(f"an earlier transfer from {sender.host}:{sender.port} has not ended")
+        address = (policy.direct.host, policy.direct.port)
+        name = "{}:{}".format(*address)
         if unusable := [file.name for file in files if not file.bytes or file.name != Path(file.name).name]:
             raise DirectError(f"{unusable[0]!r} has no announced size, or no plain name")
+        self._left_behind = [one for one in self._left_behind if one.is_alive()]
+        until = self._avoided.get(address, 0.0)
+        if any(one.address == address for one in self._left_behind) or time.monotonic() < until:
+            raise DirectError(f"{name} stopped sending a moment ago")
         with tempfile.TemporaryDirectory(prefix=".direct-", dir=folder) as own:
-            self._run(_Transfer(address, files, Path(own), self._stall_s))
+            transfer = _Transfer(address, files, Path(own), self._stall_s)
+            self._run(transfer)
             for file in files:
                 (Path(own) / file.name).rename(folder / file.name)
 
     def _run(self, transfer: _Transfer) -> None:
-        host, port = transfer.address
-        transfer.start()
+        name = "{}:{}".format(*transfer.address)
+        began = time.monotonic()
         limit_s = 2 * self._stall_s + transfer.bytes / _SLOWEST
-        deadline = time.monotonic() + limit_s
+        transfer.start()
         with waiting("files of a policy", on="trainer", limit_s=limit_s):
-            while transfer.is_alive() and time.monotonic() < min(
-                deadline, transfer.renewed + self._stall_s + _CONNECT_S
-            ):
-                transfer.join(0.1)
+            while transfer.is_alive():
+                left_s = min(began + limit_s, transfer.renewed + self._stall_s + _CONNECT_S) - time.monotonic()
+                if left_s <= 0:
+                    break
+                transfer.join(left_s)
         if transfer.is_alive():
             transfer.is_given_up = True
             self._left_behind.append(transfer)
-            raise DirectError(f"{host}:{port} has stopped sending")
-        if transfer.failure:
-            raise DirectError(f"{host}:{port}: {transfer.failure}")
+        elif not transfer.failure:
+            return
+        if time.monotonic() - transfer.renewed >= self._stall_s:
+            self._avoided = {transfer.address: time.monotonic() + _AVOID_STALLS * self._stall_s}
+        raise DirectError(f"{name}: {transfer.failure or 'it has stopped sending'}")
 
 
 class _Transfer(threading.Thread):

@@ -16,12 +16,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from prometheus_client import Counter, Gauge
 
 from forage_common.addresses import listen, split_address
+from forage_common.errors import SettingsError, UserError
+from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import idling
 from forage_policies.direct import (
@@ -217,16 +220,33 @@ class DirectSender:
                     self._store.delete_key(key)
 
 
-def find_own_address(peer: str) -> str:
-    """The address of this machine from which it reaches another one; of the loopback for a name of this machine.
+def open_sender(settings: Settings) -> DirectSender | None:
+    """Open the sender of a run whose engines ask for one.
 
     Raises:
-        OSError: the name of the other one is unknown, or there is no way to it.
+        UserError: there is no address where they reach it.
     """
-    family, kind, protocol, _, target = socket.getaddrinfo(peer, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)  # sends nothing
-        return str(probe.getsockname()[0])
+    if settings.rollout.weights.transport != "direct":
+        return None
+    address = settings.trainer.publish.direct_address or f"{_find_own_address(settings.redis.url)}:0"
+    if split_address(address)[0] == "0.0.0.0":
+        raise SettingsError(f"trainer.publish.direct_address={address}: name the address that engines connect to")
+    return DirectSender(address)
+
+
+def _find_own_address(redis_url: str) -> str:
+    """The address of this machine from which it reaches Redis, as engines do."""
+    host = urlsplit(redis_url).hostname or "127.0.0.1"
+    try:
+        target = socket.getaddrinfo(host, _ANY_PORT, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UserError(
+            f"the address of this machine towards {host} is unknown ({error.strerror}): "
+            "set trainer.publish.direct_address"
+        ) from None
 
 
 def _join_pair(store: dist.Store, uid: str, host: str, limit: timedelta) -> dist.ProcessGroupGloo:
