@@ -111,7 +111,6 @@ class VllmEngine:
                 **build_engine_arguments(engine.max_lora_rank),
             )
         )
-        self._dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
         self._tokenizer = self._llm.get_tokenizer()
         self._stops = StopTexts(self._tokenizer.get_vocab())
         self._request_ids = itertools.count()
@@ -292,7 +291,7 @@ class VllmEngine:
         """Load a policy while the old one is served; only to put it in place is there a pause."""
         counts, began = self._meter.counts, time.perf_counter()
         files = await self._transport.prepare(policy)
-        await asyncio.to_thread(verify_tensors, policy, files, self._expected, self._dtype)
+        await asyncio.to_thread(verify_tensors, policy, files, self._expected, self.dtype)
         async with self._stager.stage(policy, files) as number:
             counts.policy_stage_seconds += time.perf_counter() - began
             async with self._drain_leases():
