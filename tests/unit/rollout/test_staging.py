@@ -192,7 +192,7 @@ class Bench:
         number = self.prepare(folder, deltas, content)
         assert self.wait(number) == (True, "")
         self.stage.put(number)
-        self.stage.drop()
+        self.stage.drop(number)
 
 
 def test_a_stage_puts_in_place_what_is_ready_and_nothing_else(models: Models, folders: dict[str, Path]) -> None:
@@ -204,7 +204,9 @@ def test_a_stage_puts_in_place_what_is_ready_and_nothing_else(models: Models, fo
     assert bench.wait(second) == (True, "")
     with pytest.raises(RuntimeError, match="is not ready"):
         bench.stage.put(first)
-    bench.stage.drop()
+    bench.stage.drop(first)  # late
+    assert bench.stage.poll(second) == (True, "")
+    bench.stage.drop(second)
     with pytest.raises(RuntimeError, match="is not ready"):
         bench.stage.put(second)
     assert find_differences(served, models.build(folders["a"])) == []

@@ -28,6 +28,7 @@ class Stager:
     def __init__(self, llm: Any) -> None:
         self._llm = llm
         self._numbers = itertools.count(1)
+        self._dropping: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def stage(
@@ -55,9 +56,15 @@ class Stager:
                 raise PolicyError(f"{describe_policy(policy)}: its files have changed while they were read")
             yield number
         finally:
-            # An engine that has died has nothing to drop, and whoever waits for it hears of that elsewhere.
-            with contextlib.suppress(Exception):
-                await self._llm.collective_rpc("drop_policy")
+            # Not waited for: the call takes until the step has ended in which the new policy computes all keys again.
+            dropping = asyncio.create_task(self._drop(number))
+            self._dropping.add(dropping)
+            dropping.add_done_callback(self._dropping.discard)
+
+    async def _drop(self, number: int) -> None:
+        # An engine that has died has nothing to drop, and whoever waits for it hears of that elsewhere.
+        with contextlib.suppress(Exception):
+            await self._llm.collective_rpc("drop_policy", args=(number,))
 
     async def _wait_until_ready(self, policy: Policy, number: int) -> None:
         interval_s = _FIRST_POLL_S

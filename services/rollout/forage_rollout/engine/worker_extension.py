@@ -31,7 +31,7 @@ class WorkerExtension:
         assert self._policy_stage is not None
         self._policy_stage.put(number)
 
-    def drop_policy(self) -> None:
-        """Free what was replaced, or what was not put in place."""
+    def drop_policy(self, number: int) -> None:
+        """Free what the policy has replaced, or the policy if it was not put in place."""
         if self._policy_stage is not None:
-            self._policy_stage.drop()
+            self._policy_stage.drop(number)

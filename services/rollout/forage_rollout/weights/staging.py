@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class Stage:
             content: digest of the whole policy; empty if unknown.
         """
         before = self._job
-        self.drop()
+        self.drop(number)
         policy = _Policy([Path(file) for file in files], deltas, content)
         self._job = _Job(self._worker, number, policy, self._content, before)
         self._job.start()
@@ -85,15 +86,14 @@ class Stage:
             torch.accelerator.synchronize()
         self._content, self._job = job.policy.content, None
 
-    def drop(self) -> None:
-        """Free what was replaced, and what is ready and was not put in place."""
-        job, self._job = self._job, None
+    def drop(self, number: int) -> None:
+        """Free what was replaced, and what was made ready up to this number and not put in place."""
         garbage, self._replaced = self._replaced, []
-        if job is not None:
-            job.is_cancelled.set()
-            garbage.append(job)
+        if self._job is not None and self._job.number <= number:
+            self._job.is_cancelled.set()
+            garbage.append(self._job)
+            self._job = None
         if garbage:
-            del job
             # One reference after the other: a large tensor takes milliseconds, in which no token is sampled.
             threading.Thread(target=_free, args=(garbage,), name="free-policy", daemon=True).start()
 
@@ -201,3 +201,7 @@ def _find_changes(deltas: Sequence[DeltaFiles], base: str) -> list[Path]:
 def _free(garbage: list[Any]) -> None:
     while garbage:
         garbage.pop()
+    # What glibc keeps of a model's size would else count against this process for ever.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

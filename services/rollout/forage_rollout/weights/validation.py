@@ -17,8 +17,12 @@ TIED_HEAD = "lm_head.weight"
 FLOATS = ("BF16", "F16", "F32", "F64")
 """Data types that convert to each other; a tensor of any other type must have that of the model."""
 _READERS = 16
-# The bits of 65,520, the smallest number that is infinite as float16.
-_TOO_LARGE = {"BF16": 0x4780, "F32": 0x477FF000, "F64": 0x40EFFE0000000000}
+# By the engine's type: the bits of the smallest number of a tensor's type that is infinite there.
+_TOO_LARGE = {
+    "float16": {"BF16": 0x4780, "F32": 0x477FF000, "F64": 0x40EFFE0000000000},
+    "bfloat16": {"F32": 0x7F7F8000, "F64": 0x47EFF00000000000},
+    "float32": {"F64": 0x47EFFFFFF0000000},
+}
 
 
 def verify_tensors(policy: Policy, files: Iterable[Path], expected: Mapping[str, TensorInfo], dtype: str) -> None:
@@ -75,11 +79,11 @@ def _find_infinite(name: str, info: TensorInfo, dtype: str) -> str:
     position = find_non_finite(tensor)
     if position is not None:
         return f"{name} is not finite at element {position}, expected finite numbers"
-    if dtype == "float16" and info.dtype in _TOO_LARGE:
+    limit = _TOO_LARGE.get(dtype, {}).get(info.dtype)
+    if limit is not None and info.elements:
         magnitudes = tensor.bits & ((1 << (8 * info.width - 1)) - 1)
-        if len(magnitudes) and magnitudes.max() >= _TOO_LARGE[info.dtype]:
-            position = int(magnitudes.argmax())
-            return f"{name} is infinite at element {position} once it is float16, expected at most 65504"
+        if magnitudes.max() >= limit:
+            return f"{name} is infinite at element {magnitudes.argmax()} once it is {dtype}, expected smaller numbers"
     return ""
 
 
