@@ -14,8 +14,10 @@ import redis
 
 from forage_common.settings import DataSettings, RedisSettings, RolloutSettings, Settings
 from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Trajectory, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import Policy, Prompt, Replica, Trajectory, TrajectoryGroup
 from forage_rollout.dispatcher import Dispatcher
+
+FIRST = Policy(version=1, epoch=1)
 
 
 def build_prompt(position: int, **fields: Any) -> Prompt:
@@ -28,15 +30,17 @@ async def answer(asked: Prompt) -> TrajectoryGroup:
     return TrajectoryGroup(group_uid=asked.group_uid, position=asked.position, trajectories=trajectories)
 
 
-class Served:
-    """Engines of which the oldest serves this policy."""
+class Engine:
+    """An engine that says what it serves, in Redis and where it is asked."""
 
-    def __init__(self, serving: Policy | None = None) -> None:
-        self.serving = serving
+    def __init__(self, streams: StreamClient, name: str = "engine") -> None:
+        self.name = name
+        self._streams = streams
+        self.word = Replica()
 
-    async def wait(self, version: int, epoch: int, timeout_s: float) -> Policy | None:
-        await asyncio.sleep(0.01)
-        return self.serving
+    def serve(self, policy: Policy, **fields: Any) -> None:
+        self.word = Replica(serving=policy, **fields)
+        self._streams.acknowledge_policy(self.name, self.word)
 
 
 class Bench:
@@ -48,8 +52,11 @@ class Bench:
         self.settings = Settings(redis=fast, rollout=rollout, data=DataSettings(train_batch_size=2))
         self.trainer = StreamClient(fast, "r", 2.0)
         self.trainer.create_groups()
-        self.engine = Served(Policy(version=1, epoch=1))
-        self.trainer.publish(Policy(version=1, epoch=1))
+        self.trainer.publish(FIRST)
+        self.engine = Engine(self.trainer)
+        self.engine.serve(FIRST)
+        self.running = [self.engine]
+        self.asked = 0
         self.services = asyncio.Event()
         self.services.set()
         self.runs: list[str] = []
@@ -57,6 +64,10 @@ class Bench:
     def limit(self, trajectories: int) -> None:
         rollout = self.settings.rollout.model_copy(update={"max_trajectories_in_flight": trajectories})
         self.settings = self.settings.model_copy(update={"rollout": rollout})
+
+    async def ask_engines(self) -> dict[str, Replica]:
+        self.asked += 1
+        return {engine.name: engine.word for engine in self.running}
 
     @asynccontextmanager
     async def run(
@@ -68,7 +79,7 @@ class Bench:
 
         streams = StreamClient(self.settings.redis, "r", 1.0)
         dispatcher = Dispatcher(
-            self.settings, streams, consumer or uuid.uuid4().hex, run_counted, self.engine.wait, self.services.wait
+            self.settings, streams, consumer or uuid.uuid4().hex, run_counted, self.ask_engines, self.services.wait
         )
         task = asyncio.create_task(dispatcher.run())
         yield dispatcher

@@ -26,6 +26,7 @@ from forage_common.v1.trajectory_pb2 import (
     PolicySegment,
     Prompt,
     Purpose,
+    Replica,
     Role,
     Score,
     Span,
@@ -186,7 +187,7 @@ class ScriptedRollout(threading.Thread):
             policy = self._streams.read_policy()
             if policy is None:
                 continue
-            self._streams.acknowledge_policy("scripted", policy)
+            self._streams.acknowledge_policy("scripted", Replica(serving=policy))
             ready = [entry for entry in self._waiting if self._is_ready(entry.message, policy)]
             self._waiting = [entry for entry in self._waiting if entry not in ready]
             for entry in ready:

@@ -17,7 +17,6 @@ and its prompt claimed, until Redis takes it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,20 +30,18 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.tracing import SpanKind
 from forage_common.telemetry.waits import Wait, idling, waiting
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, Status, Trajectory, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import Prompt, Status, Trajectory, TrajectoryGroup
 from forage_rollout.background import supervise
 from forage_rollout.backpressure import Backpressure, Hold
-from forage_rollout.weights.policy import has_reached
+from forage_rollout.served import AskEngines, ServedPolicies
 
 log = get_logger()
 T = TypeVar("T")
 RunGroup = Callable[[Prompt], Awaitable[TrajectoryGroup]]
-WaitForPolicy = Callable[[int, int, float], Awaitable[Policy | None]]
 WaitForServices = Callable[[], Awaitable[None]]
 BLOCK_S = 1.0
 RETRY_INTERVAL_S = 0.5
 MAX_RETRY_INTERVAL_S = 8.0
-POLL_INTERVAL_S = 0.1
 POLICY_TIMEOUT_S = 20.0
 MAX_RUNS = 5
 # Trajectories in flight for each that an engine can run at once: many wait for a search, or have ended and wait for the
@@ -78,8 +75,7 @@ class Dispatcher:
 
     Args:
         run_group: runs a prompt; raises when the engine fails, and is then called again.
-        wait_for_policy: (version, epoch, time-out in seconds) → the oldest policy that an engine serves, once that is
-            at least the given one or the time is over; None where no engine is in service.
+        ask_engines: asks the engines that run what they serve; see `ServedPolicies`.
         consumer: name of this worker on the stream; another process has it only once this one has ended.
         wait_for_services: returns once retriever and reward are ready. Awaited before the first prompt is claimed, and
             again after a group with a failed trajectory: more prompts would only fail, too.
@@ -91,12 +87,12 @@ class Dispatcher:
         streams: StreamClient,
         consumer: str,
         run_group: RunGroup,
-        wait_for_policy: WaitForPolicy,
+        ask_engines: AskEngines,
         wait_for_services: WaitForServices,
     ) -> None:
         self._streams = streams
         self._run_group = run_group
-        self._wait_for_policy = wait_for_policy
+        self._served = ServedPolicies(streams, self._call_redis, ask_engines)
         self._wait_for_services = wait_for_services
         self._must_check_services = True
         rollout = settings.rollout
@@ -113,9 +109,6 @@ class Dispatcher:
         self._consumer = consumer
         self._claimed: dict[bytes, asyncio.Task[None]] = {}
         self._samples: dict[bytes, int] = {}
-        # The announced policy that every engine was found to have reached. While it stays announced no engine goes
-        # back, and a new one starts with it: engines need not be asked again.
-        self._reached: Policy | None = None
         self._engines_load_policies = not settings.rollout.engine.endpoint
         self._draining = False
         self.hold: Hold | None = None
@@ -139,6 +132,8 @@ class Dispatcher:
                     tasks.create_task(self._keep_alive())
                     tasks.create_task(self._reclaim())
                     tasks.create_task(self._claim())
+                    if self._engines_load_policies:
+                        tasks.create_task(self._served.watch())
             except* Exception:  # protects the groups in flight from an unforeseen error
                 self.counts.restarts += 1
                 log.exception("dispatcher_restarts", claimed=len(self._claimed))
@@ -319,31 +314,7 @@ class Dispatcher:
             return True
         wanted = f"version {prompt.min_policy_version}"
         with waiting("the policy of a prompt", on="engine", limit_s=POLICY_TIMEOUT_S, detail=wanted):
-            return await self._is_policy_served_in_time(prompt)
-
-    async def _is_policy_served_in_time(self, prompt: Prompt) -> bool:
-        deadline = time.monotonic() + POLICY_TIMEOUT_S
-        while (left := deadline - time.monotonic()) > 0:
-            announced = await self._call_redis(self._streams.read_policy)
-            if announced is None:
-                await asyncio.sleep(RETRY_INTERVAL_S)  # wait: named by the caller
-                continue
-            # Of the epoch announced now: versions of two epochs cannot be compared, and the latest trainer counts.
-            version, epoch = prompt.min_policy_version, announced.epoch
-            if announced == self._reached and version <= announced.version:
-                return True
-            try:
-                served = await self._wait_for_policy(version, epoch, min(left, 5.0))
-            except Exception as error:  # noqa: BLE001 - protects the prompt from an engine that is restarting
-                log.warning("waiting_for_engine", detail=str(error))
-                await asyncio.sleep(RETRY_INTERVAL_S)  # wait: named by the caller
-                continue
-            if has_reached(served, version, epoch):
-                if has_reached(served, announced.version, epoch):
-                    self._reached = announced
-                return True
-            await asyncio.sleep(POLL_INTERVAL_S)  # wait: named by the caller
-        return False
+            return await self._served.wait_until_served(prompt.min_policy_version, POLICY_TIMEOUT_S)
 
     async def _run_with_retries(self, prompt: Prompt) -> TrajectoryGroup:
         """Run a prompt again while engines fail under it; after `MAX_RUNS` the group fails with a status."""

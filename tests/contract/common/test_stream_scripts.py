@@ -14,7 +14,7 @@ from forage_common.streams.script_files import read_script
 GROUP, ENTRY = "forage", "1-0"
 CALLS = {
     "acknowledge": (["epoch", "replies", "ledger", "issued:1", "issued"], ["1", GROUP, "1", "entry", ENTRY]),
-    "acknowledge_policy": (["replicas", "alive"], ["engine", "policy"]),
+    "acknowledge_policy": (["replicas", "alive", "served"], ["engine", "policy"]),
     "acquire_epoch": (["epoch", "policy"], ["1"]),
     "close_stream": (["epoch", "replies", "issued:1"], ["1"]),
     "create_group": (["validation", "issued:1"], [GROUP]),
@@ -24,7 +24,7 @@ CALLS = {
     "finish": (["prompts", "replies", "trajectories"], [GROUP, ENTRY, "group"]),
     "issue": (["epoch", "prompts", "issued:1", "ledger"], ["1", "5/0", "uid", "prompt", "1"]),
     "prune": (["epoch", "replicas", "alive", "prompts", "replies"], ["1", GROUP, "60", "0"]),
-    "publish": (["epoch", "policy"], ["1", "policy"]),
+    "publish": (["epoch", "policy", "announced", "served"], ["1", "policy"]),
     "read_replicas": (["replicas", "alive"], ["60"]),
     "reclaim": (["epoch", "replies"], ["1", GROUP, "trainer", ENTRY]),
     "reject": (["replies", "rejected"], [GROUP, ENTRY, "content", "9"]),

@@ -14,7 +14,7 @@ from forage_common.errors import FencedError, SettingsError, UnavailableError
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
 from forage_common.streams.prompt_identity import Issue
-from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Purpose, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Purpose, Replica, TrajectoryGroup
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_a_trainer_of_an_older_epoch_is_fenced(client: StreamClient) -> None:
     assert policy is not None
     assert policy.uri == "new"
     client.publish(Policy(version=2, epoch=new, uri="resumed"))
-    client.acknowledge_policy("replica-0", Policy(version=2, epoch=new))
-    assert client.read_replicas()["replica-0"].version == 2
+    client.acknowledge_policy("replica-0", Replica(serving=Policy(version=2, epoch=new)))
+    assert client.read_replicas()["replica-0"].serving.version == 2
 
 
 def test_malformed_entries_are_rejected_and_valid_ones_are_claimed(client: StreamClient) -> None:

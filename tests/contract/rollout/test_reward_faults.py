@@ -28,6 +28,7 @@ from forage_common.v1.reward_pb2 import ScoreResponse
 from forage_common.v1.reward_pb2_grpc import RewardServicer, add_RewardServicer_to_server
 from forage_common.v1.trajectory_pb2 import (
     Policy,
+    Replica,
     Status,
     TrajectoryGroup,
 )
@@ -78,15 +79,14 @@ class Front:
 @asynccontextmanager
 async def run_dispatcher(parts: Parts) -> AsyncIterator[Front]:
     settings = parts.settings
-    serving = Policy(version=1, epoch=1)
 
-    async def wait_for_policy(version: int, epoch: int, timeout_s: float) -> Policy:
-        return serving
+    async def ask_engines() -> dict[str, Replica]:
+        return {"engine": Replica(serving=Policy(version=1, epoch=1))}
 
     front = Front(parts)
     streams = StreamClient(settings.redis, "r", 1.0)
     dispatcher = Dispatcher(
-        settings, streams, "one", parts.agent.run_group, wait_for_policy, partial(wait_for_services, settings)
+        settings, streams, "one", parts.agent.run_group, ask_engines, partial(wait_for_services, settings)
     )
     task = asyncio.create_task(dispatcher.run())
     yield front

@@ -23,7 +23,7 @@ from forage_common.streams.client import StreamClient
 from forage_common.telemetry import tracing
 from forage_common.telemetry.otlp import Tracer
 from forage_common.v1 import retriever_pb2, retriever_pb2_grpc
-from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Status, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import ChatMessage, GroundTruth, Policy, Prompt, Replica, Status, TrajectoryGroup
 from forage_rollout.agent import Agent
 from forage_rollout.dispatcher import Dispatcher
 
@@ -106,16 +106,14 @@ def make_prompt(name: str) -> Prompt:
 
 @asynccontextmanager
 async def run_dispatcher(settings: Settings, streams: StreamClient) -> AsyncIterator[None]:
-    async def wait_for_policy(version: int, epoch: int, timeout_s: float) -> Policy:
-        return Policy(version=version, epoch=epoch)
+    async def ask_engines() -> dict[str, Replica]:
+        return {"engine": Replica(serving=Policy(version=1, epoch=1))}
 
     async def check_ready() -> None:
         pass
 
     running = make_agent(settings)
-    task = asyncio.create_task(
-        Dispatcher(settings, streams, "one", running.run_group, wait_for_policy, check_ready).run()
-    )
+    task = asyncio.create_task(Dispatcher(settings, streams, "one", running.run_group, ask_engines, check_ready).run())
     yield
     task.cancel()
     await asyncio.wait([task])

@@ -23,11 +23,11 @@ FENCED = {
     "discard": (["epoch", "{stream}"], [_GROUP, "{id}", "{id}"]),
     "issue": (["epoch", "prompts", "issued:1", "ledger"], ["{position}/0", "uid", "prompt", "{step}"]),
     "prune": (["epoch", "replicas", "alive", "prompts", "replies"], [_GROUP, 60, 3_600_000]),
-    "publish": (["epoch", "policy"], ["policy"]),
+    "publish": (["epoch", "policy", "announced", "served"], ["policy"]),
     "reclaim": (["epoch", "{stream}"], [_GROUP, "{consumer}", "{id}", "{id}"]),
 }
 SCRIPTS = {
-    "acknowledge_policy": (["replicas", "alive"], ["{consumer}", "policy"]),
+    "acknowledge_policy": (["replicas", "alive", "served"], ["{consumer}", "policy"]),
     "acquire_epoch": (["epoch", "policy"], ["{step}"]),
     "create_group": (["{stream}", "issued:1"], [_GROUP]),
     "declare_environments": (["environments"], ["{}", 15]),
@@ -39,6 +39,9 @@ SCRIPTS = {
 COMMANDS = (
     "XADD {stream} * m value",
     "XADD {stream} * m value",
+    "XADD served MAXLEN 1 * m value",
+    "XREAD STREAMS served 0",
+    "XREAD STREAMS {stream} {id}",
     "XREADGROUP GROUP forage {consumer} COUNT 2 STREAMS {stream} >",
     "XREADGROUP GROUP forage {consumer} COUNT 2 STREAMS {stream} >",
     "XREADGROUP GROUP forage {consumer} COUNT 2 STREAMS {stream} {id}",

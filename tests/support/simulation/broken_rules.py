@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from forage_common.files import durable
-from forage_common.streams import client
+from forage_common.streams import run_keys
 from forage_common.streams.client import StreamClient
 from forage_rollout.dispatcher import Dispatcher
 from forage_trainer.checkpoints.kept_groups import KeptGroups
@@ -31,14 +31,14 @@ def _replace(*parts: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def _without_fence() -> AbstractContextManager[None]:
-    fence = client.read_script("fence")
+    fence = run_keys.read_script("fence")
     scripts = {
-        name: client.read_script(name).replace(fence, "") for name in ("acknowledge", "discard", "issue", "reclaim")
+        name: run_keys.read_script(name).replace(fence, "") for name in ("acknowledge", "discard", "issue", "reclaim")
     }
-    scripts |= {name: client.read_script(name).replace(fence, "") for name in ("close_stream", "prune", "publish")}
-    read = client.read_script
+    scripts |= {name: run_keys.read_script(name).replace(fence, "") for name in ("close_stream", "prune", "publish")}
+    read = run_keys.read_script
     return _replace(
-        (client, "read_script", lambda name: scripts.get(name) or read(name)),
+        (run_keys, "read_script", lambda name: scripts.get(name) or read(name)),
         (StreamClient, "check_epoch", lambda _: None),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import subprocess
 import time
@@ -24,6 +23,7 @@ from forage_common.v1.trajectory_pb2 import (
     Policy,
     PolicySegment,
     Prompt,
+    Replica,
     Score,
     Status,
     Trajectory,
@@ -38,7 +38,7 @@ replace_maths()
 from forage_cli.local.processes import Service, ServiceDiedError, Supervisor  # noqa: E402
 from forage_rollout.deployments import follower  # noqa: E402
 from forage_rollout.dispatcher import Dispatcher  # noqa: E402
-from forage_rollout.weights.policy import PolicyError, find_oldest, has_reached, is_newer, verify_files  # noqa: E402
+from forage_rollout.weights.policy import PolicyError, is_newer, verify_files  # noqa: E402
 from forage_trainer.checkpoints.rollbacks import RolledBackError  # noqa: E402
 from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError  # noqa: E402
 from forage_trainer.loop import TrainingLoop  # noqa: E402
@@ -156,16 +156,13 @@ class Programs:
         async def run_group(prompt: Prompt) -> TrajectoryGroup:
             return await engines[int(world.random.random() * len(engines))].sample(prompt, self.draw_seconds("sample"))
 
-        async def wait_for_policy(version: int, epoch: int, timeout_s: float) -> Policy | None:
-            waits = [
-                engine.wait_for_policy(version, epoch, timeout_s) for engine in engines if not engine.out_of_service
-            ]
-            return find_oldest(await asyncio.gather(*waits), Policy(version=version, epoch=epoch))
+        async def ask_engines() -> dict[str, Replica]:
+            return {engine.name: engine.follower.describe() for engine in engines}
 
         async def wait_for_services() -> None:
             await asyncio.sleep(self.draw_seconds("check"))
 
-        dispatcher = Dispatcher(settings, streams, process.name, run_group, wait_for_policy, wait_for_services)
+        dispatcher = Dispatcher(settings, streams, process.name, run_group, ask_engines, wait_for_services)
         await asyncio.gather(dispatcher.run(), *(engine.run() for engine in engines))
         return 1
 
@@ -178,33 +175,21 @@ class _Engine:
     def __init__(self, programs: Programs, streams: StreamClient, name: str) -> None:
         self.serving: Policy | None = None
         self.out_of_service = ""
+        self.name = name
+        self.follower = follower.Follower(streams, self, name)  # type: ignore[arg-type]
         self._programs = programs
-        self._streams = streams
-        self._name = name
-        self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        await follower.catch_up(self._streams, self)  # type: ignore[arg-type]
-        await follower.follow_policy(self._streams, self, self._name)  # type: ignore[arg-type]
+        await self.follower.catch_up()
+        await self.follower.follow()
 
     async def load_policy(self, policy: Policy, allow_older: bool = False) -> None:
         if not allow_older and not is_newer(policy, self.serving):
             raise PolicyError("not newer")
         verify_files(policy, Path(policy.uri))
         await asyncio.sleep(self._programs.draw_seconds("load"))
-        async with self._changed:
-            self.serving = policy
-            self.out_of_service = ""
-            self._changed.notify_all()
-
-    async def wait_for_policy(self, version: int, epoch: int, timeout_s: float) -> Policy | None:
-        def reached() -> bool:
-            return has_reached(self.serving, version, epoch)
-
-        async with self._changed:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait_for(reached), timeout_s)
-        return self.serving
+        self.serving = policy
+        self.out_of_service = ""
 
     async def sample(self, prompt: Prompt, seconds: float) -> TrajectoryGroup:
         """Sample all trajectories of a prompt; policies that are loaded meanwhile go on with them."""

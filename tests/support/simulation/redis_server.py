@@ -12,8 +12,8 @@ from unittest import mock
 
 import redis
 
-from forage_common.streams import client
 from forage_common.streams.connection import notice_lost_reply
+from forage_common.streams.script_files import read_script
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from simulation.redis_store import Store
 from simulation.redis_streams import Stream
@@ -21,6 +21,7 @@ from simulation.world import Process, Signal, World
 
 _LATENCY_S = 0.002
 _COPIES = 40
+_NO_GROUPS = (b"rejected", b"announced", b"served")
 _GARBLED = b"\xff\xff\xff"
 Hook = Callable[[str, Callable[[], Any]], Any]
 """Called around every command that may change something: (what it is, the command)."""
@@ -30,7 +31,7 @@ Hook = Callable[[str, Callable[[], Any]], Any]
 def _name_scripts() -> dict[bytes, str]:
     files = (resources.files("forage_common.streams") / "scripts").iterdir()
     names = [file.name.removesuffix(".lua") for file in files]
-    return {hashlib.sha1(client.read_script(name).encode()).hexdigest().encode(): name for name in names}
+    return {hashlib.sha1(read_script(name).encode()).hexdigest().encode(): name for name in names}
 
 
 class Server:
@@ -96,7 +97,7 @@ class Server:
         streams = {
             key: value
             for key, value in self.store.data.items()
-            if isinstance(value, Stream) and not key.endswith(b"rejected") and key.endswith(b"prompts") == is_prompt
+            if isinstance(value, Stream) and not key.endswith(_NO_GROUPS) and key.endswith(b"prompts") == is_prompt
         }
         entries = [(key, id, fields) for key, stream in streams.items() for id, fields in stream.entries.items()]
         return self._world.random.choice(entries) if entries else None
@@ -132,8 +133,8 @@ class Client(redis.Redis):
         if server.refuses(world.process):
             raise redis.ConnectionError("connection refused")
         response = self._on_command(self._describe(name, args), lambda: self._execute(args))
-        if "XREADGROUP" in name and response is None:
-            response = self._block(args)
+        if "XREAD" in name and response is None:
+            response = self._block(args, "xread" if name == "XREAD" else "claim")
         world.sleep(world.random.random() * _LATENCY_S)
         return response
 
@@ -142,7 +143,7 @@ class Client(redis.Redis):
             raise redis.ConnectionError("connection closed by server")
         return self._server.execute(args)
 
-    def _block(self, args: tuple[Any, ...]) -> Any:
+    def _block(self, args: tuple[Any, ...], what: str) -> Any:
         world = self._world
         words = [part.upper() if isinstance(part, str) else part for part in args]
         if "BLOCK" not in words and b"BLOCK" not in words:
@@ -150,7 +151,7 @@ class Client(redis.Redis):
         block = args[(words.index("BLOCK") if "BLOCK" in words else words.index(b"BLOCK")) + 1]
         end = world.now + int(block) / 1000
         while world.now < end and world.wait(self._server.changed, end - world.now):
-            response = self._on_command("claim", lambda: self._execute(args))
+            response = self._on_command(what, lambda: self._execute(args))
             if response is not None:
                 return response
         return None

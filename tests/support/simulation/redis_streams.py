@@ -118,6 +118,12 @@ class StreamCommands:
         found = [[_format_id(id), fields] for id, fields in entries.items() if _within(id, low, high)]
         return found[: int(options[1])] if options else found
 
+    def _xread(self, *args: bytes) -> list[Any] | None:
+        *_, key, after = args
+        stream: Stream = self._get_typed(key, Stream)
+        found = [[_format_id(id), fields] for id, fields in stream.entries.items() if id > _parse_id(after)]
+        return [[key, found]] if found else None
+
     def _require_stream(self, key: bytes) -> None:
         if key not in self.data:
             raise ResponseError(

@@ -75,7 +75,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
         assert trajectory.score.reward == "search_r1_format"
         assert {(s.version, s.epoch) for s in trajectory.segments} == {(0, 1)}
         assert len(trajectory.loss_mask) == len(trajectory.token_ids) - trajectory.prompt_length
-    assert list(streams.read_replicas().values()) == [first]
+    assert [replica.serving for replica in streams.read_replicas().values()] == [first]
     wait_until(lambda: list_waiting(health) == set())
 
     # One prompt off the streams goes through the same loop.
@@ -95,7 +95,7 @@ def test_prompts_are_answered_under_the_published_policy_and_survive_a_kill(
     streams.issue(build_prompt(1, 2, 1))
     (group,) = take(streams, 1)
     assert {(s.version, s.epoch) for t in group.trajectories for s in t.segments} == {(1, 1)}
-    assert list(streams.read_replicas().values()) == [second]
+    assert [replica.serving for replica in streams.read_replicas().values()] == [second]
     wait_until(lambda: "forage_rollout_policy_version 1.0" in get(health, "/metrics")[1], 10)
     wait_until(lambda: "forage_rollout_groups_done_total 2.0" in get(health, "/metrics")[1], 10)
 

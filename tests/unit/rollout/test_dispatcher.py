@@ -221,7 +221,7 @@ async def test_a_prompt_waits_for_the_policy_it_asks_for(bench: Bench, monkeypat
         assert [group.position for group in await bench.take_groups(1)] == [1]
         await bench.wait_until(lambda: dispatcher.counts.groups_released > 0)
         assert bench.runs == ["g/1"]
-        bench.engine.serving = Policy(version=2, epoch=1)
+        bench.engine.serve(Policy(version=2, epoch=1))
         assert [group.position for group in await bench.take_groups(1)] == [0]
 
 
@@ -235,21 +235,21 @@ async def test_with_an_endpoint_no_prompt_waits_for_a_policy_version(bench: Benc
 
 
 async def test_a_prompt_waits_for_the_epoch_that_was_published_last(bench: Bench) -> None:
-    bench.engine.serving = Policy(version=9, epoch=1)
+    bench.engine.serve(Policy(version=9, epoch=1))
     bench.trainer.publish(Policy(version=1, epoch=2))
     bench.trainer.issue(build_prompt(0, min_policy_version=1))
     async with bench.run():
         await asyncio.sleep(0.7)
         assert bench.runs == []
-        bench.engine.serving = Policy(version=1, epoch=2)
+        bench.engine.serve(Policy(version=1, epoch=2))
         assert len(await bench.take_groups(1)) == 1
 
 
 async def test_a_prompt_waits_for_a_lower_epoch_that_was_announced_after_a_higher_one(
     bench: Bench, server: redis.Redis
 ) -> None:
-    bench.engine.serving = Policy(version=20, epoch=3)
-    bench.trainer.publish(bench.engine.serving)
+    bench.trainer.publish(Policy(version=20, epoch=3))
+    bench.engine.serve(Policy(version=20, epoch=3))
     bench.trainer.issue(build_prompt(0, min_policy_version=18))
     async with bench.run():
         assert len(await bench.take_groups(1)) == 1
@@ -258,7 +258,7 @@ async def test_a_prompt_waits_for_a_lower_epoch_that_was_announced_after_a_highe
         bench.trainer.issue(build_prompt(1, min_policy_version=18))
         await asyncio.sleep(0.7)
         assert bench.runs == ["g/0"], "version 20 of another epoch is not version 18 of this one"
-        bench.engine.serving = Policy(version=18, epoch=1)
+        bench.engine.serve(Policy(version=18, epoch=1))
         assert len(await bench.take_groups(1)) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,9 +16,9 @@ from forage_cli.runs.operations import read_history
 from forage_common.settings import RedisSettings, RunSettings
 from forage_common.streams.client import StreamClient
 from forage_common.streams.history import open_history
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, Replica
 from forage_rollout.deployments import follower
-from forage_rollout.deployments.follower import catch_up, follow_policy
+from forage_rollout.deployments.follower import Follower
 from forage_rollout.weights.policy import PolicyError, is_newer
 
 FIRST = Policy(version=1, epoch=1)
@@ -63,13 +64,16 @@ class Bench:
 
     @asynccontextmanager
     async def following(self, engine: Engine) -> AsyncIterator[None]:
-        task = asyncio.create_task(follow_policy(self.connect(), engine, "replica"))
+        task = asyncio.create_task(Follower(self.connect(), engine, "replica").follow())
         yield
         task.cancel()
         await asyncio.wait([task])
 
+    def read_word(self, name: str = "replica") -> Replica:
+        return self.trainer.read_replicas().get(name, Replica())
+
     async def until_acknowledged(self, policy: Policy) -> None:
-        await until(lambda: self.trainer.read_replicas().get("replica") == policy)
+        await until(lambda: self.read_word().serving == policy)
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -82,6 +86,7 @@ async def until(true: Callable[[], bool]) -> None:
 def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(follower, "RETRY_INTERVAL_S", 0.05)
     monkeypatch.setattr(follower, "POLL_INTERVAL_S", 0.02)
+    monkeypatch.setattr(follower, "WATCH_S", 0.5)
     return Bench(redis_server)
 
 
@@ -102,7 +107,7 @@ async def test_announced_policies_are_loaded_and_acknowledged(bench: Bench) -> N
 async def test_what_an_engine_computes_in_is_declared_before_it_serves_and_after_a_lost_volume(bench: Bench) -> None:
     engine = Engine(FIRST)
     assert bench.trainer.read_dtype() == ""
-    await catch_up(bench.connect(), engine)
+    await Follower(bench.connect(), engine, "replica").catch_up()
     assert bench.trainer.read_dtype() == "bfloat16"
     async with bench.following(engine):
         await bench.until_acknowledged(FIRST)
@@ -117,10 +122,10 @@ async def test_every_load_is_recorded_with_its_result(bench: Bench, tmp_path: Pa
     run = RunSettings(id="r", dir=tmp_path, record_history=True)
     client, engine = bench.connect(), Engine()
     client.history = open_history(run, "engine")
-    await catch_up(client, engine)
+    await Follower(client, engine, "replica").catch_up()
     engine.refuse = True
     bench.trainer.publish(Policy(version=2, epoch=1))
-    task = asyncio.create_task(follow_policy(client, engine, "replica"))
+    task = asyncio.create_task(Follower(client, engine, "replica").follow())
     await until(lambda: engine.loads > 1)
     engine.refuse = False
     await bench.until_acknowledged(Policy(version=2, epoch=1))
@@ -176,7 +181,7 @@ async def test_a_policy_loaded_by_hand_takes_the_place_of_an_announced_one_that_
     engine.refuse = True
     bench.trainer.publish(Policy(version=2, epoch=1))
     async with bench.following(engine):
-        await until(lambda: engine.out_of_service == "altered")
+        await until(lambda: bench.read_word().reason == "altered")
         by_hand = Policy(version=3, epoch=1)
         engine.serving, engine.out_of_service, engine.refuse = by_hand, "", False
         await bench.until_acknowledged(by_hand)
@@ -208,32 +213,86 @@ async def test_the_served_policy_is_acknowledged_again_and_again_also_during_a_l
         await bench.until_acknowledged(Policy(version=2, epoch=1))
 
 
-async def test_an_engine_that_cannot_load_the_announced_policy_is_out_of_service_until_it_can(bench: Bench) -> None:
+async def test_a_refusal_is_said_with_its_reason_and_the_old_policy_served_until_a_load_succeeds(bench: Bench) -> None:
+    engine, second = Engine(FIRST), Policy(version=2, epoch=1)
+    engine.refuse = True
+    with capture_logs() as logs:
+        async with bench.following(engine):
+            bench.trainer.publish(second)
+            await until(lambda: bench.read_word().refused == second)
+            assert bench.read_word() == Replica(serving=FIRST, refused=second, reason="altered")
+            await until(lambda: engine.loads > 2)
+            assert engine.out_of_service == ""
+            engine.refuse = False
+            await until(lambda: bench.read_word() == Replica(serving=second))
+    assert [entry["event"] for entry in logs].count("policy_refused") == 1
+
+
+async def test_a_refusal_ends_with_a_later_policy(bench: Bench) -> None:
     engine = Engine(FIRST)
     engine.refuse = True
     async with bench.following(engine):
-        await asyncio.sleep(0.3)
-        assert engine.out_of_service == "", "nothing else was announced"
         bench.trainer.publish(Policy(version=2, epoch=1))
-        await until(lambda: engine.out_of_service == "altered")
+        await until(lambda: bench.read_word().HasField("refused"))
         engine.refuse = False
-        await until(lambda: engine.out_of_service == "" and engine.serving == Policy(version=2, epoch=1))
+        bench.trainer.publish(Policy(version=3, epoch=1))
+        await until(lambda: bench.read_word() == Replica(serving=Policy(version=3, epoch=1)))
+
+
+async def test_an_engine_that_refuses_what_another_one_serves_is_out_of_service_for_as_long(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that ask for the announced policy wait for every engine in service."""
+    monkeypatch.setattr(follower, "RETRY_INTERVAL_S", 60.0)  # it does not hear of the other one by trying again
+    engine, second = Engine(FIRST), Policy(version=2, epoch=1)
+    engine.refuse = True
+    async with bench.following(engine):
+        bench.trainer.acknowledge_policy("other", Replica(serving=FIRST))
+        bench.trainer.publish(second)
+        await until(lambda: bench.read_word().refused == second)
+        assert engine.out_of_service == "", "nobody serves it"
+        bench.trainer.acknowledge_policy("other", Replica(serving=second))
+        await until(lambda: bench.read_word().out_of_service)
+        assert engine.out_of_service == "altered"
+        bench.trainer.acknowledge_policy("other", Replica(out_of_service=True))
+        await until(lambda: not bench.read_word().out_of_service)
+        assert (engine.serving, engine.out_of_service) == (FIRST, "")
+
+
+async def test_an_announcement_is_noticed_at_once_also_by_a_server_that_was_restarted_or_lost_its_data(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "WATCH_S", 1.0)
+    engine = Engine()
+    async with bench.following(engine):
+        await bench.until_acknowledged(FIRST)
+        for version in range(2, 8):
+            bench.lose_volume()
+            policy = Policy(version=version, epoch=1)
+            bench.trainer.publish(policy)
+            await until(lambda: engine.serving == policy)  # noqa: B023 - awaited within the round
+        began, rounds = time.monotonic(), 20
+        for version in range(8, 8 + rounds):
+            policy = Policy(version=version, epoch=1)
+            bench.trainer.publish(policy)
+            await until(lambda: engine.serving == policy)  # noqa: B023 - awaited within the round
+        assert (time.monotonic() - began) / rounds < 0.2, "it was found by the read after each second"
 
 
 async def test_a_new_engine_is_ready_once_it_serves_the_announced_policy(bench: Bench) -> None:
     engine = Engine()
-    await catch_up(bench.connect(), engine)
+    await Follower(bench.connect(), engine, "replica").catch_up()
     assert engine.serving == FIRST
 
 
 async def test_a_new_engine_is_ready_with_its_own_weights_when_no_policy_is_announced(bench: Bench) -> None:
     engine = Engine()
-    await catch_up(bench.connect("another-run"), engine)
+    await Follower(bench.connect("another-run"), engine, "replica").catch_up()
     assert (engine.serving, engine.out_of_service) == (None, "")
 
 
 async def test_a_new_engine_that_cannot_load_the_announced_policy_starts_out_of_service(bench: Bench) -> None:
     engine = Engine()
     engine.refuse = True
-    await catch_up(bench.connect(), engine, 0.3)
+    await Follower(bench.connect(), engine, "replica").catch_up(0.3)
     assert (engine.serving, engine.out_of_service) == (None, "altered")

@@ -16,7 +16,7 @@ from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.stop import Stop
 from forage_common.streams.client import Entry, StreamClient
 from forage_common.telemetry.health import Health
-from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt, Replica, TrajectoryGroup
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.data import arrivals
 from forage_trainer.data.batcher import MAX_STALE_ATTEMPTS, Batcher, BatchTimeoutError, StaleGroupsError
@@ -267,7 +267,7 @@ def test_replicas_and_consumers_that_are_gone_are_forgotten(redis_server: RedisS
     client = StreamClient(redis_server, "test", 2.0)
     client.create_groups()
     for name in ("gone", "alive"):
-        client.acknowledge_policy(name, Policy(version=1))
+        client.acknowledge_policy(name, Replica(serving=Policy(version=1)))
     client._redis.zadd(client.key("alive"), {"gone": time.time() - 100})
     assert list(client.read_replicas()) == ["alive"]
     client.prune()

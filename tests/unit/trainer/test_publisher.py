@@ -20,6 +20,7 @@ from forage_common.settings import RedisSettings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
+from forage_common.v1.trajectory_pb2 import Replica
 from forage_trainer.files import compute_digest
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.model_files import Adapter, split_shards, write_model_folder
@@ -173,7 +174,7 @@ def test_an_older_trainer_is_fenced(tmp_path: Path, streams: StreamClient) -> No
 def test_old_folders_are_deleted_unless_a_replica_serves_them(tmp_path: Path, streams: StreamClient) -> None:
     source = build_publisher(tmp_path, streams, 1)
     served = source.publish(0, {"w": torch.zeros(1)})
-    streams.acknowledge_policy("replica", served)
+    streams.acknowledge_policy("replica", Replica(serving=served))
     for version in range(1, KEEP_NEWEST + 3):
         source.publish(version, {"w": torch.zeros(1)})
     newest = [f"v{version}-e1" for version in range(3, KEEP_NEWEST + 3)]
@@ -189,9 +190,9 @@ def test_a_damaged_policy_that_no_replica_serves_is_noticed(tmp_path: Path, stre
     content = bytearray(file.read_bytes())
     content[-1] ^= 4
     file.write_bytes(content)
-    streams.acknowledge_policy("engine", policy)
+    streams.acknowledge_policy("engine", Replica(serving=policy))
     assert not publisher.is_damaged(), "an engine has it in memory"
-    streams.acknowledge_policy("engine", publisher.publish(8, {"w": torch.arange(4.0)}))
+    streams.acknowledge_policy("engine", Replica(serving=publisher.publish(8, {"w": torch.arange(4.0)})))
     (tmp_path / "policies/v8-e3/model.safetensors").unlink()
     streams._redis.delete(streams.key("alive"))
     assert publisher.is_damaged()

@@ -25,7 +25,7 @@ def status(
     is stopped or silent.
     """
     from forage_cli.local.family import fetch_stacks
-    from forage_cli.local.inspection import inspect_run
+    from forage_cli.local.inspection import describe_replica, inspect_run
     from forage_cli.local.stack import STACKS, Program, list_health_urls, shift_ports
     from forage_common.errors import UnavailableError
     from forage_common.settings import load_settings
@@ -46,7 +46,7 @@ def status(
             return
         if policy is not None:
             lines.append(f"policy v{policy.version} (epoch {policy.epoch}) {policy.uri}")
-            lines.extend(f"  {name} serves v{p.version} (epoch {p.epoch})" for name, p in replicas.items())
+            lines.extend(f"  {name} {describe_replica(replica)}" for name, replica in replicas.items())
         lines.append(f"prompts queued {prompts}, groups queued {groups}")
 
     found = inspect_run(settings, [read_streams])

@@ -18,6 +18,7 @@ from forage_common.addresses import split_address
 from forage_common.errors import UnavailableError
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
+from forage_common.v1.trajectory_pb2 import Replica
 
 ANSWER_S = 2.0
 """Longest wait for an answer: a service that needs longer is silent."""
@@ -55,6 +56,15 @@ class Inspection:
         lines += [f"not ready: {what}: {detail}" for what, detail in self.waiting_for.items()]
         lines += [f"note: {detail}" for detail in self.notes.values()]
         return lines + [format_wait(wait) for wait in sorted(self.waits, key=lambda wait: bool(wait["idle"]))]
+
+
+def describe_replica(replica: Replica) -> str:
+    """What an engine serves and refuses, as a clause."""
+    serving = f"v{replica.serving.version} (epoch {replica.serving.epoch})"
+    text = f"serves {serving if replica.HasField('serving') else 'its own weights'}"
+    if replica.HasField("refused"):
+        text += f", refuses v{replica.refused.version}: {replica.reason}"
+    return f"is out of service; {text}" if replica.out_of_service else text
 
 
 def inspect_run(settings: Settings, others: Iterable[Callable[[], None]] = ()) -> dict[Program, Inspection]:

@@ -17,32 +17,31 @@ bounds what the streams hold. The entries of a worker that stops calling `keep_a
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import redis
 from google.protobuf.message import DecodeError, Message
 
-from forage_common.errors import FencedError, SettingsError
-from forage_common.settings import RedisSettings
-from forage_common.streams.connection import connect, name_server, translate_error
-from forage_common.streams.history import History, recorded
+from forage_common.streams.history import recorded
 from forage_common.streams.prompt_identity import Issue
-from forage_common.streams.script_files import read_script
-from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, TrajectoryGroup
+from forage_common.streams.run_keys import GROUP, RunKeys
+from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Replica, TrajectoryGroup
 
-GROUP = "forage"
 _FIELD = b"m"
 _RECLAIM_SCAN = 64
 _PENDING_PAGE = 1000
 _REJECTED_KEPT, _REJECTED_BYTES = 1000, 16_384
 REPLICA_SILENCE_S = 60
 """A replica that gave no sign of life for so long is gone."""
+LIVELY_S = 15
+"""A replica that gave no sign of life for so long may have died; they give one every 5 seconds."""
 _CONSUMER_SILENCE_MS = 3_600_000
 ENVIRONMENTS_SILENCE_S = 15
 """What a rollout service declared is forgotten so long after its last sign of life."""
+ANNOUNCED, SERVED = "announced", "served"
+"""Streams with an entry for the last change alone: see `StreamClient.await_change`."""
+NEVER = b"0"
 M = TypeVar("M", bound=Message)
 
 
@@ -54,40 +53,8 @@ class Entry(Generic[M]):
     message: M
 
 
-class StreamClient:
-    """One run's streams and keys. Thread-safe; every call is bounded in time.
-
-    Every call raises `UnavailableError` if the server is unavailable for about `patience_s`.
-
-    Raises:
-        SettingsError: the file with the password cannot be read, or is empty; the server refuses the credentials.
-    """
-
-    def __init__(
-        self, settings: RedisSettings, run_id: str, patience_s: float = 60.0, history: History | None = None
-    ) -> None:
-        self._redis = connect(settings, patience_s, f"forage:{{{run_id}}}:")
-        self._settings = settings
-        # The braces put all keys of a run on one node of a cluster, as scripts over several keys need it.
-        self._prefix = f"forage:{{{run_id}}}:"
-        self.prompts = self.key("prompts")
-        self.trajectories = self.key("trajectories")
-        self._scripts: dict[str, Any] = {}
-        self.history = history
-        self.epoch = 0
-        """That of the trainer which uses this client, once it has acquired one."""
-
-    def key(self, name: str) -> str:
-        """The full name of a key of the run."""
-        return self._prefix + name
-
-    def ping(self) -> bool:
-        return bool(self._call(self._redis.ping))
-
-    def create_groups(self, *streams: str) -> None:
-        """Create the consumer group of each stream, from its beginning, unless it exists."""
-        for stream in streams or (self.prompts, self.trajectories):
-            self._run("create_group", [stream], GROUP)
+class StreamClient(RunKeys):
+    """One run's streams and keys."""
 
     def open_replies(self, stream: str, batch: int) -> None:
         """Create a reply stream; if it did not exist, what was issued for it is issued again."""
@@ -259,18 +226,6 @@ class StreamClient:
         limit = self._settings.max_stream_bytes
         return self._read_memory_limit() // 2 if limit is None else limit
 
-    def read_server(self, section: str) -> dict[str, Any]:
-        """Read a section of what the server says about itself (INFO)."""
-        return dict(self._call(self._redis.info, section))
-
-    def read_option(self, name: str) -> str | None:
-        """Read an option of the server's configuration; None where it does not tell, as many managed servers."""
-        try:
-            value: str | None = self._call(self._redis.config_get, name).get(name)
-        except (SettingsError, redis.ResponseError):
-            return None
-        return value
-
     # The policy: the trainer publishes it, replicas follow.
 
     @recorded
@@ -283,19 +238,11 @@ class StreamClient:
         self.epoch = int(self._run("acquire_epoch", [self.key("epoch"), self.key("policy")], floor))
         return self.epoch
 
-    def check_epoch(self) -> None:
-        """
-        Raises:
-            FencedError: a later trainer has taken over.
-        """
-        latest = int(self._call(self._redis.get, self.key("epoch")) or 0)
-        if latest > self.epoch:
-            raise _make_fenced_error(latest)
-
     @recorded
     def publish(self, policy: Policy) -> None:
         """Publish the policy that replicas must serve, under its epoch."""
-        self._run("publish", [self.key("epoch"), self.key("policy")], policy.epoch, policy.SerializeToString())
+        keys = [self.key(name) for name in ("epoch", "policy", ANNOUNCED, SERVED)]
+        self._run("publish", keys, policy.epoch, policy.SerializeToString())
         self.epoch = policy.epoch
 
     def prune(self) -> None:
@@ -308,14 +255,26 @@ class StreamClient:
         found = self._call(self._redis.hget, self.key("policy"), "m")
         return None if found is None else Policy.FromString(found)
 
-    def acknowledge_policy(self, replica: str, policy: Policy) -> None:
-        """Record the policy that a replica serves, as a sign of life too: repeat it every few seconds."""
-        self._run("acknowledge_policy", [self.key("replicas"), self.key("alive")], replica, policy.SerializeToString())
+    def acknowledge_policy(self, name: str, replica: Replica) -> None:
+        """Record what a replica serves and refuses, as a sign of life too: repeat it every few seconds."""
+        keys = [self.key("replicas"), self.key("alive"), self.key(SERVED)]
+        self._run("acknowledge_policy", keys, name, replica.SerializeToString())
 
-    def read_replicas(self, silence_s: int = REPLICA_SILENCE_S) -> dict[str, Policy]:
-        """Read replica → the policy that it serves, of those that gave a sign of life within `silence_s`."""
+    def read_replicas(self, silence_s: int = REPLICA_SILENCE_S) -> dict[str, Replica]:
+        """Read what each replica serves and refuses, of those that gave a sign of life within `silence_s`."""
         rows = self._run("read_replicas", [self.key("replicas"), self.key("alive")], silence_s)
-        return {name.decode(): Policy.FromString(policy) for name, policy in zip(rows[::2], rows[1::2], strict=True)}
+        return {name.decode(): Replica.FromString(row) for name, row in zip(rows[::2], rows[1::2], strict=True)}
+
+    def await_change(self, stream: str, seen: bytes, block_s: float) -> bytes:
+        """Return after a change of what is announced (`ANNOUNCED`), or of that and what is served (`SERVED`).
+
+        A time-out looks like a change too: the caller reads the state again, whatever became of the server's data.
+
+        Args:
+            seen: the result of the call before; the first one returns at once if there ever was a change.
+        """
+        found = self._call(self._redis.xread, {self.key(stream): seen}, block=self._to_block_ms(block_s))
+        return next((rows[-1][0] for _, rows in found or []), NEVER)  # a server that lost its data counts anew
 
     @property
     def _trainer(self) -> str:
@@ -325,26 +284,12 @@ class StreamClient:
     def _issue_table(self, stream: str, batch: int) -> str:
         return self.key(f"issued:{stream.removeprefix(self._prefix)}:{batch}")
 
-    def _run(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
-        if script not in self._scripts:
-            self._scripts[script] = self._redis.register_script(read_script(script))
-        try:
-            return self._call(self._scripts[script], keys=keys, args=arguments)
-        except redis.ResponseError as error:
-            if "FENCED" not in str(error):
-                raise
-            raise _make_fenced_error(int(str(error).split()[-1])) from None
-
-    def _run_fenced(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
-        return self._run(script, [self.key("epoch"), *keys], self.epoch, *arguments)
-
     def _read_hash(self, name: str) -> dict[str, bytes]:
         return {field.decode(): value for field, value in self._call(self._redis.hgetall, self.key(name)).items()}
 
     def _claim(self, stream: str, kind: type[M], who: str, count: int, block_s: float, id: str = ">") -> list[Entry[M]]:
-        # Below the socket's timeout: else an idle wait looks like a dead server.
-        block_ms = int(min(block_s, self._settings.timeout_s / 2) * 1000) or None
-        found = self._call(self._redis.xreadgroup, GROUP, who, {stream: id}, count=count, block=block_ms)
+        block = self._to_block_ms(block_s)
+        found = self._call(self._redis.xreadgroup, GROUP, who, {stream: id}, count=count, block=block)
         return [entry for _, rows in found or [] for entry in self._decode(stream, kind, rows)]
 
     def _reclaim(self, stream: str, kind: type[M], consumer: str, count: int, idle_s: float) -> list[Entry[M]]:
@@ -367,33 +312,8 @@ class StreamClient:
                 self.reject(stream, id, repr(fields).encode())  # no worker could ever finish it
         return entries
 
-    def _call(self, command: Any, *args: Any, **kwargs: Any) -> Any:
-        deadline = time.monotonic() + self._settings.timeout_s
-        while True:
-            try:
-                return command(*args, **kwargs)
-            except redis.RedisError as error:
-                # A server that lost its data (no append-only file) has lost the consumer groups too: create them.
-                if "NOGROUP" in str(error) and time.monotonic() < deadline:
-                    names = [name for value in args for name in (value if isinstance(value, dict) else [value])]
-                    asked = {name for name in names if isinstance(name, str) and name.startswith(self._prefix)}
-                    self.create_groups(*{self.prompts, self.trajectories, *asked})
-                    time.sleep(0.1)  # wait: has a time limit, and its caller names it
-                    continue
-                typed = translate_error(error, name_server(self._settings), self._read_memory_limit)
-                if typed is None:
-                    raise
-                raise typed from error
-
-    def _read_memory_limit(self) -> int:
-        return int(self.read_server("memory")["maxmemory"])
-
 
 def _parse_place(place: bytes | str) -> tuple[int, int]:
     text = place.decode() if isinstance(place, bytes) else place
     position, attempt = text.split("/")
     return int(position), int(attempt)
-
-
-def _make_fenced_error(latest: int) -> FencedError:
-    return FencedError(f"a later trainer has taken over this run (epoch {latest}): this one must end")

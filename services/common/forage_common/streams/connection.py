@@ -41,7 +41,7 @@ _REFUSALS = (redis.AuthenticationError, redis.exceptions.AuthorizationError, red
 # Servers before version 7 wrap the errors of a script's commands in a sentence: "… @user_script: 2: -OOM command …".
 _CODE = re.compile(rf"(?:^|[ -]-?)({'|'.join(_REASONS)}) ")
 
-_READS = {"PING", "INFO", "CONFIG GET", "MEMORY USAGE", "HGET", "HGETALL", "XLEN", "XREADGROUP", "XAUTOCLAIM"}
+_READS = {"PING", "INFO", "CONFIG GET", "MEMORY USAGE", "HGET", "HGETALL", "XLEN", "XREAD", "XREADGROUP", "XAUTOCLAIM"}
 _TOUCH = "#!lua flags=allow-oom\nreturn redis.call('INCR', KEYS[1])"
 _Find = Callable[[], tuple[str, int]]
 _lost = threading.local()

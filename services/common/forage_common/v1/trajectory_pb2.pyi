@@ -873,6 +873,44 @@ class Policy(_message.Message):
 Global___Policy: _TypeAlias = Policy  # noqa: Y015
 
 @_typing.final
+class Replica(_message.Message):
+    """What an engine's replica last said of itself: a value of the `replicas` hash."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVING_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    OUT_OF_SERVICE_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """why it is refused"""
+    out_of_service: _builtins.bool
+    """it takes no requests"""
+    @_builtins.property
+    def serving(self) -> Global___Policy:
+        """what it samples from"""
+
+    @_builtins.property
+    def refused(self) -> Global___Policy:
+        """announced later and not loaded; unset once it serves a later one"""
+
+    def __init__(
+        self,
+        *,
+        serving: Global___Policy | None = ...,
+        refused: Global___Policy | None = ...,
+        reason: _builtins.str = ...,
+        out_of_service: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "serving", b"serving"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["out_of_service", b"out_of_service", "reason", b"reason", "refused", b"refused", "serving", b"serving"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replica: _TypeAlias = Replica  # noqa: Y015
+
+@_typing.final
 class LedgerEntry(_message.Message):
     """The groups that one optimizer step consumed: a value of the `ledger` hash, keyed by step."""
 

@@ -13,14 +13,13 @@ from forage_common.streams.client import StreamClient
 from forage_common.streams.history import open_history
 from forage_common.telemetry import tracing
 from forage_common.telemetry.waits import list_waits
-from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import Prompt, Replica, TrajectoryGroup
 from forage_rollout.background import supervise
 from forage_rollout.backpressure import REASONS
 from forage_rollout.deployments.readiness import wait_for_services
 from forage_rollout.deployments.replica import REDIS_TIMEOUT_S, CheckPace, broadcast, build_process_name, start_logs
 from forage_rollout.dispatcher import Dispatcher
 from forage_rollout.metrics import Snapshot, read_span_counts, to_counts
-from forage_rollout.weights.policy import find_oldest
 
 
 class DispatcherDeployment:
@@ -37,11 +36,8 @@ class DispatcherDeployment:
         async def run_group(prompt: Prompt) -> TrajectoryGroup:
             return TrajectoryGroup.FromString(await agent.run_group.remote(prompt.SerializeToString()))
 
-        async def wait_for_policy(version: int, epoch: int, timeout_s: float) -> Policy | None:
-            served = await broadcast(engine, "wait_for_policy", version, epoch, timeout_s)
-            # None stands for a replica out of service, which gets no generations and so holds nobody back.
-            policies = [Policy.FromString(one) if one else None for one in served if one is not None]
-            return find_oldest(policies, Policy(version=version, epoch=epoch))
+        async def ask_engines() -> dict[str, Replica]:
+            return {name: Replica.FromString(word) for name, word in await broadcast(engine, "describe_replica")}
 
         streams = StreamClient(
             settings.redis, settings.run.id, REDIS_TIMEOUT_S, open_history(settings.run, "dispatcher")
@@ -51,7 +47,7 @@ class DispatcherDeployment:
             streams,
             _build_consumer(settings),
             run_group,
-            wait_for_policy,
+            ask_engines,
             partial(wait_for_services, settings),
         )
         self._task = supervise(self._dispatcher.run(), "dispatcher")

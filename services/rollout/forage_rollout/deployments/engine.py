@@ -18,9 +18,9 @@ from forage_common.streams.client import StreamClient
 from forage_common.streams.history import open_history
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import list_waits
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, Replica
 from forage_rollout.background import supervise
-from forage_rollout.deployments.follower import catch_up, follow_policy
+from forage_rollout.deployments.follower import Follower
 from forage_rollout.deployments.replica import (
     REDIS_TIMEOUT_S,
     CheckPace,
@@ -58,7 +58,8 @@ class EngineDeployment:
         self._out_of_service_since: float | None = None
         self._engine: VllmEngine | EndpointEngine
         self._openai: OpenAiRoutes | EndpointEngine
-        self._follower: asyncio.Task[None] | None = None
+        self._follower: Follower | None = None
+        self._following: asyncio.Task[None] | None = None
         if settings.rollout.engine.endpoint:
             self._engine = self._openai = EndpointEngine(settings)
             await self._engine.connect()
@@ -69,8 +70,9 @@ class EngineDeployment:
         self._engine = VllmEngine(settings)
         self._openai = OpenAiRoutes(self._engine.llm, settings)
         streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, open_history(settings.run, "engine"))
-        await catch_up(streams, self._engine)
-        self._follower = supervise(follow_policy(streams, self._engine, self._replica), "follow_policy")
+        self._follower = Follower(streams, self._engine, self._replica)
+        await self._follower.catch_up()
+        self._following = supervise(self._follower.follow(), "follow_policy")
 
     async def get_end_of_turn(self) -> str:
         return self._engine.end_of_turn
@@ -96,12 +98,9 @@ class EngineDeployment:
         """Serve a serialized policy; returns the seconds that generation was paused."""
         return await self._engine.load_policy(Policy.FromString(policy))
 
-    async def wait_for_policy(self, version: int, epoch: int, timeout_s: float) -> bytes | None:
-        """The policy that is served, serialized; empty where there is none, None from a replica out of service."""
-        served = await self._engine.wait_for_policy(version, epoch, timeout_s)
-        if self._engine.out_of_service:
-            return None
-        return b"" if served is None else served.SerializeToString()
+    async def describe_replica(self) -> tuple[str, bytes]:
+        """The name of this replica, and what it serves and refuses as a serialized `Replica`."""
+        return self._replica, (self._follower.describe() if self._follower else Replica()).SerializeToString()
 
     async def forward_openai(
         self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
@@ -127,7 +126,7 @@ class EngineDeployment:
             self._check_in_service()
         except Exception as error:  # noqa: BLE001 - whatever it is, this engine cannot be trusted
             self._exit(error)
-        if self._follower is not None and self._follower.done():
+        if self._following is not None and self._following.done():
             raise RuntimeError("the task that follows the policy has ended")
 
     def _check_in_service(self) -> None:

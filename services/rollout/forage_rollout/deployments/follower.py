@@ -1,123 +1,177 @@
-"""Keeps an engine on the policy that the trainer announced last, and tells the trainer which one is served."""
+"""Keeps an engine on the policy that the trainer announced last, and tells the run what it serves and refuses."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import NoReturn
 
 from forage_common.errors import UnavailableError
 from forage_common.streams import history
-from forage_common.streams.client import StreamClient
+from forage_common.streams.client import ANNOUNCED, LIVELY_S, NEVER, SERVED, StreamClient
 from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, Replica
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.weights.policy import PolicyError, describe_policy, is_newer
 
 log = get_logger()
 POLL_INTERVAL_S = 0.1
+"""Between two looks at the engine itself, which also loads what `UpdateWeights` asks for."""
+WATCH_S = 5.0
+"""The announced policy is read after each change, and after so long in case that a change was missed."""
 RETRY_INTERVAL_S = 1.0
+MAX_RETRY_INTERVAL_S = 30.0
 HEARTBEAT_INTERVAL_S = 5.0
-MAX_REFUSALS = 3
 CATCH_UP_TIMEOUT_S = 60.0
 
 
-async def catch_up(streams: StreamClient, engine: VllmEngine, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
-    """Return once the engine serves the announced policy, or none is announced.
-
-    A policy that cannot be loaded within `timeout_s` leaves the engine out of service; `follow_policy` keeps trying.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            await asyncio.to_thread(streams.declare_dtype, engine.dtype)
-            announced = await asyncio.to_thread(streams.read_policy)
-            if announced is None or announced == engine.serving:
-                return
-            await _load_recorded(streams, engine, announced)
-        except PolicyError as error:
-            log.error("policy_refused", detail=str(error))
-            if time.monotonic() > deadline:
-                engine.out_of_service = str(error)
-                return
-            await asyncio.sleep(RETRY_INTERVAL_S)  # wait: an engine that starts has no snapshot; its log says why
-        except UnavailableError as error:
-            log.warning("waiting_for_redis", detail=str(error))
-            await asyncio.sleep(RETRY_INTERVAL_S)  # wait: an engine that starts has no snapshot; its log says why
-
-
-async def follow_policy(streams: StreamClient, engine: VllmEngine, replica: str) -> None:
-    """Load each policy that is announced, and acknowledge what is served; never returns, survives an unavailable Redis.
-
-    An announced policy that cannot be loaded `MAX_REFUSALS` times takes the engine out of service: its trajectories
-    would become too stale for the trainer, and another engine may be able to load it.
-    """
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_load_announced(streams, engine))
-        # A task of its own: a load may wait for a long group, and a replica without heartbeats counts as gone.
-        tasks.create_task(_acknowledge(streams, engine, replica))
-
-
-async def _load_announced(streams: StreamClient, engine: VllmEngine) -> NoReturn:
-    """Load every announcement that differs from the one before, whatever its epoch and version.
+class Follower:
+    """Loads for an engine what is announced, and acknowledges it under the name of its replica.
 
     The trainer decides what is served: after a lost Redis volume its epochs may begin lower than what an engine serves.
     An announcement that stays the same does not replace what `UpdateWeights` has loaded meanwhile.
+
+    A policy that cannot be loaded is refused: the engine serves the old one and tries again, ever more rarely. Once
+    another engine serves the announced policy, this one goes out of service until it does, too: prompts that ask for
+    the announced policy wait for every engine in service.
     """
-    followed = kept = engine.serving
-    refused: Policy | None = None
-    refusals = 0
-    while True:
+
+    def __init__(self, streams: StreamClient, engine: VllmEngine, name: str) -> None:
+        self._streams = streams
+        self._engine = engine
+        self._name = name
+        self._said: Replica | None = None
+        self._has_news = asyncio.Event()
+        self._refused: Policy | None = None
+        self._reason = ""
+        self._kept: Policy | None = None
+        """What the engine served when it refused: another one, loaded by hand, takes the place of the announced one."""
+        self._stepped_aside = False
+
+    def describe(self) -> Replica:
+        """What the engine serves and refuses now."""
+        is_refusing = self._refused is not None and self._engine.serving is self._kept
+        return Replica(
+            serving=self._engine.serving,
+            refused=self._refused if is_refusing else None,
+            reason=self._reason if is_refusing else "",
+            out_of_service=bool(self._engine.out_of_service),
+        )
+
+    async def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
+        """Return once the engine serves the announced policy and has said so, or none is announced.
+
+        Whoever looks from then on sees this engine among the others, and what was announced before is served. A policy
+        that cannot be loaded within `timeout_s` leaves the engine out of service; `follow` keeps trying.
+        """
+        deadline = time.monotonic() + timeout_s
+        engine = self._engine
+        while True:
+            pause_s = 0.0
+            try:
+                await asyncio.to_thread(self._streams.declare_dtype, engine.dtype)
+                announced = await asyncio.to_thread(self._streams.read_policy)
+                if announced not in (None, engine.serving) and not engine.out_of_service:
+                    if not await self._try(announced):
+                        pause_s = RETRY_INTERVAL_S
+                        if time.monotonic() > deadline:
+                            engine.out_of_service = self._reason
+                elif self._said == self.describe():
+                    return
+                await self._say()
+            except UnavailableError as error:
+                log.warning("waiting_for_redis", detail=str(error))
+                pause_s = RETRY_INTERVAL_S
+            await asyncio.sleep(pause_s)  # wait: an engine that starts has no snapshot; its log says why
+
+    async def follow(self) -> None:
+        """Load each policy that is announced, and say what is served; never returns, survives an unavailable Redis."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._load_announced())
+            # A task of its own: a load may wait for a long group, and a replica without heartbeats counts as gone.
+            tasks.create_task(self._keep_saying())
+
+    async def _load_announced(self) -> NoReturn:
+        seen = dict.fromkeys((ANNOUNCED, SERVED), NEVER)
+        followed = self._engine.serving
+        retry_at, retry_s = 0.0, RETRY_INTERVAL_S
+        while True:
+            try:
+                announced = await asyncio.to_thread(self._streams.read_policy)
+                if announced is not None and announced != followed:
+                    if announced != self._refused:
+                        retry_at, retry_s = 0.0, RETRY_INTERVAL_S
+                    if announced == self._engine.serving or self._is_replaced(announced):
+                        followed = announced
+                    elif time.monotonic() >= retry_at:
+                        if await self._try(announced):
+                            followed = announced
+                        else:
+                            retry_at, retry_s = time.monotonic() + retry_s, min(2 * retry_s, MAX_RETRY_INTERVAL_S)
+                stream, block_s = ANNOUNCED, WATCH_S
+                if announced is not None and announced == self.describe().refused:
+                    await self._step_aside(announced)
+                    stream, block_s = SERVED, max(0.01, min(WATCH_S, retry_at - time.monotonic()))
+                # wait: for a change, at most so long
+                seen[stream] = await asyncio.to_thread(self._streams.await_change, stream, seen[stream], block_s)
+            except UnavailableError as error:
+                log.warning("waiting_for_redis", detail=str(error))
+                await asyncio.sleep(RETRY_INTERVAL_S)  # wait: the main process names Redis
+
+    def _is_replaced(self, announced: Policy) -> bool:
+        """Whether `UpdateWeights` has loaded another policy since the announced one was refused."""
+        return announced == self._refused and self._engine.serving is not self._kept
+
+    async def _try(self, announced: Policy) -> bool:
+        """Load a policy; False if it is refused."""
+        before, records = self._engine.serving, self._streams.history
         try:
-            # Polled, not pushed: an engine that misses a message would serve an old policy without knowing.
-            announced = await asyncio.to_thread(streams.read_policy)
-            if announced is not None and announced != followed:
-                # A policy that `UpdateWeights` loaded after the refusal of the announced one takes its place.
-                was_replaced = announced == refused and engine.serving is not kept
-                if announced != engine.serving and not was_replaced:
-                    await _load(streams, engine, announced)
-                followed = announced
+            with records.record("load", history.describe_policy(announced)) if records else nullcontext():
+                await self._engine.load_policy(announced, allow_older=True)
         except PolicyError as error:
-            if announced != refused:  # log each refused policy once, not at each attempt
+            if announced != self._refused:  # log each refused policy once, not at each attempt
                 log.error("policy_refused", detail=str(error))
-                refused, refusals = announced, 0
-            kept = engine.serving
-            refusals += 1
-            if refusals >= MAX_REFUSALS and not engine.out_of_service:
-                engine.out_of_service = str(error)
-                log.error("out_of_service", detail=str(error))
-            await asyncio.sleep(RETRY_INTERVAL_S)  # wait: the engine is out of service, which readiness names
-        except UnavailableError as error:
-            log.warning("waiting_for_redis", detail=str(error))
-            await asyncio.sleep(RETRY_INTERVAL_S)  # wait: the main process names Redis
-        await asyncio.sleep(POLL_INTERVAL_S)  # wait: pause between two looks
+            self._refused, self._reason, self._kept = announced, str(error), self._engine.serving
+            return False
+        else:
+            self._stepped_aside = False
+            if before is not None and not is_newer(announced, before):
+                log.warning("older_policy_loaded", announced=describe_policy(announced), before=describe_policy(before))
+            return True
+        finally:
+            self._has_news.set()
 
+    async def _step_aside(self, refused: Policy) -> None:
+        """Go out of service while another engine serves the refused policy; serve the old one while none does."""
+        replicas = await asyncio.to_thread(self._streams.read_replicas, LIVELY_S)
+        others = [one for name, one in replicas.items() if name != self._name and not one.out_of_service]
+        if any(one.serving == refused for one in others):
+            if not self._engine.out_of_service:
+                self._engine.out_of_service, self._stepped_aside = self._reason, True
+                log.error("out_of_service", detail=self._reason)
+        elif self._stepped_aside:
+            self._engine.out_of_service, self._stepped_aside = "", False
+            log.warning("back_in_service", detail="no other engine serves the announced policy")
+        self._has_news.set()
 
-async def _load(streams: StreamClient, engine: VllmEngine, announced: Policy) -> None:
-    before = engine.serving
-    await _load_recorded(streams, engine, announced)
-    if before is not None and not is_newer(announced, before):
-        log.warning("older_policy_loaded", announced=describe_policy(announced), before=describe_policy(before))
+    async def _keep_saying(self) -> NoReturn:
+        """Say at each change what is served, and every `HEARTBEAT_INTERVAL_S` that it still is."""
+        heartbeat_at = 0.0
+        while True:
+            self._has_news.clear()
+            try:
+                if self._said != self.describe() or time.monotonic() >= heartbeat_at:
+                    await self._say()
+                    heartbeat_at = time.monotonic() + HEARTBEAT_INTERVAL_S
+            except UnavailableError as error:
+                log.warning("waiting_for_redis", detail=str(error))
+                await asyncio.sleep(RETRY_INTERVAL_S)  # wait: the main process names Redis
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_news.wait(), POLL_INTERVAL_S)  # wait: pause between two looks
 
-
-async def _load_recorded(streams: StreamClient, engine: VllmEngine, announced: Policy) -> None:
-    with streams.history.record("load", history.describe_policy(announced)) if streams.history else nullcontext():
-        await engine.load_policy(announced, allow_older=True)
-
-
-async def _acknowledge(streams: StreamClient, engine: VllmEngine, replica: str) -> NoReturn:
-    """Tell the trainer at each change what is served, and every `HEARTBEAT_INTERVAL_S` that it still is."""
-    acknowledged: Policy | None = None
-    heartbeat_at = 0.0
-    while True:
-        serving = engine.serving
-        try:
-            if serving is not None and (serving != acknowledged or time.monotonic() >= heartbeat_at):
-                await asyncio.to_thread(streams.declare_dtype, engine.dtype)  # a server may have lost it
-                await asyncio.to_thread(streams.acknowledge_policy, replica, serving)
-                acknowledged, heartbeat_at = serving, time.monotonic() + HEARTBEAT_INTERVAL_S
-        except UnavailableError as error:
-            log.warning("waiting_for_redis", detail=str(error))
-            await asyncio.sleep(RETRY_INTERVAL_S)  # wait: the main process names Redis
-        await asyncio.sleep(POLL_INTERVAL_S)  # wait: pause between two looks
+    async def _say(self) -> None:
+        word = self.describe()
+        await asyncio.to_thread(self._streams.declare_dtype, self._engine.dtype)  # a server may have lost it
+        await asyncio.to_thread(self._streams.acknowledge_policy, self._name, word)
+        self._said = word

@@ -115,10 +115,6 @@ class EndpointEngine:
             "unset rollout.engine.endpoint"
         )
 
-    async def wait_for_policy(self, version: int, epoch: int, timeout_s: float) -> Policy:
-        """The endpoint as a policy: there is no other version to wait for."""
-        return self.serving
-
     async def pause(self, drain: bool) -> None:
         """Send no requests until `resume`. Requests at the endpoint cannot be held: they end first, drain or not."""
         self._resumed.clear()

@@ -31,7 +31,6 @@ from forage_rollout.weights.policy import (
     NotServingError,
     PolicyError,
     describe_policy,
-    has_reached,
     is_newer,
     parse_label,
 )
@@ -124,7 +123,6 @@ class VllmEngine:
         self._stager = Stager(self._llm)
         self._loading = asyncio.Lock()
         self._sampled_tokens = 0
-        self._served_changed = asyncio.Condition()
         self._meter = Meter()
         self.serving: Policy | None = None
         self.out_of_service = ""
@@ -283,7 +281,7 @@ class VllmEngine:
         folder = await asyncio.to_thread(verify_adapter, policy, files, self._shapes, self._max_lora_rank)
         async with self._drain_leases():
             await self._adapters.load_adapter(policy, folder)
-            await self._set_serving(policy)
+            self._set_serving(policy)
         self._meter.counts.adapter_loads += 1
         return 0.0
 
@@ -315,32 +313,15 @@ class VllmEngine:
             raise
         self._meter.counts.policy_wait_seconds += waited
         self._meter.counts.policy_pause_seconds += paused
-        await self._set_serving(policy)
+        self._set_serving(policy)
         return paused
 
     def _drain_leases(self) -> contextlib.AbstractAsyncContextManager[None]:
         return contextlib.nullcontext() if self._leases is None else self._leases.drain()
 
-    async def _set_serving(self, policy: Policy) -> None:
-        async with self._served_changed:
-            self.serving = policy
-            self.out_of_service = ""
-            self._served_changed.notify_all()
-
-    async def wait_for_policy(self, version: int, epoch: int, timeout_s: float) -> Policy | None:
-        """The served policy, once it is at least this version of this epoch or of a new one, or after the time-out."""
-        before = self.serving
-
-        def may_return() -> bool:
-            # A policy of another epoch means that another trainer works now: the caller looks for whose policy it asks.
-            has_new_epoch = self.serving is not None and (before is None or self.serving.epoch != before.epoch)
-            return has_new_epoch or has_reached(self.serving, version, epoch)
-
-        async with self._served_changed:
-            with contextlib.suppress(TimeoutError):
-                # wait: named by the dispatcher
-                await asyncio.wait_for(self._served_changed.wait_for(may_return), timeout_s)
-        return self.serving
+    def _set_serving(self, policy: Policy) -> None:
+        self.serving = policy
+        self.out_of_service = ""
 
     async def pause(self, drain: bool) -> None:
         """Hold generation until `resume`; policies may be loaded meanwhile.

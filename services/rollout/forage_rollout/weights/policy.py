@@ -31,14 +31,6 @@ def is_newer(candidate: Policy, serving: Policy | None) -> bool:
     return serving is None or (candidate.epoch, candidate.version) > (serving.epoch, serving.version)
 
 
-def has_reached(served: Policy | None, version: int, epoch: int) -> bool:
-    """Whether the served policy is at least this version of this epoch.
-
-    Versions of two epochs cannot be compared: those of another trainer say nothing about this one's.
-    """
-    return served is not None and served.epoch == epoch and served.version >= version
-
-
 def find_oldest(policies: Sequence[Policy | None], announced: Policy | None) -> Policy | None:
     """The policy that every engine has reached; None where an engine has none, or there are no engines.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from prometheus_client import Counter, Gauge
 
-from forage_common.streams.client import StreamClient
+from forage_common.streams.client import LIVELY_S, StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_trainer.files import compute_digest, remove_folder, remove_leftovers, stage_folder
@@ -22,8 +22,6 @@ from forage_trainer.weights.model_files import Adapter, write_adapter_folder, wr
 
 KEEP_NEWEST = 3
 """Newest folders that always stay: a replica may be loading one that it has not acknowledged yet."""
-LIVELY_S = 15
-"""A replica that gave no sign of life for so long may have died; they give one every 5 seconds."""
 PUBLISHED = Counter("forage_trainer_policies_published_total", "Policy versions announced")
 BYTES = Gauge("forage_trainer_publish_bytes", "Bytes of weights of the last published policy")
 SECONDS = Gauge("forage_trainer_publish_seconds", "Seconds to write and announce the last policy")
@@ -118,7 +116,7 @@ class Publisher:
             return True
 
     def _read_lively(self) -> dict[str, Policy]:
-        return self._streams.read_replicas(LIVELY_S)
+        return {name: replica.serving for name, replica in self._streams.read_replicas(LIVELY_S).items()}
 
     def _announce(self, policy: Policy) -> None:
         self._retry(lambda: self._streams.publish(policy))
@@ -127,7 +125,7 @@ class Publisher:
         self._retry(self._streams.prune)
         # Read after the announcement: from then on a replica moves to the new version only, never to an old one.
         serving = self._retry(self._streams.read_replicas)
-        served = {Path(policy.uri) for policy in serving.values()} | {current.resolve()}
+        served = {Path(replica.serving.uri) for replica in serving.values()} | {current.resolve()}
         newest_first = sorted(self._folder.glob("v*-e*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for old in newest_first[KEEP_NEWEST:]:
             if old.resolve() not in served:

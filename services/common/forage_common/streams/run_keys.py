@@ -1,0 +1,116 @@
+"""The keys of one run on a server: commands and scripts on them, repeated while the server is unavailable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+
+from forage_common.errors import FencedError, SettingsError
+from forage_common.settings import RedisSettings
+from forage_common.streams.connection import connect, name_server, translate_error
+from forage_common.streams.history import History
+from forage_common.streams.script_files import read_script
+
+GROUP = "forage"
+
+
+class RunKeys:
+    """One run's keys. Thread-safe; every call is bounded in time.
+
+    Every call raises `UnavailableError` if the server is unavailable for about `patience_s`.
+
+    Raises:
+        SettingsError: the file with the password cannot be read, or is empty; the server refuses the credentials.
+    """
+
+    def __init__(
+        self, settings: RedisSettings, run_id: str, patience_s: float = 60.0, history: History | None = None
+    ) -> None:
+        self._redis = connect(settings, patience_s, f"forage:{{{run_id}}}:")
+        self._settings = settings
+        # The braces put all keys of a run on one node of a cluster, as scripts over several keys need it.
+        self._prefix = f"forage:{{{run_id}}}:"
+        self.prompts = self.key("prompts")
+        self.trajectories = self.key("trajectories")
+        self._scripts: dict[str, Any] = {}
+        self.history = history
+        self.epoch = 0
+        """That of the trainer which uses this client, once it has acquired one."""
+
+    def key(self, name: str) -> str:
+        """The full name of a key of the run."""
+        return self._prefix + name
+
+    def ping(self) -> bool:
+        return bool(self._call(self._redis.ping))
+
+    def create_groups(self, *streams: str) -> None:
+        """Create the consumer group of each stream, from its beginning, unless it exists."""
+        for stream in streams or (self.prompts, self.trajectories):
+            self._run("create_group", [stream], GROUP)
+
+    def check_epoch(self) -> None:
+        """
+        Raises:
+            FencedError: a later trainer has taken over.
+        """
+        latest = int(self._call(self._redis.get, self.key("epoch")) or 0)
+        if latest > self.epoch:
+            raise _make_fenced_error(latest)
+
+    def read_server(self, section: str) -> dict[str, Any]:
+        """Read a section of what the server says about itself (INFO)."""
+        return dict(self._call(self._redis.info, section))
+
+    def read_option(self, name: str) -> str | None:
+        """Read an option of the server's configuration; None where it does not tell, as many managed servers."""
+        try:
+            value: str | None = self._call(self._redis.config_get, name).get(name)
+        except (SettingsError, redis.ResponseError):
+            return None
+        return value
+
+    def _run(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
+        if script not in self._scripts:
+            self._scripts[script] = self._redis.register_script(read_script(script))
+        try:
+            return self._call(self._scripts[script], keys=keys, args=arguments)
+        except redis.ResponseError as error:
+            if "FENCED" not in str(error):
+                raise
+            raise _make_fenced_error(int(str(error).split()[-1])) from None
+
+    def _run_fenced(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
+        return self._run(script, [self.key("epoch"), *keys], self.epoch, *arguments)
+
+    def _to_block_ms(self, block_s: float) -> int | None:
+        # Below the socket's timeout: else an idle wait looks like a dead server.
+        return int(min(block_s, self._settings.timeout_s / 2) * 1000) or None
+
+    def _call(self, command: Any, *args: Any, **kwargs: Any) -> Any:
+        deadline = time.monotonic() + self._settings.timeout_s
+        while True:
+            try:
+                return command(*args, **kwargs)
+            except redis.RedisError as error:
+                # A server that lost its data (no append-only file) has lost the consumer groups too: create them.
+                if "NOGROUP" in str(error) and time.monotonic() < deadline:
+                    names = [name for value in args for name in (value if isinstance(value, dict) else [value])]
+                    asked = {name for name in names if isinstance(name, str) and name.startswith(self._prefix)}
+                    self.create_groups(*{self.prompts, self.trajectories, *asked})
+                    time.sleep(0.1)  # wait: has a time limit, and its caller names it
+                    continue
+                typed = translate_error(error, name_server(self._settings), self._read_memory_limit)
+                if typed is None:
+                    raise
+                raise typed from error
+
+    def _read_memory_limit(self) -> int:
+        return int(self.read_server("memory")["maxmemory"])
+
+
+def _make_fenced_error(latest: int) -> FencedError:
+    return FencedError(f"a later trainer has taken over this run (epoch {latest}): this one must end")
