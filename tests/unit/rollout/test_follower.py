@@ -34,6 +34,7 @@ class Engine:
         self.refuse = False
         self.out_of_service = ""
         self.loads = 0
+        self.loaded: list[Policy] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -43,6 +44,7 @@ class Engine:
         if self.refuse or not (allow_older or is_newer(policy, self.serving)):
             raise PolicyError("altered")
         self.serving = policy
+        self.loaded.append(policy)
         self.out_of_service = ""
         return 0.0
 
@@ -102,6 +104,23 @@ async def test_announced_policies_are_loaded_and_acknowledged(bench: Bench) -> N
         await bench.until_acknowledged(Policy(version=2, epoch=1))
         bench.trainer.publish(Policy(version=1, epoch=2))
         await bench.until_acknowledged(Policy(version=1, epoch=2))
+
+
+async def test_a_policy_gives_way_to_a_newer_one_while_it_is_loaded_and_that_one_to_none(bench: Bench) -> None:
+    engine = Engine()
+    async with bench.following(engine):
+        await bench.until_acknowledged(FIRST)
+        engine.gate.clear()
+        for version in (2, 3):
+            bench.trainer.publish(Policy(version=version, epoch=1))
+            await until(lambda version=version: engine.loads == version)
+        bench.trainer.publish(Policy(version=4, epoch=1))
+        await asyncio.sleep(0.2)
+        assert engine.loads == 3, "else an engine would serve nothing new where loads last longer than steps"
+        assert engine.loaded == [FIRST]
+        engine.gate.set()
+        await bench.until_acknowledged(Policy(version=4, epoch=1))
+    assert [policy.version for policy in engine.loaded] == [1, 3, 4]
 
 
 async def test_what_an_engine_computes_in_is_declared_before_it_serves_and_after_a_lost_volume(bench: Bench) -> None:

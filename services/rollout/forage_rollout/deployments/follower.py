@@ -26,6 +26,10 @@ HEARTBEAT_INTERVAL_S = 5.0
 CATCH_UP_TIMEOUT_S = 60.0
 
 
+class _ReplacedError(Exception):
+    """Another policy was announced while this one was made ready."""
+
+
 class Follower:
     """Loads for an engine what is announced, and acknowledges it under the name of its replica.
 
@@ -48,6 +52,7 @@ class Follower:
         self._kept: Policy | None = None
         """What the engine served when it refused: another one, loaded by hand, takes the place of the announced one."""
         self._stepped_aside = False
+        self._gave_way = False
 
     def describe(self) -> Replica:
         """What the engine serves and refuses now."""
@@ -124,15 +129,18 @@ class Follower:
         return announced == self._refused and self._engine.serving is not self._kept
 
     async def _try(self, announced: Policy) -> bool:
-        """Load a policy; False if it is refused."""
+        """Load a policy; False if it is refused, or another one was announced before this one was ready."""
         before, records = self._engine.serving, self._streams.history
         try:
             with records.record("load", history.describe_policy(announced)) if records else nullcontext():
-                await self._engine.load_policy(announced, allow_older=True)
+                await self._load(announced)
+        except _ReplacedError:
+            log.info("policy_skipped", policy=describe_policy(announced))
+            return False
         except PolicyError as error:
             if announced != self._refused:  # log each refused policy once, not at each attempt
                 log.error("policy_refused", detail=str(error))
-            self._refused, self._reason, self._kept = announced, str(error), self._engine.serving
+            self._refused, self._reason, self._kept = announced, str(error), before
             return False
         else:
             self._stepped_aside = False
@@ -141,6 +149,27 @@ class Follower:
             return True
         finally:
             self._has_news.set()
+
+    async def _load(self, announced: Policy) -> None:
+        """Load a policy, unless another one is announced before it is served. The next one is loaded in any case.
+
+        Raises:
+            PolicyError: it cannot be loaded.
+        """
+        may_give_way, self._gave_way = not self._gave_way, False
+        loading = asyncio.ensure_future(self._engine.load_policy(announced, allow_older=True))
+        try:
+            while not (await asyncio.wait([loading], timeout=POLL_INTERVAL_S))[0]:  # wait: named by the engine
+                with suppress(UnavailableError):
+                    newest = await asyncio.to_thread(self._streams.read_policy)
+                    if may_give_way and newest not in (None, announced):
+                        self._gave_way = loading.cancel()
+            if loading.cancelled() and self._engine.serving != announced:
+                raise _ReplacedError
+            if not loading.cancelled():
+                loading.result()
+        finally:
+            loading.cancel()
 
     async def _step_aside(self, refused: Policy) -> None:
         """Go out of service while another engine serves the refused policy; serve the old one while none does."""
