@@ -42,6 +42,7 @@ from forage_trainer.validation.probe import ValidationProbe
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.dtype import choose_dtype
 from forage_trainer.weights.publisher import Publisher, highest_epoch
+from forage_trainer.weights.refusals import Refusals
 
 _PHASES = ("wait", "logp", "ref", "values", "critic", "probe", "update", "publish", "checkpoint")
 _LOGGED = ("step", "total_steps", "reward_mean", "em_mean", "search_rate", "grad_norm", "logprob_diff_mean")
@@ -62,8 +63,7 @@ class TrainingLoop:
         stop: Stop,
         health: Health,
     ) -> None:
-        folder = settings.run.folder
-        trainer = settings.trainer
+        folder, trainer = settings.run.folder, settings.trainer
         self._settings = settings
         self._streams = streams
         self._worker = worker
@@ -111,6 +111,7 @@ class TrainingLoop:
         )
         self._validation_probe = ValidationProbe(settings, validation.rows, self._state) if trainer.probe.freq else None
         self._health = health
+        self._refusals = Refusals(streams, self._retry, health)
         self._version = 0
         self._last_line: dict[str, Any] = {}
         self._pending = PendingSteps(streams, self._retry)
@@ -289,9 +290,9 @@ class TrainingLoop:
 
     def _on_silence(self) -> None:
         self._publisher.announce_again()
-        if self._publisher.is_damaged():
+        if self._publisher.is_damaged() or self._refusals.is_to_be_published_again():
             # An engine that starts now could not load it, and without engines no later policy would take its place.
-            get_logger().warning("damaged_policy_published_again", version=self._version)
+            get_logger().warning("policy_published_again", version=self._version)
             self._publish()
 
     def _is_stream_full(self) -> bool:
@@ -321,6 +322,7 @@ class TrainingLoop:
     def _poll_in_wait(self) -> None:
         """`_poll`, and make room on a stream that got full before the batch was complete: nothing else would."""
         self._poll()
+        self._refusals.check()
         if self._pending.steps and self._is_stream_full():
             self._end_checkpoint(wait=True)
             if self._pending.steps:
