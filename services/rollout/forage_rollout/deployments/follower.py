@@ -20,6 +20,8 @@ POLL_INTERVAL_S = 0.1
 """Between two looks at the engine itself, which also loads what `UpdateWeights` asks for."""
 WATCH_S = 5.0
 """The announced policy is read after each change, and after so long in case that a change was missed."""
+GIVE_WAY_INTERVAL_S = 1.0
+"""Between two looks for a newer policy while one is loaded."""
 RETRY_INTERVAL_S = 1.0
 MAX_RETRY_INTERVAL_S = 30.0
 HEARTBEAT_INTERVAL_S = 5.0
@@ -159,7 +161,7 @@ class Follower:
         may_give_way, self._gave_way = not self._gave_way, False
         loading = asyncio.ensure_future(self._engine.load_policy(announced, allow_older=True))
         try:
-            while not (await asyncio.wait([loading], timeout=POLL_INTERVAL_S))[0]:  # wait: named by the engine
+            while not (await asyncio.wait([loading], timeout=GIVE_WAY_INTERVAL_S))[0]:  # wait: named by the engine
                 with suppress(UnavailableError):
                     newest = await asyncio.to_thread(self._streams.read_policy)
                     if may_give_way and newest not in (None, announced):
