@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forage_common.telemetry.waits import waiting
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies.cache import HeldDelta
 from forage_rollout.weights.policy import PolicyError, describe_policy
 
+T = TypeVar("T")
+_LOOK_S = 0.2
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.05
 
 
@@ -48,10 +50,8 @@ class Stager:
         stamps = read_stamps(policy, files)
         try:
             changes = [(delta.base, [str(file) for file in delta.files]) for delta in deltas]
-            await self._llm.collective_rpc(
-                "begin_policy", args=(number, [str(file) for file in files], changes, content)
-            )
-            await self._wait_until_ready(policy, number)
+            arguments = number, [str(file) for file in files], changes, content
+            await call_living(self._llm, self._make_ready(policy, arguments))
             if read_stamps(policy, files) != stamps:
                 raise PolicyError(f"{describe_policy(policy)}: its files have changed while they were read")
             yield number
@@ -66,7 +66,8 @@ class Stager:
         with contextlib.suppress(Exception):
             await self._llm.collective_rpc("drop_policy", args=(number,))
 
-    async def _wait_until_ready(self, policy: Policy, number: int) -> None:
+    async def _make_ready(self, policy: Policy, arguments: tuple[Any, ...]) -> None:
+        await self._llm.collective_rpc("begin_policy", args=arguments)
         interval_s = _FIRST_POLL_S
         with waiting(
             "a policy to be loaded beside the served one",
@@ -76,13 +77,31 @@ class Stager:
             detail=describe_policy(policy),
         ):
             while True:
-                states = await self._llm.collective_rpc("poll_policy", args=(number,))
+                states = await self._llm.collective_rpc("poll_policy", args=arguments[:1])
                 if errors := [error for _, error in states if error]:
                     raise PolicyError(f"{describe_policy(policy)} cannot be loaded ({errors[0]})")
                 if all(is_ready for is_ready, _ in states):
                     return
                 await asyncio.sleep(interval_s)
                 interval_s = min(2 * interval_s, _LAST_POLL_S)
+
+
+async def call_living(llm: Any, call: Coroutine[Any, Any, T]) -> T:
+    """Wait for calls of an engine's process, which vLLM leaves without an answer when the process dies.
+
+    Raises:
+        EngineDeadError: it has died.
+    """
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    calling = asyncio.ensure_future(call)
+    try:
+        while not (await asyncio.wait([calling], timeout=_LOOK_S))[0]:  # wait: named by the caller
+            if llm.errored:
+                raise EngineDeadError
+        return calling.result()
+    finally:
+        calling.cancel()
 
 
 def read_stamps(policy: Policy, files: Sequence[Path]) -> list[tuple[int, ...]]:

@@ -22,7 +22,7 @@ from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.leases import Leases
 from forage_rollout.engine.repeatable import prepare_repeatable
-from forage_rollout.engine.stager import Stager
+from forage_rollout.engine.stager import Stager, call_living
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.adapter import Adapter, Adapters, build_engine_arguments, verify_adapter
@@ -303,7 +303,7 @@ class VllmEngine:
 
     async def _put_policy(self, policy: Policy, number: int) -> float:
         try:
-            waited, paused = await self._pause.put_policy(policy, number)
+            waited, paused = await call_living(self._llm, self._pause.put_policy(policy, number))
         except BaseException as error:
             # Partially replaced weights belong to no policy. Ending the engine makes Serve start another one.
             self.out_of_service = (
