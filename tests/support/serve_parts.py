@@ -12,13 +12,14 @@ from ray import serve
 from forage_common.settings import ReplicaSettings, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.announcement import PolicyError
 from forage_rollout.deployments.application import build_engine_deployment
 from forage_rollout.deployments.engine import EngineDeployment, RemoteEngine
 from forage_rollout.deployments.replica import broadcast, start_logs
 from forage_rollout.engine.engine_counts import EngineCounts
 from forage_rollout.engine.leases import Leases
 from forage_rollout.loop.generation import Generation, Request
-from forage_rollout.weights.policy import NotServingError, PolicyError
+from forage_rollout.weights.policy import NotServingError
 
 
 @dataclass

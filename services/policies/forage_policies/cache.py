@@ -49,7 +49,8 @@ log = get_logger()
 MAX_KEPT = 3
 """Policies that stay in the cache: the last ones that were used."""
 WORK_LIMIT_S = 1800.0
-READERS_LIMIT_S = 120.0
+READERS_LIMIT_S = 600.0
+"""Longer than a trajectory: in drain mode an engine holds a policy until those that run have ended."""
 _LOCK, _MARKER, _DELTAS = ".lock", ".verified", "deltas"
 _POLL_S = 0.02
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

@@ -17,10 +17,10 @@ from lora_adapter import MAX_RANK, VERSIONS, write_adapter
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.announcement import PolicyError
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Request
 from forage_rollout.weights.adapter import CONFIG, WEIGHTS
-from forage_rollout.weights.policy import PolicyError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 TOLERANCE = 1e-3

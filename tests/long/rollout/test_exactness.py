@@ -34,12 +34,12 @@ from forage_common.v1.trajectory_pb2 import (
     Status,
     Trajectory,
 )
+from forage_policies.announcement import PolicyError
 from forage_rollout.agent import Agent
 from forage_rollout.engine.leases import Leases
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.loop.tokens import FileTokenizer
-from forage_rollout.weights.policy import PolicyError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 TOLERANCE = 1e-3
@@ -348,7 +348,7 @@ async def test_a_damaged_or_older_policy_is_refused_and_nothing_changes(parts: P
     content = (parts.folders["b"] / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(content[: len(content) // 2])
     torn = Policy(version=next(VERSIONS), epoch=1, uri=str(tmp_path), digest=hashlib.sha256(content).hexdigest())
-    with pytest.raises(PolicyError, match="has digest"):
+    with pytest.raises(PolicyError, match="does not have the digest"):
         await parts.engine.load_policy(torn)
     torn.digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
     with pytest.raises(PolicyError, match="but the header describes"):

@@ -36,9 +36,10 @@ from simulation.world import Process, Signal, World
 replace_maths()
 
 from forage_cli.local.processes import Service, ServiceDiedError, Supervisor  # noqa: E402
+from forage_policies.announcement import PolicyError, verify_files  # noqa: E402
 from forage_rollout.deployments import follower  # noqa: E402
 from forage_rollout.dispatcher import Dispatcher  # noqa: E402
-from forage_rollout.weights.policy import PolicyError, is_newer, verify_files  # noqa: E402
+from forage_rollout.weights.policy import is_newer  # noqa: E402
 from forage_trainer.checkpoints.rollbacks import RolledBackError  # noqa: E402
 from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError  # noqa: E402
 from forage_trainer.loop import TrainingLoop  # noqa: E402

@@ -11,8 +11,8 @@ from openai_server import serve_openai
 from forage_common.clients.calls import RefusedError
 from forage_common.settings import EngineSettings, ModelSettings, ReplicaSettings, RolloutSettings, Settings
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.announcement import PolicyError
 from forage_rollout.loop.tokens import FileTokenizer
-from forage_rollout.weights.policy import PolicyError
 
 pytestmark = [pytest.mark.timeout(600)]
 

@@ -247,7 +247,7 @@ def test_a_frame_that_asks_for_more_memory_than_its_tensor_is_refused(tmp_path: 
         return blocks[:8] + frame + frame
 
     _forge(out, change)
-    with pytest.raises(DeltaError, match="other sizes|which has 77 elements"):
+    with pytest.raises(DeltaError, match=r"other sizes|which has 77 elements"):
         apply_delta(out, old)
 
 

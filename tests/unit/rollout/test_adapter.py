@@ -10,8 +10,8 @@ from lora_adapter import MAX_RANK, announce, write_adapter
 
 from forage_common.files.model_folder import read_model_shapes
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.announcement import PolicyError, verify_files
 from forage_rollout.weights.adapter import WEIGHTS, verify_adapter
-from forage_rollout.weights.policy import PolicyError, verify_files
 
 
 def verify_copy(policy: Policy, model: Path) -> Path:

@@ -25,9 +25,10 @@ from forage_common.settings import EngineSettings, ModelSettings, RolloutSetting
 from forage_common.telemetry.stacks import FOLDER_VARIABLE, SIGNAL, find_stack_file
 from forage_common.telemetry.waits import list_waits
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.announcement import PolicyError
 from forage_rollout.engine.vllm_engine import EngineHangsError, VllmEngine
 from forage_rollout.loop.generation import Generation, Request
-from forage_rollout.weights.policy import NotServingError, PolicyError
+from forage_rollout.weights.policy import NotServingError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 VERSIONS = itertools.count(1)

@@ -17,9 +17,10 @@ from forage_common.settings import RedisSettings, RunSettings
 from forage_common.streams.client import StreamClient
 from forage_common.streams.history import open_history
 from forage_common.v1.trajectory_pb2 import Policy, Replica
+from forage_policies.announcement import PolicyError
 from forage_rollout.deployments import follower
 from forage_rollout.deployments.follower import Follower
-from forage_rollout.weights.policy import PolicyError, is_newer
+from forage_rollout.weights.policy import is_newer
 
 FIRST = Policy(version=1, epoch=1)
 

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.announcement import PolicyError
 from forage_policies.tensors import read_headers
-from forage_rollout.weights.policy import PolicyError
 from forage_rollout.weights.validation import verify_tensors
 
 POLICY = Policy(version=3, epoch=2, uri="/run/policies/v3")

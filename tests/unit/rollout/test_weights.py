@@ -1,127 +1,67 @@
-"""Transports of policies: fetched from any address and verified."""
+"""Policies that engines hold while they read them, and leases of trajectories on the served one."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 from pathlib import Path
 
-import fsspec
 import pytest
-from model_folders import write_smallest_model, write_weights
+from model_folders import write_smallest_model
 
-from forage_common.files.model_folder import read_model_shapes
-from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.cache import PolicyCache
 from forage_rollout.engine.leases import Leases
-from forage_rollout.weights.filesystem import MAX_KEPT, FilesystemTransport
-from forage_rollout.weights.policy import NotServingError, PolicyError
+from forage_rollout.weights.holding import hold_policy
+from forage_rollout.weights.policy import NotServingError
 
 WEIGHTS = "model.safetensors"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_smallest_model(tmp_path)
+def announce(folder: Path, uri: str) -> Policy:
+    return Policy(version=1, epoch=1, uri=uri, digest=hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest())
 
 
-def compute_sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def publish(folder: Path, uri: str, version: int = 1) -> Policy:
-    """The model's weights at an address, announced."""
-    content = (folder / WEIGHTS).read_bytes()
-    with fsspec.open(f"{uri}/{WEIGHTS}", "wb") as stream:
-        stream.write(content)
-    return Policy(version=version, epoch=1, uri=uri, digest=compute_sha256(content))
-
-
-def write_altered(folder: Path, byte: int) -> Path:
-    """Other weights of the same shapes."""
-    file = folder / WEIGHTS
-    content = bytearray(file.read_bytes())
-    content[-1] = byte
-    file.write_bytes(content)
-    return folder
-
-
-async def test_a_local_policy_is_read_in_place(folder: Path, tmp_path: Path) -> None:
-    transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
-    digest = compute_sha256((folder / WEIGHTS).read_bytes())
+async def test_a_local_policy_is_read_in_place(tmp_path: Path) -> None:
+    folder, cache = write_smallest_model(tmp_path), PolicyCache(tmp_path / "cache")
     for uri in (str(folder), f"file://{folder}"):
-        assert await transport.prepare(Policy(version=1, epoch=1, uri=uri, digest=digest)) == [folder / WEIGHTS]
+        async with hold_policy(cache, announce(folder, uri)) as held:
+            assert held.files == [folder / WEIGHTS]
     assert not (tmp_path / "cache").exists()
 
 
-async def test_a_remote_policy_is_fetched_once_and_again_when_its_copy_is_damaged(folder: Path, tmp_path: Path) -> None:
-    transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
-    policy = publish(folder, "memory://fetched-once/v1")
-    [path] = await transport.prepare(policy)
-    assert path.read_bytes() == (folder / WEIGHTS).read_bytes()
-    path.write_bytes(b"x")
-    assert await transport.prepare(policy) == [path]
-    assert path.read_bytes() == (folder / WEIGHTS).read_bytes()
-    fsspec.filesystem("memory").rm("/fetched-once", recursive=True)
-    assert await transport.prepare(policy) == [path]  # from the cache
-    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [path.parent.name]
+async def test_engines_of_one_machine_may_fetch_at_the_same_time(tmp_path: Path) -> None:
+    folder = write_smallest_model(tmp_path)
+    policy = announce(folder, f"simplecache::file://{folder}")
+
+    async def hold() -> list[Path]:
+        async with hold_policy(PolicyCache(tmp_path / "cache"), policy) as held:
+            return held.files
+
+    found = await asyncio.gather(*[hold() for _ in range(8)])
+    assert len({files[0] for files in found}) == 1
+    assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 1
 
 
-async def test_a_damaged_or_missing_remote_policy_is_refused_and_leaves_no_copy(folder: Path, tmp_path: Path) -> None:
-    transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
-    policy = publish(folder, "memory://torn/v1")
-    with fsspec.open(f"{policy.uri}/{WEIGHTS}", "wb") as stream:
-        stream.write((folder / WEIGHTS).read_bytes()[:-5])
-    with pytest.raises(PolicyError, match="has digest"):
-        await transport.prepare(policy)
-    fsspec.filesystem("memory").rm("/torn", recursive=True)
-    with pytest.raises(PolicyError, match="cannot be fetched"):
-        await transport.prepare(policy)
-    assert list((tmp_path / "cache").iterdir()) == []
+async def test_an_update_that_is_cancelled_lets_go_of_its_policy(tmp_path: Path) -> None:
+    folder, cache = write_smallest_model(tmp_path), PolicyCache(tmp_path / "cache", readers_limit_s=10)
+    policy = announce(folder, f"simplecache::file://{folder}")
+    async with hold_policy(cache, policy) as held:
+        copy = held.files[0]
 
+    async def update() -> None:
+        async with hold_policy(cache, policy):
+            await asyncio.Event().wait()
 
-async def test_an_address_that_no_file_system_reads_is_refused(folder: Path, tmp_path: Path) -> None:
-    transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
-    with pytest.raises(PolicyError, match="no file system reads this address"):
-        await transport.prepare(Policy(version=1, epoch=1, uri="nowhere://bucket/v1", digest="0" * 64))
-
-
-async def test_shards_come_together_in_the_announced_order(folder: Path, tmp_path: Path) -> None:
-    expected = read_model_shapes(folder)
-    files = []
-    for name, shapes in (("b.safetensors", {"embed": [4, 2]}), ("a.safetensors", {"norm": [2]}), ("notes.txt", None)):
-        if shapes is not None:
-            write_weights(tmp_path / name, shapes)
-        else:
-            (tmp_path / name).write_text("not weights")
-        content = (tmp_path / name).read_bytes()
-        with fsspec.open(f"memory://shards/{name}", "wb") as stream:
-            stream.write(content)
-        files.append(PolicyFile(name=name, digest=compute_sha256(content), bytes=len(content)))
-    transport = FilesystemTransport(expected, tmp_path / "cache")
-    policy = Policy(version=1, epoch=1, uri="memory://shards", files=files)
-    names = [path.name for path in await transport.prepare(policy)]
-    assert names == ["b.safetensors", "a.safetensors"]
-
-
-async def test_the_cache_keeps_the_policies_used_last(folder: Path, tmp_path: Path) -> None:
-    transport = FilesystemTransport(read_model_shapes(folder), tmp_path / "cache")
-    used = []
-    for version in range(MAX_KEPT + 2):
-        policy = publish(write_altered(folder, version), f"memory://pruned/v{version}", version)
-        [path] = await transport.prepare(policy)
-        used.append(path.parent)
-        os.utime(used[-1], (version, version))  # the clock of a file system may be coarse
-    assert {entry.name for entry in (tmp_path / "cache").iterdir()} == {folder.name for folder in used[-MAX_KEPT:]}
-
-
-async def test_engines_of_one_machine_may_fetch_at_the_same_time(folder: Path, tmp_path: Path) -> None:
-    digest = compute_sha256((folder / WEIGHTS).read_bytes())
-    policy = Policy(version=1, epoch=1, uri=f"simplecache::file://{folder}", digest=digest)
-    engines = [FilesystemTransport(read_model_shapes(folder), tmp_path / "cache") for _ in range(8)]
-    shipments = await asyncio.gather(*[engine.prepare(policy) for engine in engines])
-    assert len({shipment[0] for shipment in shipments}) == 1
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    for pauses in (0, 1, 50):  # before, while and after it fetches
+        updating = asyncio.create_task(update())
+        for _ in range(pauses):
+            await asyncio.sleep(0.001)
+        updating.cancel()
+        await asyncio.gather(updating, return_exceptions=True)
+    copy.write_bytes(b"damaged: only who holds it alone can replace it")
+    async with hold_policy(cache, policy) as held:
+        assert held.files[0].read_bytes() == (folder / WEIGHTS).read_bytes()
 
 
 async def test_a_release_ends_the_waiting_for_a_lease_that_nobody_would_release_again() -> None:

@@ -12,8 +12,9 @@ from forage_common.streams import history
 from forage_common.streams.client import ANNOUNCED, LIVELY_S, NEVER, SERVED, StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy, Replica
+from forage_policies.announcement import PolicyError, describe_policy
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.weights.policy import PolicyError, describe_policy, is_newer
+from forage_rollout.weights.policy import is_newer
 
 log = get_logger()
 POLL_INTERVAL_S = 0.1

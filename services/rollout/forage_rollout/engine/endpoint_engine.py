@@ -13,6 +13,7 @@ from forage_common.files.model_folder import read_end_of_turn
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.announcement import PolicyError, describe_policy
 from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.endpoint import Dialect, Endpoint, restore_stop_text
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
@@ -20,7 +21,6 @@ from forage_rollout.engine.openai import ResponseHead
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.loop.tokens import FileTokenizer
-from forage_rollout.weights.policy import PolicyError, describe_policy
 
 log = get_logger()
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from forage_common.telemetry.waits import waiting
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.announcement import PolicyError, describe_policy
 from forage_policies.cache import HeldDelta
-from forage_rollout.weights.policy import PolicyError, describe_policy
 
 T = TypeVar("T")
 _LOOK_S = 0.2

@@ -15,7 +15,9 @@ from forage_common.files.model_folder import list_weight_files
 from forage_common.settings import EngineSettings, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_policies.tensors import read_headers
+from forage_policies.announcement import PolicyError, describe_policy
+from forage_policies.cache import PolicyCache
+from forage_policies.tensors import SUFFIX, read_headers
 from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.core_process import use_fork
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
@@ -26,14 +28,8 @@ from forage_rollout.engine.stager import Stager, call_living
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.adapter import Adapter, Adapters, build_engine_arguments, verify_adapter
-from forage_rollout.weights.filesystem import FilesystemTransport, fetch_policy
-from forage_rollout.weights.policy import (
-    NotServingError,
-    PolicyError,
-    describe_policy,
-    is_newer,
-    parse_label,
-)
+from forage_rollout.weights.holding import hold_policy
+from forage_rollout.weights.policy import NotServingError, is_newer, parse_label
 from forage_rollout.weights.validation import verify_tensors
 
 log = get_logger()
@@ -91,7 +87,7 @@ class VllmEngine:
         model = Path(settings.model.path).resolve()
         self._expected = read_headers(model / name for name in list_weight_files(model))
         self._shapes = {name: info.shape for name, info in self._expected.items()}
-        self._transport = FilesystemTransport(self._shapes, weights.cache_dir.resolve())
+        self._cache = PolicyCache(weights.cache_dir.resolve())
         self._llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=str(model),
@@ -113,7 +109,6 @@ class VllmEngine:
         self._tokenizer = self._llm.get_tokenizer()
         self._stops = StopTexts(self._tokenizer.get_vocab())
         self._request_ids = itertools.count()
-        self._cache_dir = weights.cache_dir.resolve()
         self._max_lora_rank = engine.max_lora_rank
         self._adapters = Adapters(self._llm)
         self._hang_timeout_s = engine.hang_timeout_s
@@ -277,29 +272,31 @@ class VllmEngine:
             )
 
     async def _load_adapter(self, policy: Policy) -> float:
-        files = await asyncio.to_thread(fetch_policy, policy, self._cache_dir)
-        folder = await asyncio.to_thread(verify_adapter, policy, files, self._shapes, self._max_lora_rank)
-        async with self._drain_leases():
-            await self._adapters.load_adapter(policy, folder)
-            self._set_serving(policy)
+        async with hold_policy(self._cache, policy) as held:
+            folder = await asyncio.to_thread(verify_adapter, policy, held.files, self._shapes, self._max_lora_rank)
+            async with self._drain_leases():
+                await self._adapters.load_adapter(policy, folder)
+                self._set_serving(policy)
         self._meter.counts.adapter_loads += 1
         return 0.0
 
     async def _load_whole(self, policy: Policy) -> float:
         """Load a policy while the old one is served; only to put it in place is there a pause."""
         counts, began = self._meter.counts, time.perf_counter()
-        files = await self._transport.prepare(policy)
-        await asyncio.to_thread(verify_tensors, policy, files, self._expected, self.dtype)
-        async with self._stager.stage(policy, files) as number:
+        async with contextlib.AsyncExitStack() as stack:
+            held = await stack.enter_async_context(hold_policy(self._cache, policy))
+            files = [file for file in held.files if file.suffix == SUFFIX]
+            await asyncio.to_thread(verify_tensors, policy, files, self._expected, self.dtype)
+            number = await stack.enter_async_context(self._stager.stage(policy, files, held.deltas, held.content))
             counts.policy_stage_seconds += time.perf_counter() - began
-            async with self._drain_leases():
-                putting = asyncio.ensure_future(self._put_policy(policy, number))
-                try:
-                    # Shielded, because weights that are replaced halfway belong to no policy.
-                    return await asyncio.shield(putting)
-                except asyncio.CancelledError:
-                    await asyncio.wait([putting])  # wait: the pause is over in a moment
-                    raise
+            await stack.enter_async_context(self._drain_leases())
+            putting = asyncio.ensure_future(self._put_policy(policy, number))
+            try:
+                # Shielded, because weights that are replaced halfway belong to no policy.
+                return await asyncio.shield(putting)
+            except asyncio.CancelledError:
+                await asyncio.wait([putting])  # wait: the pause is over in a moment
+                raise
 
     async def _put_policy(self, policy: Policy, number: int) -> float:
         try:

@@ -12,10 +12,11 @@ from forage_common.errors import ForageError, UnavailableError
 from forage_common.telemetry.health import Health
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, TrajectoryGroup
+from forage_policies.announcement import PolicyError
 from forage_rollout.deployments.cluster import Cluster
 from forage_rollout.engine.openai import ResponseHead
 from forage_rollout.metrics import RolloutCollector, Snapshot
-from forage_rollout.weights.policy import PolicyError, find_oldest, is_newer
+from forage_rollout.weights.policy import find_oldest, is_newer
 
 DEPLOYMENTS = ("Engine", "Agent", "Dispatcher")
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forage_common.v1.trajectory_pb2 import Policy
-from forage_rollout.weights.filesystem import MAX_KEPT
-from forage_rollout.weights.policy import SUFFIX, PolicyError, Shapes, describe_policy, format_label, read_tensor_shapes
+from forage_policies.announcement import PolicyError, describe_policy
+from forage_policies.cache import MAX_KEPT
+from forage_policies.tensors import read_header
+from forage_rollout.weights.policy import format_label
 
+Shapes = Mapping[str, tuple[int, ...]]
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
@@ -44,7 +47,7 @@ def verify_adapter(policy: Policy, files: list[Path], expected: Shapes, max_rank
     """Check configuration and shapes of an adapter whose digests were checked; returns its folder.
 
     Args:
-        expected: `read_model_shapes` of the model that the engine was started with.
+        expected: tensor name → shape of the model that the engine was started with.
 
     Raises:
         PolicyError: a file is missing, or the adapter does not fit the model or `max_rank`.
@@ -65,7 +68,11 @@ def verify_adapter(policy: Policy, files: list[Path], expected: Shapes, max_rank
     if config.get("bias", "none") != "none" or any(config.get(key) for key in _UNSUPPORTED):
         unsupported = [key for key in _UNSUPPORTED if config.get(key)] or ["bias"]
         raise PolicyError(f"{name} sets {unsupported[0]}: only plain LoRA matrices can be served")
-    _verify_matrices(name, read_tensor_shapes(policy, [f for f in files if f.suffix == SUFFIX]), expected, rank)
+    try:
+        found = {tensor: info.shape for tensor, info in read_header(folder / WEIGHTS).items()}
+    except ValueError as error:
+        raise PolicyError(f"{name} cannot be read: {error}") from None
+    _verify_matrices(name, found, expected, rank)
     return folder
 
 

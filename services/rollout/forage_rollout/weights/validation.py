@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.announcement import PolicyError, describe_policy
 from forage_policies.tensors import Tensor, TensorInfo, find_non_finite, read_headers
-from forage_rollout.weights.policy import PolicyError, describe_policy
 
 TIED_HEAD = "lm_head.weight"
 FLOATS = ("BF16", "F16", "F32", "F64")

@@ -1,0 +1,26 @@
+"""Files of announced policies on this machine, for as long as an engine reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.cache import Held, PolicyCache
+
+
+@asynccontextmanager
+async def hold_policy(cache: PolicyCache, policy: Policy) -> AsyncIterator[Held]:
+    """Hold the verified files of a policy, which are fetched first if need be; generation goes on meanwhile.
+
+    Raises:
+        PolicyError: the policy must not be served.
+    """
+    holding = cache.hold(policy)
+    # Where this is cancelled the thread goes on; the files are let go of when it ends, as nobody refers to them then.
+    held = await asyncio.to_thread(holding.__enter__)
+    try:
+        yield held
+    finally:
+        holding.__exit__(None, None, None)
