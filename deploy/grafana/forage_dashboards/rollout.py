@@ -176,6 +176,8 @@ def build_dashboard() -> Dashboard:
         "none",
         Query(S.compute_increase("forage_rollout_policy_updates_total"), "policies"),
         Query(S.compute_increase("forage_rollout_adapter_loads_total"), "adapters"),
+        Query(S.compute_increase("forage_rollout_direct_transfers_total"), "sent by the trainer"),
+        Query(S.compute_increase("forage_rollout_direct_fallbacks_total"), "read instead"),
         Query(S.compute_increase("forage_rollout_policy_failures_total"), "failures"),
         minimum=0,
     )

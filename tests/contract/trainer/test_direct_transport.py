@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 from policy_files import Publications
 
+from forage_common.errors import UserError
+from forage_common.settings import load_settings
 from forage_common.v1.trajectory_pb2 import Policy, PolicyPart
 from forage_policies.digests import compute_digest
+from forage_trainer.weights.direct_sender import open_sender
 
 STALL_S = 2.0
 SOON_S = 30.0
@@ -35,7 +38,7 @@ class Process:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
-        self.hello = self.read(60)
+        self.hello = self.read(120)
 
     def order(self, **fields: Any) -> None:
         assert self._process.stdin is not None
@@ -320,3 +323,14 @@ def test_what_is_not_received_is_read_and_counted(tmp_path: Path, start: Callabl
     answer = hold(policy)
     assert (answer["received"], answer["fallbacks"]) == (0, 2)
     assert answer["seconds"] < STALL_S  # at once
+
+
+def test_only_a_run_with_the_transport_has_a_sender_and_its_address_must_be_one() -> None:
+    assert open_sender(load_settings(environ={})) is None
+    direct = "rollout.weights.transport=direct"
+    with pytest.raises(UserError, match="name the address that engines connect to"):
+        open_sender(load_settings(overrides=[direct, "trainer.publish.direct_address=0.0.0.0:0"], environ={}))
+    with pytest.raises(UserError, match=r"set trainer\.publish\.direct_address"):
+        open_sender(load_settings(overrides=[direct, "redis.url=redis://no.such.host.invalid:1/0"], environ={}))
+    with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        open_sender(load_settings(overrides=[direct, "trainer.publish.direct_address=192.0.2.1:0"], environ={}))

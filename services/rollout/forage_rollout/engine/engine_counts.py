@@ -26,6 +26,8 @@ class EngineCounts:
     policy_pause_seconds: float = 0.0
     policy_failures: int = 0
     adapter_loads: int = 0
+    direct_transfers: int = 0
+    direct_fallbacks: int = 0
     paused: int = 0
     out_of_service: int = 0
 

@@ -16,7 +16,6 @@ from forage_common.settings import EngineSettings, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies.announcement import PolicyError, describe_policy
-from forage_policies.cache import PolicyCache
 from forage_policies.tensors import SUFFIX, read_headers
 from forage_rollout.engine.chat import render_chat
 from forage_rollout.engine.core_process import use_fork
@@ -28,7 +27,7 @@ from forage_rollout.engine.stager import Stager, call_living
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.adapter import Adapter, Adapters, build_engine_arguments, verify_adapter
-from forage_rollout.weights.holding import hold_policy
+from forage_rollout.weights.holding import hold_policy, open_cache
 from forage_rollout.weights.policy import NotServingError, is_newer, parse_label
 from forage_rollout.weights.validation import verify_tensors
 
@@ -87,7 +86,7 @@ class VllmEngine:
         model = Path(settings.model.path).resolve()
         self._expected = read_headers(model / name for name in list_weight_files(model))
         self._shapes = {name: info.shape for name, info in self._expected.items()}
-        self._cache = PolicyCache(weights.cache_dir.resolve())
+        self._cache = open_cache(weights)
         self._llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=str(model),
@@ -148,6 +147,7 @@ class VllmEngine:
         counts, states = self._meter.counts, self._llm.output_processor.request_states.values()
         counts.requests_waiting = sum(state.is_prefilling for state in states)
         counts.requests_running = len(states) - counts.requests_waiting
+        counts.direct_transfers, counts.direct_fallbacks = self._cache.received, self._cache.fallbacks
         counts.paused, counts.out_of_service = int(self.is_paused), int(bool(self.out_of_service))
         return counts
 

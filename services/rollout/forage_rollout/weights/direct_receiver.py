@@ -122,7 +122,7 @@ class _Transfer(threading.Thread):
             self._receive()
         except Exception as error:  # noqa: BLE001 - torch, the network and the disk have many
             lines = str(error).splitlines() or [""]
-            self.failure = f"{type(error).__name__}: {lines[0][:300]}"
+            self.failure = f"{type(error).__name__}: {lines[0][:160]}"
 
     def _receive(self) -> None:
         host, port = self.address

@@ -6,8 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from forage_common.settings.rollout import WeightSettings
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies.cache import Held, PolicyCache
+
+
+def open_cache(settings: WeightSettings) -> PolicyCache:
+    """Open the cache of this machine; with `transport=direct` it receives the files that a trainer sends."""
+    folder = settings.cache_dir.resolve()
+    if settings.transport != "direct":
+        return PolicyCache(folder)
+    from forage_rollout.weights.direct_receiver import DirectReceiver  # imports torch
+
+    return PolicyCache(folder, receive=DirectReceiver().receive)
 
 
 @asynccontextmanager

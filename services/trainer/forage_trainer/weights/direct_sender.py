@@ -278,4 +278,4 @@ def _read_all(file: int, view: memoryview, begin: int) -> None:
 
 def _shorten(error: Exception) -> str:
     """The first line of an error of torch, whose message contains a trace of calls."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
