@@ -78,3 +78,17 @@ def test_an_adapter_is_its_two_files(model: Path, tmp_path: Path) -> None:
     del policy.files[0]
     with pytest.raises(PolicyError, match=r"expected adapter_config\.json and adapter_model\.safetensors"):
         verify_copy(policy, model)
+
+
+def test_an_adapter_that_is_not_finite_is_refused(model: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "adapter"
+    write_adapter(folder, model, 1)
+    tensors = load_file(folder / WEIGHTS)
+    last = sorted(tensors)[-1]
+    tensors[last][0, 0] = torch.nan
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(PolicyError, match=f"{last} is not finite at element 0"):
+        verify_copy(announce(folder), model)

@@ -16,6 +16,7 @@ from forage_policies.announcement import PolicyError, describe_policy
 from forage_policies.cache import MAX_KEPT
 from forage_policies.tensors import read_header
 from forage_rollout.weights.policy import format_label
+from forage_rollout.weights.validation import verify_finite
 
 Shapes = Mapping[str, tuple[int, ...]]
 CONFIG = "adapter_config.json"
@@ -69,10 +70,11 @@ def verify_adapter(policy: Policy, files: list[Path], expected: Shapes, max_rank
         unsupported = [key for key in _UNSUPPORTED if config.get(key)] or ["bias"]
         raise PolicyError(f"{name} sets {unsupported[0]}: only plain LoRA matrices can be served")
     try:
-        found = {tensor: info.shape for tensor, info in read_header(folder / WEIGHTS).items()}
+        found = read_header(folder / WEIGHTS)
     except ValueError as error:
         raise PolicyError(f"{name} cannot be read: {error}") from None
-    _verify_matrices(name, found, expected, rank)
+    _verify_matrices(name, {tensor: info.shape for tensor, info in found.items()}, expected, rank)
+    verify_finite(policy, found, dtype="float32")
     return folder
 
 

@@ -51,6 +51,15 @@ def verify_tensors(policy: Policy, files: Iterable[Path], expected: Mapping[str,
             f"{describe_policy(policy)} does not fit the model that is served: {problems[0]}; "
             f"{len(problems) - 1} more differ"
         )
+    verify_finite(policy, found, dtype)
+
+
+def verify_finite(policy: Policy, found: Mapping[str, TensorInfo], dtype: str) -> None:
+    """Return if all numbers are finite in the type that the engine computes in.
+
+    Raises:
+        PolicyError: the sentence names the tensor and the element.
+    """
     threads = min(_READERS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads, thread_name_prefix="finite") as pool:
         for problem in pool.map(lambda name: _find_infinite(name, found[name], dtype), found):
