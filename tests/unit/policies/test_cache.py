@@ -454,6 +454,12 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_cache_usable(
     shutil.rmtree(small_disk.path / "cache")
 
 
+def test_an_address_that_no_file_system_reads_is_refused(cache: PolicyCache) -> None:
+    policy = Policy(version=1, epoch=1, uri="nowhere://bucket/v1", digest="0" * 64)
+    with pytest.raises(PolicyError, match="no file system reads this address"):
+        cache.hold(policy).__enter__()
+
+
 def test_a_cache_that_cannot_be_written_is_a_clear_error(published: Publications, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PolicyError, match=r"cannot be kept in .*/file/cache"):
