@@ -23,6 +23,7 @@ from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_trainer.waiting import RedisRetry
+from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
 
 _SHAPE, _TENSORS = (2000, 2048), 32
@@ -37,7 +38,10 @@ class Publishing:
         retry(streams.create_groups)
         retry(streams.acquire_epoch)
         model = Path(settings.model.path)
-        self._publisher = Publisher(self._folder, model, streams, settings.trainer.publish.shard_bytes, retry)
+        # Whole policies: the rounds publish the same weights again and again.
+        whole = settings.trainer.publish.model_copy(update={"delta": "never"})
+        store = PolicyStore(self._folder, whole.uri, settings.run.id, retry.storage)
+        self._publisher = Publisher(store, model, streams, whole, retry)
         self._version = 0
         draw = torch.Generator().manual_seed(0)
         self._weights: dict[str, Mapping[str, torch.Tensor]] = {

@@ -48,7 +48,7 @@ def arm(point: str, step: int) -> None:
         case "after_checkpoint":  # durable, and nothing of it acknowledged
             wrap(PendingSteps, "acknowledge", lambda _, until: until == step)
         case "publish":  # weights are written, not renamed into place, not announced
-            wrap(publisher, "write_model_folder", lambda folder, *_: f"-v{step}-" in folder.name, after=True)
+            wrap(publisher, "write_description", lambda folder, _: f"-v{step}-" in folder.name, after=True)
         case "before_issue":  # acknowledged, and the next batch not issued
             wrap(Feeder, "issue_up_to_bound", lambda _, version: version == step)
         case _:

@@ -91,14 +91,28 @@ def put_files(uri: str, files: Mapping[str, Path]) -> None:
         if isinstance(system, LocalFileSystem):
             system.makedirs(root, exist_ok=True)  # on an object store this would be an attempt to create the bucket
     map_parallel(put, files, _CONNECTIONS)
-    with _explain(uri, "the files that were written cannot be listed"):
-        system.invalidate_cache()
-        sizes = {entry["name"].rpartition("/")[2]: entry["size"] for entry in system.ls(root, detail=True)}
+    sizes = list_sizes(uri)
     for name, file in files.items():
         if sizes.get(name) != file.stat().st_size:
             raise StorageError(
                 f"{uri}: {name} has {sizes.get(name, 0)} bytes after its upload, expected {file.stat().st_size}"
             )
+
+
+def list_sizes(uri: str) -> dict[str, int]:
+    """List the files of a folder: name → bytes; none if it does not exist.
+
+    Raises:
+        StorageError: the address cannot be read.
+    """
+    system, root = _open(uri)
+    with _explain(uri, "its files cannot be listed"):
+        system.invalidate_cache()
+        try:
+            entries = system.ls(root, detail=True)
+        except FileNotFoundError:
+            return {}
+    return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] == "file"}
 
 
 def list_folders(uri: str) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from prometheus_client import Counter
+import torch
 
 from forage_common.errors import DiskFullError, UnavailableError, UserError
 from forage_common.files.questions import Questions
@@ -27,12 +28,13 @@ from forage_trainer.checkpoints.upload import Uploader
 from forage_trainer.data import spans
 from forage_trainer.data.batcher import Batch, Batcher
 from forage_trainer.data.dataset import make_batches
-from forage_trainer.data.digests import digest_tokens, digest_weights
+from forage_trainer.data.digests import digest_tokens
 from forage_trainer.data.feeder import Feeder
 from forage_trainer.data.routes import EnvironmentCheck
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.reporting.guards import Guards
-from forage_trainer.reporting.metrics import compute_trajectory_metrics, export_metrics
+from forage_trainer.reporting.lines import StepLines, describe_policy
+from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trainer.reporting.progress import MetricsFile, Phase, StateFile, replace_non_finite
 from forage_trainer.reporting.tracking import Tracker
 from forage_trainer.reporting.trajectories import StepFiles, StepRecord
@@ -40,13 +42,11 @@ from forage_trainer.step import PolicyStep, Stopwatch
 from forage_trainer.validation.evaluation import Validation
 from forage_trainer.validation.probe import ValidationProbe
 from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.dtype import choose_dtype
-from forage_trainer.weights.publisher import Publisher, highest_epoch
+from forage_trainer.weights.dtype import copy_weights
+from forage_trainer.weights.model_files import Adapter
+from forage_trainer.weights.policy_store import PolicyStore
+from forage_trainer.weights.publisher import Publisher
 from forage_trainer.weights.refusals import Refusals
-
-_PHASES = ("wait", "logp", "ref", "values", "critic", "probe", "update", "publish", "checkpoint")
-_LOGGED = ("step", "total_steps", "reward_mean", "em_mean", "search_rate", "grad_norm", "logprob_diff_mean")
-TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that tripped a guard", ["guard", "action"])
 
 
 class TrainingLoop:
@@ -67,53 +67,42 @@ class TrainingLoop:
         self._settings = settings
         self._streams = streams
         self._worker = worker
-        self._stop = stop
+        self._stop, self._health = stop, health
         self._retry = RedisRetry(stop, health)
         self._disk = self._retry.disk
         self._data_digest = train.digest
         self._total = trainer.total_training_steps
-        self._state = StateFile(folder)
-        self._metrics_file = MetricsFile(folder)
+        self._state, self._metrics_file = StateFile(folder), MetricsFile(folder)
         checkpoints = folder / "checkpoints"
         self._checkpoints = Checkpoints(checkpoints, trainer.max_ckpt_to_keep, worker.parameters, worker.world_size)
         self._uploader = Uploader(checkpoints, trainer.upload_url, settings.run.id) if trainer.upload_url else None
         self._guards = Guards(trainer.guards)
-        for name, guard in trainer.guards:
-            if action := getattr(guard, "action", None):
-                TRIPS.labels(name, action)  # exported as 0 from the start
+        self._policies = PolicyStore(folder / "policies", trainer.publish.uri, settings.run.id, self._retry.storage)
+        self._publisher = Publisher(self._policies, settings.model.path, streams, trainer.publish, self._retry)
+        # What probes sample must be announced before the step that probes.
+        probes = trainer.probe.freq or trainer.algorithm.probe_penalty.coef
+        self._overlaps = trainer.max_staleness > 0 and not probes
         self._rollbacks = Rollbacks(folder, trainer.guards.max_rollbacks)
         self._batches = make_batches(train.rows, settings)
-        self._check_environments = EnvironmentCheck(settings, streams, (train, validation), self._retry, stop)
+        check = self._check_environments = EnvironmentCheck(settings, streams, (train, validation), self._retry, stop)
         self._feeder = Feeder(settings, streams, self._batches, self._retry)
+        size, poll = self._batches.batch_size, self._poll_in_wait
         self._batcher = Batcher(
-            streams,
-            self._batches.batch_size,
-            trainer,
-            self._feeder,
-            self._retry,
-            health,
-            self._on_silence,
-            meanwhile=self._poll_in_wait,
+            streams, size, trainer, self._feeder, self._retry, health, self._on_silence, meanwhile=poll
         )
         has_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
         self._step = PolicyStep(settings, worker, pad_id, worker if has_critic else None)
         self._step_files = StepFiles(settings)
         self._tracker = Tracker(settings)
+        self._lines = StepLines(self._metrics_file, self._tracker, self._total, self._disk)
         self._validation = Validation(
-            settings,
-            streams,
-            validation.rows,
-            self._state,
-            self._retry,
-            health,
-            self._on_silence,
-            check=self._check_environments,
+            settings, streams, validation.rows, self._state, self._retry, health, self._on_silence, check=check
         )
         self._validation_probe = ValidationProbe(settings, validation.rows, self._state) if trainer.probe.freq else None
-        self._health = health
         self._refusals = Refusals(streams, self._retry, health)
         self._version = 0
-        self._last_line: dict[str, Any] = {}
+        self._announced = 0  # version; the one before it while the last one is being published beside a step
+        self._unreported: dict[str, Any] = {}
         self._pending = PendingSteps(streams, self._retry)
         self._kept_groups = KeptGroups(checkpoints / "groups")
         self._replay_until = 0
@@ -141,6 +130,9 @@ class TrainingLoop:
             self._train()
             done = True
         finally:
+            if not done:
+                self._stop.request()  # ends the waits of a policy that is being published
+            self._publisher.close()
             self._checkpoints.close()
             self._tracker.close(done)
             if self._uploader is not None:
@@ -150,12 +142,9 @@ class TrainingLoop:
         self._state.set(Phase.STARTING, "taking over the run")
         self._await_space()
         self._retry(self._streams.create_groups)
-        folder = self._settings.run.folder
-        floor = max(self._checkpoints.highest_epoch(), highest_epoch(folder / "policies"))
+        floor = max(self._checkpoints.highest_epoch(), self._policies.find_highest_epoch())
         start = take_over(self._settings, self._checkpoints, self._kept_groups, self._streams, self._retry, floor)
         self._resume(start)
-        model, shard_bytes = self._settings.model.path, self._settings.trainer.publish.shard_bytes
-        self._publisher = Publisher(folder / "policies", model, self._streams, shard_bytes, self._retry)
         policy = self._publish()
         self._acknowledge(self._version)
         held = self._batcher.start(max(self._version, self._replay_until))
@@ -188,7 +177,7 @@ class TrainingLoop:
             self._checkpoints.require_space()
         except DiskFullError as error:
             # A run that has not begun is refused.
-            if self._checkpoints.is_empty and not highest_epoch(self._settings.run.folder / "policies"):
+            if self._checkpoints.is_empty and not any((self._settings.run.folder / "policies").glob("v*")):
                 raise UserError(str(error)) from None
             self._disk(self._checkpoints.require_space)
 
@@ -197,7 +186,7 @@ class TrainingLoop:
         began, began_ns = time.perf_counter(), time.time_ns()
         clock = Stopwatch()
         self._state.set(Phase.TRAINING, f"step {step}", self._version, self._total)
-        self._feeder.issue_up_to_bound(self._version)
+        self._feeder.issue_up_to_bound(self._announced)
         with clock("wait", traced=False):
             if step <= self._replay_until:
                 batch = self._kept_groups.read(step)
@@ -223,19 +212,24 @@ class TrainingLoop:
         if step > self._replay_until:
             self._pending.add(batch, policy.epoch, self._feeder.find_latest(step, batch.stragglers))
             self._batcher.mark_consumed(step)
+        is_saved = step % self._settings.trainer.save_freq == 0
+        must_last = step == self._total or self._is_validated(step) or self._is_stream_full()
         with clock("publish"):
-            policy = self._publish()  # refused where a later trainer works: nothing below is done then
+            self._settle_policy(wait=True)
+            # Refused where a later trainer works: nothing below is done then.
+            policy = self._begin_policy() if self._overlaps and not (is_saved or must_last) else self._publish()
         if step > self._replay_until and self._settings.trainer.max_ckpt_to_keep > 1:
             self._disk(partial(self._kept_groups.write, batch))
-        metrics["publish_bytes"] = sum(file.bytes for file in policy.files)
-        metrics["weights_digest"] = digest_weights(policy)
-        line = self._line(step, metrics, clock, time.perf_counter() - began)
-        must_last = step == self._total or self._is_validated(step) or self._is_stream_full()
-        if step % self._settings.trainer.save_freq == 0 or must_last:
+        line = self._lines.build(step, metrics, clock.seconds, time.perf_counter() - began)
+        if not policy.files:
+            self._unreported = line
+            return policy
+        line |= describe_policy(policy)
+        if is_saved or must_last:
             with clock("checkpoint"):
                 self._save_checkpoint(line, wait=must_last)
-            line = self._line(step, metrics, clock, time.perf_counter() - began)
-        self._report(line)
+            line |= self._lines.build(step, metrics, clock.seconds, time.perf_counter() - began)
+        self._lines.report(line)
         return policy
 
     def _keep_record(self, step: int, record: StepRecord) -> None:
@@ -258,6 +252,7 @@ class TrainingLoop:
             if wait:
                 self._settle_checkpoint(wait)
 
+        self._settle_policy(wait=True)
         self._end_checkpoint(wait=True)
         # Processes that write together begin anew together.
         self._disk(save) if self._worker.world_size == 1 else save()
@@ -289,11 +284,13 @@ class TrainingLoop:
         self._batcher.forget(self._pending.acknowledge(until), until)
 
     def _on_silence(self) -> None:
+        if self._announced < self._version:
+            return  # the next policy is on its way: what holds it up is named by its own waits
         self._publisher.announce_again()
         if self._publisher.is_damaged() or self._refusals.is_to_be_published_again():
             # An engine that starts now could not load it, and without engines no later policy would take its place.
             get_logger().warning("policy_published_again", version=self._version)
-            self._publish()
+            self._publish(whole=True)
 
     def _is_stream_full(self) -> bool:
         """Whether trained groups must leave the stream now: at its limit the rollout service pauses."""
@@ -316,6 +313,7 @@ class TrainingLoop:
 
     def _poll(self) -> None:
         """Take note of what went on beside the training."""
+        self._settle_policy(wait=False)
         self._record_validation(self._validation.poll())
         self._end_checkpoint(wait=False)
 
@@ -324,9 +322,10 @@ class TrainingLoop:
         self._poll()
         self._refusals.check()
         if self._pending.steps and self._is_stream_full():
+            self._settle_policy(wait=True)
             self._end_checkpoint(wait=True)
             if self._pending.steps:
-                self._save_checkpoint(self._last_line, wait=True)
+                self._save_checkpoint(self._lines.last, wait=True)
 
     def _record_validation(self, result: dict[str, Any] | None) -> None:
         """Send a result to the trackers under the current step: some trackers refuse an earlier one."""
@@ -349,13 +348,13 @@ class TrainingLoop:
         trips = self._guards.check(metrics, groups)
         metrics["guards"] = [trip.guard for trip in trips]
         for trip in trips:
-            TRIPS.labels(trip.guard, trip.action).inc()
             get_logger().warning("guard_tripped", step=step, guard=trip.guard, action=trip.action, reason=trip.reason)
         if trips and trips[0].action != "warn":
             self._retry(self._streams.check_epoch)  # what a superseded trainer computes is not the run's
+            self._settle_policy(wait=True)
             self._end_checkpoint(wait=True)
             # The line stays for diagnosis until the next start, which takes the step again.
-            line = self._line(step, metrics, clock, time.perf_counter() - began)
+            line = self._lines.build(step, metrics, clock.seconds, time.perf_counter() - began)
             self._disk(partial(self._metrics_file.append, line))
             if trips[0].action == "stop":
                 raise make_stop_error(step, trips[0])
@@ -379,22 +378,23 @@ class TrainingLoop:
         self._pending.restore(manifest, self._retry(self._streams.read_ledger))
         get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch)
 
-    def _publish(self) -> Policy:
-        dtype = choose_dtype(self._settings, self._retry(self._streams.read_dtype))
-        # An engine that was started for adapters loads nothing else.
-        only_adapter = self._settings.rollout.engine.max_lora_rank > 0
-        weights = self._worker.adapter(dtype) if only_adapter else self._worker.weights(dtype)
-        return self._disk(partial(self._publisher.publish, self._version, weights))
+    def _publish(self, whole: bool = False) -> Policy:
+        policy = self._publisher.publish(self._version, self._copy_weights(), whole)
+        self._announced = self._version
+        return policy
 
-    def _line(self, step: int, metrics: dict[str, Any], clock: Stopwatch, total_s: float) -> dict[str, Any]:
-        """The step's line of the metrics file."""
-        seconds = {name: round(clock.seconds.get(name, 0.0), 4) for name in _PHASES} | {"total": round(total_s, 4)}
-        rate = {"seconds": seconds, "tokens_per_s": metrics["tokens"] / total_s, "time": time.time()}
-        return {"step": step, "total_steps": self._total} | metrics | rate
+    def _begin_policy(self) -> Policy:
+        """Publish on a thread beside the next step; returns what is known of the policy."""
+        self._retry(self._streams.check_epoch)
+        self._publisher.begin(self._version, self._copy_weights())
+        return Policy(version=self._version, epoch=self._streams.epoch)
 
-    def _report(self, line: dict[str, Any]) -> None:
-        self._last_line = line
-        self._disk(partial(self._metrics_file.append, line))
-        export_metrics(line)
-        self._tracker.log_step(line["step"], line)
-        get_logger().info("step_done", **{name: line.get(name) for name in _LOGGED}, seconds=line["seconds"]["total"])
+    def _settle_policy(self, wait: bool) -> None:
+        """Issue what may be issued once the policy that was begun last is announced, and report its step."""
+        if policy := self._publisher.settle(wait):
+            self._announced = policy.version
+            self._feeder.issue_up_to_bound(self._announced)
+            self._lines.report(self._unreported | describe_policy(policy))
+
+    def _copy_weights(self) -> Mapping[str, torch.Tensor] | Adapter:
+        return copy_weights(self._worker, self._settings, self._retry(self._streams.read_dtype))

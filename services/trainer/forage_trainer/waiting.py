@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import TypeVar
 
 from prometheus_client import Counter
@@ -14,6 +14,7 @@ from forage_common.stop import Stop
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import Wait, waiting
+from forage_policies.storage import StorageError
 
 T = TypeVar("T")
 REDIS_WAITS = Counter("forage_trainer_redis_waits_total", "Calls that found Redis unavailable and were repeated")
@@ -24,6 +25,7 @@ DISK_WAITS = Counter("forage_trainer_disk_waits_total", "Writes that found the d
 DISK_PATIENCE_S = 600.0
 """After so long with a full disk the trainer ends, and its supervisor starts it again."""
 _DISK_INTERVAL_S = 2.0
+STORAGE_WAITS = Counter("forage_trainer_storage_waits_total", "Calls that found trainer.publish.uri unavailable")
 _WHY_UNLIMITED = "the run is in Redis: nothing else can be done; a stop request ends it"
 
 
@@ -31,18 +33,33 @@ class CollectiveTimeoutError(ForageError):
     """A process of the trainer waited too long for another one."""
 
 
-class DiskRetry:
-    """Repeats a write while the disk is full, and reports that in the log and on the health endpoint."""
+class _Retry:
+    """Repeats a call while something is unavailable, and reports that in the log and on the health endpoint.
+
+    error: what the call raises then. topic: on the health endpoint. events: in the log, of its beginning and its end.
+    """
+
+    error: type[Exception]
+    topic: str
+    events: tuple[str, str]
+    counter: Counter
 
     def __init__(self, stop: Stop, health: Health) -> None:
         self._stop = stop
         self._health = health
 
-    def __call__(self, write: Callable[[], T]) -> T:
-        """Return the result of `write`, which leaves nothing behind when it fails.
+    def get_limits(self) -> tuple[float, float | None]:
+        """Seconds between two calls, and seconds until it is given up; None: never."""
+        return _RETRY_INTERVAL_S, None
+
+    def wait(self) -> AbstractContextManager[Wait]:
+        """Name the wait."""
+        raise NotImplementedError
+
+    def __call__(self, call: Callable[[], T]) -> T:
+        """Return the result of `call`, which leaves nothing behind when it fails.
 
         Raises:
-            DiskFullError: the disk was full for `DISK_PATIENCE_S`.
             Stopped: the process was asked to stop meanwhile.
         """
         began = 0.0
@@ -50,63 +67,72 @@ class DiskRetry:
             wait: Wait | None = None
             while True:
                 try:
-                    result = write()
-                except DiskFullError as error:
-                    began = began or time.monotonic()  # writing a checkpoint may itself take longer than the patience
+                    result = call()
+                except self.error as error:
+                    interval_s, patience_s = self.get_limits()
+                    began = began or time.monotonic()  # a call may itself take longer than the patience
                     waited = round(time.monotonic() - began, 1)
-                    if waited > DISK_PATIENCE_S:
+                    if patience_s is not None and waited > patience_s:
                         raise
-                    wait = wait or waits.enter_context(
-                        waiting("room on the disk", on="the disk of run.dir", limit_s=DISK_PATIENCE_S)
-                    )
+                    wait = wait or waits.enter_context(self.wait())
                     wait.detail = str(error)
-                    DISK_WAITS.inc()
-                    self._health.wait_for("disk", str(error))
-                    get_logger().warning("disk_full", waited_s=waited, reason=str(error))
-                    self._stop.sleep(_DISK_INTERVAL_S)
+                    self.counter.inc()
+                    self._health.wait_for(self.topic, str(error))
+                    get_logger().warning(self.events[0], waited_s=waited, reason=str(error))
+                    self._stop.sleep(interval_s)
                     continue
                 if wait is not None:
-                    self._health.mark_ready("disk")
-                    get_logger().info("disk_has_room", waited_s=round(time.monotonic() - began, 1))
+                    self._health.mark_ready(self.topic)
+                    get_logger().info(self.events[1], waited_s=round(time.monotonic() - began, 1))
                 return result
 
 
-class RedisRetry:
-    """Repeats a call for as long as Redis is unavailable, and reports that in the log and on the health endpoint.
+class DiskRetry(_Retry):
+    """Repeats a write while the disk is full; raises `DiskFullError` after `DISK_PATIENCE_S`."""
 
-    disk: does the same with writes while the disk is full.
+    error, topic, events = DiskFullError, "disk", ("disk_full", "disk_has_room")
+    counter = DISK_WAITS
+
+    def get_limits(self) -> tuple[float, float | None]:
+        return _DISK_INTERVAL_S, DISK_PATIENCE_S
+
+    def wait(self) -> AbstractContextManager[Wait]:
+        return waiting("room on the disk", on="the disk of run.dir", limit_s=DISK_PATIENCE_S)
+
+
+class StorageRetry(_Retry):
+    """Repeats a call while the address of `trainer.publish.uri` is unavailable."""
+
+    error, topic, events = StorageError, "storage", ("storage_unavailable", "storage_available")
+    counter = STORAGE_WAITS
+
+    def wait(self) -> AbstractContextManager[Wait]:
+        why = "without it no engine gets the policy; a stop request ends it"
+        return waiting("the storage of policies", on="trainer.publish.uri", limit_s=None, why_unlimited=why)
+
+
+class RedisRetry(_Retry):
+    """Repeats a call for as long as Redis is unavailable.
+
+    disk, storage: do the same with writes while the disk is full, or the storage of policies unavailable.
     """
 
+    error, topic, events = UnavailableError, "redis", ("redis_unavailable", "redis_available")
+    counter = REDIS_WAITS
+
     def __init__(self, stop: Stop, health: Health) -> None:
+        super().__init__(stop, health)
         self.disk = DiskRetry(stop, health)
-        self._stop = stop
-        self._health = health
+        self.storage = StorageRetry(stop, health)
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`, however long Redis is unavailable.
+        """As `_Retry`, but where the process is to stop the call is not made."""
 
-        Raises:
-            Stopped: the process was asked to stop meanwhile.
-        """
-        began = time.monotonic()
-        with ExitStack() as waits:
-            wait: Wait | None = None
-            while True:
-                self._stop.check()
-                try:
-                    result = call()
-                except UnavailableError as error:
-                    wait = wait or waits.enter_context(
-                        waiting("a call of Redis", on="redis", limit_s=None, why_unlimited=_WHY_UNLIMITED)
-                    )
-                    wait.detail = str(error)
-                    REDIS_WAITS.inc()
-                    self._health.wait_for("redis", str(error))
-                    waited = round(time.monotonic() - began, 1)
-                    get_logger().warning("redis_unavailable", waited_s=waited, reason=str(error))
-                    self._stop.sleep(_RETRY_INTERVAL_S)
-                    continue
-                if wait is not None:
-                    self._health.mark_ready("redis")
-                    get_logger().info("redis_available", waited_s=round(time.monotonic() - began, 1))
-                return result
+        def check_and_call() -> T:
+            self._stop.check()
+            return call()
+
+        return super().__call__(check_and_call)
+
+    def wait(self) -> AbstractContextManager[Wait]:
+        return waiting("a call of Redis", on="redis", limit_s=None, why_unlimited=_WHY_UNLIMITED)

@@ -113,6 +113,7 @@ def install(world: World, disk: Disk, on_change: Hook) -> Iterator[None]:
     from forage_trainer import files
     from forage_trainer.checkpoints import checkpoint
     from forage_trainer.data import batcher
+    from forage_trainer.weights import publisher
 
     seeded = random.Random(world.random.random())
     real_usage, real_getpid = shutil.disk_usage, os.getpid
@@ -183,6 +184,7 @@ def install(world: World, disk: Disk, on_change: Hook) -> Iterator[None]:
         (batcher, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (files, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (checkpoint, "ThreadPoolExecutor", lambda *_: _Threads(world)),
+        (publisher, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (batcher, "threading", types.SimpleNamespace(Event=lambda: _Event(world))),
     ]
     state = random.getstate()

@@ -36,7 +36,7 @@ from simulation.world import Process, Signal, World
 replace_maths()
 
 from forage_cli.local.processes import Service, ServiceDiedError, Supervisor  # noqa: E402
-from forage_policies.announcement import PolicyError, verify_files  # noqa: E402
+from forage_policies.announcement import PolicyError, list_parts, verify_files  # noqa: E402
 from forage_rollout.deployments import follower  # noqa: E402
 from forage_rollout.dispatcher import Dispatcher  # noqa: E402
 from forage_rollout.weights.policy import is_newer  # noqa: E402
@@ -187,7 +187,8 @@ class _Engine:
     async def load_policy(self, policy: Policy, allow_older: bool = False) -> None:
         if not allow_older and not is_newer(policy, self.serving):
             raise PolicyError("not newer")
-        verify_files(policy, Path(policy.uri))
+        for part in list_parts(policy):
+            verify_files(policy, Path(part.uri), part.files)
         await asyncio.sleep(self._programs.draw_seconds("load"))
         self.serving = policy
         self.out_of_service = ""

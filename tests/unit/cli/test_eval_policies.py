@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from forage_cli.commands.ask import find_latest_policy
 from forage_cli.evaluation.policies import (
     Kind,
     check_labels,
@@ -20,6 +23,11 @@ from forage_cli.evaluation.policies import (
 )
 from forage_common.errors import DataError, UserError
 from forage_common.settings import Settings
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
+from forage_policies.delta import encode_delta, patch_files
+from forage_policies.digests import compute_content, compute_digest
+from forage_policies.folders import write_description
+from forage_policies.tensors import open_tensors
 
 
 @pytest.fixture
@@ -68,6 +76,64 @@ def test_a_missing_version_of_a_run_names_the_export_command(run: Path, tmp_path
     (tmp_path / "weights").mkdir()
     with pytest.raises(DataError, match=r"has no readable config\.json"):
         resolve_policy(str(tmp_path / "weights"))
+
+
+def publish_delta(whole: Path, name: str) -> Path:
+    """Publish a step after the whole policy of a folder, which changes a few elements, as the trainer does."""
+    folder, file = whole.with_name(name), whole / "model.safetensors"
+    folder.mkdir()
+    old = {tensor: one.bits for tensor, one in open_tensors(file).items()}
+    new = {tensor: bits.copy() for tensor, bits in old.items()}
+    for bits in new.values():
+        bits[::97] += 1
+    after = shutil.copy(file, folder / "model.safetensors")
+    delta = folder / "policy.delta"
+    size = encode_delta(old, new, delta, 10**9)
+    patch_files(delta, [after])
+    digests = [compute_digest(one) for one in (file, after, delta)]
+    contents = [compute_content({file.name: digest}) for digest in digests[:2]]
+    files = [PolicyFile(name=file.name, digest=digest, bytes=file.stat().st_size) for digest in digests[:2]]
+    change = PolicyFile(name=delta.name, digest=digests[2], bytes=size)
+    parts = [
+        PolicyPart(uri=f"/gone/{whole.name}", files=files[:1], content=contents[0]),
+        PolicyPart(uri=f"s3://elsewhere/{name}", files=[change], content=contents[1]),
+    ]
+    write_description(folder, Policy(version=12, uri=parts[-1].uri, files=files[1:], parts=parts))
+    after.rename(folder.parent / "expected.safetensors")
+    return folder
+
+
+def test_a_version_that_was_published_as_a_delta_is_made_whole(run: Path) -> None:
+    folder = publish_delta(run / "policies/v11-e2", "v12-e2")
+    policy = resolve_policy(f"{run}@latest")
+    assert policy.folder == run / "policies/whole-v12-e2"
+    assert policy.label == "my-run@12"
+    assert filecmp.cmp(policy.folder / "model.safetensors", run / "policies/expected.safetensors", shallow=False)
+    assert (policy.folder / "tokenizer.json").exists()
+    assert resolve_policy(str(folder)).digest == policy.digest == hash_model_folder(policy.folder)
+    assert resolve_policy(str(folder)).label == "v12-e2"
+
+
+def test_a_delta_whose_whole_policy_is_gone_names_the_export_command(run: Path) -> None:
+    publish_delta(run / "policies/v11-e2", "v12-e2")
+    shutil.rmtree(run / "policies/v11-e2")
+    with pytest.raises(DataError, match=r"v12-e2 holds what has changed since v11-e2.*forage trainer export"):
+        resolve_policy(f"{run}@12")
+    (run / "policies/v12-e2/policy.json").write_text("{")
+    with pytest.raises(DataError, match=r"policy\.json cannot be read"):
+        resolve_policy(f"{run}@12")
+
+
+def test_the_newest_policy_of_the_latest_run_is_asked(run: Path) -> None:
+    (run.parent / "latest").symlink_to(run)
+    os.utime(run / "policies/v10-e1")
+    assert find_latest_policy(run.parent) == run.parent / "latest/policies/v10-e1"
+    publish_delta(run / "policies/v11-e2", "v12-e2")
+    os.utime(run / "policies/v12-e2", (10**10, 10**10))
+    assert find_latest_policy(run.parent) == run.parent / "latest/policies/v12-e2"
+    (run / "policies/v13-e2").mkdir()
+    assert find_latest_policy(run.parent) == run.parent / "latest/policies/v12-e2", "of an adapter, or being made"
+    assert find_latest_policy(run) is None
 
 
 def test_endpoints_and_the_running_policy_are_resolved() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from model_folders import write_smallest_model, write_weights
 from forage_cli.local.serving import publish
 from forage_common.settings import RedisSettings, RunSettings, Settings
 from forage_common.streams.client import StreamClient
+from forage_policies.digests import compute_digest
 
 
 def test_every_shard_of_a_policy_is_published(redis_server: RedisSettings, tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_every_shard_of_a_policy_is_published(redis_server: RedisSettings, tmp_p
     assert [(file.name, file.bytes) for file in policy.files] == [
         (name, (folder / name).stat().st_size) for name in names.values()
     ]
-    assert policy.files[1].digest == hashlib.sha256((folder / names["b"]).read_bytes()).hexdigest()
+    assert policy.files[1].digest == compute_digest(folder / names["b"])
     assert policy.uri == str(folder)
     assert policy.epoch == first.epoch + 1, "the later one replaces the earlier"
     assert StreamClient(redis_server, "shards").read_policy() == policy

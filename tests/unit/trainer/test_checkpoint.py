@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import threading
@@ -15,10 +16,11 @@ import pytest
 from trainer_parts import save_checkpoint
 
 from forage_common.errors import DataError, DiskFullError, FencedError, UserError
+from forage_policies.digests import compute_digest
 from forage_trainer.checkpoints import checkpoint
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.manifest import ConsumedGroup, ConsumedStep, Manifest, read_checkpoint
-from forage_trainer.files import remove_folder, remove_leftovers, stage_folder
+from forage_trainer.files import describe_rank, remove_folder, remove_leftovers, stage_folder
 from forage_trainer.reporting.progress import MetricsFile
 
 CONSUMED = (ConsumedStep(3, 2, (ConsumedGroup(3, 0, 1, "s/train/7/0", "17-1"),)),)
@@ -139,16 +141,63 @@ def test_a_checkpoint_is_complete_when_the_files_of_every_process_are_visible(tm
                 put(folder, rank)
             for rank in range(ranks, ranks + late):
                 threading.Timer(0.3, put, (folder, rank)).start()
+                threading.Timer(0.6, describe_rank, (folder, rank)).start()
+            for rank in range(1, ranks):
+                describe_rank(folder, rank)
 
         return write_shards
 
     patient = Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=10)
     manifest = read_checkpoint(save_checkpoint(patient, 1, write(2, late=1)))
     assert len(manifest.files) == 6, "the last process's files came late"
+    assert not list((tmp_path / "step_1/state").glob("digests*"))
     strict = Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=0)
     with pytest.raises(UserError, match=r"2 of 6 files .*actor/model_world_size_3_rank_2\.pt.*run\.dir must be"):
         save_checkpoint(strict, 2, write(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1"]
+
+
+def test_every_rank_digests_its_own_files_and_rank_0_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def compute(file: Path) -> str:
+        read.append(file.name)
+        return compute_digest(file)
+
+    def write(folder: Path) -> None:
+        (folder / "critic").mkdir()
+        for rank in range(3):
+            for name in (f"model_world_size_3_rank_{rank}.pt", f"critic/optim_world_size_3_rank_{rank}.pt"):
+                (folder / name).write_text(name)
+        (folder / "config.json").write_text("{}")
+        describe_rank(folder, 1)
+        monkeypatch.setattr("forage_trainer.files.compute_digest", compute)
+
+    path = save_checkpoint(Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=0.5), 1, write)
+    assert sorted(read) == [
+        "config.json",
+        *(f"{n}_world_size_3_rank_{r}.pt" for n in ("model", "optim") for r in (0, 2)),
+    ]
+    manifest = read_checkpoint(path)
+    assert {name: compute_digest(path / "state" / name) for name in manifest.files} == manifest.files
+    assert len(manifest.files) == 7
+    (path / "state/critic/optim_world_size_3_rank_1.pt").write_text("altered")
+    with pytest.raises(DataError, match=r"critic/optim_world_size_3_rank_1\.pt changed"):
+        read_checkpoint(path)
+
+
+def test_a_checkpoint_with_digests_of_sha256_is_verified(tmp_path: Path) -> None:
+    path = save(Checkpoints(tmp_path, 2, 10), 5)
+    tree = json.loads((path / "manifest.json").read_text())
+    assert all(digest.startswith("blake3:") for digest in tree["files"].values())
+    tree["files"] = {name: hashlib.sha256((path / "state" / name).read_bytes()).hexdigest() for name in tree["files"]}
+    (path / "manifest.json").write_text(json.dumps(tree))
+    assert read_checkpoint(path).files == tree["files"]
+    (path / "state" / next(iter(tree["files"]))).write_text("altered")
+    with pytest.raises(DataError, match="is damaged"):
+        read_checkpoint(path)
 
 
 def test_a_checkpoint_without_parts_is_read(tmp_path: Path) -> None:
@@ -315,7 +364,7 @@ def test_a_checkpoint_is_made_durable_beside_the_next_steps(tmp_path: Path, monk
     checkpoints = Checkpoints(tmp_path, 2, 10)
     checkpoints.begin(5, 2, "data", CONSUMED, {}, make_writer("state of step 5"))
     assert checkpoints.settle(wait=False) is None
-    assert Checkpoints(tmp_path, 2, 10).find_newest() is None, "nothing is visible before it is durable"
+    assert checkpoints.find_newest() is None, "nothing is visible before it is durable"
     with pytest.raises(RuntimeError, match="not settled"):
         checkpoints.begin(6, 2, "data", CONSUMED, {}, make_writer("state of step 6"))
     goes_on.set()

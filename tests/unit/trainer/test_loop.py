@@ -22,14 +22,16 @@ from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
+from forage_policies.digests import compute_digest
+from forage_policies.storage import StorageError
 from forage_trainer.checkpoints import checkpoint
 from forage_trainer.data import arrivals
 from forage_trainer.data.batcher import Batch, BatchTimeoutError
 from forage_trainer.engine.policy_worker import PolicyWorker
-from forage_trainer.files import compute_digest
 from forage_trainer.loop import TrainingLoop
 from forage_trainer.step import PolicyStep
 from forage_trainer.weights import publisher
+from forage_trainer.weights.policy_store import PolicyStore
 
 BATCH, SAMPLES = 2, 3
 
@@ -387,3 +389,86 @@ def test_groups_of_another_environment_are_not_trained_on(
     with pytest.raises(UserError, match="'world_facts' gets the environment 'single_turn' from the rollout service"):
         train("run.id=other", "trainer.val_before_train=false")
     assert StreamClient(redis_server, "other").read_ledger() == {}
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_a_policy_is_published_beside_the_next_step(
+    train: Callable[..., Settings], redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch, staleness: int
+) -> None:
+    """That of step 1 is not complete before step 2 has begun; prompts that it allows wait for it."""
+    begun, issued_before = threading.Event(), []
+    real_complete, real_step = PolicyStore.complete, PolicyStep.__call__
+
+    def complete(self: PolicyStore, name: str) -> None:
+        if name.startswith("v1-"):
+            assert begun.wait(60)
+            streams = StreamClient(redis_server, "local")
+            issued_before.extend(issue.batch for issue in streams.read_issued())
+        real_complete(self, name)
+
+    def step(self: PolicyStep, batch: Batch, *rest: object) -> dict[str, object]:
+        if batch.number == 2:
+            begun.set()
+        return real_step(self, batch, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PolicyStore, "complete", complete)
+    monkeypatch.setattr(PolicyStep, "__call__", step)
+    overlapping = ["trainer.val_before_train=false", "trainer.save_freq=9", "trainer.total_training_steps=5"]
+    settings = train(*overlapping, f"trainer.max_staleness={staleness}", "run.id=local")
+    assert begun.is_set()
+    assert set(issued_before) == set(range(1, staleness + 2)), "what comes later needs version 1"
+    lines = read_metrics(settings)
+    assert all(line["weights_digest"] and line["publish_bytes"] for line in lines)
+    assert len({line["weights_digest"] for line in lines}) == 5
+    assert list(StreamClient(settings.redis, settings.run.id).read_ledger()) == [1, 2, 3, 4, 5]
+
+
+def test_without_staleness_every_step_waits_for_its_policy(
+    train: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher.Publisher, "begin", lambda *_: pytest.fail("beside a step"))
+    read_metrics(train("trainer.max_staleness=0", "trainer.save_freq=9"))
+
+
+def test_a_trainer_that_is_superseded_while_it_publishes_acknowledges_nothing(
+    train: Callable[..., Settings], redis_server: RedisSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = PolicyStore.complete
+    streams = StreamClient(redis_server, "local")
+
+    def complete(self: PolicyStore, name: str) -> None:
+        if name.startswith("v1-"):
+            streams.acquire_epoch()
+        real(self, name)
+
+    monkeypatch.setattr(PolicyStore, "complete", complete)
+    with pytest.raises(FencedError):
+        train("trainer.val_before_train=false", "trainer.save_freq=2", "run.id=local")
+    assert streams.read_ledger() == {}
+    assert list((tmp_path / "runs/local/checkpoints").glob("step_*")) == []
+    announced = streams.read_policy()
+    assert announced is not None
+    assert announced.version == 0
+
+
+def test_a_run_that_fails_while_a_store_is_away_ends(
+    train: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = PolicyStep.__call__
+
+    def complete(self: PolicyStore, name: str) -> None:
+        if name.startswith("v1-"):
+            self._retry(lambda: put_files("s3://no-such-bucket/x", {}))
+
+    def step(self: PolicyStep, batch: Batch, *rest: object) -> dict[str, object]:
+        if batch.number == 2:
+            raise RuntimeError("the step failed")
+        return real(self, batch, *rest)  # type: ignore[arg-type]
+
+    def put_files(*_: object) -> None:
+        raise StorageError("away")
+
+    monkeypatch.setattr(PolicyStore, "complete", complete)
+    monkeypatch.setattr(PolicyStep, "__call__", step)
+    with pytest.raises(RuntimeError, match="the step failed"):
+        train("trainer.val_before_train=false", "trainer.save_freq=9")

@@ -8,6 +8,7 @@ import json
 import resource
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +17,17 @@ from safetensors.torch import load_file
 from trainer_parts import write_model
 
 from forage_common.errors import DiskFullError, FencedError
-from forage_common.settings import RedisSettings
+from forage_common.settings import PublishSettings, RedisSettings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Replica
-from forage_trainer.files import compute_digest
+from forage_policies.digests import compute_digest
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.model_files import Adapter, split_shards, write_model_folder
+from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import KEEP_NEWEST, Publisher
-from forage_trainer.weights.safetensors_file import write_safetensors
+from forage_trainer.weights.safetensors_file import digest_safetensors, write_safetensors
 
 
 @pytest.fixture
@@ -33,7 +35,13 @@ def streams(redis_server: RedisSettings) -> StreamClient:
     return StreamClient(redis_server, "publish", 2.0)
 
 
-def build_publisher(tmp_path: Path, streams: StreamClient, epoch: int, shard_bytes: int = 2**30) -> Publisher:
+def connect(source: Path, target: Path, streams: StreamClient, **publish: Any) -> Publisher:
+    settings, retry = PublishSettings(**publish), RedisRetry(Stop(), Health())
+    store = PolicyStore(target, settings.uri, "run", retry.storage)
+    return Publisher(store, source, streams, settings, retry)
+
+
+def build_publisher(tmp_path: Path, streams: StreamClient, epoch: int, **publish: Any) -> Publisher:
     model = tmp_path / "model"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps({"architectures": ["X"], "torch_dtype": "bfloat16"}))
@@ -41,7 +49,7 @@ def build_publisher(tmp_path: Path, streams: StreamClient, epoch: int, shard_byt
     (model / "model.safetensors").write_bytes(b"the initial weights, not to be copied")
     own = copy.copy(streams)
     own.epoch = epoch
-    return Publisher(tmp_path / "policies", model, own, shard_bytes, RedisRetry(Stop(), Health()))
+    return connect(model, tmp_path / "policies", own, **publish)
 
 
 def test_a_published_policy_is_a_model_folder_with_its_checksum(tmp_path: Path, streams: StreamClient) -> None:
@@ -79,7 +87,7 @@ def test_weights_above_the_limit_are_shards_with_an_index_that_transformers_read
 
     model = AutoModelForCausalLM.from_pretrained(write_model(tmp_path / "real"), dtype=torch.bfloat16)
     weights = {name: w for name, w in model.state_dict().items() if name != "lm_head.weight"}
-    source = Publisher(tmp_path / "policies", tmp_path / "real", streams, 20_000, RedisRetry(Stop(), Health()))
+    source = connect(tmp_path / "real", tmp_path / "policies", streams, shard_bytes=20_000)
     policy = source.publish(7, weights)
     folder = Path(policy.uri)
     written = sorted(folder.glob("*.safetensors"))
@@ -119,6 +127,7 @@ def test_safetensors_reads_back_what_was_written_and_the_digest_is_that_of_the_f
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     result = write_safetensors(tmp_path / "w", weights)
     assert result == compute_digest(tmp_path / "w")
+    assert digest_safetensors(weights) == (result, (tmp_path / "w").stat().st_size)
     with safe_open(tmp_path / "w", "pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert set(file.keys()) == set(weights)
@@ -156,6 +165,7 @@ def test_a_full_disk_is_named_with_its_free_space(
 
     source = build_publisher(tmp_path, streams, 1)
     monkeypatch.setattr("forage_trainer.weights.publisher.write_model_folder", raise_full)
+    monkeypatch.setattr("forage_trainer.waiting.DISK_PATIENCE_S", -1.0)
     with pytest.raises(DiskFullError, match=r"policies/v3-e1 cannot be written: its disk has \d+ bytes free"):
         source.publish(3, {"w": torch.zeros(1)})
     assert list((tmp_path / "policies").iterdir()) == []

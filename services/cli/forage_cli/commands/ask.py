@@ -71,7 +71,9 @@ async def _print_events(settings: Settings, prompt: Prompt, question: str, conso
 
 
 def find_latest_policy(runs: Path) -> Path | None:
-    """Return the newest complete policy folder of the latest run, None without one."""
+    """Return the folder of the latest run's newest policy, which may hold a delta; None without one."""
+    from forage_policies.folders import DESCRIPTION
+
     folders = (runs / "latest" / "policies").glob("v*")
-    complete = [folder for folder in folders if (folder / "model.safetensors").is_file()]
+    complete = [folder for folder in folders if any((folder / name).is_file() for name in ("config.json", DESCRIPTION))]
     return max(complete, key=lambda folder: folder.stat().st_mtime, default=None)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from forage_cli.runs.folder import RunFolder
 from forage_common.errors import DataError, UserError
 from forage_common.files.model_folder import check_model_folder, read_model_shapes
+from forage_policies.folders import open_whole
 
 RUNNING = "running"
 _NAMED = re.compile(r"([\w.@-]+)=(.+)")
@@ -72,14 +73,16 @@ def resolve_policy(text: str) -> EvaluatedPolicy:
         run = Path(version[1])
         folder = _find_published(run, version[2])
         label = label or f"{run.resolve().name}@{_FOLDER.fullmatch(folder.name)[1]}"  # type: ignore[index]
+        folder = open_whole(folder)
         return EvaluatedPolicy(label, Kind.FOLDER, what, folder, run=run, digest=hash_model_folder(folder))
     folder = Path(what)
     if (folder / "settings.yaml").is_file():
         raise UserError(f"--policy {what} is a run: say which version, for instance {what}@latest")
     if not folder.is_dir():
         raise UserError(f"--policy {what} does not exist: give {_FORMS}")
-    check_model_folder(folder)
     label = label or _UNNAMEABLE.sub("-", folder.resolve().name)
+    folder = open_whole(folder)
+    check_model_folder(folder)
     return EvaluatedPolicy(label, Kind.FOLDER, what, folder, digest=hash_model_folder(folder))
 
 

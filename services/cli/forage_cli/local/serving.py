@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,9 +40,9 @@ def publish(settings: Settings, folder: Path) -> Policy:
 
 
 def _describe_file(file: Path) -> PolicyFile:
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return PolicyFile(name=file.name, digest=digest, bytes=file.stat().st_size)
+    from forage_policies.digests import compute_digest
+
+    return PolicyFile(name=file.name, digest=compute_digest(file), bytes=file.stat().st_size)
 
 
 def wait_until_ready(stack: Stack, spinner: Status) -> None:
@@ -95,8 +94,9 @@ def ensure_services(
         return
     from forage_cli.local import demo as local
     from forage_cli.local import preflight
+    from forage_policies.folders import open_whole
 
-    policy = model or settings.model.path
+    policy = open_whole(model or settings.model.path)
     served = f" with the policy {policy} (about a minute)" if Program.ROLLOUT in programs else ""
     console.print(f"no services are running: starting them{served}", highlight=False)
     if Program.RETRIEVER in programs:

@@ -27,6 +27,11 @@ class PublishSettings(Section):
         description="host:port where engines reach the trainer if rollout.weights.transport=direct; port 0: a free one;"
         " empty: the address from which this machine reaches Redis, and a free port",
     )
+    delta: Literal["auto", "never"] = Field(
+        "auto", description="auto: only what a step has changed is published, where that is a quarter or less"
+    )
+    full_every: int = Field(16, ge=1, description="Interval of whole policies where deltas are published")
+    uri: str = Field("", description="Where engines get policies, as an fsspec URL; empty: from the run's folder")
 
 
 class ProbeSettings(Section):

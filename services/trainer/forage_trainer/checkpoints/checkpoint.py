@@ -35,6 +35,7 @@ from forage_trainer.checkpoints.manifest import (
     read_checkpoint,
 )
 from forage_trainer.files import (
+    RANK_DIGESTS,
     compute_digests,
     measure_folder,
     remove_folder,
@@ -185,7 +186,7 @@ class Checkpoints:
         return target
 
     def _await_shards(self, state: Path) -> None:
-        """Wait until every file that rank 0 wrote is visible from each other rank too."""
+        """Wait until every file that rank 0 wrote is visible from each other rank too, and then for their digests."""
         own = [path for path in state.rglob("*") if path.name.endswith("_rank_0.pt")]
         expected = [path.with_name(path.name[:-4] + f"{r}.pt") for path in own for r in range(1, self._world_size)]
         deadline = time.monotonic() + self._listing_timeout_s
@@ -198,6 +199,10 @@ class Checkpoints:
                         f"{state} ({names}): run.dir must be on a volume that all nodes of the trainer share"
                     )
                 time.sleep(0.5)
+        described = [state / f"{RANK_DIGESTS}{rank}.json" for rank in range(1, self._world_size)]
+        with waiting("digests of other ranks", on="the other ranks", limit_s=self._listing_timeout_s):
+            while own and time.monotonic() < deadline and not all(file.is_file() for file in described):
+                time.sleep(0.1)  # wait: those that do not come are computed here
 
     def best_step(self) -> int | None:
         """The step that the file `best` names; None without the file or its checkpoint."""

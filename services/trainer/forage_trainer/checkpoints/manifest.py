@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from forage_common.errors import DataError, UserError
 from forage_common.telemetry.logs import get_logger
-from forage_trainer.files import compute_digests
+from forage_trainer.files import find_altered
 
 LATEST, BEST, MANIFEST, STATE = "latest", "best", "manifest.json", "state"
 
@@ -59,7 +59,7 @@ class Manifest:
     data: digest of the training files.
     consumed: steps since the previous checkpoint, whose groups are acknowledged once this one is durable.
     figures: the step's metrics, as in its line of the metrics file (the name is that of existing manifests).
-    files: SHA-256 of each file below `state/`, by relative path.
+    files: digest of each file below `state/`, by relative path; SHA-256 in checkpoints of version 0.1.
     world_size: number of processes that wrote `state/`.
     parts: `Stateful.state_dict` by name.
     """
@@ -123,8 +123,7 @@ def read_checkpoint(folder: Path) -> Manifest:
     """
     try:
         manifest = Manifest.read(folder / MANIFEST)
-        found = compute_digests(folder / STATE)
-        altered = [name for name, value in manifest.files.items() if found.get(name) != value]
+        altered = find_altered(folder / STATE, manifest.files)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} is no complete checkpoint ({error!r}): take another") from None
     if altered:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from forage_common.settings import AdvantageEstimator, Settings
+from forage_common.telemetry.logs import get_logger
 from forage_trainer.data.rows import scatter_rows, split_mini_batches
 from forage_trainer.data.tensors import Rows, unpad_response
 from forage_trainer.engine import lora
@@ -22,6 +24,7 @@ from forage_trainer.engine.engine_config import (
 )
 from forage_trainer.engine.spmd import Processes, collective
 from forage_trainer.engine.verl_worker import VerlWorker, mean
+from forage_trainer.files import describe_rank
 from forage_trainer.weights.model_files import Adapter
 
 _NAN = float("nan")
@@ -55,6 +58,7 @@ class PolicyWorker:
         torch.manual_seed(settings.run.seed)
         trainer = settings.trainer
         self.processes = Processes.join(trainer.collective_timeout_s)
+        self._threads = ThreadPoolExecutor(1, "digests")
         self._settings = trainer.actor
         self._on_gpu = torch.cuda.is_available()
         if not self._on_gpu:
@@ -187,10 +191,15 @@ class PolicyWorker:
 
     @collective
     def save(self, folder: Path, step: int) -> None:
-        """Write verl's checkpoint: model, optimizer, learning-rate schedule, random state; the critic's in critic/."""
+        """Write verl's checkpoint: model, optimizer, learning-rate schedule, random state; the critic's in critic/.
+
+        Every rank above 0 then describes its files on a thread, see `describe_rank`.
+        """
         self._actor.save(folder, step)
         if self._critic is not None:
             self._critic.worker.save(folder / _CRITIC, step)
+        if self.processes.rank > 0:
+            self._threads.submit(self._describe, folder)
 
     @collective
     def load(self, folder: Path) -> None:
@@ -222,6 +231,12 @@ class PolicyWorker:
         if not self._lora:
             raise ValueError("the policy has no adapter: trainer.lora.lora_rank is 0")
         return lora.extract_adapter(self._actor.engine.module, self._device, dtype)
+
+    def _describe(self, folder: Path) -> None:
+        try:
+            describe_rank(folder, self.processes.rank)
+        except OSError as error:  # rank 0 reads the files itself, or has ended
+            get_logger().warning("digests_left_to_rank_0", reason=repr(error))
 
     def close(self) -> None:
         """End the other processes."""

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from prometheus_client import Counter
+
 from forage_common.settings import GuardAction, GuardSettings
 
 _ORDER = ("rollback", "stop", "warn")
+TRIPS = Counter("forage_trainer_guard_trips_total", "Steps that tripped a guard", ["guard", "action"])
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,23 @@ class Guards:
 
     def __init__(self, settings: GuardSettings) -> None:
         self._settings = settings
+        for name, guard in settings:
+            if action := getattr(guard, "action", None):
+                TRIPS.labels(name, action)  # exported as 0 from the start
         self._norms: deque[float] = deque(maxlen=settings.window)
         self._rewards: deque[float] = deque(maxlen=settings.window)
         self._highest: float | None = None
 
     def check(self, metrics: Mapping[str, Any], groups: int) -> list[Trip]:
-        """Return the guards that a step trips, the one to act on first.
+        """Return the guards that a step trips, the one to act on first; each is counted.
 
         Args:
             metrics: of one step, by the names of the metrics file.
             groups: number of groups in its batch.
         """
         trips = [trip for trip in self._find_trips(metrics, groups) if trip.action != "ignore"]
+        for trip in trips:
+            TRIPS.labels(trip.guard, trip.action).inc()
         return sorted(trips, key=lambda trip: _ORDER.index(trip.action))
 
     def state_dict(self) -> dict[str, Any]:

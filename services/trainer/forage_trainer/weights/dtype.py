@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from forage_common.settings import Settings
+from forage_trainer.weights.model_files import Adapter
 
 _DTYPES = {
     "float32": torch.float32,
@@ -17,6 +20,24 @@ _DTYPES = {
     "half": torch.float16,
 }
 """By the names of the settings, which are vLLM's, and of PyTorch."""
+
+
+class Worker(Protocol):
+    """What holds the policy that is trained."""
+
+    def weights(self, dtype: torch.dtype) -> Mapping[str, torch.Tensor]: ...
+
+    def adapter(self, dtype: torch.dtype) -> Adapter: ...
+
+
+def copy_weights(worker: Worker, settings: Settings, declared: str) -> Mapping[str, torch.Tensor] | Adapter:
+    """Copy what is to be published to the CPU: the whole policy, or its adapter where the engine loads nothing else.
+
+    Args:
+        declared: as of `choose_dtype`.
+    """
+    dtype = choose_dtype(settings, declared)
+    return worker.adapter(dtype) if settings.rollout.engine.max_lora_rank else worker.weights(dtype)
 
 
 def choose_dtype(settings: Settings, declared: str) -> torch.dtype:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import torch
 
 from forage_common.files.model_folder import WEIGHTS
-from forage_trainer.weights.safetensors_file import write_safetensors
+from forage_policies.digests import compute_digest
+from forage_trainer.weights.safetensors_file import digest_safetensors, write_safetensors
 
 INDEX = f"{WEIGHTS}.index.json"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -23,7 +23,7 @@ _COPIED = {".json", ".txt", ".jinja", ".model"}
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A file of weights. digest: SHA-256, in hex."""
+    """A file of weights. digest: as of `forage_policies.digests`."""
 
     name: str
     digest: str
@@ -54,19 +54,32 @@ def write_model_folder(
     dtype = next(iter(weights.values())).dtype
     config = set_dtype(json.loads((source / "config.json").read_text()), dtype)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    cuts = split_shards({name: tensor.nbytes for name, tensor in weights.items()}, shard_bytes)
-    names = [WEIGHTS]
-    if len(cuts) > 1:
-        names = [f"{_STEM}-{number:05}-of-{len(cuts):05}{_SUFFIX}" for number in range(1, len(cuts) + 1)]
-        places = {tensor: name for name, cut in zip(names, cuts, strict=True) for tensor in cut}
+    shards = dict(_name_shards(weights, shard_bytes))
+    if len(shards) > 1:
+        places = {tensor: name for name, part in shards.items() for tensor in part}
         total = sum(tensor.nbytes for tensor in weights.values())
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     files = []
-    for name, cut in zip(names, cuts, strict=True):
-        digest = write_safetensors(folder / name, {tensor: weights[tensor] for tensor in cut})
+    for name, part in shards.items():
+        digest = write_safetensors(folder / name, part)
         files.append(WeightsFile(name, digest, (folder / name).stat().st_size))
     return tuple(files)
+
+
+def digest_model_files(weights: Mapping[str, torch.Tensor], shard_bytes: int) -> tuple[WeightsFile, ...]:
+    """Describe the files of weights that `write_model_folder` would write."""
+    return tuple(WeightsFile(name, *digest_safetensors(part)) for name, part in _name_shards(weights, shard_bytes))
+
+
+def _name_shards(
+    weights: Mapping[str, torch.Tensor], shard_bytes: int
+) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
+    """Yield each file's name and tensors."""
+    cuts = split_shards({name: tensor.nbytes for name, tensor in weights.items()}, shard_bytes)
+    for number, cut in enumerate(cuts, 1):
+        name = WEIGHTS if len(cuts) == 1 else f"{_STEM}-{number:05}-of-{len(cuts):05}{_SUFFIX}"
+        yield name, {tensor: weights[tensor] for tensor in cut}
 
 
 def write_adapter_folder(folder: Path, adapter: Adapter) -> tuple[WeightsFile, ...]:
@@ -79,7 +92,7 @@ def write_adapter_folder(folder: Path, adapter: Adapter) -> tuple[WeightsFile, .
     (folder / ADAPTER_CONFIG).write_bytes(config)
     digest = write_safetensors(folder / ADAPTER_WEIGHTS, adapter.tensors)
     return (
-        WeightsFile(ADAPTER_CONFIG, hashlib.sha256(config).hexdigest(), len(config)),
+        WeightsFile(ADAPTER_CONFIG, compute_digest(config), len(config)),
         WeightsFile(ADAPTER_WEIGHTS, digest, (folder / ADAPTER_WEIGHTS).stat().st_size),
     )
 

@@ -1,36 +1,59 @@
-"""Publication of policies: a complete folder of weights with digests, announced under the trainer's epoch.
+"""Publication of policies: complete folders with digests, announced under the trainer's epoch.
 
-Replicas learn of a version only by the announcement, which comes after the folder is durable and under its final name,
-so none can load a part of it. Redis refuses the announcement of a trainer with an older epoch.
+A folder holds a whole policy, or the delta of one step: what has changed since the version before. Replicas learn of a
+version only by the announcement, which comes after its folder is durable and complete under its final name, so none can
+load a part of it. Redis refuses the announcement of a trainer with an older epoch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from prometheus_client import Counter, Gauge
 
+from forage_common.settings import PublishSettings
 from forage_common.streams.client import LIVELY_S, StreamClient
 from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
-from forage_trainer.files import compute_digest, remove_folder, remove_leftovers, stage_folder
+from forage_common.telemetry.waits import waiting
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
+from forage_policies.delta import encode_delta
+from forage_policies.digests import compute_content, compute_digest
+from forage_policies.folders import describe_folder, list_needed, write_description
+from forage_trainer.files import stage_folder
 from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.model_files import Adapter, write_adapter_folder, write_model_folder
+from forage_trainer.weights.model_files import (
+    Adapter,
+    WeightsFile,
+    digest_model_files,
+    write_adapter_folder,
+    write_model_folder,
+)
+from forage_trainer.weights.policy_store import PolicyStore
 
 KEEP_NEWEST = 3
-"""Newest folders that always stay: a replica may be loading one that it has not acknowledged yet."""
+"""Newest versions that always stay: a replica may be loading one that it has not acknowledged yet."""
+DENSE = 4
+"""A delta of more than this part of the whole policy is not worth its coding: the policy is published whole."""
+DELTA = "policy.delta"
 PUBLISHED = Counter("forage_trainer_policies_published_total", "Policy versions announced")
-BYTES = Gauge("forage_trainer_publish_bytes", "Bytes of weights of the last published policy")
+DELTAS = Counter("forage_trainer_deltas_published_total", "Policy versions that were published as a delta")
+BYTES = Gauge("forage_trainer_publish_bytes", "Bytes of the last published policy: of its delta, or of all its weights")
 SECONDS = Gauge("forage_trainer_publish_seconds", "Seconds to write and announce the last policy")
 
 
-def highest_epoch(folder: Path) -> int:
-    """The highest epoch in the names of the policies of a folder; 0 without any."""
-    names = [path.name.rpartition("-e")[2] for path in folder.glob("v*-e*")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
+@dataclass(frozen=True)
+class _Base:
+    """What was announced last, and its elements as unsigned integers: what the next delta is relative to."""
+
+    policy: Policy
+    bits: Mapping[str, Any]
 
 
 class Publisher:
@@ -38,66 +61,88 @@ class Publisher:
 
     def __init__(
         self,
-        folder: Path,
+        store: PolicyStore,
         model_folder: Path,
         streams: StreamClient,
-        shard_bytes: int,
+        settings: PublishSettings,
         retry: RedisRetry,
     ) -> None:
         """
         Args:
-            folder: parent of the version folders.
-            model_folder: the initial policy, whose configuration and tokenizer every version contains.
-            shard_bytes: size limit of a file of weights.
+            model_folder: the initial policy, whose configuration and tokenizer every whole policy contains.
         """
-        self._folder = folder
+        self._store = store
         self._model_folder = model_folder
         self._streams = streams
-        self._shard_bytes = shard_bytes
+        self._settings = settings
         self._retry = retry
         self._policy: Policy | None = None
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
+        self._base: _Base | None = None
+        self._threads = ThreadPoolExecutor(1, "publish")
+        self._publishing: Future[Policy] | None = None
 
-    def publish(self, version: int, weights: Mapping[str, torch.Tensor] | Adapter) -> Policy:
-        """Write the whole policy, or an adapter alone, and announce it. Delete old folders that no replica serves.
+    def publish(self, version: int, weights: Mapping[str, torch.Tensor] | Adapter, whole: bool = False) -> Policy:
+        """Write and announce a policy, or an adapter alone. Delete old folders that no replica needs.
+
+        Args:
+            weights: must not be changed later.
+            whole: not as a delta.
 
         Raises:
             FencedError: a newer trainer has taken over.
-            DiskFullError: the disk has no room for it.
+            DiskFullError: the disk has no room for it, for too long.
         """
         began = time.perf_counter()
-        target = self._folder / f"v{version}-e{self._streams.epoch}"
-        with stage_folder(target) as folder:
-            if isinstance(weights, Adapter):
-                files = write_adapter_folder(folder, weights)
-            else:
-                files = write_model_folder(folder, self._model_folder, weights, self._shard_bytes)
-        policy = Policy(
-            version=version,
-            uri=str(target.resolve()),
-            digest=files[0].digest if len(files) == 1 else "",
-            epoch=self._streams.epoch,
-            published_unix_ms=int(time.time() * 1000),
-            files=[PolicyFile(name=file.name, digest=file.digest, bytes=file.bytes) for file in files],
-            adapter=isinstance(weights, Adapter),
-        )
+        name = f"v{version}-e{self._streams.epoch}"
+        policy = self._retry.disk(partial(self._write, name, version, weights, whole))
+        self._store.complete(name)
         self._announce(policy)
-        self._policy = policy
-        size, seconds = sum(file.bytes for file in files), time.perf_counter() - began
+        self._policy, self._base = policy, self._keep(policy, weights)
+        size, seconds = measure_published(policy), time.perf_counter() - began
         PUBLISHED.inc()
+        DELTAS.inc(bool(policy.parts))
         BYTES.set(size)
         SECONDS.set(seconds)
         get_logger().info(
             "policy_published",
             version=version,
-            epoch=self._streams.epoch,
-            digests=[file.digest[:12] for file in files],
+            epoch=policy.epoch,
+            digests=[file.digest.rpartition(":")[2][:12] for file in policy.files],
             bytes=size,
+            delta=bool(policy.parts),
             seconds=round(seconds, 3),
         )
-        self._delete_unserved(target)
+        self._delete_unneeded(policy)
         return policy
+
+    def begin(self, version: int, weights: Mapping[str, torch.Tensor] | Adapter) -> None:
+        """Publish on a thread. The one before must be settled."""
+        if self._publishing is not None:
+            raise RuntimeError("the policy before this one is not settled")
+        self._publishing = self._threads.submit(self.publish, version, weights)
+
+    def settle(self, wait: bool) -> Policy | None:
+        """Return the policy that has been announced since it was begun; None while there is none.
+
+        Args:
+            wait: wait for it, if one was begun.
+
+        Raises:
+            Exception: as `publish`.
+        """
+        if self._publishing is None or not (wait or self._publishing.done()):
+            return None
+        publishing, self._publishing = self._publishing, None
+        why = "what it waits for is named beside this"
+        with waiting("a policy to be announced", on="the thread that publishes", limit_s=None, why_unlimited=why):
+            return publishing.result()
+
+    def close(self) -> None:
+        """Wait for a policy that was begun: the caller has requested a stop, which ends its waits."""
+        try:
+            self.settle(wait=True)
+        except Exception as error:  # noqa: BLE001 - must not take the place of the error that ends the run
+            get_logger().warning("policy_not_published", reason=repr(error))
 
     def announce_again(self) -> None:
         """Announce the last policy again if the server has lost the announcement."""
@@ -109,11 +154,7 @@ class Publisher:
         """Whether no replica serves the last policy, and its files are not what was announced."""
         if self._policy is None or self._policy in self._retry(self._read_lively).values():
             return False
-        folder = Path(self._policy.uri)
-        try:
-            return any(compute_digest(folder / file.name) != file.digest for file in self._policy.files)
-        except OSError:
-            return True
+        return not self._store.is_intact(self._policy)
 
     def _read_lively(self) -> dict[str, Policy]:
         return {name: replica.serving for name, replica in self._streams.read_replicas(LIVELY_S).items()}
@@ -121,12 +162,90 @@ class Publisher:
     def _announce(self, policy: Policy) -> None:
         self._retry(lambda: self._streams.publish(policy))
 
-    def _delete_unserved(self, current: Path) -> None:
+    def _write(self, name: str, version: int, weights: Mapping[str, torch.Tensor] | Adapter, whole: bool) -> Policy:
+        """Write the folder of a version."""
+        policy = Policy(version=version, epoch=self._streams.epoch, uri=self._store.name_address(name))
+        with stage_folder(self._store.folder / name) as folder:
+            if isinstance(weights, Adapter):
+                policy.adapter = True
+                files = write_adapter_folder(folder, weights)
+            else:
+                found = None if whole else self._write_delta(folder, policy, weights)
+                files = found or write_model_folder(folder, self._model_folder, weights, self._settings.shard_bytes)
+            policy.files.extend(_describe_files(files))
+            policy.digest = files[0].digest if len(files) == 1 else ""
+            policy.published_unix_ms = int(time.time() * 1000)
+            write_description(folder, policy)
+        return policy
+
+    def _write_delta(
+        self, folder: Path, policy: Policy, weights: Mapping[str, torch.Tensor]
+    ) -> tuple[WeightsFile, ...] | None:
+        """Write what has changed since the last announced version, if that is worth it, and add it to `policy.parts`.
+
+        Returns: the files of the whole policy; None if it must be written whole.
+        """
+        base = self._base
+        if base is None:
+            return None
+        bits = _view_bits(weights)
+        if {name: (one.dtype, one.size) for name, one in bits.items()} != {
+            name: (one.dtype, one.size) for name, one in base.bits.items()
+        }:
+            return None  # the type of the published weights has changed
+        parts = list(base.policy.parts) or [_describe_part(base.policy, base.policy.files)]
+        if len(parts) >= self._settings.full_every:
+            return None
+        files = digest_model_files(weights, self._settings.shard_bytes)
+        size = sum(file.bytes for file in files)
+        since = sum(file.bytes for part in parts[1:] for file in part.files)
+        content = compute_content({file.name: file.digest for file in files})
+        # A late replica reads all deltas since the whole policy: together they must not take longer than that.
+        limit = min(size // DENSE, size - since)
+        written = encode_delta(base.bits, bits, folder / DELTA, limit, parts[-1].content, content)
+        if written is None:
+            return None
+        delta = PolicyFile(name=DELTA, digest=compute_digest(folder / DELTA), bytes=written)
+        policy.parts.extend(
+            [
+                *parts,
+                PolicyPart(version=policy.version, epoch=policy.epoch, uri=policy.uri, files=[delta], content=content),
+            ]
+        )
+        return files
+
+    def _keep(self, policy: Policy, weights: Mapping[str, torch.Tensor] | Adapter) -> _Base | None:
+        if self._settings.delta == "never" or self._settings.full_every == 1 or isinstance(weights, Adapter):
+            return None
+        return _Base(policy, _view_bits(weights))
+
+    def _delete_unneeded(self, current: Policy) -> None:
+        """Delete the folders that neither the newest versions nor a replica's need."""
         self._retry(self._streams.prune)
         # Read after the announcement: from then on a replica moves to the new version only, never to an old one.
-        serving = self._retry(self._streams.read_replicas)
-        served = {Path(replica.serving.uri) for replica in serving.values()} | {current.resolve()}
-        newest_first = sorted(self._folder.glob("v*-e*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for old in newest_first[KEEP_NEWEST:]:
-            if old.resolve() not in served:
-                remove_folder(old)
+        replicas = self._retry(self._streams.read_replicas)
+        serving = [replica.serving for replica in replicas.values()]
+        names = self._store.list_names()
+        newest = [describe_folder(self._store.folder / name) for name in names[:KEEP_NEWEST]]
+        needed = {*names[:KEEP_NEWEST]}.union(*map(list_needed, [current, *filter(None, newest), *serving]))
+        self._store.delete([name for name in names if name not in needed])
+
+
+def measure_published(policy: Policy) -> int:
+    """Count the bytes that were published for a policy: of its delta, or of all its weights."""
+    return sum(file.bytes for file in (policy.parts[-1].files if policy.parts else policy.files))
+
+
+def _describe_files(files: Iterable[WeightsFile]) -> list[PolicyFile]:
+    return [PolicyFile(name=file.name, digest=file.digest, bytes=file.bytes) for file in files]
+
+
+def _describe_part(policy: Policy, files: Iterable[PolicyFile]) -> PolicyPart:
+    content = compute_content({file.name: file.digest for file in files})
+    return PolicyPart(version=policy.version, epoch=policy.epoch, uri=policy.uri, files=files, content=content)
+
+
+def _view_bits(weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The elements of tensors as flat arrays of unsigned integers, in the same memory."""
+    unsigned = {2: torch.uint16, 4: torch.uint32}
+    return {name: w.detach().reshape(-1).view(unsigned[w.itemsize]).numpy() for name, w in weights.items()}

@@ -1,8 +1,7 @@
-"""Writes safetensors from the tensors' own memory: one thread writes the file while another computes its digest."""
+"""Writes safetensors from the tensors' own memory: one thread writes the file while others compute its digest."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from blake3 import blake3
+
+from forage_policies.digests import PREFIX
 
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _ALIGNED = 8
@@ -20,20 +22,34 @@ _PIECE = 4 << 20
 def write_safetensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> str:
     """Write floating-point tensors in the safetensors format and flush them to the disk.
 
-    Returns: the file's SHA-256, in hex.
+    Returns: the file's digest.
 
     Raises:
         OSError: the disk is full or fails.
         ValueError: a tensor's dtype cannot be published.
     """
-    digest = hashlib.sha256()
+    digest = blake3(max_threads=blake3.AUTO)
     with file.open("wb") as out, ThreadPoolExecutor(1) as digester:
         for piece in _split_pieces(tensors):
             digester.submit(digest.update, piece)
             out.write(piece)
         out.flush()
         os.fsync(out.fileno())
-    return digest.hexdigest()
+    return f"{PREFIX}{digest.hexdigest()}"
+
+
+def digest_safetensors(tensors: Mapping[str, torch.Tensor]) -> tuple[str, int]:
+    """Compute the digest and the bytes of the file that `write_safetensors` would write.
+
+    Raises:
+        ValueError: a tensor's dtype cannot be published.
+    """
+    digest = blake3(max_threads=blake3.AUTO)
+    size = 0
+    for piece in _split_pieces(tensors):
+        digest.update(piece)
+        size += len(piece)
+    return f"{PREFIX}{digest.hexdigest()}", size
 
 
 def _split_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:

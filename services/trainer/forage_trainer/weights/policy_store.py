@@ -1,0 +1,119 @@
+"""Where published policies lie: in the run's folder, and where `trainer.publish.uri` says, copies for the engines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from forage_common.errors import UserError
+from forage_common.telemetry.logs import get_logger
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
+from forage_policies.digests import verify_digest
+from forage_policies.folders import name_folder, name_whole
+from forage_policies.storage import (
+    StorageError,
+    delete_folder,
+    find_local_folder,
+    list_folders,
+    list_sizes,
+    put_files,
+)
+from forage_trainer.files import remove_folder, remove_leftovers
+from forage_trainer.waiting import StorageRetry
+
+_NAME = re.compile(r"v(\d+)-e(\d+)")
+
+
+class PolicyStore:
+    """The folders of the versions of one run, `v<version>-e<epoch>`."""
+
+    def __init__(self, folder: Path, uri: str, run_id: str, retry: StorageRetry) -> None:
+        """
+        Args:
+            folder: parent of the folders.
+            uri: parent of the copies' parent, which has the name of the run; empty: the engines read the folders.
+
+        Raises:
+            UserError: no installed file system has such addresses.
+        """
+        self.folder = folder
+        self._root = f"{uri.rstrip('/')}/{run_id}" if uri else ""
+        self._retry = retry
+        try:
+            find_local_folder(uri)
+        except StorageError as error:
+            raise UserError(
+                f"trainer.publish.uri = '{uri}' cannot be used ({error}): install what fsspec needs for it into the "
+                "environments of trainer and rollout service, or give another address"
+            ) from None
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+
+    def name_address(self, name: str) -> str:
+        """The address under which the engines find a folder."""
+        return f"{self._root}/{name}" if self._root else str((self.folder / name).resolve())
+
+    def complete(self, name: str) -> None:
+        """Return once a folder is complete at its address, however long that is unavailable.
+
+        Raises:
+            Stopped: the process was asked to stop meanwhile.
+        """
+        if self._root:
+            files = {file.name: file for file in (self.folder / name).iterdir()}
+            self._retry(lambda: put_files(self.name_address(name), files))
+
+    def list_names(self) -> list[str]:
+        """List the names of all folders, and of all copies that can be listed now, the newest first."""
+        names = {path.name for path in self.folder.iterdir()}
+        if self._root:
+            try:
+                names.update(list_folders(self._root))
+            except StorageError as error:
+                get_logger().warning("policies_not_listed", reason=str(error))
+        return sorted(filter(_NAME.fullmatch, names), key=_parse_name, reverse=True)
+
+    def find_highest_epoch(self) -> int:
+        """The highest epoch in the names of the folders and their copies; 0 without any.
+
+        Raises:
+            Stopped: the process was asked to stop while the address was unavailable.
+        """
+        copies = self._retry(lambda: list_folders(self._root)) if self._root else []
+        names = filter(_NAME.fullmatch, [*copies, *(path.name for path in self.folder.iterdir())])
+        return max((_parse_name(name)[0] for name in names), default=0)
+
+    def is_intact(self, policy: Policy) -> bool:
+        """Whether a policy's files are what was announced; of copies, if they can be listed, the sizes."""
+        parts = [(part.uri, part.files) for part in policy.parts] or [(policy.uri, policy.files)]
+        return all(self._has_files(name_folder(uri), files) for uri, files in parts)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete folders and their copies. A copy that cannot be deleted now is listed, and deleted, later."""
+        for name in names:
+            remove_folder(self.folder / name)
+            remove_folder(name_whole(self.folder / name))
+            if self._root:
+                try:
+                    delete_folder(self.name_address(name))
+                except StorageError as error:
+                    get_logger().warning("policy_not_deleted", reason=str(error))
+
+    def _has_files(self, name: str, files: Iterable[PolicyFile]) -> bool:
+        try:
+            if not all(verify_digest(self.folder / name / file.name, file.digest) for file in files):
+                return False
+            sizes = list_sizes(self.name_address(name))
+            return all(sizes.get(file.name) == file.bytes for file in files)
+        except OSError:
+            return False
+        except StorageError:
+            return True
+
+
+def _parse_name(name: str) -> tuple[int, int]:
+    """(epoch, version) in the name of a folder."""
+    found = _NAME.fullmatch(name)
+    assert found is not None
+    return int(found[2]), int(found[1])
