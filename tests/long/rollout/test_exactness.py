@@ -102,7 +102,7 @@ class ReferenceModels:
         self.folders: dict[int, Path] = {}
         self._models: dict[Path, Any] = {}
 
-    def logprobs(self, version: int, context: list[int], sampled: list[int]) -> list[float]:
+    def logprobs(self, version: int, context: list[int], sampled: list[int], temperature: float = 1.0) -> list[float]:
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -111,7 +111,7 @@ class ReferenceModels:
             self._models[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         with torch.no_grad():
             logits = self._models[folder](torch.tensor([context + sampled])).logits[0, len(context) - 1 : -1]
-        rows = torch.log_softmax(logits, -1)
+        rows = torch.log_softmax(logits / temperature, -1)
         return [float(value) for value in rows.gather(1, torch.tensor(sampled)[:, None])[:, 0]]
 
 
@@ -163,7 +163,7 @@ async def parts(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     engine.shutdown()
 
 
-def build_prompt(number: int, samples: int = 6, seed: int = 7) -> Prompt:
+def build_prompt(number: int, samples: int = 6, seed: int = 7, temperature: float = 1.0) -> Prompt:
     question = format_search_prompt(QUESTIONS[number % len(QUESTIONS)])
     return Prompt(
         run_id="exact",
@@ -171,7 +171,7 @@ def build_prompt(number: int, samples: int = 6, seed: int = 7) -> Prompt:
         data_source="q",
         messages=[ChatMessage(role="user", content=question)],
         samples=samples,
-        sampling=Sampling(temperature=1.0, seed=seed + 100 * number),
+        sampling=Sampling(temperature=temperature, seed=seed + 100 * number),
     )
 
 
@@ -209,7 +209,8 @@ def check_trajectory(trajectory: Trajectory, references: ReferenceModels, max_co
         assert set(trajectory.turn_ids[begin:end]) == {index}
         context = ids[: start + begin][-max_context:]
         for version in {versions[i] for i in range(begin, end)}:
-            expected = references.logprobs(version, context, ids[start + begin : start + end])
+            sampled, temperature = ids[start + begin : start + end], trajectory.sampling.temperature
+            expected = references.logprobs(version, context, sampled, temperature)
             for position in range(begin, end):
                 if versions[position] == version:
                     largest = max(largest, abs(trajectory.logprobs[position] - expected[position - begin]))
@@ -312,6 +313,38 @@ async def test_updates_in_flight_split_trajectories_and_lose_none(parts: Parts, 
     assert largest < TOLERANCE
     record_property("update_pause_s", pauses)
     assert min(pauses) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("names", "temperature"),
+    [("aa", 1.0)],
+    ids=["learning-rate-0"],
+)
+async def test_no_token_is_stale_through_many_updates_under_load_with_cached_prefixes(
+    parts: Parts, names: str, temperature: float, record_property: Any
+) -> None:
+    """Recomputed under the weights whose digest its version names, each log-probability agrees; under others it would
+    not."""
+    await parts.serve("a")
+    cached = parts.engine.counts.cached_prompt_tokens
+    agent, recorder = parts.agent()
+    prompts = [build_prompt(number, samples=8, temperature=temperature) for number in range(8)]
+    running = asyncio.create_task(run(agent, prompts))
+    for number in range(8):
+        while len(recorder.generations) < 14 * (number + 1) and not running.done():
+            await asyncio.sleep(0.005)
+        await parts.serve(names[number % 2])
+    trajectories = await running
+    assert parts.engine.counts.cached_prompt_tokens > cached
+    assert len({segment.version for t in trajectories for segment in t.segments}) >= 4
+    context = LIMITS["max_prompt_length"]
+    largest = max(check_trajectory(trajectory, parts.references, context) for trajectory in trajectories)
+    record_property("max_difference", largest)
+    assert largest < TOLERANCE
+    exchanged = ReferenceModels()
+    swap = {parts.folders[name]: parts.folders["ab"[name == "a"]] for name in "ab"}
+    exchanged.folders = {version: swap[folder] for version, folder in parts.references.folders.items()}
+    assert max(check_trajectory(trajectory, exchanged, context) for trajectory in trajectories[:8]) > 20 * TOLERANCE
 
 
 async def test_a_drained_update_splits_no_trajectory_and_loses_none(
