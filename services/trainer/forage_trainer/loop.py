@@ -42,6 +42,7 @@ from forage_trainer.step import PolicyStep, Stopwatch
 from forage_trainer.validation.evaluation import Validation
 from forage_trainer.validation.probe import ValidationProbe
 from forage_trainer.waiting import RedisRetry
+from forage_trainer.weights.direct_sender import open_sender
 from forage_trainer.weights.dtype import copy_weights
 from forage_trainer.weights.model_files import Adapter
 from forage_trainer.weights.policy_store import PolicyStore
@@ -78,7 +79,8 @@ class TrainingLoop:
         self._uploader = Uploader(checkpoints, trainer.upload_url, settings.run.id) if trainer.upload_url else None
         self._guards = Guards(trainer.guards)
         self._policies = PolicyStore(folder / "policies", trainer.publish.uri, settings.run.id, self._retry.storage)
-        self._publisher = Publisher(self._policies, settings.model.path, streams, trainer.publish, self._retry)
+        sender, model = open_sender(settings), settings.model.path
+        self._publisher = Publisher(self._policies, model, streams, trainer.publish, self._retry, sender)
         # What probes sample must be announced before the step that probes.
         probes = trainer.probe.freq or trainer.algorithm.probe_penalty.coef
         self._overlaps = trainer.max_staleness > 0 and not probes
@@ -87,9 +89,7 @@ class TrainingLoop:
         check = self._check_environments = EnvironmentCheck(settings, streams, (train, validation), self._retry, stop)
         self._feeder = Feeder(settings, streams, self._batches, self._retry)
         size, poll = self._batches.batch_size, self._poll_in_wait
-        self._batcher = Batcher(
-            streams, size, trainer, self._feeder, self._retry, health, self._on_silence, meanwhile=poll
-        )
+        self._batcher = Batcher(streams, size, trainer, self._feeder, self._retry, health, self._on_silence, poll)
         has_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
         self._step = PolicyStep(settings, worker, pad_id, worker if has_critic else None)
         self._step_files = StepFiles(settings)

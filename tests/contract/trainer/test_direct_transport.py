@@ -15,13 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from policy_files import Publications
+from safetensors.torch import load_file
+from trainer_parts import write_model
 
 from forage_common.errors import UserError
-from forage_common.settings import load_settings
+from forage_common.settings import RedisSettings, load_settings
+from forage_common.stop import Stop
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, PolicyPart
 from forage_policies.digests import compute_digest
+from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.direct_sender import open_sender
+from forage_trainer.weights.policy_store import PolicyStore
+from forage_trainer.weights.publisher import Publisher
 
 STALL_S = 2.0
 SOON_S = 30.0
@@ -323,6 +332,34 @@ def test_what_is_not_received_is_read_and_counted(tmp_path: Path, start: Callabl
     answer = hold(policy)
     assert (answer["received"], answer["fallbacks"]) == (0, 2)
     assert answer["seconds"] < STALL_S  # at once
+
+
+def test_what_the_trainer_publishes_is_sent_by_it(
+    tmp_path: Path, start: Callable[..., Any], redis_server: RedisSettings
+) -> None:
+    settings = load_settings(
+        overrides=["rollout.weights.transport=direct", f"redis.url={redis_server.url}"], environ={}
+    )
+    retry, streams = RedisRetry(Stop(), Health()), StreamClient(redis_server, "run", 2.0)
+    write_model(tmp_path / "model")
+    store = PolicyStore(tmp_path / "policies", "", "run", retry.storage)
+    sender = open_sender(settings)
+    assert sender is not None
+    publisher = Publisher(store, tmp_path / "model", streams, settings.trainer.publish, retry, sender)
+    engine = start("engine")
+    weights = {"w": torch.zeros(100_000)}
+    for number in range(1, 4):
+        weights = {"w": weights["w"].clone()}
+        weights["w"][number] = number
+        publisher.publish(number, weights)
+        announced = streams.read_policy()
+        assert announced is not None
+        assert (announced.direct.host, bool(announced.parts)) == ("127.0.0.1", number > 1)
+        if number == 3:
+            publisher.close()
+        answer = engine.ask(policy=announced.SerializeToString().hex(), cache=str(tmp_path / "cache"))
+        assert torch.equal(load_file(answer["files"][0])["w"], weights["w"])
+        assert (answer["received"], answer["fallbacks"]) == (min(number, 2), max(number - 2, 0))
 
 
 def test_only_a_run_with_the_transport_has_a_sender_and_its_address_must_be_one() -> None:

@@ -89,6 +89,11 @@ class PolicyStore:
         parts = [(part.uri, part.files) for part in policy.parts] or [(policy.uri, policy.files)]
         return all(self._has_files(name_folder(uri), files) for uri, files in parts)
 
+    def find_files(self, policy: Policy) -> dict[str, Path]:
+        """Find the files of all folders of a policy on this machine, by their digests."""
+        parts = [(part.uri, part.files) for part in policy.parts] or [(policy.uri, policy.files)]
+        return {file.digest: self.folder / name_folder(uri) / file.name for uri, files in parts for file in files}
+
     def delete(self, names: Iterable[str]) -> None:
         """Delete folders and their copies. A copy that cannot be deleted now is listed, and deleted, later."""
         for name in names:

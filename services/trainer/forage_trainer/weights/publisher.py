@@ -28,6 +28,7 @@ from forage_policies.digests import compute_content, compute_digest
 from forage_policies.folders import describe_folder, list_needed, write_description
 from forage_trainer.files import stage_folder
 from forage_trainer.waiting import RedisRetry
+from forage_trainer.weights.direct_sender import DirectSender
 from forage_trainer.weights.model_files import (
     Adapter,
     WeightsFile,
@@ -66,16 +67,19 @@ class Publisher:
         streams: StreamClient,
         settings: PublishSettings,
         retry: RedisRetry,
+        sender: DirectSender | None = None,
     ) -> None:
         """
         Args:
             model_folder: the initial policy, whose configuration and tokenizer every whole policy contains.
+            sender: sends every announced policy to engines that ask; it is closed with the publisher.
         """
         self._store = store
         self._model_folder = model_folder
         self._streams = streams
         self._settings = settings
         self._retry = retry
+        self._sender = sender
         self._policy: Policy | None = None
         self._base: _Base | None = None
         self._threads = ThreadPoolExecutor(1, "publish")
@@ -96,6 +100,9 @@ class Publisher:
         name = f"v{version}-e{self._streams.epoch}"
         policy = self._retry.disk(partial(self._write, name, version, weights, whole))
         self._store.complete(name)
+        if self._sender is not None:
+            policy.direct.host, policy.direct.port = self._sender.host, self._sender.port
+            self._sender.offer(self._store.find_files(policy))
         self._announce(policy)
         self._policy, self._base = policy, self._keep(policy, weights)
         size, seconds = measure_published(policy), time.perf_counter() - began
@@ -143,6 +150,9 @@ class Publisher:
             self.settle(wait=True)
         except Exception as error:  # noqa: BLE001 - must not take the place of the error that ends the run
             get_logger().warning("policy_not_published", reason=repr(error))
+        finally:
+            if self._sender is not None:
+                self._sender.close()
 
     def announce_again(self) -> None:
         """Announce the last policy again if the server has lost the announcement."""
