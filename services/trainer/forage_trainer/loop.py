@@ -84,7 +84,6 @@ class TrainingLoop:
         # What probes sample must be announced before the step that probes.
         probes = trainer.probe.freq or trainer.algorithm.probe_penalty.coef
         self._overlaps = trainer.max_staleness > 0 and not probes
-        self._rollbacks = Rollbacks(folder, trainer.guards.max_rollbacks)
         self._batches = make_batches(train.rows, settings)
         check = self._check_environments = EnvironmentCheck(settings, streams, (train, validation), self._retry, stop)
         self._feeder = Feeder(settings, streams, self._batches, self._retry)
@@ -144,6 +143,7 @@ class TrainingLoop:
         self._retry(self._streams.create_groups)
         floor = max(self._checkpoints.highest_epoch(), self._policies.find_highest_epoch())
         start = take_over(self._settings, self._checkpoints, self._kept_groups, self._streams, self._retry, floor)
+        self._rollbacks = Rollbacks(folder, self._settings.trainer.guards.max_rollbacks)  # until now others could add
         self._resume(start)
         policy = self._publish()
         self._acknowledge(self._version)
