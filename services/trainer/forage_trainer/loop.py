@@ -143,7 +143,7 @@ class TrainingLoop:
         self._retry(self._streams.create_groups)
         floor = max(self._checkpoints.highest_epoch(), self._policies.find_highest_epoch())
         start = take_over(self._settings, self._checkpoints, self._kept_groups, self._streams, self._retry, floor)
-        self._rollbacks = Rollbacks(folder, self._settings.trainer.guards.max_rollbacks)  # until now others could add
+        self._rollbacks = Rollbacks(self._settings.run.folder, self._settings.trainer.guards.max_rollbacks)  # now final
         self._resume(start)
         policy = self._publish()
         self._acknowledge(self._version)

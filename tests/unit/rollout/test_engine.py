@@ -22,10 +22,14 @@ import pytest
 import pytest_asyncio
 
 from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_common.settings.rollout import WeightSettings
 from forage_common.telemetry.stacks import FOLDER_VARIABLE, SIGNAL, find_stack_file
 from forage_common.telemetry.waits import list_waits
-from forage_common.v1.trajectory_pb2 import Policy
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
 from forage_policies.announcement import PolicyError
+from forage_policies.delta import encode_delta
+from forage_policies.digests import compute_content, compute_digest
+from forage_policies.tensors import open_tensors
 from forage_rollout.engine.vllm_engine import EngineHangsError, VllmEngine
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.weights.policy import NotServingError
@@ -58,7 +62,8 @@ async def parts(make_model: Callable[[int], Path], tmp_path_factory: pytest.Temp
     os.environ[FOLDER_VARIABLE] = str(stacks)
     models = {"a": make_model(0), "b": make_model(1)}
     sizes = EngineSettings(max_model_len=768, max_num_seqs=64, hang_timeout_s=4.0)
-    settings = Settings(model=ModelSettings(path=models["a"]), rollout=RolloutSettings(engine=sizes))
+    weights = WeightSettings(cache_dir=tmp_path_factory.mktemp("cache"))
+    settings = Settings(model=ModelSettings(path=models["a"]), rollout=RolloutSettings(engine=sizes, weights=weights))
     engine = VllmEngine(settings)
     yield Parts(engine, models, stacks)
     engine.shutdown()
@@ -127,6 +132,31 @@ async def test_logprobs_follow_an_update_the_tied_head_included(parts: Parts) ->
             find_largest_difference(generation.logprobs, compute_reference(other, context, generation.token_ids)) > 0.1
         )
         assert sampled.setdefault(name, generation).token_ids == generation.token_ids
+
+
+async def test_logprobs_follow_deltas_from_a_policy_in_the_cache_and_from_the_one_that_is_served(
+    parts: Parts, tmp_path: Path
+) -> None:
+    file = "model.safetensors"
+    whole, target = (describe_policy(parts.models[name]) for name in ("a", "b"))
+    contents = [compute_content({file: policy.digest}) for policy in (whole, target)]
+    listed = PolicyFile(name=file, digest=whole.digest, bytes=(parts.models["a"] / file).stat().st_size)
+    steps = [PolicyPart(uri=whole.uri, files=[listed], content=contents[0])]
+    for old, new in (("a", "b"), ("b", "a")):
+        folder, content = tmp_path / new, contents["ab".index(new)]
+        folder.mkdir()
+        bits = [
+            {name: tensor.bits for name, tensor in open_tensors(parts.models[model] / file).items()}
+            for model in (old, new)
+        ]
+        assert encode_delta(*bits, folder / "delta", 2**30, steps[-1].content, content)
+        delta = PolicyFile(name="delta", digest=compute_digest(folder / "delta"))
+        steps.append(PolicyPart(uri=str(folder), files=[delta], content=content))
+        announced = describe_policy(parts.models[new])
+        announced.uri = str(folder)
+        announced.parts.extend(steps)
+        await parts.engine.load_policy(announced)
+        await check_serves(parts, new)
 
 
 async def test_cached_prefixes_of_the_old_policy_are_not_used(parts: Parts) -> None:

@@ -1,0 +1,121 @@
+"""The trainer's end of `weights_bench.py`: takes GRPO updates, publishes policies, compares what engines rebuilt.
+
+`python sender.py key=value …` reads one order a line, as JSON, and prints one reply a line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import batch as made
+import numpy as np
+import torch
+
+from forage_common.settings import PublishSettings, Settings, load_settings
+from forage_common.stop import Stop
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry.health import Health
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies.cache import PolicyCache
+from forage_policies.tensors import open_tensors
+from forage_trainer.algorithms.estimators.grpo import grpo_outcome
+from forage_trainer.engine.policy_worker import PolicyWorker
+from forage_trainer.waiting import RedisRetry
+from forage_trainer.weights.policy_store import PolicyStore
+from forage_trainer.weights.publisher import Publisher
+
+GROUPS = 1
+
+
+class Sender:
+    """A worker with fp32 masters, its published weights in bfloat16, and a publisher for each way."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._streams = StreamClient(settings.redis, settings.run.id)
+        self._retry = RedisRetry(Stop(), Health())
+        self._retry(self._streams.create_groups)
+        self._retry(self._streams.acquire_epoch)
+        self._worker = PolicyWorker(settings)
+        self._batch = made.tensors(GROUPS, settings.trainer.algorithm)
+        self._advantages = grpo_outcome(self._batch.token_rewards, self._batch.mask, self._batch.uids)
+        self._weights = self._worker.weights(torch.bfloat16)
+        self._copy = {name: torch.empty_like(tensor) for name, tensor in self._weights.items()}
+        self._publishers = {way: self._make(way) for way in ("files", "direct", "s3")}
+        self._policy = Policy()
+        self._version = 0
+
+    def _make(self, way: str) -> Publisher:
+        run, publish = self._settings.run, self._settings.trainer.publish
+        settings: PublishSettings = publish.model_copy(update={"uri": ""} if way != "s3" else {})
+        store = PolicyStore(run.folder / f"policies-{way}", settings.uri, run.id, self._retry.storage)
+        return Publisher(store, Path(self._settings.model.path), self._streams, settings, self._retry)
+
+    def update(self) -> dict[str, Any]:
+        """Take one GRPO update and gather the weights that it leads to."""
+        began = time.perf_counter()
+        self._worker.update(self._batch, self._advantages, None, None, GROUPS)
+        updated = time.perf_counter()
+        self._weights = self._worker.weights(torch.bfloat16)
+        return {"update_s": updated - began, "gather_s": time.perf_counter() - updated}
+
+    def copy(self) -> dict[str, Any]:
+        """Copy the whole policy from memory to memory, on one thread; the best of three."""
+        seconds = []
+        for _ in range(3):
+            began = time.perf_counter()
+            for name, tensor in self._weights.items():
+                self._copy[name].copy_(tensor)
+            seconds.append(time.perf_counter() - began)
+        return {"seconds": min(seconds)}
+
+    def publish(self, way: str, kind: str) -> dict[str, Any]:
+        """Publish the weights; the kind is checked, not chosen, where it is a delta."""
+        self._version += 1
+        began = time.perf_counter()
+        policy = self._publishers[way].publish(self._version, self._weights, whole=kind == "whole")
+        seconds = time.perf_counter() - began
+        if bool(policy.parts) != (kind == "delta"):
+            sys.exit(f"version {self._version} was published {'as a delta' if policy.parts else 'whole'}, not {kind}")
+        self._policy = policy
+        files = policy.parts[-1].files if policy.parts else policy.files
+        whole = sum(file.bytes for file in policy.files)
+        return {
+            "policy": policy.SerializeToString().hex(),
+            "seconds": seconds,
+            "bytes": sum(file.bytes for file in files),
+            "whole_bytes": whole,
+        }
+
+    def compare(self, cache: str) -> dict[str, Any]:
+        """Compare the policy on the engines' machine with the trainer's weights, bit by bit."""
+        with PolicyCache(Path(cache)).hold(self._policy) as held:
+            found = {name: tensor for file in held.files for name, tensor in open_tensors(file).items()}
+            identical = found.keys() == self._weights.keys() and all(
+                np.array_equal(found[name].bits, tensor.reshape(-1).view(torch.uint16).numpy())
+                for name, tensor in self._weights.items()
+            )
+        return {"identical": identical}
+
+
+def main(overrides: Sequence[str]) -> None:
+    sender = Sender(load_settings(overrides=overrides, environ={}))
+    orders: dict[str, Callable[..., dict[str, Any]]] = {
+        "update": sender.update,
+        "copy": sender.copy,
+        "publish": sender.publish,
+        "compare": sender.compare,
+    }
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        print(json.dumps(orders[order.pop("do")](**order)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
