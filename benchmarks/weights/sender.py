@@ -26,6 +26,7 @@ from forage_policies.tensors import open_tensors
 from forage_trainer.algorithms.estimators.grpo import grpo_outcome
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.waiting import RedisRetry
+from forage_trainer.weights.direct_sender import open_sender
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import Publisher
 
@@ -54,7 +55,8 @@ class Sender:
         run, publish = self._settings.run, self._settings.trainer.publish
         settings: PublishSettings = publish.model_copy(update={"uri": ""} if way != "s3" else {})
         store = PolicyStore(run.folder / f"policies-{way}", settings.uri, run.id, self._retry.storage)
-        return Publisher(store, Path(self._settings.model.path), self._streams, settings, self._retry)
+        sender = open_sender(self._settings) if way == "direct" else None
+        return Publisher(store, Path(self._settings.model.path), self._streams, settings, self._retry, sender)
 
     def update(self) -> dict[str, Any]:
         """Take one GRPO update and gather the weights that it leads to."""

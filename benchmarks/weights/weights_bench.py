@@ -45,7 +45,7 @@ from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import Policy
 
 HERE = Path(__file__).resolve().parent
-WAYS = ("files", "s3")
+WAYS = ("files", "direct", "s3")
 KINDS = ("whole", "delta")
 ENGINES = 2
 LOAD = 4
@@ -173,7 +173,7 @@ class Bench:
     def _wait_until_served(self, policy: Policy, timeout_s: float = SERVED_S) -> float:
         deadline = time.time() + timeout_s
         while time.time() < deadline:
-            serving = [(one.epoch, one.version) for one in self._streams.read_replicas().values()]
+            serving = [(one.serving.epoch, one.serving.version) for one in self._streams.read_replicas().values()]
             if serving.count((policy.epoch, policy.version)) >= ENGINES:
                 return time.time()
             time.sleep(0.005)
@@ -181,7 +181,10 @@ class Bench:
 
     def _read_pauses(self, above: float = -1.0) -> float:
         """Read the sum of all pauses; the service's page is renewed about once a second, so wait until it has grown."""
-        url, name = f"http://{self._settings.rollout.health_address}/metrics", "forage_rollout_policy_pause_seconds_total"
+        url, name = (
+            f"http://{self._settings.rollout.health_address}/metrics",
+            "forage_rollout_policy_pause_seconds_total",
+        )
         deadline = time.monotonic() + 20
         value, previous = -1.0, -2.0
         while time.monotonic() < deadline and (value <= above or value != previous):
