@@ -82,7 +82,6 @@ class TrainingLoop:
         for name, guard in trainer.guards:
             if action := getattr(guard, "action", None):
                 TRIPS.labels(name, action)  # exported as 0 from the start
-        self._rollbacks = Rollbacks(folder, trainer.guards.max_rollbacks)
         self._batches = make_batches(train.rows, settings)
         self._check_environments = EnvironmentCheck(settings, streams, (train, validation), self._retry, stop)
         self._feeder = Feeder(settings, streams, self._batches, self._retry)
@@ -153,6 +152,7 @@ class TrainingLoop:
         folder = self._settings.run.folder
         floor = max(self._checkpoints.highest_epoch(), highest_epoch(folder / "policies"))
         start = take_over(self._settings, self._checkpoints, self._kept_groups, self._streams, self._retry, floor)
+        self._rollbacks = Rollbacks(folder, self._settings.trainer.guards.max_rollbacks)  # until now others could add
         self._resume(start)
         model, shard_bytes = self._settings.model.path, self._settings.trainer.publish.shard_bytes
         self._publisher = Publisher(folder / "policies", model, self._streams, shard_bytes, self._retry)

@@ -137,6 +137,24 @@ def test_malformed_entries_are_rejected_and_valid_ones_are_claimed(client: Strea
     assert client.count_backlog(client.prompts) == 1
 
 
+def test_a_server_that_lost_its_data_gets_its_reply_streams_back(
+    client: StreamClient, redis_server: RedisSettings
+) -> None:
+    admin, stream = redis.Redis.from_url(redis_server.url), client.key("validation-before")
+    client.open_replies(stream, 1)
+    prompt = build_prompt()
+    prompt.reply_stream = stream
+    client.issue(prompt)
+    (entry,) = client.claim_prompts("worker", 1, 0.1)
+    client.finish(entry, make_group())
+    (group,) = client.claim_groups(stream, 1, 0.1)
+    admin.delete(stream)  # after the look for pending entries, before their claim
+    pages = iter([[{"message_id": group.id}], []])
+    client._redis.xpending_range = lambda *_: next(pages)
+    assert client.reclaim_groups(stream, ()) == []
+    assert admin.xinfo_groups(stream)[0]["name"] == b"forage"
+
+
 def test_no_entry_is_lost_when_the_server_is_killed(tmp_path, free_address, redis_server: RedisSettings) -> None:
     import psutil
 

@@ -16,7 +16,9 @@ bounds what the streams hold. The entries of a worker that stops calling `keep_a
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Traject
 
 GROUP = "forage"
 _FIELD = b"m"
+_NO_GROUP = re.compile(r"No such key '([^']+)'")  # names the stream; the keys of a script are not all streams
 _RECLAIM_SCAN = 64
 _PENDING_PAGE = 1000
 _REJECTED_KEPT, _REJECTED_BYTES = 1000, 16_384
@@ -369,16 +372,13 @@ class StreamClient:
         return entries
 
     def _call(self, command: Any, *args: Any, **kwargs: Any) -> Any:
-        deadline = time.monotonic() + self._settings.timeout_s
-        while True:
+        for repeated in itertools.count():  # not a deadline: this process may have stood still for long
             try:
                 return command(*args, **kwargs)
             except redis.RedisError as error:
                 # A server that lost its data (no append-only file) has lost the consumer groups too: create them.
-                if "NOGROUP" in str(error) and time.monotonic() < deadline:
-                    names = [name for value in args for name in (value if isinstance(value, dict) else [value])]
-                    asked = {name for name in names if isinstance(name, str) and name.startswith(self._prefix)}
-                    self.create_groups(*{self.prompts, self.trajectories, *asked})
+                if "NOGROUP" in str(error) and repeated < 10 * self._settings.timeout_s:
+                    self.create_groups(*{self.prompts, self.trajectories, *_NO_GROUP.findall(str(error))})
                     time.sleep(0.1)  # wait: has a time limit, and its caller names it
                     continue
                 typed = translate_error(error, name_server(self._settings), self._read_memory_limit)
