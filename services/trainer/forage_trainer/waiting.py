@@ -52,7 +52,7 @@ class _Retry:
         """Seconds between two calls, and seconds until it is given up; None: never."""
         return _RETRY_INTERVAL_S, None
 
-    def wait(self) -> AbstractContextManager[Wait]:
+    def name_wait(self) -> AbstractContextManager[Wait]:
         """Name the wait."""
         raise NotImplementedError
 
@@ -74,12 +74,12 @@ class _Retry:
                     waited = round(time.monotonic() - began, 1)
                     if patience_s is not None and waited > patience_s:
                         raise
-                    wait = wait or waits.enter_context(self.wait())
+                    wait = wait or waits.enter_context(self.name_wait())
                     wait.detail = str(error)
                     self.counter.inc()
                     self._health.wait_for(self.topic, str(error))
                     get_logger().warning(self.events[0], waited_s=waited, reason=str(error))
-                    self._stop.sleep(interval_s)
+                    self._stop.sleep(interval_s)  # wait: named just above
                     continue
                 if wait is not None:
                     self._health.mark_ready(self.topic)
@@ -96,7 +96,7 @@ class DiskRetry(_Retry):
     def get_limits(self) -> tuple[float, float | None]:
         return _DISK_INTERVAL_S, DISK_PATIENCE_S
 
-    def wait(self) -> AbstractContextManager[Wait]:
+    def name_wait(self) -> AbstractContextManager[Wait]:
         return waiting("room on the disk", on="the disk of run.dir", limit_s=DISK_PATIENCE_S)
 
 
@@ -106,7 +106,7 @@ class StorageRetry(_Retry):
     error, topic, events = StorageError, "storage", ("storage_unavailable", "storage_available")
     counter = STORAGE_WAITS
 
-    def wait(self) -> AbstractContextManager[Wait]:
+    def name_wait(self) -> AbstractContextManager[Wait]:
         why = "without it no engine gets the policy; a stop request ends it"
         return waiting("the storage of policies", on="trainer.publish.uri", limit_s=None, why_unlimited=why)
 
@@ -134,5 +134,5 @@ class RedisRetry(_Retry):
 
         return super().__call__(check_and_call)
 
-    def wait(self) -> AbstractContextManager[Wait]:
+    def name_wait(self) -> AbstractContextManager[Wait]:
         return waiting("a call of Redis", on="redis", limit_s=None, why_unlimited=_WHY_UNLIMITED)
