@@ -20,13 +20,13 @@ _LOG_PROB = -6.9
 """Log-probability of a token drawn from so many; the engine's differ slightly."""
 
 
-def tensors(groups: int, algorithm: AlgorithmSettings) -> StepTensors:
-    """`groups` x SAMPLES trajectories, the same in every run; every other one has a reward of 1."""
+def tensors(groups: int, algorithm: AlgorithmSettings, samples: int = SAMPLES) -> StepTensors:
+    """`groups` x `samples` trajectories, the same in every run; every other one has a reward of 1."""
     result = [
         TrajectoryGroup(
             group_uid=uid,
             position=position,
-            trajectories=[_trajectory(plan.Row(uid, sample)) for sample in range(SAMPLES)],
+            trajectories=[_trajectory(plan.Row(uid, sample)) for sample in range(samples)],
         )
         for position, uid in enumerate(plan.list_uids(groups, 0))
     ]

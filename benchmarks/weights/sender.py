@@ -30,7 +30,8 @@ from forage_trainer.weights.direct_sender import open_sender
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import Publisher
 
-GROUPS = 1
+GROUPS, SAMPLES = 1, 2
+"""Few: Adam takes steps of the learning rate however many there are."""
 
 
 class Sender:
@@ -43,8 +44,9 @@ class Sender:
         self._retry(self._streams.create_groups)
         self._retry(self._streams.acquire_epoch)
         self._worker = PolicyWorker(settings)
-        self._batch = made.tensors(GROUPS, settings.trainer.algorithm)
+        self._batch = made.tensors(GROUPS, settings.trainer.algorithm, SAMPLES)
         self._advantages = grpo_outcome(self._batch.token_rewards, self._batch.mask, self._batch.uids)
+        self._reference = self._worker.reference_log_probs(self._batch)
         self._weights = self._worker.weights(torch.bfloat16)
         self._copy = {name: torch.empty_like(tensor) for name, tensor in self._weights.items()}
         self._publishers = {way: self._make(way) for way in ("files", "direct", "s3")}
@@ -61,7 +63,7 @@ class Sender:
     def update(self) -> dict[str, Any]:
         """Take one GRPO update and gather the weights that it leads to."""
         began = time.perf_counter()
-        self._worker.update(self._batch, self._advantages, None, None, GROUPS)
+        self._worker.update(self._batch, self._advantages, self._reference, None, GROUPS)
         updated = time.perf_counter()
         self._weights = self._worker.weights(torch.bfloat16)
         return {"update_s": updated - began, "gather_s": time.perf_counter() - updated}

@@ -11,7 +11,8 @@ trainer's own publisher, in turns:
 `publish_to_served_s` is the time from the call of the publisher until the last engine serves the policy; `pause_s` that
 in which generation stands still, the mean over engines. Both are also given over a plain copy of the whole policy's
 bytes from memory to memory by one thread, made just before each publication, under the same load. `delta_identical`
-compares the bits that the engines' machine rebuilt from deltas with those of the trainer.
+compares the bits that the engines' machine rebuilt from deltas with those of the trainer. A second table computes what
+7B and 70B would take on several nodes, from rates measured here and assumptions named in `estimate.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from estimate import Estimate, estimate
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
@@ -92,7 +94,7 @@ class Sender:
 @contextmanager
 def start_sender(overrides: list[str], log: Path) -> Iterator[Sender]:
     command = [str(find_interpreter(Program.TRAINER)), str(HERE / "sender.py"), *overrides]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     pipe = subprocess.PIPE
     with (
         log.open("w") as file,
@@ -222,7 +224,7 @@ def list_overrides(model: Path, base: int) -> list[str]:
         "trainer.publish.uri=s3://policies",
         "trainer.publish.full_every=1000",
         "trainer.actor.optim.lr=1e-6",
-        "trainer.threads=1",
+        "trainer.threads=2",
     ]
 
 
@@ -265,13 +267,35 @@ def report(console: Console, rounds: list[dict[tuple[str, str], Measured]], mode
         "pause_over_copy_delta": statistics.median(one.pause_s / one.copy_s for one in deltas),
         "copy_s": statistics.median(one.copy_s for one in measured),
     }
+    rates = measure_rates(measured[0].whole_bytes)
+    report_estimates(console, estimate(rates, summary["delta_bytes_share"]))
     line: dict[str, Any] = {key: round(value, 4) for key, value in summary.items()}
-    print(json.dumps(line | {"delta_identical": all(one.identical for one in measured), "rounds": len(rounds)}))
+    line |= {"delta_identical": all(one.identical for one in measured), "rounds": len(rounds)}
+    print(json.dumps(line | {f"{part}_gb_per_s": round(rate / 1e9, 2) for part, rate in rates.items()}))
+
+
+def measure_rates(size: int) -> dict[str, float]:
+    """Measure `rates.py` on one core, over about so many bytes."""
+    command = [str(find_interpreter(Program.TRAINER)), str(HERE / "rates.py"), "1", str(size // 10**6)]
+    rates: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return rates
+
+
+def report_estimates(console: Console, estimates: list[Estimate]) -> None:
+    """Print what larger policies on larger sites would take."""
+    table = Table(title="computed, not measured: seconds until the last of N nodes serves a policy (see estimate.py)")
+    columns = [field.name for field in fields(Estimate)]
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="right", no_wrap=True)
+    for one in estimates:
+        values = (getattr(one, column) for column in columns)
+        table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in values))
+    console.print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", type=Path, help="a model folder instead of SmolLM2-135M")
     arguments = parser.parse_args()
     console = Console()
@@ -295,7 +319,7 @@ def main() -> None:
         spinner.update("starting the engines")
         bench.publish_first()
         spinner.update("sampling")
-        stack.enter_context(Load(f"http://{settings.rollout.http_address}", settings.model.path).running())
+        stack.enter_context(Load(f"http://{settings.rollout.http_address}", str(settings.model.path)).running())
         rounds = []
         for number in range(arguments.rounds + 1):
             measured = {}
