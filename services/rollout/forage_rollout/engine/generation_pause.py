@@ -80,10 +80,13 @@ class GenerationPause:
                 # The caches hold keys and values of the old weights and must not serve the new ones. Running requests
                 # are kept ("keep"): they compute theirs again and go on under the new policy.
                 await self._llm.renderer.clear_mm_cache_async()
-                await core.pause_scheduler_async(mode="keep", clear_cache=True)
-                await self._llm.collective_rpc("put_policy", args=(number,))
-                # From here on vLLM marks sampled tokens with this label: it becomes the trajectory's segments.
-                await self._llm.update_weight_version(format_label(policy))
+                # Sent at once, because each answer takes as long as the work: the core takes them in this order.
+                await asyncio.gather(
+                    core.pause_scheduler_async(mode="keep", clear_cache=True),
+                    self._llm.collective_rpc("put_policy", args=(number,)),
+                    # From here on vLLM marks sampled tokens with this label: it becomes the trajectory's segments.
+                    self._llm.update_weight_version(format_label(policy)),
+                )
                 if not self.is_paused:
                     await self._llm.resume_generation()
                 return begin - asked, time.perf_counter() - begin
