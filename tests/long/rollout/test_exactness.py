@@ -384,7 +384,7 @@ async def test_a_damaged_or_older_policy_is_refused_and_nothing_changes(parts: P
     with pytest.raises(PolicyError, match="does not have the digest"):
         await parts.engine.load_policy(torn)
     torn.digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
-    with pytest.raises(PolicyError, match="but the header describes"):
+    with pytest.raises(PolicyError, match="its header describes"):
         await parts.engine.load_policy(torn)
     assert parts.engine.serving == served
     after = await run(agent, [build_prompt(0)])
