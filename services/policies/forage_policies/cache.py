@@ -206,9 +206,15 @@ class PolicyCache:
             except (DeltaError, _AlteredError) as error:
                 # What was patched may have been damaged since it was verified.
                 log.warning("policy_base_damaged", detail=str(error))
-        else:
-            self._prune(MAX_KEPT - 1)
-        return self._patch(policy, parts, folder, fetch=True)
+        self._prune(MAX_KEPT - 1)
+        try:
+            return self._patch(policy, parts, folder, fetch=True)
+        except DiskFullError as error:
+            # No delta that comes applies to the copies that nobody reads now.
+            log.warning("policy_cache_full", detail=str(error))
+            self._remove_unfinished()
+            self._prune(0)
+            return self._patch(policy, parts, folder, fetch=True)
 
     def _fetch(self, policy: Policy, part: Part, target: Path) -> None:
         """Copy the files of a part into a new folder, several at once; their digests are verified."""

@@ -433,16 +433,15 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_cache_usable(
     cache = PolicyCache(small_disk.path / "cache", 5, 5)
     first = published.publish()
     with cache.hold(first):
+        small_disk.fill()
+        whole = published.publish(delta=False)
+        with pytest.raises(PolicyError, match="its disk has 0 bytes free: free some space"), cache.hold(whole):
+            pass
+    with cache.hold(first):  # what was in use is still there
         pass
-    small_disk.fill()
-    whole = published.publish(delta=False)
-    with pytest.raises(PolicyError, match="its disk has 0 bytes free: free some space"), cache.hold(whole):
-        pass
-    with cache.hold(first):  # what was there is still served
-        pass
-    small_disk.free()
-    with cache.hold(whole) as held:
+    with cache.hold(whole) as held:  # what is not makes room
         assert published.is_held(held)
+    assert len([entry for entry in (small_disk.path / "cache").iterdir() if entry.name[0] != "."]) == 1
     small_disk.fill()
     second = published.publish(share=0.2)
     with pytest.raises(PolicyError, match="free some space"), cache.hold(second):

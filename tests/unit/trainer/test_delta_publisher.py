@@ -242,6 +242,21 @@ def test_a_delta_whose_whole_policy_was_deleted_is_refused_with_the_remedy(
     assert json.loads((Path(policy.uri) / "policy.json").read_text())["version"] == "1"
 
 
+@pytest.mark.parametrize("content", ["", "{", '{"version": "x"}'])
+def test_a_damaged_description_of_an_old_version_does_not_hold_up_the_run(
+    connect: Callable[..., Publisher], streams: StreamClient, tmp_path: Path, content: str
+) -> None:
+    """Engines read the announcement; the description beside a delta is for whoever comes later."""
+    publisher, weights = connect(full_every=3), make_weights()
+    for version in range(2):
+        publisher.publish(version, change(weights, version))
+    (tmp_path / "policies/v1-e1/policy.json").write_text(content)
+    for version in range(2, 7):
+        policy = publisher.publish(version, change(weights, version))
+        assert streams.read_policy() == policy
+    assert list_folders(tmp_path) == {f"v{version}-e1" for version in (3, 4, 5, 6)}
+
+
 def test_a_policy_is_published_beside_other_work(connect: Callable[..., Publisher], streams: StreamClient) -> None:
     publisher, weights = connect(), make_weights()
     assert publisher.settle(wait=True) is None

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from prometheus_client import Counter, Gauge
 
+from forage_common.errors import DataError
 from forage_common.settings import PublishSettings
 from forage_common.streams.client import LIVELY_S, StreamClient
 from forage_common.telemetry.logs import get_logger
@@ -236,9 +237,17 @@ class Publisher:
         replicas = self._retry(self._streams.read_replicas)
         serving = [replica.serving for replica in replicas.values()]
         names = self._store.list_names()
-        newest = [describe_folder(self._store.folder / name) for name in names[:KEEP_NEWEST]]
+        newest = [self._describe_kept(name) for name in names[:KEEP_NEWEST]]
         needed = {*names[:KEEP_NEWEST]}.union(*map(list_needed, [current, *filter(None, newest), *serving]))
         self._store.delete([name for name in names if name not in needed])
+
+    def _describe_kept(self, name: str) -> Policy | None:
+        """The description of a folder that stays for now; None too where it is damaged: the run does not need it."""
+        try:
+            return describe_folder(self._store.folder / name)
+        except DataError as error:
+            get_logger().warning("policy_description_damaged", detail=str(error))
+            return None
 
 
 def measure_published(policy: Policy) -> int:
