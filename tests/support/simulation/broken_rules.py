@@ -7,19 +7,30 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from forage_common.files import durable
 from forage_common.streams import run_keys
 from forage_common.streams.client import StreamClient
+from forage_common.v1.trajectory_pb2 import Policy
+from forage_policies import cache
+from forage_policies.announcement import list_files
+from forage_policies.folders import name_folder
 from forage_rollout.dispatcher import Dispatcher
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.data.arrivals import Arrivals, Receiver
 from forage_trainer.data.batcher import Batcher
-from simulation import programs  # noqa: F401 - replaces the maths before the trainer is imported
+from forage_trainer.weights import publisher
+from forage_trainer.weights.policy_store import PolicyStore
+from forage_trainer.weights.publisher import Publisher
+from forage_trainer.weights.refusals import Refusals
+from simulation import programs
 from simulation.scenario import SLOW, Scenario, draw_scenario
+
+TrainingLoop = programs.TrainingLoop  # its maths is replaced before it is imported
 
 
 @contextmanager
@@ -83,6 +94,26 @@ def _nothing_lost() -> tuple[Any, str, Any]:
     return Arrivals, "find_lost", find_lost
 
 
+def _list_unverified(policy: Policy, folder: Path, files: Any = None) -> list[Path]:
+    return [folder / name for name in (list_files(policy) if files is None else files)]
+
+
+def _ignore_readers() -> AbstractContextManager[None]:
+    real = cache._wait_for_lock
+
+    def wait(handle: int, policy: Policy, what: str, limit_s: float) -> None:
+        if not what.startswith("engines that read"):
+            real(handle, policy, what, limit_s)
+
+    return _replace((cache, "_wait_for_lock", wait))
+
+
+def _settle_without_report(self: TrainingLoop, wait: bool) -> None:
+    if policy := self._publisher.settle(wait):
+        self._announced = policy.version
+        self._feeder.issue_up_to_bound(self._announced)
+
+
 @dataclass(frozen=True)
 class BrokenRule:
     """A rule. kinds: faults that it is there for; break_it: puts it out of force; changes: fields of the scenarios."""
@@ -137,5 +168,46 @@ BROKEN_RULES = (
         "temporary files of living processes stay",
         ("second trainer",),
         lambda: _replace((durable, "is_abandoned", lambda _: True)),
+    ),
+    BrokenRule(
+        "policies are verified before they are served",
+        ("policy damaged", "cache damaged"),
+        lambda: _replace(
+            (cache, "verify_files", _list_unverified),
+            (cache, "_verify", lambda *_: None),
+            (cache, "_is_trusted", lambda _: True),
+        ),
+    ),
+    BrokenRule(
+        "copies that an engine reads are not patched",
+        _CRASHES,
+        _ignore_readers,
+        {"engines": 2, "full_every": 16, "ranges": SLOW | {"load": (5.0, 30.0), "transfer": (0.01, 0.1)}},
+    ),
+    BrokenRule(
+        "policies are complete before they are announced",
+        ("storage down",),
+        lambda: _replace((PolicyStore, "complete", lambda *_: None)),
+        {"has_storage": True},
+    ),
+    BrokenRule(
+        "what an announced policy needs is not deleted",
+        _CRASHES,
+        lambda: _replace((publisher, "list_needed", lambda policy: {name_folder(policy.uri)})),
+        {"steps": 7, "full_every": 16},
+    ),
+    BrokenRule(
+        "what no engine can load is published again",
+        ("policy damaged", "policy deleted"),
+        lambda: _replace(
+            (Publisher, "is_damaged", lambda _: False), (Refusals, "is_to_be_published_again", lambda _: False)
+        ),
+        {"rollouts": 1},
+    ),
+    BrokenRule(
+        "a step is reported once its policy is announced",
+        _CRASHES,
+        lambda: _replace((TrainingLoop, "_settle_policy", _settle_without_report)),
+        {"max_staleness": 1, "save_freq": 8},
     ),
 )

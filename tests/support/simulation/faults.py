@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import redis
 
 from forage_common.streams.history import FOLDER, History
 from simulation.machine import Disk
+from simulation.policies import damage_cache
 from simulation.programs import Operator, Programs
 from simulation.redis_server import Server
 from simulation.scenario import Fault
@@ -20,6 +22,7 @@ _READS = {"hget", "hgetall", "xlen", "exists", "get", "ping", "xpending", "find_
 _READS |= {"xread", "script load", "unknown script", "memory usage"}
 _OF_REDIS = {"lost reply", "redis down", "redis lost", "redis tail lost", "out of reach"}
 _LOSSES = {"redis lost", "redis tail lost", "prompt deleted", "group deleted", "group garbled"}
+_PUBLISHED = "write policies/v"
 _CLAIMS = {"xreadgroup", "xautoclaim", "claim"}
 
 
@@ -71,12 +74,22 @@ class Faults:
         fault = self._count(name)
         is_file = name.startswith(("write ", "delete ", "retire "))
         if fault is None or (is_file and fault.kind in _OF_REDIS):
-            return run()
+            return self._run(name, run)
         if fault.kind.endswith("before"):
             self._strike(fault)
-            return run()
-        result = run()
+            return self._run(name, run)
+        result = self._run(name, run)
         self._strike(fault)
+        return result
+
+    def _run(self, name: str, run: Callable[[], Any]) -> Any:
+        result = run()
+        if name == "publish":
+            self.programs.policies.check_announced()
+        elif name.startswith(_PUBLISHED):
+            folder = f"{(self._checkpoints.parent / name.removeprefix('write ')).resolve()}/"
+            altered = self.programs.store.altered
+            altered -= {address for address in altered if address.startswith(folder)}
         return result
 
     def _count(self, name: str) -> Fault | None:
@@ -149,6 +162,16 @@ class Faults:
                 self.programs.engines_stall_until = world.now + fault.seconds
             case "bad step":
                 self.programs.next_step_is_bad = True
+            case "policy damaged" | "policy deleted":
+                self.programs.policies.damage(is_deletion=fault.kind == "policy deleted")
+            case "cache damaged":
+                damage_cache(world, self.programs.store, self._pick_cache())
+            case "cache lost":
+                shutil.rmtree(self._pick_cache(), ignore_errors=True)
+            case "policies refused":
+                self.programs.engines_refuse_until = world.now + fault.seconds
+            case "storage down":
+                self.programs.store.down_until = world.now + fault.seconds
             case "supervisor killed":
                 self.zombies += self.operator.kill_supervisor()
             case "stop":
@@ -156,6 +179,9 @@ class Faults:
             case kind:
                 raise ValueError(kind)
         world.check_alive()
+
+    def _pick_cache(self) -> Path:
+        return self._world.random.choice(sorted(set(self.programs.caches.values())))
 
     def _pause(self, process: Process, seconds: float) -> None:
         if seconds:

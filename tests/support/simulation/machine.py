@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,6 +22,7 @@ from unittest import mock
 import redis.retry
 
 from forage_common.files.durable import PARTIAL_PREFIX
+from simulation.storage import set_time
 from simulation.world import Signal, World
 
 Hook = Callable[[str, Callable[[], Any]], Any]
@@ -108,8 +109,11 @@ class _Threads:
 
 
 @contextlib.contextmanager
-def install(world: World, disk: Disk, on_change: Hook) -> Iterator[None]:
-    """Give the processes of a world their machine."""
+def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give the processes of a world their machine.
+
+    others: what else is replaced: (owner, name, value).
+    """
     from forage_trainer import files
     from forage_trainer.checkpoints import checkpoint
     from forage_trainer.data import batcher
@@ -133,7 +137,13 @@ def install(world: World, disk: Disk, on_change: Hook) -> Iterator[None]:
             if world.process is None or "dir_fd" in named or (is_partial and name == "delete"):
                 return real(*args, **named)
             what = f"retire {Path(args[0]).name}" if is_partial else f"{name} {target.parent.name}/{target.name}"
-            return on_change(_OWNER.sub("", what), lambda: real(*args, **named))
+            return on_change(_OWNER.sub("", what), lambda: change(target, *args, **named))
+
+        def change(target: Path, *args: Any, **named: Any) -> Any:
+            result = real(*args, **named)
+            if name == "write" and target.is_dir():
+                set_time(world, target)
+            return result
 
         return call
 
@@ -186,6 +196,7 @@ def install(world: World, disk: Disk, on_change: Hook) -> Iterator[None]:
         (checkpoint, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (publisher, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (batcher, "threading", types.SimpleNamespace(Event=lambda: _Event(world))),
+        *others,
     ]
     state = random.getstate()
     random.seed(world.random.random())

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,20 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
 )
 from simulation.event_loop import run_async
+from simulation.policies import Policies, follow_deltas, read_weights
+from simulation.storage import ObjectStore
 from simulation.stubs import StubWorker, replace_maths
 from simulation.world import Process, Signal, World
 
 replace_maths()
 
 from forage_cli.local.processes import Service, ServiceDiedError, Supervisor  # noqa: E402
-from forage_policies.announcement import PolicyError, list_parts, verify_files  # noqa: E402
+from forage_policies.announcement import PolicyError  # noqa: E402
+from forage_policies.cache import PolicyCache  # noqa: E402
+from forage_policies.delta import DeltaError  # noqa: E402
 from forage_rollout.deployments import follower  # noqa: E402
 from forage_rollout.dispatcher import Dispatcher  # noqa: E402
+from forage_rollout.weights.holding import hold_policy  # noqa: E402
 from forage_rollout.weights.policy import is_newer  # noqa: E402
 from forage_trainer.checkpoints.rollbacks import RolledBackError  # noqa: E402
 from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError  # noqa: E402
@@ -78,6 +83,7 @@ def make_questions(count: int, split: str) -> Questions:
 class Programs:
     """Starts the programs of one run.
 
+    caches: the folder of copies of policies that the engines of a rollout service have, by its name.
     note: called with what should be seen in a history; errors: the sentences of trainers that ended with exit code 2.
     """
 
@@ -88,14 +94,23 @@ class Programs:
         questions: tuple[Questions, Questions],
         draw_seconds: Callable[[str], float],
         engines: int,
+        policies: Policies,
+        store: ObjectStore,
+        caches: Mapping[str, Path],
         note: Callable[[str], None],
     ) -> None:
         self.world = world
         self.settings = settings
         self.engines_fail_until = 0.0
         self.engines_stall_until = 0.0
+        self.engines_refuse_until = 0.0
         self.next_step_is_bad = False
         self.errors: list[str] = []
+        self.timeouts = 0
+        """Trainers that ended because no trajectories came."""
+        self.policies = policies
+        self.store = store
+        self.caches = caches
         self._questions = questions
         self.draw_seconds = draw_seconds
         self._engines = engines
@@ -138,6 +153,7 @@ class Programs:
             self._note(f"rolls back: {error}")
             return EXIT_ROLLED_BACK
         except (FencedError, BatchTimeoutError, StaleGroupsError, DiskFullError) as error:
+            self.timeouts += isinstance(error, BatchTimeoutError)
             self._note(f"gives up: {error}")
             return EXIT_FAILED
         return 0
@@ -152,7 +168,8 @@ class Programs:
         assert process is not None
         history = open_history(settings.run, "rollout")
         streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, history)
-        engines = [_Engine(self, streams, f"{process.name}-{process.started:.3f}-{i}") for i in range(self._engines)]
+        names = [f"{process.name}-{process.started:.3f}-{i}" for i in range(self._engines)]
+        engines = [_Engine(self, streams, name, self.caches[process.name]) for name in names]
 
         async def run_group(prompt: Prompt) -> TrajectoryGroup:
             return await engines[int(world.random.random() * len(engines))].sample(prompt, self.draw_seconds("sample"))
@@ -169,12 +186,16 @@ class Programs:
 
 
 class _Engine:
-    """A stub of the engine: it loads real policy folders, and samples by waiting."""
+    """A stub of the engine: it loads policies by way of a real cache, and samples by waiting."""
 
     dtype = "float32"
 
-    def __init__(self, programs: Programs, streams: StreamClient, name: str) -> None:
+    def __init__(self, programs: Programs, streams: StreamClient, name: str, cache: Path) -> None:
         self.serving: Policy | None = None
+        self._cache = PolicyCache(cache)
+        self._loading = asyncio.Lock()
+        self._content = ""
+        self._weights: dict[str, Any] = {}
         self.out_of_service = ""
         self.name = name
         self.follower = follower.Follower(streams, self, name)  # type: ignore[arg-type]
@@ -187,11 +208,22 @@ class _Engine:
     async def load_policy(self, policy: Policy, allow_older: bool = False) -> None:
         if not allow_older and not is_newer(policy, self.serving):
             raise PolicyError("not newer")
-        for part in list_parts(policy):
-            verify_files(policy, Path(part.uri), part.files)
-        await asyncio.sleep(self._programs.draw_seconds("load"))
-        self.serving = policy
-        self.out_of_service = ""
+        programs, policies = self._programs, self._programs.policies
+        async with self._loading:
+            if programs.engines_refuse_until > programs.world.now:
+                raise PolicyError("the engine refuses it")
+            altered = set(programs.store.altered)
+            async with hold_policy(self._cache, policy) as held:
+                await asyncio.sleep(programs.draw_seconds("load"))
+                try:
+                    weights = follow_deltas(held, self._content, self._weights) or read_weights(held)
+                except (OSError, ValueError, DeltaError) as error:
+                    raise PolicyError(f"its files cannot be read: {error}") from error
+                if not {str(file) for file in held.files}.isdisjoint(programs.store.altered - altered):
+                    raise PolicyError("its files were damaged while they were read")
+                self._content, self._weights, self.serving = held.content, weights, policy
+                self.out_of_service = ""
+                policies.check_served(self.name, policy, weights)
 
     async def sample(self, prompt: Prompt, seconds: float) -> TrajectoryGroup:
         """Sample all trajectories of a prompt; policies that are loaded meanwhile go on with them."""

@@ -31,8 +31,15 @@ KINDS = (
     "bad step",
     "stop",
     "supervisor killed",
+    "policy damaged",
+    "policy deleted",
+    "cache damaged",
+    "cache lost",
+    "policies refused",
+    "storage down",
 )
 QUICK = {"start": (1.0, 20.0), "step": (0.1, 10.0), "sample": (0.2, 6.0), "load": (0.05, 5.0), "check": (0.01, 1.0)}
+QUICK |= {"write": (0.05, 8.0), "transfer": (0.01, 3.0), "patch": (0.01, 1.0)}
 SLOW = QUICK | {"sample": (10.0, 60.0)}
 """Shortest and longest seconds of each activity; after 10 s without an arrival the trainer looks for lost groups."""
 NOT_PROMISED = ("redis tail lost",)
@@ -65,7 +72,9 @@ class Scenario:
     """The run of one seed.
 
     keep: checkpoints that stay. straggler_s: time after which missing groups are dropped; 0 = never.
-    in_flight: groups that a dispatcher runs at once.
+    in_flight: groups that a dispatcher runs at once. full_every: as of `trainer.publish`.
+    has_storage: policies are copied to an object store. shard_bytes: of published policies; all is one tensor or both.
+    shares_cache: all engines are on one machine.
     ranges: shortest and longest seconds of each activity, drawn log-uniformly.
     """
 
@@ -82,6 +91,10 @@ class Scenario:
     rollouts: int
     engines: int
     in_flight: int
+    full_every: int
+    has_storage: bool
+    shares_cache: bool
+    shard_bytes: int
     ranges: dict[str, tuple[float, float]]
     faults: tuple[Fault, ...]
 
@@ -101,6 +114,11 @@ class Scenario:
                     "validation_mode": self.validation_mode,
                     "max_ckpt_to_keep": self.keep,
                     "max_refills": self.max_refills,
+                    "publish": {
+                        "full_every": self.full_every,
+                        "uri": "simulated://bucket/policies" if self.has_storage else "",
+                        "shard_bytes": self.shard_bytes,
+                    },
                     "batch_timeout_s": 180.0,
                     "straggler_timeout_s": self.straggler_s,
                     "partial_groups": "drop" if self.straggler_s else "wait",
@@ -120,11 +138,14 @@ def draw_scenario(seed: int, kinds: Sequence[str] = KINDS) -> Scenario:
     rollouts = draw.choice((1, 1, 2))
     slow = draw.random() < 0.4
     ranges = SLOW if slow else QUICK
-    commits = {"trainer": 20 + steps * (batch_size + 9)}
-    commits |= {f"rollout-{i}": 10 + 4 * steps * batch_size for i in range(1, rollouts + 1)}
+    has_storage = draw.random() < 0.4
+    commits = {"trainer": 20 + steps * (batch_size + (14 if has_storage else 10))}
+    commits |= {f"rollout-{i}": 10 + steps * (4 * batch_size + 5) for i in range(1, rollouts + 1)}
     keep = draw.choice((1, 2, 2, 3))
     if keep == 1:  # nothing to go back to
         kinds = [kind for kind in kinds if kind != "damaged checkpoint"] or ["crash after"]
+    if not has_storage:
+        kinds = [kind for kind in kinds if kind != "storage down"] or ["crash after"]
     count = min(6, int(draw.expovariate(0.5)) + 1)
     return Scenario(
         seed=seed,
@@ -140,6 +161,10 @@ def draw_scenario(seed: int, kinds: Sequence[str] = KINDS) -> Scenario:
         rollouts=rollouts,
         engines=draw.choice((1, 2)),
         in_flight=draw.choice((2, 32)),
+        full_every=draw.choice((1, 2, 3, 3, 4, 16)),
+        has_storage=has_storage,
+        shares_cache=draw.random() < 0.5,
+        shard_bytes=draw.choice((1, 5 * 2**30)),
         ranges=ranges,
         faults=tuple(_draw_fault(draw, commits, kinds) for _ in range(count)),
     )
@@ -159,6 +184,8 @@ def _draw_fault(draw: random.Random, commits: dict[str, int], kinds: Sequence[st
         "clock jump": draw.choice((-1, 1)) * 10 ** draw.uniform(0, 3.5),
         "out of reach": long,
         "engines fail": 10 ** draw.uniform(0, 1.5),
+        "policies refused": 10 ** draw.uniform(0.5, 2),
+        "storage down": 10 ** draw.uniform(0, 2.3),
         "engines stall": 10 ** draw.uniform(1, 2.3),
     }
     delay = draw.choice((0.0, 10 ** draw.uniform(-1, 1.3))) if kind == "crash after" else 0.0

@@ -21,13 +21,16 @@ from forage_cli.runs.history import Limits, check_operations
 from forage_cli.runs.operations import read_history
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
+from forage_common.v1.trajectory_pb2 import Policy
 from forage_trainer.data.dataset import make_batches
 from simulation import machine
 from simulation.faults import Faults
 from simulation.machine import Disk
+from simulation.policies import Policies, check_cache, list_watched
 from simulation.programs import Operator, Programs, make_questions, score
 from simulation.redis_server import Server, patch_connections
 from simulation.scenario import Fault, Scenario
+from simulation.storage import ObjectStore, list_replaced
 from simulation.world import Process, World
 
 QUESTIONS, VALIDATION_QUESTIONS = 11, 2
@@ -38,6 +41,7 @@ _MEMORY = Path("/dev/shm")
 _SIGNS_OF_LIFE = {"xclaim", "acknowledge_policy", "prune"}
 _AROUND = 8
 """Lines of a history that are shown before a fault; twice as many after it, and three times as many at the end."""
+_ONLY_POLICIES = {"policy damaged", "policy deleted", "cache damaged", "cache lost"}
 _UNFORESEEN = {"dispatcher_restarts", "task_failed", "group_not_written"}
 """Events of the log that stand for an error which its program did not foresee."""
 
@@ -75,16 +79,28 @@ def _run(scenario: Scenario, folder: Path, is_traced: bool) -> Outcome:
     run_folder = settings.run.folder
     world, disk = World(scenario.seed), Disk()
     server = Server(world)
-    faults = Faults(world, scenario.faults, server, disk, run_folder / "checkpoints", is_traced)
-    _configure_logs(world, faults)
 
     def draw_seconds(what: str) -> float:
         low, high = scenario.ranges[what]
         return float(low * (high / low) ** world.random.random())
 
+    store = ObjectStore(world, draw_seconds)
+    policies = Policies(world, store, lambda: _read_announced(server))
+    caches = {
+        f"rollout-{i}": folder / ("cache" if scenario.shares_cache else f"cache-{i}")
+        for i in range(1, scenario.rollouts + 1)
+    }
+    faults = Faults(world, scenario.faults, server, disk, run_folder / "checkpoints", is_traced)
+    _configure_logs(world, faults)
+
+    store.on_change = faults.on_change
+    replaced, close_locks = list_replaced(world, store, lambda: disk.full_until > world.now, draw_seconds)
+    replaced += list_watched(policies)
     questions = make_questions(QUESTIONS, "train"), make_questions(VALIDATION_QUESTIONS, "test")
-    with patch_connections(world, server, faults.on_command), machine.install(world, disk, faults.on_change):
-        programs = Programs(world, settings, questions, draw_seconds, scenario.engines, faults.note)
+    with patch_connections(world, server, faults.on_command), machine.install(world, disk, faults.on_change, replaced):
+        programs = Programs(
+            world, settings, questions, draw_seconds, scenario.engines, policies, store, caches, faults.note
+        )
         operator = Operator(programs, scenario.rollouts, folder)
         faults.programs, faults.operator = programs, operator
         Process(world, "operator", operator.run)
@@ -108,9 +124,19 @@ def _run(scenario: Scenario, folder: Path, is_traced: bool) -> Outcome:
             world.run(lambda: not probe.is_alive, world.now + 60.0)
             violations += world.failures
             violations += _check_history(settings)
+            for cache in sorted(set(caches.values())):
+                violations += check_cache(cache, store.altered)
+            if programs.timeouts and _ONLY_POLICIES.issuperset(fault.kind for fault in faults.injected):
+                violations.append("a trainer waited in vain, although it can publish what engines cannot load again")
         seconds = world.now
         world.close()
+        close_locks()
     return Outcome(scenario, seconds, tuple(faults.injected), tuple(violations), tuple(faults.history))
+
+
+def _read_announced(server: Server) -> Policy | None:
+    found = server.store.execute("HGET", "forage:{run}:policy", "m")
+    return None if found is None else Policy.FromString(found)
 
 
 def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
@@ -162,6 +188,10 @@ def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
             continue
         if (result["version"], result["count"]) != (version, VALIDATION_QUESTIONS):
             yield f"validation {label}: {result}"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    reported = [line["step"] for line in lines]
+    if not set(range(1, total + 1)).issubset(reported):  # a replaced trainer may add a line of its own
+        yield f"metrics.jsonl has steps {reported}"
     policy = streams.read_policy()
     if policy is None or policy.version != total:
         yield f"the announced policy is not that of step {total}"

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from simulation.programs import Programs
 
 
+_ELEMENTS, _CHANGED = 256, 8
+_DENSE = 40
+"""Of 256 steps, those after which no delta is worth it."""
+
+
 class Stopwatch:
     """The part of the real one that the loop uses; that one's module imports the maths."""
 
@@ -52,8 +57,16 @@ class StubWorker:
         self.trained = json.loads((folder / "weights.json").read_text())
 
     def weights(self, dtype: Any) -> dict[str, torch.Tensor]:
-        digest = hashlib.sha256(json.dumps(self.trained).encode()).digest()
-        return {"weights": torch.tensor(list(digest[:8]), dtype=torch.float32)}
+        """Weights of which every step changes a few, or, sometimes, all; they follow from what was trained on."""
+        weights, digest = torch.zeros(2, _ELEMENTS), b""
+        for number, step in enumerate(self.trained):
+            digest = hashlib.sha256(digest + json.dumps(step).encode()).digest()
+            changed = torch.tensor(list(digest), dtype=torch.float32)
+            if digest[0] < _DENSE:
+                weights += 1 + changed.repeat(2, _ELEMENTS // len(changed))
+            else:
+                weights.view(-1)[(number * _CHANGED) % weights.numel() :][:_CHANGED] = 1 + changed[:_CHANGED]
+        return {"first": weights[0], "second": weights[1]}
 
 
 class StubStep:
