@@ -89,8 +89,9 @@ bench-retriever-start: setup ## time the retriever's start over a million passag
 simulate: setup ## try seeded schedules of a simulated run: crashes, pauses, lost replies, … (SEEDS=1000)
 	@.venvs/trainer/bin/python scripts/simulate.py $(or $(SEEDS),1000)
 
-chaos: setup ## strike a real run with faults of every kind at random instants (KILLS=200 SEED=0 KINDS=…)
-	@$(PYTHON) scripts/chaos.py $(or $(KILLS),200) --seed $(SEED) $(and $(KINDS),--kinds $(KINDS))
+chaos: setup ## strike a real run with faults of every kind at random instants (KILLS=200 SEED=0 KINDS=… TRANSPORT=files,delta,direct,s3)
+	@$(PYTHON) scripts/chaos.py $(or $(KILLS),200) --seed $(SEED) $(and $(KINDS),--kinds $(KINDS)) \
+	  $(and $(TRANSPORT),--transports $(TRANSPORT))
 
 soak-reward: setup ## run the reward service under full load with faults (MINUTES=5)
 	@.venvs/reward/bin/python benchmarks/reward/soak.py $(or $(MINUTES),5)

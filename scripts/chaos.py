@@ -1,11 +1,12 @@
 """Strikes a real `forage demo` with faults of every kind at seeded random instants, and reports what that cost.
 
-    chaos.py [--seed N] [--kinds KIND,…] [KILLS]     so many faults
-    chaos.py --list                                  the kinds
+    chaos.py [--seed N] [--kinds KIND,…] [--transports files,delta,direct,s3] [KILLS]     so many faults
+    chaos.py --list                                                                       the kinds
 
 Run it in the environment of the cli. It prints a line for each fault, a table, and as its last line one JSON object.
-Ctrl-C ends it with what was measured so far. The exit code is 1 if a group was lost or trained on twice, if anything
-hung, or if the projected effective training time is too low.
+Ctrl-C ends it with what was measured so far. The exit code is 1 if a group was lost or trained on twice, if a token
+was sampled under another policy than it names, if anything hung, or if the projected effective training time is too
+low.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def main() -> int:
     from chaos.episode import Tally
     from chaos.kinds import KINDS
     from chaos.report import find_slow_kinds, summarize
+    from chaos.transports import TRANSPORTS
 
     from forage_common.settings import load_settings
 
@@ -38,6 +40,7 @@ def main() -> int:
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="", help="comma-separated kinds; all by default")
+    parser.add_argument("--transports", default="", help="comma-separated; episodes take them in turn, all by default")
     parser.add_argument("--per-episode", type=int, default=40, help="faults between a start and a clean end")
     parser.add_argument("--calm-s", type=float, default=20.0, help="time without faults in each episode")
     parser.add_argument("--hang-s", type=float, default=180.0, help="time after which a fault counts as a hang")
@@ -52,7 +55,12 @@ def main() -> int:
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"unknown kinds {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}")
     folder = options.folder.absolute()
-    plan = Plan(options.kills, options.seed, folder, kinds, options.per_episode, options.calm_s, options.hang_s)
+    transports = [name for name in options.transports.split(",") if name] or list(TRANSPORTS)
+    if unknown := set(transports) - set(TRANSPORTS):
+        parser.error(f"unknown transports {', '.join(sorted(unknown))}; known: {', '.join(TRANSPORTS)}")
+    plan = Plan(
+        options.kills, options.seed, folder, kinds, options.per_episode, options.calm_s, options.hang_s, transports
+    )
     # A shell starts what runs in its background deaf to Ctrl-C, and so would be the demo that is ended by it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

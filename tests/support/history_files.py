@@ -77,8 +77,10 @@ def tell_story() -> Story:
             story.add(trainer, "issue", result, epoch=epoch, stream="trajectories", **place(batch, position))
 
     def publish(trainer: str, epoch: int, version: int) -> None:
-        story.add(trainer, "publish", version=version, epoch=epoch)
-        story.add("engine", "load", version=version, epoch=epoch)
+        policy = {"version": version, "epoch": epoch, "digests": [f"digest {version}"], "parts": 0}
+        story.add(trainer, "publish", **policy)
+        story.add("engine", "load", **policy)
+        story.add("engine", "serve", **policy)
 
     def work(batch: int, version: int, epoch: int) -> None:
         prompts = [{"entry": f"p{batch}{p}", "stream": "trajectories", **place(batch, p)} for p in range(BATCH_SIZE)]

@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from s3_server import S3Server, await_bucket
+
 from chaos.arithmetic import shuffle_deck
 from chaos.disks import SmallDisk
-from chaos.episode import Episode, Tally
-from chaos.kinds import KINDS, RANK_KINDS, SUPERVISOR, Arsenal
-from chaos.stack import Stack, find_free_ports
+from chaos.episode import Episode, Outcome, Tally
+from chaos.kinds import KINDS, RANK_KINDS, STORE_KINDS, SUPERVISOR, Arsenal
+from chaos.recomputation import Keeper, recompute
+from chaos.stack import STORE, Stack, find_free_ports
+from chaos.transports import TRANSPORTS, count_ways, list_settings
 
 DISKS_MIB = {"checkpoints": 256, "redis": 512}
 SETTINGS = (
     "trainer.save_freq=2",
     "trainer.val_before_train=false",
-    "trainer.rollout_data_freq=0",
     "data.train_batch_size=4",
     "trainer.actor.ppo_mini_batch_size=4",
     "rollout.n=4",
@@ -34,7 +38,11 @@ _TWO_RANKS = ("trainer.n_gpus_per_node=2", "trainer.threads=1")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a chaos run is asked for. calm_s: time without faults in each episode, which gives the undisturbed speed."""
+    """What a chaos run is asked for.
+
+    transports: episodes take them in turn. calm_s: time without faults in each episode, which gives the undisturbed
+    speed.
+    """
 
     kills: int
     seed: int
@@ -43,16 +51,26 @@ class Plan:
     per_episode: int = 40
     calm_s: float = 20.0
     hang_s: float = 180.0
+    transports: Sequence[str] = TRANSPORTS
+
+    def name_transport(self, episode: int) -> str:
+        return self.transports[episode % len(self.transports)]
 
 
 def deal_hands(plan: Plan) -> list[list[str]]:
-    """Deal the faults to episodes; each ends with a kill of the supervisor. Those of ranks are dealt to their own."""
+    """Deal the faults to episodes; each ends with a kill of the supervisor.
+
+    Those of ranks are dealt to their own, those of an object store to episodes that have one.
+    """
     generator = random.Random(plan.seed)
-    others = [kind for kind in plan.kinds if kind not in RANK_KINDS]
+    others = [kind for kind in plan.kinds if kind not in (*RANK_KINDS, *STORE_KINDS)]
     ranks = [kind for kind in plan.kinds if kind in RANK_KINDS]
-    rank_count = round(plan.kills * len(ranks) / len(plan.kinds))
-    hands = []
-    for kinds, count in ((others, plan.kills - rank_count), (ranks, rank_count)):
+    stores = [kind for kind in plan.kinds if kind in STORE_KINDS and "s3" in plan.transports]
+    rank_count, store_count = (
+        round(plan.kills * len(some) / len([*others, *ranks, *stores])) for some in (ranks, stores)
+    )
+    hands: list[list[str]] = []
+    for kinds, count in ((others, plan.kills - rank_count - store_count), (ranks, rank_count)):
         if count <= 0:
             continue
         # Every episode ends with this kind: the others are dealt.
@@ -62,6 +80,10 @@ def deal_hands(plan: Plan) -> list[list[str]]:
         deck += [SUPERVISOR] * (supervisors - episodes)
         generator.shuffle(deck)
         hands += [[*deck[number::episodes], SUPERVISOR] for number in range(episodes)]
+    with_store = [hand for number, hand in enumerate(hands) if plan.name_transport(number) == "s3"]
+    for number, kind in enumerate(shuffle_deck(stores, store_count, generator) if with_store else ()):
+        hand = with_store[number % len(with_store)]
+        hand.insert(generator.randrange(len(hand)), kind)
     return hands
 
 
@@ -79,28 +101,50 @@ def play(plan: Plan, repository: Path, tally: Tally, say: Callable[[str], None])
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         has_ranks = bool(set(hand) & set(RANK_KINDS))
-        settings = [*SETTINGS, f"run.seed={plan.seed + number}", f"retriever.cache_dir={folder / 'retriever-cache'}"]
+        transport, base_port = plan.name_transport(number), find_free_ports()
+        settings = [*SETTINGS, *list_settings(transport, folder)]
+        settings += [f"run.seed={plan.seed + number}", f"retriever.cache_dir={folder / 'retriever-cache'}"]
         settings += _TWO_RANKS if has_ranks else ()
-        stack = Stack(repository, folder, find_free_ports(), settings, f"chaos-{number}")
+        store = S3Server(str(base_port + STORE), folder / "store.log") if transport == "s3" else None
+        stack = Stack(repository, folder, base_port, settings, f"chaos-{number}", store)
         _copy_index(repository, folder / "retriever-cache")
         disks = {name: SmallDisk(stack.run / name, size) for name, size in DISKS_MIB.items()}
         what = "two trainer processes" if has_ranks else "one trainer process"
-        say(f"episode {number + 1} of {len(hands)}: {len(hand)} faults, {what}, {folder}")
-
+        say(f"episode {number + 1} of {len(hands)}: {len(hand)} faults, {what}, policies by {transport}, {folder}")
+        keeper = Keeper(stack.run, folder / "kept")
         try:
+            if store is not None:
+                store.start()
+                await_bucket(store)
             arsenal = Arsenal(stack, generator, disks)
-            episode = Episode(
-                stack, arsenal, generator, tally, plan.hang_s, lambda line: say(f"{next(done):4}/{total} {line}")
+            outcome = Episode(stack, arsenal, generator, tally, plan.hang_s, tell, transport).play(
+                hand[:-1], plan.calm_s, _ENDLESS
             )
-            outcome = episode.play(hand[:-1], plan.calm_s, _ENDLESS)
+            judge_transport(outcome, transport, repository, stack.run, keeper)
             tally.outcomes.append(outcome)
         finally:
+            keeper.close()
+            if store is not None:
+                store.kill()
             for disk in disks.values():
                 disk.unmount()
         say(
             f"episode {number + 1}: {outcome.steps} steps, groups issued {outcome.issued}, trained {outcome.trained},"
-            f" lost {outcome.lost}, twice {outcome.duplicated}{'; ' if outcome.problem else ''}{outcome.problem}"
+            f" lost {outcome.lost}, twice {outcome.duplicated}, stale {outcome.stale}; {outcome.ways};"
+            f" {outcome.recomputed}{'; ' if outcome.problem else ''}{outcome.problem}"
         )
+
+
+def judge_transport(outcome: Outcome, transport: str, repository: Path, run: Path, keeper: Keeper) -> None:
+    """Add to an outcome how policies went, and whether tokens were sampled under those that they name."""
+    outcome.transport = transport
+    keeper.close()
+    try:
+        outcome.ways = count_ways(run)
+        outcome.recomputed = recompute(repository, run, keeper.kept)
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        outcome.problem = outcome.problem or str(error)
+    outcome.stale += outcome.recomputed.stale
 
 
 def _copy_index(repository: Path, target: Path) -> None:

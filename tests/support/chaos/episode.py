@@ -17,10 +17,12 @@ import redis
 from chaos.arithmetic import Cost
 from chaos.evidence import save_evidence
 from chaos.kinds import SUPERVISOR, Arsenal, NothingToStrikeError, Strike
+from chaos.recomputation import Recomputation
 from chaos.stack import FORAGE, Stack
+from chaos.transports import Ways
 
 POLL_S = 0.2
-START_S = 300.0
+START_S = 400.0
 FINISH_S = 300.0
 VICTIM_S = 60.0
 _LAST_STEPS = 6
@@ -28,6 +30,7 @@ _GAP_S = 5.0
 _OVERLAP_SHARE = 0.15
 _OVERLAP_S = 10.0
 _MOST_RESUMES = 3
+_STALE_RULES = ("stale", "unannounced", "altered")
 _RESTART_ROLES = ("trainer", "rank", "replica", "engine-core", "dispatcher")
 
 
@@ -49,6 +52,9 @@ class Outcome:
 
     Attributes:
         operations: of the run's history, which its own checker has found in order.
+        transport: how its policies reached the engines; `ways`: how many took which way.
+        recomputed: what was found when its log-probabilities were computed again.
+        stale: tokens and loads of another policy than they name, by the history and by what was recomputed.
         problem: why the episode did not end cleanly; empty if it did.
     """
 
@@ -58,6 +64,10 @@ class Outcome:
     duplicated: int = 0
     steps: int = 0
     operations: int = 0
+    transport: str = ""
+    ways: Ways = field(default_factory=Ways)
+    recomputed: Recomputation = field(default_factory=Recomputation)
+    stale: int = 0
     problem: str = ""
 
 
@@ -96,10 +106,11 @@ class Episode:
         tally: Tally,
         hang_s: float,
         say: Callable[[str], None],
+        transport: str = "",
     ) -> None:
         self._stack, self._arsenal, self._generator, self._tally = stack, arsenal, generator, tally
         self._hang_s = hang_s
-        self._say = say
+        self._say, self._transport = say, transport
         self._open: list[Strike] = []
         self._incident: Incident | None = None
         self._hangs = 0
@@ -165,6 +176,7 @@ class Episode:
             NothingToStrikeError: what the kind strikes is not there now.
         """
         strike = self._arsenal.strike(kind)
+        strike.transport = self._transport
         assert self._incident is not None
         self._incident.strikes.append(strike)
         self._open.append(strike)
@@ -315,16 +327,20 @@ class Episode:
             duplicated=summary["groups_duplicated"],
             steps=summary["steps"],
         )
-        outcome.operations, outcome.problem = check_history(stack.run)
+        outcome.operations, outcome.stale, outcome.problem = check_history(stack.run)
         if summary["steps"] != total:
             outcome.problem = f"{summary['steps']} of {total} steps"
         return outcome
 
 
-def check_history(run: Path) -> tuple[int, str]:
-    """(operations of a run's history, what the checker that does not look at the ledger finds wrong with it)."""
+def check_history(run: Path) -> tuple[int, int, str]:
+    """Verify a run with the checker that does not look at the ledger.
+
+    Returns: operations of its history, those with a policy that they should not have, and what is wrong.
+    """
     ended = subprocess.run([*FORAGE, "check-history", str(run), "--complete"], capture_output=True, text=True)
     lines = ended.stdout.splitlines() or ["{}"]
     if ended.returncode:
-        return 0, f"check-history: {' '.join((ended.stdout + ended.stderr).split())[-1000:]}"
-    return int(json.loads(lines[-1])["operations"]), ""
+        stale = sum(f"violated ({rule})" in line for line in lines for rule in _STALE_RULES)
+        return 0, stale, f"check-history: {' '.join((ended.stdout + ended.stderr).split())[-1000:]}"
+    return int(json.loads(lines[-1])["operations"]), 0, ""

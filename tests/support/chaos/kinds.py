@@ -34,16 +34,35 @@ KILLED = (
     "rank",
 )
 """Roles that are killed, and stopped for a while."""
-FILES = ("torn-redis-log", "damaged-checkpoint", "damaged-policy", "damaged-index")
+DAMAGED_COPY = "damaged-copy"
+"""A policy on the engines' machine that it was fetched to."""
+FILES = ("torn-redis-log", "damaged-checkpoint", "damaged-policy", DAMAGED_COPY, "damaged-index")
 SHORTAGES = ("full-disk-checkpoints", "full-disk-redis", "redis-maxmemory")
 SUPERVISOR = "kill-supervisor"
 TWO = "kill-two"
-KINDS = (*(f"{how}-{role}" for how in ("kill", "stop") for role in KILLED), SUPERVISOR, TWO, *FILES, *SHORTAGES)
+PUBLISHING = ("kill-publishing", "stop-publishing")
+"""The trainer, while it publishes a policy and engines fetch it."""
+STORE_KINDS = ("lose-store", "stop-store")
+"""Kinds that need policies in an object store, which is down for a while, and has lost all of them then, or stands."""
+KINDS = (
+    *(f"{how}-{role}" for how in ("kill", "stop") for role in KILLED),
+    SUPERVISOR,
+    TWO,
+    *PUBLISHING,
+    *FILES,
+    *SHORTAGES,
+    *STORE_KINDS,
+)
 RANK_KINDS = ("kill-rank", "stop-rank")
 """Kinds that need a trainer of two processes."""
 _STOP_S = (1.0, 60.0)
 _SHORTAGE_S = (2.0, 20.0)
 _BELOW_USED = 0.9
+COPIES = "policy-cache"
+"""Folder, beside the run's, of policies that engines have fetched."""
+_PUBLISH_S = 5.0
+"""Longest wait for the trainer to begin to publish."""
+_INTO_PUBLISHING_S = 0.3
 
 
 class NothingToStrikeError(Exception):
@@ -64,6 +83,7 @@ class Strike:
         hung: whether it was given up.
         ended: the last words of the run, if it ended itself and was resumed.
         overlaps: whether another fault struck before the recovery.
+        transport: how the policies of the run reach the engines.
     """
 
     kind: str
@@ -78,6 +98,7 @@ class Strike:
     hung: bool = False
     ended: str = ""
     overlaps: bool = False
+    transport: str = ""
 
     def __post_init__(self) -> None:
         self.until = max(self.until, self.began)
@@ -93,6 +114,7 @@ class Arsenal:
 
     def __post_init__(self) -> None:
         self.asker = Asker(self.stack)
+        self._copies = self.stack.folder / COPIES
 
     def strike(self, kind: str) -> Strike:
         """
@@ -105,12 +127,18 @@ class Arsenal:
         if kind == TWO:
             present = [role for role in KILLED if self.stack.find(role)]
             return self._kill(kind, self.generator.sample(present, 2) if len(present) > 1 else [])
+        if kind in PUBLISHING:
+            self._await_publishing()
+            return self._kill(kind, ["trainer"]) if how == "kill" else self._stop(kind, "trainer")
+        if kind == "lose-store":
+            return self._lose_store(kind)
         if how in ("kill", "stop"):
             return self._kill(kind, [role]) if how == "kill" else self._stop(kind, role)
         strikes: dict[str, Callable[[str], Strike]] = {
             "torn-redis-log": self._tear_log,
             "damaged-checkpoint": self._damage_checkpoint,
             "damaged-policy": self._damage_policy,
+            DAMAGED_COPY: self._damage_copy,
             "damaged-index": self._damage_index,
             "full-disk-checkpoints": self._fill_disk,
             "full-disk-redis": self._fill_disk,
@@ -122,6 +150,10 @@ class Arsenal:
         """Why a kind cannot be tried on this machine; empty where it can."""
         if kind.startswith("full-disk-"):
             return self.disks[kind.removeprefix("full-disk-")].problem
+        if kind in STORE_KINDS and self.stack.store is None:
+            return "the policies are in no object store"
+        if kind == DAMAGED_COPY and not self._copies.is_dir():
+            return "the engines read the published files in place"
         return ""
 
     def _choose(self, role: str) -> psutil.Process:
@@ -166,6 +198,31 @@ class Arsenal:
             raise NothingToStrikeError(f"process {victim.pid} has ended") from None
         return _make_lasting(kind, f"for {seconds:.1f} s", seconds, probe, go_on)
 
+    def _await_publishing(self) -> None:
+        """Return at a random moment after a folder of a policy was begun."""
+        policies, deadline = self.stack.run / "policies", time.time() + _PUBLISH_S
+        before = set(_list_names(policies))
+        while set(_list_names(policies)) <= before:
+            if time.time() > deadline:
+                raise NothingToStrikeError("no policy is published now")
+            time.sleep(0.002)
+        time.sleep(self.generator.uniform(0, _INTO_PUBLISHING_S))
+
+    def _lose_store(self, kind: str) -> Strike:
+        store = self.stack.store
+        assert store is not None
+        probe = Probe(self.stack, self.asker, "store", {victim.pid for victim in self.stack.find("store")})
+        seconds = draw_pause_s(self.generator, *_SHORTAGE_S)
+
+        def start_again() -> None:
+            if not self.stack.find("store"):
+                store.start()
+            if not store.create_bucket():
+                raise ConnectionError("the store has not started yet")
+
+        store.kill()
+        return _make_lasting(kind, f"down for {seconds:.1f} s, and empty then", seconds, probe, start_again)
+
     def _tear_log(self, kind: str) -> Strike:
         def tear() -> str:
             run = self.stack.run
@@ -188,9 +245,18 @@ class Arsenal:
 
     def _damage_policy(self, kind: str) -> Strike:
         def damage() -> str:
-            return self._damage(list(self._find_newest("policies", "v*").glob("*.safetensors")))
+            newest = self._find_newest("policies", "v*")
+            return self._damage([*newest.glob("*.safetensors"), *newest.glob("*.delta")])
 
         self._find_newest("policies", "v*")
+        return self._kill(kind, ["replica"], damage)
+
+    def _damage_copy(self, kind: str) -> Strike:
+        def damage() -> str:
+            copies = [folder for folder in self._copies.iterdir() if folder.is_dir() and folder.name[0] != "."]
+            newest = max(copies, key=lambda folder: folder.stat().st_mtime, default=self._copies)
+            return self._damage(list(newest.glob("*.safetensors")))
+
         return self._kill(kind, ["replica"], damage)
 
     def _damage_index(self, kind: str) -> Strike:
@@ -238,6 +304,10 @@ class Arsenal:
             raise NothingToStrikeError(f"Redis: {error}") from None
         detail = f"{limit / 2**20:.1f} MiB for {seconds:.1f} s"
         return _make_lasting(kind, detail, seconds, probe, lambda: server.config_set("maxmemory", 0))
+
+
+def _list_names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
 def _make_lasting(kind: str, detail: str, seconds: float, probe: Probe, lift: Callable[[], object]) -> Strike:

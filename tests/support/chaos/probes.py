@@ -83,6 +83,8 @@ class Probe:
         stack, role = self._stack, self._role
         if role == "redis":
             return stack.answers_redis()
+        if role == "store":
+            return stack.store is not None and stack.store.create_bucket()
         if role == "dispatcher":
             return any(last > self.since for last in stack.read_consumers().values())
         if role == "supervisor":

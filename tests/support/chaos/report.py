@@ -10,6 +10,7 @@ from typing import Any
 from chaos.arithmetic import PROJECTED_STEP_S, SHARES, average_over_kinds, compute_effective_time, find_percentile
 from chaos.episode import Tally
 from chaos.kinds import Strike
+from chaos.transports import Ways
 
 BACK_BARS_S = {"dispatcher": 3.0, "replica": 15.0, "engine-core": 15.0, "trainer": 20.0}
 LEAST_EFFECTIVE = 0.90
@@ -46,6 +47,7 @@ def summarize(tally: Tally, seed: int, save_freq: int) -> Report:
         "duplicated": sum(outcome.duplicated for outcome in outcomes),
         "hung": sum(strike.hung for strike in strikes),
         "ended": sum(bool(strike.ended) for strike in strikes),
+        "stale": sum(outcome.stale for outcome in outcomes),
         "episodes": len(outcomes),
         "problems": [outcome.problem for outcome in outcomes if outcome.problem],
         "steps": sum(outcome.steps for outcome in outcomes),
@@ -66,7 +68,8 @@ def summarize(tally: Tally, seed: int, save_freq: int) -> Report:
     ):
         values = {kind: _find(each, attribute, share) for kind, each in by_kind.items()}
         result[name] = {kind: round(value, 1) for kind, value in values.items() if value is not None}
-    result |= {"seed": seed, "skipped": tally.skipped}
+    transports = {name: _describe_transport(tally, name) for name in sorted({one.transport for one in outcomes})}
+    result |= {"seed": seed, "skipped": tally.skipped, "transports": transports}
     lines = [
         f"{'kind':22} {'faults':>6} {'back p50':>9} {'p99':>6} {'recovery p50':>13} {'p99':>6} {'again':>6} {'cost':>6}"
         f" {'at 60 s':>8} {'hung':>5} {'ended':>6}"
@@ -94,13 +97,15 @@ def summarize(tally: Tally, seed: int, save_freq: int) -> Report:
         + " ".join(f"{result[f'effective_training_time_{round(100 * s)}']:8.3f}" for s in SHARES)
         + f"   (save_freq {save_freq})",
     ]
+    for name, row in transports.items():
+        lines.append(f"{name:22} " + ", ".join(f"{key} {value}" for key, value in row.items()))
     lines += [f"skipped {kind}: {reason}" for kind, reason in sorted(tally.skipped.items())]
     return Report("\n".join(lines), result, find_failures(result))
 
 
 def find_failures(result: dict[str, Any]) -> list[str]:
     """What misses a bar that a run must reach."""
-    failures = [f"{result[name]} {name}" for name in ("lost", "duplicated", "hung") if result[name]]
+    failures = [f"{result[name]} {name}" for name in ("lost", "duplicated", "hung", "stale") if result[name]]
     failures += result["problems"]
     if (effective := result["effective_training_time_10"]) < LEAST_EFFECTIVE:
         failures.append(f"projected effective training time {effective} at 10 %, at least {LEAST_EFFECTIVE} expected")
@@ -111,6 +116,28 @@ def find_slow_kinds(result: dict[str, Any]) -> list[str]:
     """Kills after which a part was back later than its bar says, by the median."""
     times = {role: result["back_p50_s"].get(f"kill-{role}", 0.0) for role in BACK_BARS_S}
     return [f"kill-{r}: back after {t} s, bar {BACK_BARS_S[r]:g} s" for r, t in times.items() if t > BACK_BARS_S[r]]
+
+
+def _describe_transport(tally: Tally, name: str) -> dict[str, Any]:
+    """What happened in the episodes whose policies reached the engines in one way."""
+    outcomes = [outcome for outcome in tally.outcomes if outcome.transport == name]
+    strikes = [strike for strike in tally.strikes if strike.transport == name]
+    ways = sum((outcome.ways for outcome in outcomes), Ways())
+    found = [outcome.recomputed for outcome in outcomes]
+    return {
+        "faults": len(strikes),
+        "steps": sum(outcome.steps for outcome in outcomes),
+        "lost": sum(outcome.lost for outcome in outcomes),
+        "duplicated": sum(outcome.duplicated for outcome in outcomes),
+        "hung": sum(strike.hung for strike in strikes),
+        "ended": sum(bool(strike.ended) for strike in strikes),
+        "stale": sum(outcome.stale for outcome in outcomes),
+        **vars(ways),
+        "recomputed_tokens": sum(one.tokens for one in found),
+        "recomputed_policies": sum(one.policies for one in found),
+        "told_apart": sum(one.told_apart for one in found),
+        "largest_difference": max((one.largest for one in found), default=0.0),
+    }
 
 
 def _group(strikes: Iterable[Strike]) -> dict[str, list[Strike]]:

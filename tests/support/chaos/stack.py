@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import redis
+from s3_server import S3Server
 
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 
@@ -76,13 +77,17 @@ class Steps:
 
 @dataclass
 class Stack:
-    """One run: its command, restarted with `--resume`, and its folder."""
+    """One run: its command, restarted with `--resume`, and its folder.
+
+    store: the object store of its policies, if they are in one; it is no child of the run.
+    """
 
     repository: Path
     folder: Path
     base_port: int
     settings: list[str]
     run_id: str
+    store: S3Server | None = None
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     steps: Steps = field(init=False)
@@ -106,9 +111,16 @@ class Stack:
         how = ["--resume"] if self.starts else ["--base-port", str(self.base_port), f"run.id={self.run_id}"]
         command = [*FORAGE, "demo", *how, f"run.dir={self.folder / 'runs'}", *self.settings, *more]
         self.starts += 1
+        environment = os.environ | (self.store.environment if self.store else {})
         with (self.folder / "demo.log").open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.repository, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.repository,
+                env=environment,
+                start_new_session=True,
             )
 
     def wait(self) -> None:
@@ -129,6 +141,9 @@ class Stack:
         """The live processes of a role."""
         if self.process is None or self.process.poll() is not None:
             return []
+        if role == "store":
+            process = self.store.process if self.store else None
+            return [] if process is None or process.poll() is not None else [psutil.Process(process.pid)]
         if role == "supervisor":
             return [psutil.Process(self.process.pid)]
         program, title = _TITLES.get(role, (role, None))
@@ -204,10 +219,14 @@ class Stack:
                 process.kill()
 
 
+STORE = 49
+"""Where the object store listens, from the base port."""
+
+
 def find_free_ports() -> int:
     """A port from which a whole stack's ports (the next 50) are free."""
     for base in range(24000 + os.getpid() % 100 * 50, 32000, 50):
-        if all(_is_free(base + offset) for offset in (*PORTS.values(), 11, 20, ROLLOUT_GRPC, 32)):
+        if all(_is_free(base + offset) for offset in (*PORTS.values(), 11, 20, ROLLOUT_GRPC, 32, STORE)):
             return base
     raise OSError("no free range of ports")
 

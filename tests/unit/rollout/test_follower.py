@@ -138,7 +138,7 @@ async def test_what_an_engine_computes_in_is_declared_before_it_serves_and_after
         assert bench.trainer.read_dtype() == "bfloat16"
 
 
-async def test_every_load_is_recorded_with_its_result(bench: Bench, tmp_path: Path) -> None:
+async def test_every_load_is_recorded_with_its_result_and_what_is_served_once(bench: Bench, tmp_path: Path) -> None:
     run = RunSettings(id="r", dir=tmp_path, record_history=True)
     client, engine = bench.connect(), Engine()
     client.history = open_history(run, "engine")
@@ -151,8 +151,11 @@ async def test_every_load_is_recorded_with_its_result(bench: Bench, tmp_path: Pa
     await bench.until_acknowledged(Policy(version=2, epoch=1))
     task.cancel()
     await asyncio.wait([task])
-    loads = [(load["version"], load["epoch"], load.result) for load in read_history(run.folder).select("load")]
+    history = read_history(run.folder)
+    loads = [(load["version"], load["epoch"], load.result) for load in history.select("load")]
     assert (loads[0], loads[1], loads[-1]) == ((1, 1, "ok"), (2, 1, "error"), (2, 1, "ok"))
+    serves = [(serve["version"], serve.result) for serve in history.select("serve")]
+    assert serves == [(1, "ok"), (1, "ok"), (2, "ok")], "once by each of the two followers, and what is new"
 
 
 async def test_an_announcement_with_a_lower_epoch_is_loaded_with_a_warning(bench: Bench) -> None:

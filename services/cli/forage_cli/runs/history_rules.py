@@ -50,6 +50,7 @@ class RecordedRun:
         self.operations = history.operations
         self.losses = history.select(LOSS)
         self.publishes, self.loads = history.select("publish"), history.select("load")
+        self.serves = history.select("serve")
         self.acknowledgements = history.select("acknowledge")
         self.finishes = history.select("finish")
         self.removals = history.select("discard", "reject")
@@ -258,6 +259,40 @@ def _find_unannounced(run: RecordedRun) -> Iterator[Violation]:
                 yield Violation("unannounced", sentence, (one, *loaded[version, epoch][:1]))
 
 
+def _find_altered(run: RecordedRun) -> Iterator[Violation]:
+    """A version of an epoch has one content; an engine says that it serves it after it loaded it."""
+    announced = _index_policies(run.publishes)
+    for policy, publishes in announced.items():
+        what = f"version {policy[0]} of epoch {policy[1]}"
+        for one in publishes[1:]:
+            if _differ(publishes[0], one) and not run.was_lost(publishes[0], one):
+                yield Violation("altered", f"{what} was announced with two contents", (publishes[0], one))
+    for one in (*run.loads, *run.serves):
+        known = announced[one["version"], one["epoch"]]
+        if known and all(_differ(other, one) for other in known):
+            sentence = f"an engine has other files of version {one['version']} than were announced"
+            yield Violation("altered", sentence, (one, known[0]))
+    for one in run.serves:
+        # An error of this kind says that the engine went on with what it served.
+        own = [
+            load
+            for load in run.loads
+            if load.process == one.process
+            and load.began_before(one)
+            and not load.error.startswith(("PolicyError", "_ReplacedError"))
+        ]
+        later = [load for load in own if load.happened and load.precedes(one)]
+        last = [load for load in own if not any(load.precedes(other) for other in later)]
+        if not any((load["version"], load["epoch"]) == (one["version"], one["epoch"]) for load in last):
+            sentence = f"an engine says that it serves version {one['version']}, which it has not loaded last"
+            yield Violation("altered", sentence, (one, *last[-1:]))
+
+
+def _differ(one: Operation, other: Operation) -> bool:
+    """Whether two policies have different files."""
+    return bool(one.fields.get("digests") != other.fields.get("digests"))
+
+
 def _find_deleted(run: RecordedRun) -> Iterator[Violation]:
     """A group that a step counts stays on the stream until the step is acknowledged."""
     counted = {entry: one for one in run.acknowledged.values() for entry in one["entries"]}
@@ -321,6 +356,7 @@ RULES: tuple[Callable[[RecordedRun], Iterator[Violation]], ...] = (
     _find_unfounded,
     _find_foreign,
     _find_unannounced,
+    _find_altered,
     _find_deleted,
     _find_stale,
 )

@@ -181,8 +181,9 @@ def _describe_ledger(ledger: LedgerEntry, ids: Any) -> Fields:
 
 
 def describe_policy(policy: Policy) -> Fields:
-    """Describe a policy that is published or loaded."""
-    return {"version": policy.version, "epoch": policy.epoch}
+    """Describe a policy that is published, loaded or served, and whether it came in parts."""
+    digests = sorted(file.digest for file in policy.files) or [policy.digest]
+    return {"version": policy.version, "epoch": policy.epoch, "digests": digests, "parts": len(policy.parts)}
 
 
 def _describe_stream(stream: str, *_: Any, **__: Any) -> Fields:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NoReturn
 
 from forage_common.errors import UnavailableError
@@ -133,9 +133,9 @@ class Follower:
 
     async def _try(self, announced: Policy) -> bool:
         """Load a policy; False if it is refused, or another one was announced before this one was ready."""
-        before, records = self._engine.serving, self._streams.history
+        before = self._engine.serving
         try:
-            with records.record("load", history.describe_policy(announced)) if records else nullcontext():
+            with self._record("load", announced):
                 await self._load(announced)
         except _ReplacedError:
             log.info("policy_skipped", policy=describe_policy(announced))
@@ -205,5 +205,11 @@ class Follower:
     async def _say(self) -> None:
         word = self.describe()
         await asyncio.to_thread(self._streams.declare_dtype, self._engine.dtype)  # a server may have lost it
-        await asyncio.to_thread(self._streams.acknowledge_policy, self._name, word)
+        is_new = word.HasField("serving") and (self._said is None or word.serving != self._said.serving)
+        with self._record("serve", word.serving) if is_new else nullcontext():
+            await asyncio.to_thread(self._streams.acknowledge_policy, self._name, word)
         self._said = word
+
+    def _record(self, operation: str, policy: Policy) -> AbstractContextManager[object]:
+        records = self._streams.history
+        return records.record(operation, history.describe_policy(policy)) if records else nullcontext()
