@@ -65,10 +65,11 @@ def deal_hands(plan: Plan) -> list[list[str]]:
     generator = random.Random(plan.seed)
     others = [kind for kind in plan.kinds if kind not in (*RANK_KINDS, *STORE_KINDS)]
     ranks = [kind for kind in plan.kinds if kind in RANK_KINDS]
-    stores = [kind for kind in plan.kinds if kind in STORE_KINDS and "s3" in plan.transports]
-    rank_count, store_count = (
-        round(plan.kills * len(some) / len([*others, *ranks, *stores])) for some in (ranks, stores)
-    )
+    stores = [kind for kind in plan.kinds if kind in STORE_KINDS]
+    rank_count, store_count = (round(plan.kills * len(some) / len(plan.kinds)) for some in (ranks, stores))
+    fewest = -(-(plan.kills - store_count) // plan.per_episode)
+    if "s3" not in map(plan.name_transport, range(fewest)):
+        store_count = 0
     hands: list[list[str]] = []
     for kinds, count in ((others, plan.kills - rank_count - store_count), (ranks, rank_count)):
         if count <= 0:
@@ -81,7 +82,7 @@ def deal_hands(plan: Plan) -> list[list[str]]:
         generator.shuffle(deck)
         hands += [[*deck[number::episodes], SUPERVISOR] for number in range(episodes)]
     with_store = [hand for number, hand in enumerate(hands) if plan.name_transport(number) == "s3"]
-    for number, kind in enumerate(shuffle_deck(stores, store_count, generator) if with_store else ()):
+    for number, kind in enumerate(shuffle_deck(stores, store_count, generator)):
         hand = with_store[number % len(with_store)]
         hand.insert(generator.randrange(len(hand)), kind)
     return hands

@@ -13,9 +13,10 @@ from chaos.arithmetic import Cost
 from chaos.disks import SmallDisk, cut_end, flip_bit
 from chaos.driver import Plan, deal_hands
 from chaos.episode import Incident, Outcome, Tally
-from chaos.kinds import KINDS, RANK_KINDS, SUPERVISOR, Strike
+from chaos.kinds import KINDS, RANK_KINDS, STORE_KINDS, SUPERVISOR, Strike
 from chaos.report import find_slow_kinds, summarize
 from chaos.stack import Steps
+from chaos.transports import TRANSPORTS
 
 
 def build_strike(kind: str, back_s: float, recovery_s: float, **fields: object) -> Strike:
@@ -77,6 +78,9 @@ def test_200_faults_have_every_kind_about_as_often() -> None:
     assert all(hand[-1] == SUPERVISOR for hand in hands)
     for hand in hands:
         assert not set(hand) & set(RANK_KINDS) or set(hand) <= {*RANK_KINDS, SUPERVISOR}
+    stored = {TRANSPORTS[number % 4] for number, hand in enumerate(hands) if set(hand) & set(STORE_KINDS)}
+    assert stored == {"s3"}, "only where there is a store, something happens to it"
+    assert not {*STORE_KINDS} & {kind for hand in deal_hands(Plan(40, 3, Path())) for kind in hand}
 
 
 def test_a_seed_deals_the_same_hands_and_another_one_others() -> None:
