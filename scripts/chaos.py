@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -44,6 +45,7 @@ def main() -> int:
     parser.add_argument("--per-episode", type=int, default=40, help="faults between a start and a clean end")
     parser.add_argument("--calm-s", type=float, default=20.0, help="time without faults in each episode")
     parser.add_argument("--hang-s", type=float, default=180.0, help="time after which a fault counts as a hang")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time after which the last episode ends")
     parser.add_argument("--folder", type=Path, default=REPOSITORY / ".cache/chaos")
     parser.add_argument("--keep", action="store_true", help="keep the runs' folders, also of episodes that ended well")
     parser.add_argument("--list", action="store_true", help="list the kinds")
@@ -59,7 +61,15 @@ def main() -> int:
     if unknown := set(transports) - set(TRANSPORTS):
         parser.error(f"unknown transports {', '.join(sorted(unknown))}; known: {', '.join(TRANSPORTS)}")
     plan = Plan(
-        options.kills, options.seed, folder, kinds, options.per_episode, options.calm_s, options.hang_s, transports
+        options.kills,
+        options.seed,
+        folder,
+        kinds,
+        options.per_episode,
+        options.calm_s,
+        options.hang_s,
+        transports,
+        options.minutes,
     )
     # A shell starts what runs in its background deaf to Ctrl-C, and so would be the demo that is ended by it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +43,7 @@ class Plan:
     """What a chaos run is asked for.
 
     transports: episodes take them in turn. calm_s: time without faults in each episode, which gives the undisturbed
-    speed.
+    speed. minutes: after so long the episode under way ends, and no other one begins.
     """
 
     kills: int
@@ -52,6 +54,7 @@ class Plan:
     calm_s: float = 20.0
     hang_s: float = 180.0
     transports: Sequence[str] = TRANSPORTS
+    minutes: float = math.inf
 
     def name_transport(self, episode: int) -> str:
         return self.transports[episode % len(self.transports)]
@@ -92,11 +95,14 @@ def play(plan: Plan, repository: Path, tally: Tally, say: Callable[[str], None])
     """Play all episodes; what was measured is in `tally`, also if this is interrupted."""
     hands = deal_hands(plan)
     total, done = sum(map(len, hands)), itertools.count(1)
+    until = time.time() + 60 * plan.minutes
 
     def tell(line: str) -> None:
         say(f"{next(done):4}/{total} {line}")
 
     for number, hand in enumerate(hands):
+        if time.time() > until:
+            break
         generator = random.Random(plan.seed * 1000 + number)
         folder = plan.folder / f"episode-{number}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -119,7 +125,7 @@ def play(plan: Plan, repository: Path, tally: Tally, say: Callable[[str], None])
                 await_bucket(store)
             arsenal = Arsenal(stack, generator, disks)
             outcome = Episode(stack, arsenal, generator, tally, plan.hang_s, tell, transport).play(
-                hand[:-1], plan.calm_s, _ENDLESS
+                hand[:-1], plan.calm_s, until, _ENDLESS
             )
             judge_transport(outcome, transport, repository, stack.run, keeper)
             tally.outcomes.append(outcome)

@@ -117,15 +117,16 @@ class Episode:
         self._resumes = 0
         self._ending: tuple[str, ...] = ()
 
-    def play(self, hand: Sequence[str], calm_s: float, *settings: str) -> Outcome:
-        """Start the run, measure its undisturbed speed, strike it, and let it end."""
+    def play(self, hand: Sequence[str], calm_s: float, until: float, *settings: str) -> Outcome:
+        """Start the run, measure its undisturbed speed, strike it, at most `until` then, and let it end."""
         stack = self._stack
         stack.start(*settings)
         try:
             self._wait(lambda: stack.steps.last >= 2 and stack.is_ready("rollout"), START_S, "the run did not start")
             self._measure_calm(calm_s)
             for kind in hand:
-                self._strike(kind)
+                if time.time() < until:
+                    self._strike(kind)
             self._wait_for_recovery()
             return self._finish()
         except EpisodeFailedError as error:
