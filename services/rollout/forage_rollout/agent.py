@@ -221,6 +221,9 @@ class Agent:
         while (context := builder.next_context()) is not None:
             with self._wrap_errors_of(environment):
                 budget = environment.budget(episode)
+                if budget.min_tokens and prompt.purpose == Purpose.PURPOSE_TRAIN:
+                    # The engine samples without the tokens that would end the generation; the trainer scores among all.
+                    raise ValueError(f"{budget}: what is sampled with min_tokens cannot be trained on; leave it out")
                 length = min(budget.max_tokens, self._limits.max_response_length)
                 request = build_request(
                     prompt.sampling,

@@ -60,13 +60,19 @@ def build_agent(settings: Settings, engine: ScriptedEngine) -> Agent:
     return Agent(settings, engine, retriever, RewardClient(settings), engine.codec, "<end>", "replica-1")
 
 
-async def run(settings: Settings, engine: ScriptedEngine, source: str = "own", samples: int = 1) -> list[Trajectory]:
+async def run(
+    settings: Settings,
+    engine: ScriptedEngine,
+    source: str = "own",
+    samples: int = 1,
+    purpose: Purpose.ValueType = Purpose.PURPOSE_ASK,
+) -> list[Trajectory]:
     prompt = Prompt(
         run_id="r",
         group_uid="g",
         data_source=source,
         samples=samples,
-        purpose=Purpose.PURPOSE_ASK,
+        purpose=purpose,
         messages=[ChatMessage(role="user", content="Q")],
     )
     return list((await build_agent(settings, engine).run_group(prompt)).trajectories)
@@ -120,6 +126,15 @@ async def test_errors_of_an_environment_are_named_on_its_trajectories(
         assert trajectory.status_detail.startswith("environment Odd: ")
         assert words in trajectory.status_detail
         assert len(trajectory.loss_mask) == len(trajectory.token_ids) - trajectory.prompt_length
+
+
+async def test_a_least_length_that_the_trainer_cannot_score_is_refused_in_training(own: Path, char_codec: Any) -> None:
+    settings = build_settings(own=EnvironmentRoute(path=own))
+    engine = ScriptedEngine(char_codec(), ["<answer>x</answer>"])
+    (trajectory,) = await run(settings, engine, purpose=Purpose.PURPOSE_TRAIN)
+    assert trajectory.status == Status.STATUS_INTERNAL
+    assert "Budget(max_tokens=30, min_tokens=2): what is sampled with min_tokens cannot be" in trajectory.status_detail
+    assert not engine.asked
 
 
 async def test_a_turn_that_was_answered_keeps_its_status_when_a_later_step_fails(own: Path, char_codec: Any) -> None:

@@ -62,6 +62,7 @@ def start(overrides: list[str]) -> int:
         ("data.train_batch_size=6", ["4 usable questions", "train_batch_size = 6"]),
         ("data.train_batch_size=3", ["ppo_mini_batch_size = 2 must divide", "train_batch_size = 3"]),
         ("rollout.temperature=0", ["rollout.temperature = 0.0 cannot be trained on", "set rollout.temperature=1.0"]),
+        ("rollout.temperature=0.009", ["rollout.temperature = 0.009 cannot be trained on"]),
         ("rollout.top_p=0.9", ["rollout.top_p = 0.9 cannot be trained on", "set rollout.top_p=1.0"]),
         ("rollout.top_k=50", ["rollout.top_k = 50 cannot be trained on", "set rollout.top_k=-1"]),
         ("rollout.n=1 trainer.algorithm.adv_estimator=grpo", ["rollout.n must be at least 2", "grpo compares"]),

@@ -51,7 +51,8 @@ class Settings(Section):
             SettingsError: it cannot.
         """
         rollout = self.rollout
-        needed = {"temperature": (rollout.temperature > 0, 1.0), "top_p": (rollout.top_p == 1, 1.0)}
+        # Below 0.01, down to 0.00001, vLLM samples at 0.01 whatever it is asked for; below that it is greedy.
+        needed = {"temperature": (rollout.temperature >= 0.01, 1.0), "top_p": (rollout.top_p == 1, 1.0)}
         for name, (is_right, value) in (needed | {"top_k": (rollout.top_k <= 0, -1)}).items():
             if not is_right:
                 raise SettingsError(
