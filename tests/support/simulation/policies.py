@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies.announcement import list_parts
 from forage_policies.cache import Held
@@ -125,10 +123,10 @@ def list_addresses(policy: Policy) -> Iterator[tuple[str, str]]:
             yield f"{part.uri.removeprefix(f'{PROTOCOL}://')}/{file.name}", file.digest
 
 
-def read_weights(held: Held) -> dict[str, Any]:
-    """Read the weights of a policy."""
+def map_weights(held: Held) -> dict[str, Any]:
+    """Map the weights of a policy into memory: what is written to its files is seen."""
     files = [file for file in held.files if file.suffix == SUFFIX]
-    return {name: np.array(tensor.bits) for file in files for name, tensor in open_tensors(file).items()}
+    return {name: tensor.bits for file in files for name, tensor in open_tensors(file).items()}
 
 
 def follow_deltas(held: Held, content: str, bits: Bits) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ from forage_common.v1.trajectory_pb2 import (
     TrajectoryGroup,
 )
 from simulation.event_loop import run_async
-from simulation.policies import Policies, follow_deltas, read_weights
+from simulation.policies import Policies, follow_deltas, map_weights
 from simulation.storage import ObjectStore
 from simulation.stubs import StubWorker, replace_maths
 from simulation.world import Process, Signal, World
@@ -214,9 +214,11 @@ class _Engine:
                 raise PolicyError("the engine refuses it")
             altered = set(programs.store.altered)
             async with hold_policy(self._cache, policy) as held:
-                await asyncio.sleep(programs.draw_seconds("load"))
                 try:
-                    weights = follow_deltas(held, self._content, self._weights) or read_weights(held)
+                    mapped = map_weights(held)
+                    await asyncio.sleep(programs.draw_seconds("load"))
+                    copied = {name: bits.copy() for name, bits in mapped.items()}
+                    weights = follow_deltas(held, self._content, self._weights) or copied
                 except (OSError, ValueError, DeltaError) as error:
                     raise PolicyError(f"its files cannot be read: {error}") from error
                 if not {str(file) for file in held.files}.isdisjoint(programs.store.altered - altered):
