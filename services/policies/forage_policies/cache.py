@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -52,6 +53,8 @@ WORK_LIMIT_S = 1800.0
 READERS_LIMIT_S = 600.0
 """Longer than a trajectory: in drain mode an engine holds a policy until those that run have ended."""
 _LOCK, _MARKER, _DELTAS = ".lock", ".verified", "deltas"
+_OWN = re.compile(rf"(?:{re.escape(PARTIAL_PREFIX)})?[0-9a-f]{{64}}|{re.escape(PARTIAL_PREFIX)}{_DELTAS}")
+"""Names of what a cache may remove: its folder may be one that has other things in it, too."""
 _POLL_S = 0.02
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -145,20 +148,21 @@ class PolicyCache:
     def _hold_copy(self, policy: Policy, parts: Sequence[Part]) -> Iterator[Held]:
         folder = self._name(parts[-1])
         self._folder.mkdir(parents=True, exist_ok=True)
-        handle = self._share(policy, folder)
-        if handle is None:
-            with self._work(policy), detect_full_disk(folder):
-                # Meanwhile another process may have made it.
-                handle = self._share(policy, folder)
-                if handle is None:
-                    handle = self._make(policy, parts, folder)
-                self._prune(MAX_KEPT)
-        try:
+        with contextlib.ExitStack() as stack:
+            handle = self._share(policy, folder)
+            if handle is not None:
+                stack.callback(os.close, handle)
+            else:
+                with self._work(policy), detect_full_disk(folder):
+                    # Meanwhile another process may have made it.
+                    handle = self._share(policy, folder)
+                    if handle is None:
+                        handle = self._make(policy, parts, folder)
+                    stack.callback(os.close, handle)
+                    self._prune(MAX_KEPT)
             os.utime(folder)
             files = [folder / name for name in list_files(policy)]
             yield Held(parts[-1].content, files, _list_deltas(folder, parts))
-        finally:
-            os.close(handle)
 
     def _name(self, part: Part) -> Path:
         return self._folder / part.content.rpartition(":")[2]
@@ -171,8 +175,10 @@ class PolicyCache:
         try:
             _verify(policy, folder)
             return handle
-        except PolicyError as error:
+        except BaseException as error:
             os.close(handle)
+            if not isinstance(error, PolicyError):
+                raise
             log.warning("policy_copy_damaged", detail=str(error))
             return None
 
@@ -192,7 +198,8 @@ class PolicyCache:
 
     def _remove_unfinished(self) -> None:
         for leftover in self._folder.glob(f"{PARTIAL_PREFIX}*"):
-            shutil.rmtree(leftover)
+            if _OWN.fullmatch(leftover.name):
+                shutil.rmtree(leftover)
 
     def _make(self, policy: Policy, parts: Sequence[Part], folder: Path) -> int:
         """Make the folder of a policy; a shared lock of it."""
@@ -290,12 +297,14 @@ class PolicyCache:
 
     def _prune(self, kept: int) -> None:
         """Remove all but the policies used last, and those that are in use."""
-        folders = [entry for entry in self._folder.iterdir() if entry.is_dir() and entry.name[0] != "."]
+        folders = [entry for entry in self._folder.iterdir() if _OWN.fullmatch(entry.name) and entry.name[0] != "."]
         for old in sorted(folders, key=lambda folder: folder.stat().st_mtime_ns, reverse=True)[kept:]:
             handle = _lock(old, fcntl.LOCK_EX)
             if handle is not None:
-                old.rename(self._partial(old))
-                os.close(handle)
+                try:
+                    old.rename(self._partial(old))
+                finally:
+                    os.close(handle)
                 shutil.rmtree(self._partial(old), ignore_errors=True)
 
 

@@ -82,9 +82,9 @@ def make_whole(folder: Path, target: Path) -> None:
         raise DataError(f"{folder} holds no delta: it has no {DESCRIPTION}")
     places = [(folder.with_name(name_folder(part.uri)), part.files) for part in list_parts(policy)]
     partial = durable.name_partial(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(partial, ignore_errors=True)
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         for place, files in places:
             if not all((place / name).is_file() for name in files):
                 raise DataError(
@@ -101,7 +101,7 @@ def make_whole(folder: Path, target: Path) -> None:
             verify_files(policy, partial)
             durable.sync_tree(partial)
             partial.rename(target)
-    except (PolicyError, DeltaError) as error:
+    except (PolicyError, DeltaError, OSError) as error:  # a trainer may delete a part meanwhile
         raise DataError(f"{folder} cannot be made whole: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -287,6 +287,20 @@ def test_the_policies_used_last_stay_and_those_in_use(
     assert len(names) == MAX_KEPT + 1
 
 
+def test_what_else_is_in_the_folder_stays(published: Publications, tmp_path: Path) -> None:
+    """Somebody sets `rollout.weights.cache_dir` to a folder in use."""
+    others = [tmp_path / "cache" / name for name in ("thesis", ".partial-host.1.0123abcd-step_4", "0" * 63, "0" * 65)]
+    for other in others:
+        (other / "inner").mkdir(parents=True)
+        os.utime(other, (0, 0))
+    cache = PolicyCache(tmp_path / "cache", 20, 20)
+    for number in range(2 * MAX_KEPT):
+        with cache.hold(published.publish(delta=number % 2 == 1)) as held:
+            assert published.is_held(held)
+    assert all((other / "inner").is_dir() for other in others)
+    assert len(list_policies(tmp_path)) == len(others) + MAX_KEPT
+
+
 def test_engines_of_a_machine_share_one_copy(run_folder: Publications, start_engine: Callable[[], Engine]) -> None:
     run_folder.publish()
     policy = run_folder.publish()

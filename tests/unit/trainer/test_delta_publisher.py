@@ -257,6 +257,25 @@ def test_a_damaged_description_of_an_old_version_does_not_hold_up_the_run(
     assert list_folders(tmp_path) == {f"v{version}-e1" for version in (3, 4, 5, 6)}
 
 
+def test_a_relative_address_is_the_same_for_engines_with_another_working_directory(
+    connect: Callable[..., Publisher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    policy = connect(uri="copies/").publish(0, make_weights())
+    assert policy.uri == str(tmp_path / "work/copies/run/v0-e1")
+    verify_files(policy, Path(policy.uri))
+
+
+def test_a_place_where_nothing_can_be_written_is_named(connect: Callable[..., Publisher], tmp_path: Path) -> None:
+    publisher, weights = connect(), make_weights()
+    publisher.publish(0, weights)
+    policy = publisher.publish(1, change(weights, 1))
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot be made whole: .*file"):
+        make_whole(Path(policy.uri), tmp_path / "file/whole")
+
+
 def test_a_policy_is_published_beside_other_work(connect: Callable[..., Publisher], streams: StreamClient) -> None:
     publisher, weights = connect(), make_weights()
     assert publisher.settle(wait=True) is None

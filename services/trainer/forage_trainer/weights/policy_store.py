@@ -38,15 +38,16 @@ class PolicyStore:
             UserError: no installed file system has such addresses.
         """
         self.folder = folder
-        self._root = f"{uri.rstrip('/')}/{run_id}" if uri else ""
         self._retry = retry
         try:
-            find_local_folder(uri)
+            # Engines have another working directory.
+            place = find_local_folder(uri) or uri.rstrip("/")
         except StorageError as error:
             raise UserError(
                 f"trainer.publish.uri = '{uri}' cannot be used ({error}): install what fsspec needs for it into the "
                 "environments of trainer and rollout service, or give another address"
             ) from None
+        self._root = f"{place}/{run_id}" if uri else ""
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
 
