@@ -51,7 +51,7 @@ from forage_trainer.loop import TrainingLoop  # noqa: E402
 from forage_trainer.run import EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED  # noqa: E402
 from forage_trainer.waiting import CALL_TIMEOUT_S  # noqa: E402
 
-follower.POLL_INTERVAL_S = 0.5  # polls are most of what is simulated
+follower.POLL_INTERVAL_S = 1.0  # polls are most of what is simulated
 REDIS_TIMEOUT_S = 4.0
 """As in the rollout service, whose module needs Ray."""
 

@@ -39,7 +39,7 @@ KINDS = (
     "storage down",
 )
 QUICK = {"start": (1.0, 20.0), "step": (0.1, 10.0), "sample": (0.2, 6.0), "load": (0.05, 5.0), "check": (0.01, 1.0)}
-QUICK |= {"write": (0.05, 8.0), "transfer": (0.01, 3.0), "patch": (0.01, 1.0)}
+QUICK |= {"write": (0.05, 4.0), "transfer": (0.01, 1.0), "patch": (0.01, 0.5)}
 SLOW = QUICK | {"sample": (10.0, 60.0)}
 """Shortest and longest seconds of each activity; after 10 s without an arrival the trainer looks for lost groups."""
 NOT_PROMISED = ("redis tail lost",)
