@@ -272,7 +272,7 @@ def test_a_place_where_nothing_can_be_written_is_named(connect: Callable[..., Pu
     publisher.publish(0, weights)
     policy = publisher.publish(1, change(weights, 1))
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot be made whole: .*file"):
+    with pytest.raises(DataError, match=r"cannot be made whole: .*file"):
         make_whole(Path(policy.uri), tmp_path / "file/whole")
 
 
