@@ -51,7 +51,7 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         **_EXTERNAL,
         "settings": _FETCHED_PATHS
         | {
-            "rollout": {"drain_timeout_s": 40.5, "n": 4},
+            "rollout": {"drain_timeout_s": 40.5, "n": 4, "weights": {"transport": "direct"}},
             "tracing": {"enabled": True, "endpoint": "http://collector.monitoring:4317", "sample_ratio": 0.1},
         },
         "cli": {"image": {"digest": DIGEST}},

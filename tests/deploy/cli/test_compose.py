@@ -253,6 +253,12 @@ def test_every_service_loads_its_settings_and_reaches_the_others(stack: Object) 
             assert service["command"] == ["--config", SETTINGS], name
 
 
+def test_trainer_and_rollout_reach_each_other_where_they_reach_redis(stack: Object) -> None:
+    # With rollout.weights.transport=direct the trainer sends policies from the address from which it reaches Redis.
+    shared = set(_find_service(stack, "trainer")["networks"]) & set(_find_service(stack, "rollout")["networks"])
+    assert set(_find_service(stack, "redis")["networks"]) <= shared
+
+
 def test_only_the_users_of_redis_reach_it(stack: Object) -> None:
     reaching = [name for name, service in list_services(stack) if "redis" in list_reachable(stack, service)]
     callers = {name.removesuffix("-gpu") for name in reaching}

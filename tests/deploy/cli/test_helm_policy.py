@@ -12,7 +12,9 @@ import yaml
 from deployment_tools import find_checkov
 from helm_chart import MATRIX, Object, describe, find_object, list_containers, list_pods, render
 
-CALLS = {
+Ports = int | tuple[int, int]
+"""A port, or the first and the last one of a range."""
+CALLS: dict[tuple[str, str], set[Ports]] = {
     ("rollout", "retriever"): {18610, 18611},
     ("rollout", "reward"): {18620},
     ("rollout", "redis"): {6379},
@@ -21,7 +23,12 @@ CALLS = {
     ("test", "rollout"): {18630, 18631, 18632},
 }
 """(caller, service) → ports, as in docs/explanation/architecture.md."""
-PROBE_CALLS = {("trainer", "rollout"): {18630, 18632}}
+DIRECT_CALLS: dict[tuple[str, str], set[Ports]] = {
+    ("rollout", "trainer"): {18642, (32768, 60999)},
+    ("trainer", "rollout"): {(32768, 60999)},
+}
+"""Additional calls if the trainer sends policies to the engines itself."""
+PROBE_CALLS: dict[tuple[str, str], set[Ports]] = {("trainer", "rollout"): {18630, 18632}}
 """Additional calls if training probes its policy."""
 METRICS_PORTS = {"retriever": 18610, "reward": 18621, "rollout": 18631, "trainer": 18641}
 
@@ -121,6 +128,10 @@ def _list_peers(rule: Object, side: str) -> list[str]:
     return [_read_component(peer["podSelector"]) for peer in rule[side] if set(peer) == {"podSelector"}]
 
 
+def _list_ports(rule: Object) -> set[Ports]:
+    return {(port["port"], port["endPort"]) if "endPort" in port else port["port"] for port in rule["ports"]}
+
+
 @pytest.mark.parametrize("name", MATRIX)
 def test_network_policies_allow_exactly_the_calls_of_the_architecture(name: str) -> None:
     objects = render(name)
@@ -133,8 +144,8 @@ def test_network_policies_allow_exactly_the_calls_of_the_architecture(name: str)
         "podSelector": {"matchLabels": {"app.kubernetes.io/instance": "forage"}},
         "policyTypes": ["Ingress", "Egress"],
     }
-    ingress: dict[tuple[str, str], set[int]] = {}
-    egress: dict[tuple[str, str], set[int]] = {}
+    ingress: dict[tuple[str, str], set[Ports]] = {}
+    egress: dict[tuple[str, str], set[Ports]] = {}
     for policy in policies:
         spec = policy["spec"]
         if spec == deny:
@@ -143,14 +154,14 @@ def test_network_policies_allow_exactly_the_calls_of_the_architecture(name: str)
         for rule in spec["ingress"] or []:
             for peer in _list_peers(rule, "from"):
                 if peer != own:
-                    ingress[peer, own] = {port["port"] for port in rule["ports"]}
+                    ingress[peer, own] = _list_ports(rule)
         for rule in spec["egress"]:
             for peer in _list_peers(rule, "to"):
                 if peer != own:
-                    egress[own, peer] = {port["port"] for port in rule["ports"]}
+                    egress[own, peer] = _list_ports(rule)
     assert ingress == egress
     protected = {_read_component(policy["spec"]["podSelector"]) for policy in policies if policy["spec"] != deny}
-    calls = CALLS | (PROBE_CALLS if name == "probes during training" else {})
+    calls = CALLS | {"probes during training": PROBE_CALLS, "every option on": DIRECT_CALLS}.get(name, {})
     assert ingress == {call: ports for call, ports in calls.items() if set(call) <= protected}
     running = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for _, _, pod in _list_all_pods(name)}
     assert protected == running | {"test"}
@@ -225,3 +236,17 @@ def test_checkov_finds_nothing(tmp_path: Path) -> None:
     assert report["summary"]["passed"] > 500
     # Ray's autoscaler needs the token of its service account.
     assert failed == [("CKV_K8S_38", "Deployment.training.forage-rollout-0")]
+
+
+def test_a_trainer_that_sends_policies_listens_where_the_engines_may_connect() -> None:
+    data = find_object(render("every option on"), "ConfigMap", "forage-settings")["data"]
+    assert yaml.safe_load(data["settings.yaml"])["trainer"]["publish"]["direct_address"] == ":18642"
+    own = find_object(render("every option on"), "NetworkPolicy", "forage-rollout")["spec"]
+    for side, key in (("ingress", "from"), ("egress", "to")):  # engines that have a policy send it to others
+        assert any(
+            "rollout" in _list_peers(rule, key) and _list_ports(rule) == {(32768, 60999)}
+            for rule in own[side]
+            if "ports" in rule
+        )
+    data = find_object(render("defaults"), "ConfigMap", "forage-settings")["data"]
+    assert "direct_address" not in data["settings.yaml"]

@@ -50,7 +50,16 @@ trainer: {health: 18641}
 redis: {redis: 6379}
 {{- end }}
 
-{{/* Who calls whom, on which ports: docs/explanation/architecture.md. The network policies derive from this. */}}
+{{/* "true" if the trainer sends policies to the engines itself, from this port. */}}
+{{- define "forage.direct" -}}
+{{- if eq "direct" (dig "rollout" "weights" "transport" "filesystem" .Values.settings) }}true{{ end }}
+{{- end }}
+{{- define "forage.direct.port" -}}18642{{- end }}
+
+{{/*
+Who calls whom, on which ports: docs/explanation/architecture.md. The network policies derive from this. `range`: the
+ports from which Linux takes any free one; transfers of policies use such, and either end may connect to the other.
+*/}}
 {{- define "forage.arrows" -}}
 - {from: rollout, to: retriever, ports: [http, grpc]}
 - {from: rollout, to: reward, ports: [grpc]}
@@ -60,6 +69,11 @@ redis: {redis: 6379}
 {{- $trainer := dig "trainer" dict .Values.settings }}
 {{- if or (dig "probe" "freq" 0 $trainer) (dig "algorithm" "probe_penalty" "coef" 0.0 $trainer) }}
 - {from: trainer, to: rollout, ports: [grpc, http]}
+{{- end }}
+{{- if include "forage.direct" . }}
+- {from: rollout, to: trainer, number: {{ include "forage.direct.port" . }}, range: true}
+- {from: trainer, to: rollout, range: true}
+- {from: rollout, to: rollout, range: true}
 {{- end }}
 - {from: test, to: rollout, ports: [grpc, http, health]}
 {{- end }}

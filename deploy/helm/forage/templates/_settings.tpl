@@ -29,6 +29,9 @@ data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.pa
 {{- $_ := set $own.trainer "n_gpus_per_node" (max 1 .Values.trainer.gpu.count) }}
 {{- $_ := set $own.trainer "ray" (dict "address" "auto") }}
 {{- end }}
+{{- if and (include "forage.direct" .) (hasKey $own "trainer") }}
+{{- $_ := set $own.trainer "publish" (dict "direct_address" (printf ":%s" (include "forage.direct.port" .))) }}
+{{- end }}
 {{- $_ := set $own "redis" (dict "url" (include "forage.redis.url" .)) }}
 {{- toYaml $own }}
 {{- end }}
