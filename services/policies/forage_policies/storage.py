@@ -5,9 +5,11 @@ Endpoint and credentials come from fsspec's configuration and the environment, n
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,15 @@ from forage_policies.parallel import map_parallel
 
 _RANGE = 16 * 2**20
 _CONNECTIONS = 8
+_PROBE = ".probe"
 
 
 class StorageError(ForageError):
     """An address cannot be read or written."""
+
+
+class StorageRefusedError(StorageError):
+    """An address cannot be read or written until somebody changes something: waiting does not help."""
 
 
 def find_local_folder(uri: str) -> Path | None:
@@ -99,6 +106,20 @@ def put_files(uri: str, files: Mapping[str, Path]) -> None:
             )
 
 
+def probe_folder(uri: str) -> None:
+    """Write a file into a folder, which is created, and delete it again.
+
+    Raises:
+        StorageRefusedError: there is no such bucket, no permission, or no file system for such addresses.
+        StorageError: the folder cannot be written now.
+    """
+    with tempfile.NamedTemporaryFile() as empty:
+        put_files(uri, {_PROBE: Path(empty.name)})
+    system, root = _open(uri)
+    with suppress(Exception):  # who may write and not delete can publish; old policies stay then
+        system.rm_file(_join(root, _PROBE))
+
+
 def list_sizes(uri: str) -> dict[str, int]:
     """List the files of a folder: name → bytes; none if it does not exist.
 
@@ -153,7 +174,7 @@ def _open(uri: str) -> tuple[Any, str]:
     try:
         system, root = url_to_fs(uri)
     except (ImportError, ValueError) as error:
-        raise StorageError(f"{uri}: no file system reads this address ({_shorten(error)})") from None
+        raise StorageRefusedError(f"{uri}: no file system reads this address ({_shorten(error)})") from None
     return system, str(root)
 
 
@@ -169,15 +190,18 @@ def _explain(uri: str, what: str) -> Iterator[None]:
     except Exception as error:
         # Every file system has errors of its own; those of credentials and connections differ in their names alone.
         kind = " ".join(found.__name__ for found in type(error).__mro__)
+        refused: type[StorageError] = StorageRefusedError
         if isinstance(error, PermissionError) or "Credential" in kind:
             remedy = "check the credentials for this address"
         elif isinstance(error, FileNotFoundError):
             remedy = "check that its bucket or folder exists"
+        elif "ParamValidation" in kind or getattr(error, "errno", None) in (errno.EROFS, errno.ENOTDIR):
+            remedy = "give another address"
         elif "Connect" in kind or "Timeout" in kind or "DNS" in kind:
-            remedy = "check the endpoint, and that it can be reached from here"
+            refused, remedy = StorageError, "check the endpoint, and that it can be reached from here"
         else:
-            remedy = "see the storage's own documentation"
-        raise StorageError(f"{uri}: {what} ({_shorten(error)}): {remedy}") from error
+            refused, remedy = StorageError, "see the storage's own documentation"
+        raise refused(f"{uri}: {what} ({_shorten(error)}): {remedy}") from error
 
 
 def _shorten(error: Exception) -> str:

@@ -150,6 +150,34 @@ def test_a_stop_request_ends_the_wait(store: Store, streams: StreamClient) -> No
     assert streams.read_policy() is None
 
 
+def test_a_trainer_does_not_start_with_an_address_that_waiting_does_not_mend(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_address: Callable[[], str]
+) -> None:
+    fix = "check that its bucket or folder exists"
+    store.connect(uri=f"s3://{BUCKET}/sub/")
+    assert fsspec.filesystem("s3").find(f"s3://{BUCKET}/") == []  # what it writes to find out is deleted
+    with pytest.raises(UserError, match=rf"^trainer\.publish\.uri cannot be used: s3://absent/run: .*: {fix}$"):
+        store.connect(uri="s3://absent")
+    with pytest.raises(UserError, match=r"s3://Not_A_Bucket!/run: .*: give another address$"):
+        store.connect(uri="s3://Not_A_Bucket!")
+    with serve_s3(free_address().rpartition(":")[2], tmp_path / "strict", authenticate=True) as environment:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", environment["AWS_ENDPOINT_URL_S3"])
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        with pytest.raises(UserError, match=rf"{ROOT}: .*: check the credentials for this address$"):
+            store.connect()
+
+
+def test_a_trainer_that_starts_before_the_store_waits_for_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forage_trainer.waiting._RETRY_INTERVAL_S", 0.05)
+    store.end()
+    starting = threading.Thread(target=store.connect)
+    starting.start()
+    assert "check the endpoint" in await_wait()["detail"]
+    store.start()
+    starting.join(60)
+    assert not starting.is_alive()
+
+
 def test_an_address_that_no_file_system_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"trainer\.publish\.uri = 'nowhere://x' cannot be used"):
         PolicyStore(tmp_path / "policies", "nowhere://x", "run", StorageRetry(Stop(), Health()))

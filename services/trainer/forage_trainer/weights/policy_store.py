@@ -13,10 +13,12 @@ from forage_policies.digests import verify_digest
 from forage_policies.folders import name_folder, name_whole
 from forage_policies.storage import (
     StorageError,
+    StorageRefusedError,
     delete_folder,
     find_local_folder,
     list_folders,
     list_sizes,
+    probe_folder,
     put_files,
 )
 from forage_trainer.files import remove_folder, remove_leftovers
@@ -35,7 +37,8 @@ class PolicyStore:
             uri: parent of the copies' parent, which has the name of the run; empty: the engines read the folders.
 
         Raises:
-            UserError: no installed file system has such addresses.
+            UserError: no installed file system has such addresses, or nothing can be written there.
+            Stopped: the process was asked to stop while the address was unavailable.
         """
         self.folder = folder
         self._retry = retry
@@ -48,8 +51,17 @@ class PolicyStore:
                 "environments of trainer and rollout service, or give another address"
             ) from None
         self._root = f"{place}/{run_id}" if uri else ""
+        if uri:
+            retry(self._probe)
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
+
+    def _probe(self) -> None:
+        """Write there before anything is trained: what is wrong with an address is said at once, not waited for."""
+        try:
+            probe_folder(self._root)
+        except StorageRefusedError as error:
+            raise UserError(f"trainer.publish.uri cannot be used: {error}") from None
 
     def name_address(self, name: str) -> str:
         """The address under which the engines find a folder."""
