@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forage_common.telemetry.logs import configure_logs
-from forage_trainer.weights.direct_sender import PIECE_BYTES, DirectSender
+from forage_policies.direct_sender import PIECE_BYTES, DirectSender
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _DIGEST = "measured"
@@ -111,7 +111,7 @@ def _start_engines(count: int) -> Iterator[list[subprocess.Popen[str]]]:
     command = [
         str(_REPOSITORY / ".venvs/rollout/bin/python"),
         str(_REPOSITORY / "tests/support/direct_engine.py"),
-        "10",
+        "{}",
     ]
     engines = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)

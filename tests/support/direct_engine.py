@@ -1,8 +1,9 @@
-"""`python direct_engine.py STALL_S`: a receiver of the direct transport, which obeys lines of JSON.
+"""`python direct_engine.py OPTIONS`: a receiver of the direct transport, which obeys lines of JSON.
 
-{"port": …, "files": [[name, digest, bytes], …], "folder": …} receives files; printed are the seconds that it took and
-why it failed, if it did. {"policy": an announcement in hex, "cache": …} holds a policy as an engine does; printed are
-also the paths of its files, and how many folders have been received and read instead.
+OPTIONS: arguments of `DirectReceiver` in JSON. {"port": …, "files": [[name, digest, bytes], …], "folder": …} receives
+files; printed are the seconds that it took and why it failed, if it did. {"policy": an announcement in hex, "cache": …}
+holds a policy as an engine does; printed are also the paths of its files, and how many folders have been received and
+read instead. {"offer": {digest: path}} changes what it sends to other engines, {"gpu": …} makes it claim that GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from forage_rollout.weights.direct_receiver import DirectReceiver
 def main() -> None:
     """Obey the lines until the input ends."""
     configure_logs("rollout")
-    receiver = DirectReceiver(float(sys.argv[1]))
+    receiver = DirectReceiver(**json.loads(sys.argv[1]))
     caches: dict[str, PolicyCache] = {}
     write_line({})
     for line in sys.stdin:
@@ -31,8 +32,13 @@ def main() -> None:
         began, answer = time.perf_counter(), {"failure": ""}
         try:
             if "policy" in order:
-                cache = caches.setdefault(order["cache"], PolicyCache(Path(order["cache"]), receive=receiver.receive))
+                new = PolicyCache(Path(order["cache"]), receive=receiver.receive, offer=receiver.offer)
+                cache = caches.setdefault(order["cache"], new)
                 answer |= hold(cache, Policy.FromString(bytes.fromhex(order["policy"])))
+            elif "files" not in order:
+                if receiver._sender is not None:
+                    receiver._sender.offer({digest: Path(path) for digest, path in order.get("offer", {}).items()})
+                receiver._gpu = order.get("gpu", receiver._gpu)
             else:
                 files = [PolicyFile(name=name, digest=digest, bytes=size) for name, digest, size in order["files"]]
                 policy = Policy(direct=DirectSender(host="127.0.0.1", port=order["port"]))

@@ -1,7 +1,8 @@
-"""`python direct_trainer.py STALL_S`: a sender of the direct transport, which obeys lines of JSON.
+"""`python direct_trainer.py OPTIONS`: a sender of the direct transport, which obeys lines of JSON.
 
-{"offer": {digest: path}} changes what is sent; {"count": true} asks for the threads, files and sockets of the process.
-The first line that it prints is the port.
+OPTIONS: arguments of `DirectSender` in JSON. {"offer": {digest: path}} changes what is sent; {"gpu": …} makes it claim
+that GPU; {"count": true} asks for the threads, files and sockets of the process, {"outcomes": true} for the number of
+transfers by outcome and backend. The first line that it prints is the port.
 """
 
 from __future__ import annotations
@@ -9,23 +10,31 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from forage_common.telemetry.logs import configure_logs
-from forage_trainer.weights.direct_sender import DirectSender
+from forage_policies.direct_sender import DirectSender
 
 
 def main() -> None:
     """Obey the lines until the input ends, then close the sender."""
     configure_logs("trainer")
-    sender = DirectSender("127.0.0.1:0", stall_s=float(sys.argv[1]))
+    outcomes: Counter[str] = Counter()
+
+    def count(outcome: str, backend: str, size: int) -> None:
+        outcomes[f"{outcome} {backend}".strip()] += 1
+
+    sender = DirectSender("127.0.0.1:0", count=count, **json.loads(sys.argv[1]))
     write_line({"port": sender.port})
     for line in sys.stdin:
         order = json.loads(line)
         if "offer" in order:
             sender.offer({digest: Path(path) for digest, path in order["offer"].items()})
-        write_line(count_resources())
+        if "gpu" in order:
+            sender._gpu = order["gpu"]
+        write_line(dict(outcomes) if "outcomes" in order else count_resources())
     sender.close()
     write_line(count_resources())
 

@@ -99,6 +99,7 @@ class PolicyCache:
         readers_limit_s: longest wait for engines that still read a policy which is to be patched.
         receive: another way than storage to files of a policy, `receive(policy, files, folder)`, tried first where the
             announcement names a direct sender; it raises a `ForageError` if it fails.
+        offer: told each policy that is held, and its files, which lose their names before they are patched.
 
     Attributes:
         received: folders whose files came that other way.
@@ -111,10 +112,11 @@ class PolicyCache:
         work_limit_s: float = WORK_LIMIT_S,
         readers_limit_s: float = READERS_LIMIT_S,
         receive: Receive | None = None,
+        offer: Callable[[Policy, Held], None] | None = None,
     ) -> None:
         self.received = self.fallbacks = 0
         self._folder = folder
-        self._receive = receive
+        self._receive, self._offer = receive, offer
         self._work_limit_s = work_limit_s
         self._readers_limit_s = readers_limit_s
 
@@ -162,7 +164,10 @@ class PolicyCache:
                     self._prune(MAX_KEPT)
             os.utime(folder)
             files = [folder / name for name in list_files(policy)]
-            yield Held(parts[-1].content, files, _list_deltas(folder, parts))
+            held = Held(parts[-1].content, files, _list_deltas(folder, parts))
+            if self._offer is not None:
+                self._offer(policy, held)
+            yield held
 
     def _name(self, part: Part) -> Path:
         return self._folder / part.content.rpartition(":")[2]

@@ -47,7 +47,7 @@ _COUNTERS = {
     "calls_given_up": "Calls of a service that failed for good",
     "circuits_opened": "Times that a service was left alone after failures in a row",
     "direct_fallbacks": "Folders of policies that the trainer was to send, and that were read instead",
-    "direct_transfers": "Folders of policies that the trainer sent to this service",
+    "direct_transfers": "Folders of policies that the trainer, or another engine, sent to this service",
     "environment_failures": "Trajectories that failed because the code of their environment raised",
     "failed_internal": "Failed trajectories: an error of the service itself",
     "failed_invalid_input": "Failed trajectories: their prompt cannot be answered as it is",

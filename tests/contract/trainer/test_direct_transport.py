@@ -1,21 +1,18 @@
-"""The direct transport between real processes: a trainer and engines, killed and stopped in the middle of transfers."""
+"""The direct transport between real processes. What takes longer is in tests/long/trainer/test_direct_faults.py."""
 
 from __future__ import annotations
 
 import json
 import os
-import select
-import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from direct_processes import STALL_S, Engine, Process, Start, occupy, pool, start, wait_for_resources, write
 from policy_files import Publications
 from safetensors.torch import load_file
 from trainer_parts import write_model
@@ -27,109 +24,16 @@ from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, PolicyPart
 from forage_policies.digests import compute_digest
+from forage_policies.direct import Answer, Request, decode_answer, decode_request
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.direct_sender import open_sender
 from forage_trainer.weights.policy_store import PolicyStore
 from forage_trainer.weights.publisher import Publisher
 
-STALL_S = 2.0
-SOON_S = 30.0
-"""Long enough on a busy machine, for what takes a second on an idle one."""
-LARGE = 200 << 20
-"""Bytes whose transfer takes long enough to be interrupted."""
+__all__ = ["pool", "start"]
 
 
-class Process:
-    """A process that obeys lines of JSON, one answer each."""
-
-    def __init__(self, python: Path, script: Path) -> None:
-        command = [str(python if python.exists() else sys.executable), str(script), str(STALL_S)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
-        self.hello = self.read(120)
-
-    def order(self, **fields: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(fields).encode() + b"\n")
-        self._process.stdin.flush()
-
-    def read(self, limit_s: float = SOON_S) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        assert select.select([self._process.stdout], [], [], limit_s)[0], f"nothing within {limit_s} s"
-        return dict(json.loads(self._process.stdout.readline()))
-
-    def ask(self, **fields: Any) -> dict[str, Any]:
-        self.order(**fields)
-        return self.read()
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def end(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        last = self.read()
-        assert self._process.wait(SOON_S) == 0
-        return last
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(SOON_S)
-
-
-class Engine(Process):
-    """An engine that receives into a folder of its own."""
-
-    def __init__(self, repository: Path, folder: Path) -> None:
-        super().__init__(repository / ".venvs/rollout/bin/python", repository / "tests/support/direct_engine.py")
-        self.folder = folder
-        self._transfers = 0
-
-    def begin(self, port: int, source: Path, name: str = "w") -> Path:
-        """Ask for a file under the digest `name`; returns where it will be."""
-        self._transfers += 1
-        folder = self.folder / str(self._transfers)
-        folder.mkdir(parents=True)
-        self.order(port=port, folder=str(folder), files=[["w", name, source.stat().st_size]])
-        return folder / "w"
-
-    def wait_for_bytes(self, count: int = LARGE // 20) -> None:
-        """Return once the transfer that was begun last is in its middle."""
-        folder, deadline = self.folder / str(self._transfers), time.monotonic() + SOON_S
-        while not any(file.stat().st_size > count for file in folder.glob(".direct-*/w")):
-            assert time.monotonic() < deadline
-            time.sleep(0.0005)
-
-
-@pytest.fixture
-def start(repository: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    started: list[Process] = []
-
-    def start_one(kind: str) -> Process:
-        if kind == "trainer":
-            process = Process(Path(sys.executable), repository / "tests/support/direct_trainer.py")
-        else:
-            process = Engine(repository, tmp_path / f"engine-{len(started)}")
-        started.append(process)
-        return process
-
-    yield start_one
-    for process in started:
-        process.kill()
-
-
-def write(file: Path, size: int = LARGE) -> Path:
-    """A file whose pieces differ from each other."""
-    block = os.urandom(1 << 20)
-    with file.open("wb") as out:
-        for number in range(size >> 20):
-            out.write(number.to_bytes(8, "little") + block[8:])
-        out.write(block[: size % (1 << 20)])
-    return file
-
-
-def test_several_engines_and_a_late_one_receive_the_files(tmp_path: Path, start: Callable[..., Any]) -> None:
+def test_several_engines_and_a_late_one_receive_the_files(tmp_path: Path, start: Start) -> None:
     source, small = write(tmp_path / "source", (33 << 20) + 5), write(tmp_path / "small", 7)
     trainer, engines = start("trainer"), [start("engine") for _ in range(3)]
     before = trainer.ask(offer={"w": str(source), "s": str(small)})
@@ -149,86 +53,7 @@ def test_several_engines_and_a_late_one_receive_the_files(tmp_path: Path, start:
     assert trainer.end()["threads"] < before["threads"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_engine_that_dies_or_stops_holds_up_no_other(
-    tmp_path: Path, start: Callable[..., Any], number: signal.Signals
-) -> None:
-    source = write(tmp_path / "source")
-    trainer, engines = start("trainer"), [start("engine") for _ in range(3)]
-    before = trainer.ask(offer={"w": str(source)})
-    targets = [engine.begin(trainer.hello["port"], source) for engine in engines]
-    engines[0].wait_for_bytes()
-    engines[0].signal(number)
-    for engine, target in zip(engines[1:], targets[1:], strict=True):
-        assert engine.read()["failure"] == ""
-        assert target.read_bytes() == source.read_bytes()
-    assert not targets[0].exists()
-    if number is signal.SIGSTOP:
-        # While it stands still, a connection to the store is all that is left of it.
-        wait_for_resources(trainer, before | {"files": before["files"] + 1})
-        engines[0].signal(signal.SIGCONT)
-        assert engines[0].read()["failure"]
-    wait_for_resources(trainer, before)
-    if number is signal.SIGSTOP:
-        assert receive_again(engines[0], trainer, source).read_bytes() == source.read_bytes()
-
-
-def receive_again(engine: Engine, trainer: Process, source: Path) -> Path:
-    """Receive a file once the trainer is not avoided any more."""
-    deadline = time.monotonic() + SOON_S
-    while True:
-        target = engine.begin(trainer.hello["port"], source)
-        if not engine.read()["failure"]:
-            return target
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def wait_for_resources(trainer: Process, before: dict[str, int]) -> None:
-    """Return once the trainer has no more threads, files and sockets than before."""
-    deadline = time.monotonic() + SOON_S
-    while (now := trainer.ask(count=True)) != before:
-        assert time.monotonic() < deadline, now
-        time.sleep(0.05)
-
-
-def test_a_trainer_that_dies_fails_every_transfer_at_once(tmp_path: Path, start: Callable[..., Any]) -> None:
-    source = write(tmp_path / "source")
-    trainer, engines = start("trainer"), [start("engine") for _ in range(3)]
-    trainer.ask(offer={"w": str(source)})
-    targets = [engine.begin(trainer.hello["port"], source) for engine in engines]
-    for engine in engines:
-        engine.wait_for_bytes(1)
-    trainer.kill()
-    killed = time.monotonic()
-    assert all(engine.read()["failure"] for engine in engines)
-    assert time.monotonic() - killed < 2 * STALL_S
-    assert not any(target.exists() or list(target.parent.iterdir()) for target in targets)
-    engines[0].begin(trainer.hello["port"], source)
-    refused = engines[0].read()
-    assert "ConnectionRefusedError" in refused["failure"]
-    assert refused["seconds"] < STALL_S
-
-
-def test_a_trainer_that_stops_is_given_up_and_taken_again(tmp_path: Path, start: Callable[..., Any]) -> None:
-    source = write(tmp_path / "source")
-    trainer, engines = start("trainer"), [start("engine") for _ in range(2)]
-    trainer.ask(offer={"w": str(source)})
-    engines[0].begin(trainer.hello["port"], source)
-    engines[0].wait_for_bytes()
-    trainer.signal(signal.SIGSTOP)
-    assert engines[0].read()["failure"]
-    engines[1].begin(trainer.hello["port"], source)
-    assert "has stopped sending" in engines[1].read()["failure"]
-    engines[1].begin(trainer.hello["port"], source)
-    at_once = engines[1].read()
-    assert "stopped sending a moment ago" in at_once["failure"]
-    assert at_once["seconds"] < STALL_S
-    trainer.signal(signal.SIGCONT)
-    assert receive_again(engines[1], trainer, source).read_bytes() == source.read_bytes()
-
-
-def test_what_is_not_offered_is_refused_with_the_reason(tmp_path: Path, start: Callable[..., Any]) -> None:
+def test_what_is_not_offered_is_refused_with_the_reason(tmp_path: Path, start: Start) -> None:
     source = write(tmp_path / "source", 1 << 20)
     trainer, engine = start("trainer"), start("engine")
     trainer.ask(offer={"w": str(source), "gone": str(tmp_path / "gone")})
@@ -246,7 +71,7 @@ def test_what_is_not_offered_is_refused_with_the_reason(tmp_path: Path, start: C
     assert "is not offered" in engine.read()["failure"]
 
 
-def test_garbage_to_the_port_harms_nobody(tmp_path: Path, start: Callable[..., Any]) -> None:
+def test_garbage_to_the_port_harms_nobody(tmp_path: Path, start: Start) -> None:
     from datetime import timedelta
 
     from torch.distributed import TCPStore
@@ -263,7 +88,7 @@ def test_garbage_to_the_port_harms_nobody(tmp_path: Path, start: Callable[..., A
             connection.sendall(garbage)
     store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=STALL_S), wait_for_workers=False)
     nested = b"[" * 100_000
-    for request in (b"", b"\xff", b"{}", b"[]", b'{"protocol": 1, "uid": "../x", "files": []}', nested, bytes(2 << 20)):
+    for request in (b"", b"\xff", b"{}", b"[]", b'{"protocol": 2, "uid": "../x", "files": []}', nested, bytes(2 << 20)):
         store.queue_push(REQUESTS, request)
     store.queue_push(REQUESTS, json.dumps({"protocol": 1, "uid": "0" * 32, "files": [["w", 20 << 20]]}))
     target = engine.begin(port, source)
@@ -292,7 +117,7 @@ def offer(policy: Policy, to: Path) -> dict[str, str]:
     return files
 
 
-def test_engines_hold_whole_policies_and_deltas_that_were_sent(tmp_path: Path, start: Callable[..., Any]) -> None:
+def test_engines_hold_whole_policies_and_deltas_that_were_sent(tmp_path: Path, start: Start) -> None:
     trainer, engines = start("trainer"), [start("engine") for _ in range(2)]
     published = Publications(str(tmp_path / "policies"), tmp_path / "scratch")
     (tmp_path / "sent").mkdir()
@@ -310,7 +135,91 @@ def test_engines_hold_whole_policies_and_deltas_that_were_sent(tmp_path: Path, s
         assert sum(answer["received"] for answer in answers) == number + 1
 
 
-def test_what_is_not_received_is_read_and_counted(tmp_path: Path, start: Callable[..., Any]) -> None:
+def test_a_busy_trainer_names_engines_that_have_the_files(tmp_path: Path, start: Start) -> None:
+    trainer, engines = start("trainer", most=1, stall_s=60.0), [start("engine") for _ in range(3)]
+    published, sent = Publications(str(tmp_path / "policies"), tmp_path / "scratch"), tmp_path / "sent"
+    sent.mkdir()
+
+    def hold(engine: Process) -> dict[str, Any]:
+        """As the engine of another machine than the others."""
+        answer = dict(engine.ask(policy=announce(policy, trainer), cache=str(tmp_path / f"cache-{id(engine)}")))
+        assert answer["failure"] == ""
+        assert [compute_digest(Path(file)) for file in answer["files"]] == [file.digest for file in policy.files]
+        return answer
+
+    policy = published.publish()
+    files = offer(policy, sent)
+    trainer.ask(offer=files)
+    assert hold(engines[0])["received"] == 1
+    occupy(trainer, Path(files[policy.files[0].digest]), policy.files[0].digest)
+    assert hold(engines[1])["received"] == 1
+    engines[0].kill()
+    assert hold(engines[2])["received"] == 1  # from the second one, if not at first
+    outcomes = trainer.ask(outcomes=True)
+    assert outcomes["sent gloo"] == 1
+    assert outcomes["busy"] >= 2
+    policy = published.publish()  # a delta
+    trainer.ask(offer=files | offer(policy, sent))
+    assert trainer.ask(outcomes=True)["sent gloo"] == 1
+    trainer.kill()  # nothing but its time limit ends what occupies it
+
+
+def test_transfers_use_nccl_only_between_gpus_and_gloo_once_it_has_failed(tmp_path: Path, start: Start) -> None:
+    source = write(tmp_path / "source", 1 << 20)
+    trainer, engines = start("trainer"), [start("engine") for _ in range(2)]
+    before = trainer.ask(outcomes=True)
+
+    def receive(engine: Engine) -> dict[str, int]:
+        assert engine.receive(trainer, source).read_bytes() == source.read_bytes()
+        now = trainer.ask(outcomes=True)
+        return {name: now[name] - before.get(name, 0) for name in now if now[name] != before.get(name, 0)}
+
+    trainer.ask(offer={"w": str(source)}, gpu="GPU-0")
+    assert receive(engines[0]) == {"sent gloo": 1}  # the engine has none
+    engines[0].ask(gpu="GPU-0")
+    assert receive(engines[0]) == {"sent gloo": 2}  # both have the same one
+    if not torch.cuda.is_available():
+        # Where both claim one and NCCL fails, the same transfer is carried by gloo, and so is every later one.
+        engines[0].ask(gpu="GPU-1")
+        assert receive(engines[0]) == {"sent gloo": 3, "failed nccl": 1}
+        trainer.ask(gpu="GPU-0")
+        assert receive(engines[0]) == {"sent gloo": 4, "failed nccl": 1}  # the engine does not ask for it again
+        engines[1].ask(gpu="GPU-1")
+        assert receive(engines[1]) == {"sent gloo": 5, "failed nccl": 2}
+        engines[0].ask(gpu="GPU-1")
+        assert receive(engines[0]) == {"sent gloo": 6, "failed nccl": 2}  # the trainer does not choose it again
+
+
+def test_messages_are_checked() -> None:
+    request = Request(uuid.uuid4().hex, (("w", 5),), "127.0.0.1:1", "GPU-0", ("127.0.0.1:2",))
+    assert decode_request(request.encode()) == request
+    answer = Answer(1 << 20, is_busy=True, peer="127.0.0.1:1", backend="nccl")
+    assert decode_answer(answer.encode()) == answer
+    for field, value in (
+        ("uid", "x" * 32),
+        ("files", []),
+        ("files", [["w", -1]]),
+        ("files", [["w", "1"]]),
+        ("serves", "http://x"),
+        ("serves", None),
+        ("gpu", 0),
+        ("failed", "x"),
+        ("is_done", 1),
+    ):
+        with pytest.raises(ValueError, match=r"lacks a field|names the file|no host:port"):
+            decode_request(json.dumps(json.loads(request.encode()) | {field: value}).encode())
+    for field, value in (
+        ("piece_bytes", 1),
+        ("piece_bytes", 1 << 40),
+        ("peer", "x"),
+        ("backend", "mpi"),
+        ("refused", 1),
+    ):
+        with pytest.raises(ValueError, match=r"lacks a field|no host:port"):
+            decode_answer(json.dumps(json.loads(answer.encode()) | {field: value}).encode())
+
+
+def test_what_is_not_received_is_read_and_counted(tmp_path: Path, start: Start) -> None:
     trainer, engine = start("trainer"), start("engine")
     published = Publications(str(tmp_path / "policies"), tmp_path / "scratch")
     lies = tmp_path / "lies"
@@ -334,9 +243,7 @@ def test_what_is_not_received_is_read_and_counted(tmp_path: Path, start: Callabl
     assert answer["seconds"] < STALL_S  # at once
 
 
-def test_what_the_trainer_publishes_is_sent_by_it(
-    tmp_path: Path, start: Callable[..., Any], redis_server: RedisSettings
-) -> None:
+def test_what_the_trainer_publishes_is_sent_by_it(tmp_path: Path, start: Start, redis_server: RedisSettings) -> None:
     settings = load_settings(
         overrides=["rollout.weights.transport=direct", f"redis.url={redis_server.url}"], environ={}
     )
@@ -362,9 +269,15 @@ def test_what_the_trainer_publishes_is_sent_by_it(
         assert (answer["received"], answer["fallbacks"]) == (min(number, 2), max(number - 2, 0))
 
 
-def test_only_a_run_with_the_transport_has_a_sender_and_its_address_must_be_one() -> None:
+def test_only_a_run_with_the_transport_has_a_sender_and_its_address_must_be_one(
+    free_address: Callable[[], str],
+) -> None:
     assert open_sender(load_settings(environ={})) is None
-    direct = "rollout.weights.transport=direct"
+    direct, port = "rollout.weights.transport=direct", free_address().rpartition(":")[2]
+    sender = open_sender(load_settings(overrides=[direct, f"trainer.publish.direct_address=:{port}"], environ={}))
+    assert sender is not None
+    assert (sender.host, sender.port) == ("127.0.0.1", int(port))
+    sender.close()
     with pytest.raises(UserError, match="name the address that engines connect to"):
         open_sender(load_settings(overrides=[direct, "trainer.publish.direct_address=0.0.0.0:0"], environ={}))
     with pytest.raises(UserError, match=r"set trainer\.publish\.direct_address"):

@@ -23,9 +23,12 @@ class PublishSettings(Section):
     )
     direct_address: str = Field(
         "",
-        pattern=r"^([^:/\s]+:\d{1,5})?$",
+        pattern=r"^([^:/\s]*:\d{1,5})?$",
         description="host:port where engines reach the trainer if rollout.weights.transport=direct; port 0: a free one;"
-        " empty: the address from which this machine reaches Redis, and a free port",
+        " no host: the address from which this machine reaches Redis; empty: that, and a free port",
+    )
+    direct_backend: Literal["auto", "gloo"] = Field(
+        "auto", description="What carries policies then; auto: NCCL between GPUs, else gloo; gloo: sockets in any case"
     )
     delta: Literal["auto", "never"] = Field(
         "auto", description="auto: only what a step has changed is published, where that is a quarter or less"

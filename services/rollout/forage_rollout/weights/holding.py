@@ -12,13 +12,14 @@ from forage_policies.cache import Held, PolicyCache
 
 
 def open_cache(settings: WeightSettings) -> PolicyCache:
-    """Open the cache of this machine; with `transport=direct` it receives the files that a trainer sends."""
+    """Open the cache of this machine; with `transport=direct` it receives what a trainer sends, and sends it on."""
     folder = settings.cache_dir.resolve()
     if settings.transport != "direct":
         return PolicyCache(folder)
     from forage_rollout.weights.direct_receiver import DirectReceiver  # imports torch
 
-    return PolicyCache(folder, receive=DirectReceiver().receive)
+    receiver = DirectReceiver()
+    return PolicyCache(folder, receive=receiver.receive, offer=receiver.offer)
 
 
 @asynccontextmanager

@@ -26,10 +26,10 @@ from forage_common.telemetry.waits import waiting
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile, PolicyPart
 from forage_policies.delta import encode_delta
 from forage_policies.digests import compute_content, compute_digest
+from forage_policies.direct_sender import DirectSender
 from forage_policies.folders import describe_folder, list_needed, write_description
 from forage_trainer.files import stage_folder
 from forage_trainer.waiting import RedisRetry
-from forage_trainer.weights.direct_sender import DirectSender
 from forage_trainer.weights.model_files import (
     Adapter,
     WeightsFile,
