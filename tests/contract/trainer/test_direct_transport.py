@@ -136,7 +136,7 @@ def test_engines_hold_whole_policies_and_deltas_that_were_sent(tmp_path: Path, s
 
 
 def test_a_busy_trainer_names_engines_that_have_the_files(tmp_path: Path, start: Start) -> None:
-    trainer, engines = start("trainer", most=1, stall_s=60.0), [start("engine") for _ in range(3)]
+    trainer, engines = start("trainer", most=1, stall_s=60.0), [start("engine", stall_s=60.0) for _ in range(3)]
     published, sent = Publications(str(tmp_path / "policies"), tmp_path / "scratch"), tmp_path / "sent"
     sent.mkdir()
 

@@ -98,6 +98,10 @@ class _FileSystem(AbstractFileSystem):
             # A second process may have deleted it.
             self.current.change("delete", name, lambda name=name: self.current.files.pop(name, None))
 
+    def rm_file(self, path: str) -> None:
+        self.current.transfer()
+        self.current.change("delete", path, lambda: self.current.files.pop(path, None))
+
     def _get(self, path: str) -> bytes:
         if path not in self.current.files:
             raise FileNotFoundError(path)
