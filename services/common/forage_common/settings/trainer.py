@@ -27,9 +27,7 @@ class PublishSettings(Section):
         description="host:port where engines reach the trainer if rollout.weights.transport=direct; port 0: a free one;"
         " no host: the address from which this machine reaches Redis; empty: that, and a free port",
     )
-    direct_backend: Literal["auto", "gloo"] = Field(
-        "auto", description="What carries policies then; auto: NCCL between GPUs, else gloo; gloo: sockets in any case"
-    )
+    direct_backend: Literal["auto", "gloo"] = Field("auto", description="auto: NCCL between GPUs, else gloo (sockets)")
     delta: Literal["auto", "never"] = Field(
         "auto", description="auto: only what a step has changed is published, where that is a quarter or less"
     )
