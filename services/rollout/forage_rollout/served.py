@@ -79,8 +79,8 @@ class ServedPolicies:
                 await self._ask()
                 continue
             with suppress(TimeoutError):
-                # wait: named by the dispatcher
-                await asyncio.wait_for(self._changed.wait(), max(0.001, min(began + timeout_s, due) - now))
+                async with asyncio.timeout(max(0.001, min(began + timeout_s, due) - now)):
+                    await self._changed.wait()  # wait: named by the dispatcher
         return version <= self._reached
 
     async def _read(self, asked_at: float) -> None:

@@ -319,3 +319,20 @@ async def test_a_new_engine_that_cannot_load_the_announced_policy_starts_out_of_
     engine.refuse = True
     await Follower(bench.connect(), engine, "replica").catch_up(0.3)
     assert (engine.serving, engine.out_of_service) == (None, "altered")
+
+
+async def test_an_engine_that_dies_of_a_policy_is_not_followed_any_more(bench: Bench) -> None:
+    """Nothing is said for it, either, although there was news to be said at the moment of its death."""
+
+    class DyingEngine(Engine):
+        async def load_policy(self, policy: Policy, allow_older: bool = False) -> float:
+            if policy != FIRST:
+                raise RuntimeError("died")
+            return await super().load_policy(policy, allow_older)
+
+    following = asyncio.create_task(Follower(bench.connect(), DyingEngine(), "replica").follow())
+    await bench.until_acknowledged(FIRST)
+    bench.trainer.publish(Policy(version=2, epoch=1))
+    await asyncio.wait([following], timeout=20)
+    assert following.done()
+    assert isinstance(following.exception(), ExceptionGroup)

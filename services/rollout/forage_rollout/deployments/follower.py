@@ -199,8 +199,10 @@ class Follower:
             except UnavailableError as error:
                 log.warning("waiting_for_redis", detail=str(error))
                 await asyncio.sleep(RETRY_INTERVAL_S)  # wait: the main process names Redis
+            # Not by `wait_for`, which swallows a cancellation where there is news at that moment.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), POLL_INTERVAL_S)  # wait: pause between two looks
+                async with asyncio.timeout(POLL_INTERVAL_S):
+                    await self._has_news.wait()  # wait: pause between two looks
 
     async def _say(self) -> None:
         word = self.describe()

@@ -81,7 +81,8 @@ class Leases:
         try:
             held = f"{len(self._held)} leases are held"
             with named("groups to release the old policy", on="agent", limit_s=timeout_s, detail=held):
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
         except TimeoutError:
             log.warning("leases_void", count=len(self._held), after_s=self._limit_s)
             self._held.clear()
