@@ -132,7 +132,9 @@ _CRASHES = ("crash before", "crash after")
 BROKEN_RULES = (
     BrokenRule("a replaced trainer is fenced off", ("second trainer",), _without_fence),
     BrokenRule(
-        "prompts of a dead dispatcher are taken over", _CRASHES, lambda: _replace((Dispatcher, "_reclaim", _never))
+        "prompts of a dead dispatcher are taken over",
+        _CRASHES,
+        lambda: _replace((Dispatcher, "_reclaim", _never), (Dispatcher, "_take_over", _at_once)),
     ),
     BrokenRule(
         "groups that an earlier trainer claimed are taken over",

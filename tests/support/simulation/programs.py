@@ -172,7 +172,8 @@ class Programs:
         engines = [_Engine(self, streams, name, self.caches[process.name]) for name in names]
 
         async def run_group(prompt: Prompt) -> TrajectoryGroup:
-            return await engines[int(world.random.random() * len(engines))].sample(prompt, self.draw_seconds("sample"))
+            able = [engine for engine in engines if not engine.out_of_service] or engines
+            return await able[int(world.random.random() * len(able))].sample(prompt, self.draw_seconds("sample"))
 
         async def ask_engines() -> dict[str, Replica]:
             return {engine.name: engine.follower.describe() for engine in engines}

@@ -41,6 +41,8 @@ _MEMORY = Path("/dev/shm")
 _SIGNS_OF_LIFE = {"xclaim", "acknowledge_policy", "prune"}
 _AROUND = 8
 """Lines of a history that are shown before a fault; twice as many after it, and three times as many at the end."""
+_FAIL_GROUPS = {"engines fail", "policies refused", "policy damaged", "policy deleted", "storage down", "disk full"}
+"""After these an engine may have nothing to sample with for longer than a group is tried."""
 _ONLY_POLICIES = {"policy damaged", "policy deleted", "cache damaged", "cache lost"}
 _UNFORESEEN = {"dispatcher_restarts", "task_failed", "group_not_written"}
 """Events of the log that stand for an error which its program did not foresee."""
@@ -143,7 +145,7 @@ def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
     """Find what a finished run violates: in its newest checkpoint, the ledger and the streams."""
     trainer, folder = settings.trainer, settings.run.folder
     total = trainer.total_training_steps
-    expected = _list_expected(settings, train, any(fault.kind == "engines fail" for fault in scenario.faults))
+    expected = _list_expected(settings, train, any(fault.kind in _FAIL_GROUPS for fault in scenario.faults))
     newest = folder / "checkpoints" / f"step_{total}"
     trained = json.loads((newest / "state" / "weights.json").read_text())
     rollbacks = folder / "rollbacks.json"
