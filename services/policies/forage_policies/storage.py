@@ -20,7 +20,7 @@ from forage_common.errors import ForageError
 from forage_common.files.durable import detect_full_disk
 from forage_policies.parallel import map_parallel
 
-_RANGE = 16 * 2**20
+_RANGE = 32 * 2**20
 _CONNECTIONS = 8
 _PROBE = ".probe"
 
