@@ -6,12 +6,15 @@ part scales with cores up to the bandwidth of memory, and that no two parts over
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 MODELS = {"7B": 7.6e9, "70B": 70.6e9}
 """Parameters."""
 NODES = (1, 8, 64)
+MOST_TRANSFERS = 8
+"""As of `forage_policies.direct_sender`, which this environment lacks the libraries for."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,18 @@ def estimate(rates: Mapping[str, float], share: float, site: Site | None = None)
                     before=(1 + nodes) * masters / site.file_system + 2 * masters / rates["sha256"],
                     files_whole=whole + nodes * size / site.file_system + check + size / site.bus,
                     files_delta=delta + (nodes - 1) * share * size / site.file_system + patch,
-                    direct_whole=whole + nodes * size / site.link + check + size / site.bus,
-                    direct_delta=delta + nodes * share * size / site.link + patch - share * size / site.file_system,
+                    direct_whole=whole + count_copies(nodes) * size / site.link + check + size / site.bus,
+                    direct_delta=delta + (count_copies(nodes) / site.link - 1 / site.file_system) * share * size + patch,
                 )
             )
     return result
+
+
+def count_copies(nodes: int) -> int:
+    """Count the copies that one link carries one after the other until all nodes have one: they send theirs on."""
+    copies, senders, left = 0, 1, nodes
+    while left:
+        served = min(left, MOST_TRANSFERS * senders)
+        copies += math.ceil(served / senders)
+        senders, left = senders + served, left - served
+    return copies
