@@ -70,6 +70,7 @@ def estimate(rates: Mapping[str, float], share: float, site: Site | None = None)
         delta = size / hashing + size / encoding + share * size / site.file_system
         patch = share * size / site.file_system + size / patching + check
         for nodes in NODES:
+            copies = count_copies(nodes)
             result.append(
                 Estimate(
                     model,
@@ -77,8 +78,8 @@ def estimate(rates: Mapping[str, float], share: float, site: Site | None = None)
                     before=(1 + nodes) * masters / site.file_system + 2 * masters / rates["sha256"],
                     files_whole=whole + nodes * size / site.file_system + check + size / site.bus,
                     files_delta=delta + (nodes - 1) * share * size / site.file_system + patch,
-                    direct_whole=whole + count_copies(nodes) * size / site.link + check + size / site.bus,
-                    direct_delta=delta + (count_copies(nodes) / site.link - 1 / site.file_system) * share * size + patch,
+                    direct_whole=whole + copies * size / site.link + check + size / site.bus,
+                    direct_delta=delta + (copies / site.link - 1 / site.file_system) * share * size + patch,
                 )
             )
     return result
