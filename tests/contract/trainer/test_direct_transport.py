@@ -136,32 +136,38 @@ def test_engines_hold_whole_policies_and_deltas_that_were_sent(tmp_path: Path, s
 
 
 def test_a_busy_trainer_names_engines_that_have_the_files(tmp_path: Path, start: Start) -> None:
-    trainer, engines = start("trainer", most=1, stall_s=60.0), [start("engine", stall_s=60.0) for _ in range(3)]
+    trainers = [start("trainer", most=1, stall_s=60.0) for _ in range(2)]
+    engines = [start("engine", stall_s=60.0) for _ in range(3)]
     published, sent = Publications(str(tmp_path / "policies"), tmp_path / "scratch"), tmp_path / "sent"
     sent.mkdir()
 
-    def hold(engine: Process) -> dict[str, Any]:
-        """As the engine of another machine than the others."""
-        answer = dict(engine.ask(policy=announce(policy, trainer), cache=str(tmp_path / f"cache-{id(engine)}")))
+    def receive(engine: Process, trainer: Process) -> bool:
+        """Whether an engine, each on a machine of its own, has received the policy."""
+        answer = engine.ask(policy=announce(policy, trainer), cache=str(tmp_path / f"cache-{id(engine)}"))
         assert answer["failure"] == ""
         assert [compute_digest(Path(file)) for file in answer["files"]] == [file.digest for file in policy.files]
-        return answer
+        return not answer["fallbacks"]
 
     policy = published.publish()
     files = offer(policy, sent)
-    trainer.ask(offer=files)
-    assert hold(engines[0])["received"] == 1
-    occupy(trainer, Path(files[policy.files[0].digest]), policy.files[0].digest)
-    assert hold(engines[1])["received"] == 1
+    trainers[0].ask(offer=files)
+    assert receive(engines[0], trainers[0])
+    # What occupies the trainer does that for a minute: the others have the files from an engine.
+    occupy(trainers[0], Path(files[policy.files[0].digest]), policy.files[0].digest)
+    assert receive(engines[1], trainers[0])
     engines[0].kill()
-    assert hold(engines[2])["received"] == 1  # from the second one, if not at first
-    outcomes = trainer.ask(outcomes=True)
-    assert outcomes["sent gloo"] == 1
-    assert outcomes["busy"] >= 2
-    policy = published.publish()  # a delta
-    trainer.ask(offer=files | offer(policy, sent))
-    assert trainer.ask(outcomes=True)["sent gloo"] == 1
-    trainer.kill()  # nothing but its time limit ends what occupies it
+    assert receive(engines[2], trainers[0])  # from the second one, once the first has failed
+    policy = published.publish()
+    delta = policy.parts[1].files[0].digest
+    files |= offer(policy, sent)
+    trainers[1].ask(offer=files)
+    assert receive(engines[1], trainers[1])
+    occupy(trainers[1], Path(files[delta]), delta)
+    assert receive(engines[2], trainers[1])
+    for trainer in trainers:
+        assert trainer.ask(outcomes=True)["sent gloo"] == 1
+        assert trainer.ask(outcomes=True)["busy"] >= 1
+        trainer.kill()  # nothing else ends what occupies it
 
 
 def test_transfers_use_nccl_only_between_gpus_and_gloo_once_it_has_failed(tmp_path: Path, start: Start) -> None:
