@@ -31,6 +31,12 @@ class Process:
         )
         self._has_begun = False
         self.is_unharmed = True
+        self._unread = 0
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether the next test may use it."""
+        return self.is_unharmed and not self._unread
 
     @property
     def hello(self) -> dict[str, Any]:
@@ -45,10 +51,13 @@ class Process:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(fields).encode() + b"\n")
         self._process.stdin.flush()
+        self._unread += 1
 
     def read(self, limit_s: float = SOON_S) -> dict[str, Any]:
         assert self.hello is not None
-        return self._read_line(limit_s)
+        line = self._read_line(limit_s)
+        self._unread -= 1
+        return line
 
     def _read_line(self, limit_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -154,11 +163,17 @@ def start(repository: Path, tmp_path: Path, pool: dict[str, list[Process]]) -> I
 
     yield start_one
     for key, process in started:
-        if process.is_unharmed:
+        if process.is_reusable:
             process.ask(offer={}, gpu="")
             pool.setdefault(key, []).append(process)
         else:
             process.kill()
+
+
+def begin_all(engines: list[Engine], trainer: Process, source: Path) -> list[Path]:
+    """Ask for a file with several engines at once; returns where it will be."""
+    assert [engine.hello for engine in engines]  # one that starts would let the others' transfers end
+    return [engine.begin(trainer.hello["port"], source) for engine in engines]
 
 
 def write(file: Path, size: int) -> Path:
@@ -174,8 +189,11 @@ def write(file: Path, size: int) -> Path:
 def wait_for_resources(trainer: Process, before: dict[str, int]) -> None:
     """Return once the trainer has no more threads, files and sockets than before."""
     deadline = time.monotonic() + SOON_S
-    while (now := trainer.ask(count=True)) != before:
-        assert time.monotonic() < deadline, now
+    while True:
+        now = trainer.ask(count=True)
+        if all(count <= before[kind] for kind, count in now.items()):
+            return
+        assert time.monotonic() < deadline, (now, before)
         time.sleep(0.05)
 
 

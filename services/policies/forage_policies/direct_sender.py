@@ -96,7 +96,10 @@ class DirectSender:
         self._ended: dict[str, float] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._receptionist = threading.Thread(target=self._answer_requests, name="direct-requests", daemon=True)
+        own = (self._store.clone(),)
+        self._receptionist = threading.Thread(
+            target=self._answer_requests, args=own, name="direct-requests", daemon=True
+        )
         self._receptionist.start()
 
     def offer(self, files: Mapping[str, Path]) -> None:
@@ -120,8 +123,7 @@ class DirectSender:
         with self._lock:
             return list(self._running.values())
 
-    def _answer_requests(self) -> None:
-        store = self._store.clone()
+    def _answer_requests(self, store: dist.Store) -> None:
         with idling("requests of engines for a policy", on="rollout"):
             # Polled: torch writes a warning whenever a wait in its store reaches a time limit.
             while not self._closing.wait(_LOOK_S):

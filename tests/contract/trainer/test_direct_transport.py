@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from direct_processes import STALL_S, Engine, Process, Start, occupy, pool, start, wait_for_resources, write
+from direct_processes import STALL_S, Engine, Process, Start, begin_all, occupy, pool, start, wait_for_resources, write
 from policy_files import Publications
 from safetensors.torch import load_file
 from trainer_parts import write_model
@@ -37,7 +37,7 @@ def test_several_engines_and_a_late_one_receive_the_files(tmp_path: Path, start:
     source, small = write(tmp_path / "source", (33 << 20) + 5), write(tmp_path / "small", 7)
     trainer, engines = start("trainer"), [start("engine") for _ in range(3)]
     before = trainer.ask(offer={"w": str(source), "s": str(small)})
-    targets = [engine.begin(trainer.hello["port"], source) for engine in engines]
+    targets = begin_all(engines, trainer, source)
     assert [engine.read()["failure"] for engine in engines] == [""] * 3
     late = start("engine")
     late.order(

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from direct_processes import STALL_S, Start, occupy, pool, start, wait_for_resources, write
+from direct_processes import STALL_S, Start, begin_all, occupy, pool, start, wait_for_resources, write
 
 __all__ = ["pool", "start"]
-LARGE = 200 << 20
-"""Bytes whose transfer takes long enough to be interrupted."""
+LARGE = 100 << 20
+SMALL_PIECES = 1 << 16
+"""Bytes of a file, and of its pieces, whose transfer takes long enough to be interrupted."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_engine_that_dies_or_stops_holds_up_no_other(tmp_path: Path, start: Start, number: signal.Signals) -> None:
     source = write(tmp_path / "source", LARGE)
-    trainer, engines = start("trainer"), [start("engine") for _ in range(3)]
+    trainer, engines = start("trainer", piece_bytes=SMALL_PIECES), [start("engine") for _ in range(3)]
     before = trainer.ask(offer={"w": str(source)})
-    targets = [engine.begin(trainer.hello["port"], source) for engine in engines]
+    targets = begin_all(engines, trainer, source)
     engines[0].wait_for_bytes(LARGE // 20)
     engines[0].signal(number)
     for engine, target in zip(engines[1:], targets[1:], strict=True):
@@ -39,9 +40,9 @@ def test_an_engine_that_dies_or_stops_holds_up_no_other(tmp_path: Path, start: S
 
 def test_a_trainer_that_dies_fails_every_transfer_at_once(tmp_path: Path, start: Start) -> None:
     source = write(tmp_path / "source", LARGE)
-    trainer, engines = start("trainer"), [start("engine") for _ in range(3)]
+    trainer, engines = start("trainer", piece_bytes=SMALL_PIECES), [start("engine") for _ in range(3)]
     trainer.ask(offer={"w": str(source)})
-    targets = [engine.begin(trainer.hello["port"], source) for engine in engines]
+    targets = begin_all(engines, trainer, source)
     for engine in engines:
         engine.wait_for_bytes(1)
     trainer.kill()
@@ -57,7 +58,7 @@ def test_a_trainer_that_dies_fails_every_transfer_at_once(tmp_path: Path, start:
 
 def test_a_trainer_that_stops_is_given_up_and_taken_again(tmp_path: Path, start: Start) -> None:
     source = write(tmp_path / "source", LARGE)
-    trainer, engines = start("trainer"), [start("engine") for _ in range(2)]
+    trainer, engines = start("trainer", piece_bytes=SMALL_PIECES), [start("engine") for _ in range(2)]
     trainer.ask(offer={"w": str(source)})
     engines[0].begin(trainer.hello["port"], source)
     engines[0].wait_for_bytes(LARGE // 20)
@@ -75,8 +76,9 @@ def test_a_trainer_that_stops_is_given_up_and_taken_again(tmp_path: Path, start:
 
 def test_engines_that_send_may_patch_their_files_stop_and_die(tmp_path: Path, start: Start) -> None:
     source = write(tmp_path / "source", LARGE)
-    trainer, engines = start("trainer", most=1), [start("engine") for _ in range(4)]
+    trainer, engines = start("trainer", most=1, piece_bytes=SMALL_PIECES), [start("engine") for _ in range(4)]
     trainer.ask(offer={"w": str(source)})
+    assert [engine.hello for engine in engines]  # what is occupied is so for a moment only
     copy = engines[0].receive(trainer, source)
     engines[0].ask(offer={"w": str(copy)})
 
