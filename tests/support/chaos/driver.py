@@ -70,6 +70,7 @@ def deal_hands(plan: Plan) -> list[list[str]]:
     ranks = [kind for kind in plan.kinds if kind in RANK_KINDS]
     stores = [kind for kind in plan.kinds if kind in STORE_KINDS]
     rank_count, store_count = (round(plan.kills * len(some) / len(plan.kinds)) for some in (ranks, stores))
+    store_count = min(store_count, plan.kills - 1)  # an episode has its last fault in any case
     fewest = -(-(plan.kills - store_count) // plan.per_episode)
     if "s3" not in map(plan.name_transport, range(fewest)):
         store_count = 0

@@ -20,7 +20,7 @@ from typing import Any
 
 SAVED_EVERY = 5
 """Interval of steps whose trajectories are written."""
-TOLERANCE = 2e-4
+TOLERANCE = 1e-4
 """Largest difference between two kernels that compute the same, some ten times what is seen."""
 _BEHIND = (1, 2)
 """Versions that a saved step was sampled under, counted back from it."""
