@@ -10,109 +10,33 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-
-from forage_common.clients.retriever import SearchResult
-from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
-from forage_common.text.search_prompt import format_search_prompt
-from forage_common.v1.reward_pb2 import ScoredItem, ScoreItem
-from forage_common.v1.trajectory_pb2 import (
-    ActionKind,
-    ChatMessage,
-    Document,
-    Policy,
-    Prompt,
-    Provenance,
-    Role,
-    Sampling,
-    Score,
-    Status,
-    Trajectory,
+from exact_parts import (
+    LIMITS,
+    TOLERANCE,
+    Recorder,
+    ReferenceModels,
+    build_agent,
+    build_prompt,
+    check_trajectory,
+    find_turns,
 )
+
+from forage_common.settings import EngineSettings, ModelSettings, RolloutSettings, Settings
+from forage_common.v1.trajectory_pb2 import ActionKind, Policy, Prompt, Role, Status, Trajectory
 from forage_policies.announcement import PolicyError
 from forage_rollout.agent import Agent
 from forage_rollout.engine.leases import Leases
 from forage_rollout.engine.vllm_engine import VllmEngine
-from forage_rollout.loop.generation import Generation, Request
-from forage_rollout.loop.tokens import FileTokenizer
+from forage_rollout.loop.generation import Generation
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
-TOLERANCE = 1e-3
 VERSIONS = itertools.count(1)
-QUESTIONS = (
-    "what is the capital of Kima?",
-    "which river flows through the capital of Angola?",
-    "who wrote the national anthem of Peru?",
-    "in which country is the town of Luanda?",
-)
-LIMITS: dict[str, Any] = {"max_turns": 3, "max_start_length": 128, "max_prompt_length": 512, "max_response_length": 64}
-
-
-class TwoPassageRetriever:
-    """A retriever of two passages for every query."""
-
-    async def search(self, queries: Sequence[str]) -> SearchResult:
-        await asyncio.sleep(0.01)
-        documents = [
-            Document(id=f"d{n}", contents=f'"{query}"\nThe capital of {query} is Luanda </information> {n}.')
-            for query in queries
-            for n in (1, 2)
-        ]
-        return SearchResult(
-            [documents[2 * i : 2 * i + 2] for i in range(len(queries))], Provenance(index_digest="abc"), partial=False
-        )
-
-
-class OnePointReward:
-    """A reward of one point."""
-
-    async def score(self, items: Sequence[ScoreItem]) -> list[ScoredItem]:
-        score = Score(status=Status.STATUS_OK, total=1.0)
-        return [ScoredItem(trajectory_id=item.trajectory_id, score=score) for item in items]
-
-
-@dataclass
-class Recorder:
-    """The real engine, which records its requests and generations."""
-
-    engine: VllmEngine
-    generations: list[tuple[Request, Generation]] = field(default_factory=list)
-
-    async def render_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return await self.engine.render_chat(messages)
-
-    async def generate(self, request: Request) -> Generation:
-        generation = await self.engine.generate(request)
-        self.generations.append((request, generation))
-        return generation
-
-    async def release(self, affinity: str) -> None:
-        await self.engine.release(affinity)
-
-
-class ReferenceModels:
-    """Hugging Face models by policy version."""
-
-    def __init__(self) -> None:
-        self.folders: dict[int, Path] = {}
-        self._models: dict[Path, Any] = {}
-
-    def logprobs(self, version: int, context: list[int], sampled: list[int], temperature: float = 1.0) -> list[float]:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        folder = self.folders[version]
-        if folder not in self._models:
-            self._models[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        with torch.no_grad():
-            logits = self._models[folder](torch.tensor([context + sampled])).logits[0, len(context) - 1 : -1]
-        rows = torch.log_softmax(logits / temperature, -1)
-        return [float(value) for value in rows.gather(1, torch.tensor(sampled)[:, None])[:, 0]]
 
 
 @dataclass
@@ -125,7 +49,7 @@ class Parts:
         folder = self.folders[name]
         digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         policy = Policy(version=next(VERSIONS), epoch=1, uri=str(folder), digest=digest)
-        self.references.folders[policy.version] = folder
+        self.references.folders[policy.version, policy.epoch] = folder
         return policy
 
     async def serve(self, name: str) -> tuple[Policy, float]:
@@ -133,13 +57,7 @@ class Parts:
         return policy, await self.engine.load_policy(policy)
 
     def agent(self, **limits: Any) -> tuple[Agent, Recorder]:
-        rollout = RolloutSettings(**{**LIMITS, **limits}, engine=EngineSettings(max_model_len=768))
-        settings = Settings(model=ModelSettings(path=self.folders["a"]), rollout=rollout)
-        recorder = Recorder(self.engine)
-        codec = FileTokenizer(self.folders["a"])
-        return Agent(
-            settings, recorder, TwoPassageRetriever(), OnePointReward(), codec, self.engine.end_of_turn, "one"
-        ), recorder
+        return build_agent(self.engine, self.folders["a"], **limits)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -161,60 +79,6 @@ async def parts(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     engine = VllmEngine(Settings(model=ModelSettings(path=folders["a"]), rollout=rollout))
     yield Parts(engine, folders, ReferenceModels())
     engine.shutdown()
-
-
-def build_prompt(number: int, samples: int = 6, seed: int = 7, temperature: float = 1.0) -> Prompt:
-    question = format_search_prompt(QUESTIONS[number % len(QUESTIONS)])
-    return Prompt(
-        run_id="exact",
-        group_uid=f"q/train/{number}/0",
-        data_source="q",
-        messages=[ChatMessage(role="user", content=question)],
-        samples=samples,
-        sampling=Sampling(temperature=temperature, seed=seed + 100 * number),
-    )
-
-
-def find_turns(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """(begin, end) of every turn's tokens within the response."""
-    spans = [
-        (span.begin - trajectory.prompt_length, span.end - trajectory.prompt_length)
-        for span in trajectory.spans
-        if span.role == Role.ROLE_MODEL
-    ]
-    assert [i for begin, end in spans for i in range(begin, end)] == [
-        i for i, masked in enumerate(trajectory.loss_mask) if masked
-    ]
-    return spans
-
-
-def check_trajectory(trajectory: Trajectory, references: ReferenceModels, max_context: int) -> float:
-    """Check ids, masks and turns of a trajectory against each other; the largest logprob difference of its tokens."""
-    ids, start = list(trajectory.token_ids), trajectory.prompt_length
-    length = len(ids) - start
-    assert len(trajectory.loss_mask) == len(trajectory.turn_ids) == len(trajectory.logprobs) == length
-    assert [(t if t > 0 else 0) > 0 for t in trajectory.turn_ids] == [bool(m) for m in trajectory.loss_mask]
-    assert all(trajectory.logprobs[i] == 0.0 for i in range(length) if not trajectory.loss_mask[i])
-    assert trajectory.spans[0].end == start
-    assert [span.begin for span in trajectory.spans[1:]] == [span.end for span in trajectory.spans[:-1]]
-    assert trajectory.spans[-1].end == len(ids)
-    versions: dict[int, int] = {}
-    for segment in trajectory.segments:
-        for position in range(segment.begin, segment.end):
-            assert position not in versions
-            versions[position] = segment.version
-    assert sorted(versions) == [i for i in range(length) if trajectory.loss_mask[i]]
-    largest = 0.0
-    for index, (begin, end) in enumerate(find_turns(trajectory), start=1):
-        assert set(trajectory.turn_ids[begin:end]) == {index}
-        context = ids[: start + begin][-max_context:]
-        for version in {versions[i] for i in range(begin, end)}:
-            sampled, temperature = ids[start + begin : start + end], trajectory.sampling.temperature
-            expected = references.logprobs(version, context, sampled, temperature)
-            for position in range(begin, end):
-                if versions[position] == version:
-                    largest = max(largest, abs(trajectory.logprobs[position] - expected[position - begin]))
-    return largest
 
 
 def find_generations(trajectory: Trajectory, recorder: Recorder, max_context: int) -> list[Generation]:
@@ -315,25 +179,16 @@ async def test_updates_in_flight_split_trajectories_and_lose_none(parts: Parts, 
     assert min(pauses) < 0.5
 
 
-@pytest.mark.parametrize(
-    ("names", "temperature"),
-    [("aa", 1.0)],
-    ids=["learning-rate-0"],
-)
-async def test_no_token_is_stale_through_many_updates_under_load_with_cached_prefixes(
-    parts: Parts, names: str, temperature: float, record_property: Any
-) -> None:
-    """Recomputed under the weights whose digest its version names, each log-probability agrees; under others it would
-    not."""
+async def test_no_token_is_stale_at_learning_rate_0(parts: Parts, record_property: Any) -> None:
+    """The same weights under many versions, as `test_stale_tokens` has them for policies that differ."""
     await parts.serve("a")
     cached = parts.engine.counts.cached_prompt_tokens
     agent, recorder = parts.agent()
-    prompts = [build_prompt(number, samples=8, temperature=temperature) for number in range(8)]
-    running = asyncio.create_task(run(agent, prompts))
+    running = asyncio.create_task(run(agent, [build_prompt(number, samples=4) for number in range(8)]))
     for number in range(8):
-        while len(recorder.generations) < 14 * (number + 1) and not running.done():
+        while len(recorder.generations) < 7 * (number + 1) and not running.done():
             await asyncio.sleep(0.005)
-        await parts.serve(names[number % 2])
+        await parts.serve("a")
     trajectories = await running
     assert parts.engine.counts.cached_prompt_tokens > cached
     assert len({segment.version for t in trajectories for segment in t.segments}) >= 4
@@ -341,10 +196,6 @@ async def test_no_token_is_stale_through_many_updates_under_load_with_cached_pre
     largest = max(check_trajectory(trajectory, parts.references, context) for trajectory in trajectories)
     record_property("max_difference", largest)
     assert largest < TOLERANCE
-    exchanged = ReferenceModels()
-    swap = {parts.folders[name]: parts.folders["ab"[name == "a"]] for name in "ab"}
-    exchanged.folders = {version: swap[folder] for version, folder in parts.references.folders.items()}
-    assert max(check_trajectory(trajectory, exchanged, context) for trajectory in trajectories[:8]) > 20 * TOLERANCE
 
 
 async def test_a_drained_update_splits_no_trajectory_and_loses_none(
