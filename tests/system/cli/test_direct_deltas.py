@@ -50,7 +50,7 @@ def test_an_engine_receives_deltas_from_the_trainer_and_samples_from_them(
 
     counts = demo.wait_for(read_enough, 300)
     demo.interrupt()
-    assert demo.finish(60) == 130, demo.output[-3000:]
+    assert demo.finish(120) == 130, demo.output[-3000:]
     assert counts[BYTES] > 0
     assert counts[FALLBACKS] == 0
     history, ways = demo.history, count_ways(demo.run)
