@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from trainer_parts import write_model
 
-from forage_common.errors import DataError
+from forage_common.errors import DataError, FencedError
 from forage_common.settings import PublishSettings, RedisSettings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
@@ -265,6 +265,25 @@ def test_a_relative_address_is_the_same_for_engines_with_another_working_directo
     policy = connect(uri="copies/").publish(0, make_weights())
     assert policy.uri == str(tmp_path / "work/copies/run/v0-e1")
     verify_files(policy, Path(policy.uri))
+
+
+def test_a_replaced_trainer_whose_folder_is_gone_is_fenced(
+    connect: Callable[..., Publisher], streams: StreamClient, tmp_path: Path
+) -> None:
+    """Its successor deletes what it has written before the copies are complete."""
+    streams.acquire_epoch()
+    publisher = connect(1, uri=f"memory://{tmp_path.name}")
+    write = publisher._write
+
+    def write_and_lose(*args: Any) -> Policy:
+        policy = write(*args)
+        streams.acquire_epoch()
+        shutil.rmtree(tmp_path / "policies/v0-e1")
+        return policy
+
+    publisher._write = write_and_lose  # type: ignore[method-assign]
+    with pytest.raises(FencedError):
+        publisher.publish(0, make_weights())
 
 
 def test_a_place_where_nothing_can_be_written_is_named(connect: Callable[..., Publisher], tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from forage_common.errors import UserError
@@ -67,15 +67,26 @@ class PolicyStore:
         """The address under which the engines find a folder."""
         return f"{self._root}/{name}" if self._root else str((self.folder / name).resolve())
 
-    def complete(self, name: str) -> None:
+    def complete(self, name: str, check: Callable[[], object] = lambda: None) -> None:
         """Return once a folder is complete at its address, however long that is unavailable.
+
+        Args:
+            check: called when an attempt has failed; raises where a later trainer works, which deletes these files.
 
         Raises:
             Stopped: the process was asked to stop meanwhile.
         """
         if self._root:
-            files = {file.name: file for file in (self.folder / name).iterdir()}
-            self._retry(lambda: put_files(self.name_address(name), files))
+
+            def put() -> None:
+                try:
+                    files = {file.name: file for file in (self.folder / name).iterdir()}
+                    put_files(self.name_address(name), files)
+                except (StorageError, FileNotFoundError):
+                    check()
+                    raise
+
+            self._retry(put)
 
     def list_names(self) -> list[str]:
         """List the names of all folders, and of all copies that can be listed now, the newest first."""

@@ -100,7 +100,7 @@ class Publisher:
         began = time.perf_counter()
         name = f"v{version}-e{self._streams.epoch}"
         policy = self._retry.disk(partial(self._write, name, version, weights, whole))
-        self._store.complete(name)
+        self._store.complete(name, lambda: self._retry(self._streams.check_epoch))
         if self._sender is not None:
             policy.direct.host, policy.direct.port = self._sender.host, self._sender.port
             self._sender.offer(self._store.find_files(policy))
