@@ -205,8 +205,8 @@ class Follower:
                     await self._has_news.wait()  # wait: pause between two looks
 
     async def _say(self) -> None:
-        word = self.describe()
         await asyncio.to_thread(self._streams.declare_dtype, self._engine.dtype)  # a server may have lost it
+        word = self.describe()  # only now: the engine may have loaded another policy while the server was away
         is_new = word.HasField("serving") and (self._said is None or word.serving != self._said.serving)
         with self._record("serve", word.serving) if is_new else nullcontext():
             await asyncio.to_thread(self._streams.acknowledge_policy, self._name, word)
