@@ -7,12 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCHEDULES = 1000
+pytestmark = pytest.mark.timeout(900)
+"""They take four minutes of two cores, and share them with other tests."""
 
 
 def simulate(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(repository / "scripts/simulate.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, capture_output=True, text=True, timeout=840)
 
 
 def read_result(ended: subprocess.CompletedProcess[str]) -> dict[str, int]:

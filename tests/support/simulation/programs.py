@@ -166,10 +166,15 @@ class Programs:
         world, settings = self.world, self.settings
         process = world.process
         assert process is not None
-        history = open_history(settings.run, "rollout")
-        streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, history)
+
+        def connect() -> StreamClient:
+            history = open_history(settings.run, "rollout")
+            return StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, history)
+
+        streams = connect()
         names = [f"{process.name}-{process.started:.3f}-{i}" for i in range(self._engines)]
-        engines = [_Engine(self, streams, name, self.caches[process.name]) for name in names]
+        # A client for each, as each is a process of its own: the history of a process knows one engine.
+        engines = [_Engine(self, connect(), name, self.caches[process.name]) for name in names]
 
         async def run_group(prompt: Prompt) -> TrajectoryGroup:
             able = [engine for engine in engines if not engine.out_of_service] or engines

@@ -191,7 +191,7 @@ def test_old_folders_are_deleted_unless_a_replica_serves_them(tmp_path: Path, st
     assert sorted(p.name for p in (tmp_path / "policies").iterdir()) == sorted(["v0-e1", *newest])
 
 
-def test_a_damaged_policy_that_no_replica_serves_is_noticed(tmp_path: Path, streams: StreamClient) -> None:
+def test_a_damaged_policy_that_an_engine_may_lack_is_noticed(tmp_path: Path, streams: StreamClient) -> None:
     publisher = build_publisher(tmp_path, streams, 3)
     assert not publisher.is_damaged(), "nothing was published"
     policy = publisher.publish(7, {"w": torch.arange(4.0)})
@@ -202,6 +202,9 @@ def test_a_damaged_policy_that_no_replica_serves_is_noticed(tmp_path: Path, stre
     file.write_bytes(content)
     streams.acknowledge_policy("engine", Replica(serving=policy))
     assert not publisher.is_damaged(), "an engine has it in memory"
+    streams.acknowledge_policy("late engine", Replica(refused=policy, reason="no such file"))
+    assert publisher.is_damaged(), "another one came too late"
+    streams.acknowledge_policy("late engine", Replica(serving=policy))
     streams.acknowledge_policy("engine", Replica(serving=publisher.publish(8, {"w": torch.arange(4.0)})))
     (tmp_path / "policies/v8-e3/model.safetensors").unlink()
     streams._redis.delete(streams.key("alive"))

@@ -162,13 +162,15 @@ class Publisher:
             self._announce(self._policy)
 
     def is_damaged(self) -> bool:
-        """Whether no replica serves the last policy, and its files are not what was announced."""
-        if self._policy is None or self._policy in self._retry(self._read_lively).values():
+        """Whether an engine may lack the last policy, and its files are not what was announced."""
+        if self._policy is None:
+            return False
+        replicas = self._retry(lambda: self._streams.read_replicas(LIVELY_S)).values()
+        is_served = any(one.serving == self._policy for one in replicas)
+        # Engines of another machine, or of another service, may refuse what others have loaded in time.
+        if is_served and not any(one.HasField("refused") and one.refused == self._policy for one in replicas):
             return False
         return not self._store.is_intact(self._policy)
-
-    def _read_lively(self) -> dict[str, Policy]:
-        return {name: replica.serving for name, replica in self._streams.read_replicas(LIVELY_S).items()}
 
     def _announce(self, policy: Policy) -> None:
         self._retry(lambda: self._streams.publish(policy))
