@@ -399,12 +399,12 @@ def test_a_policy_is_published_beside_the_next_step(
     begun, issued_before = threading.Event(), []
     real_complete, real_step = PolicyStore.complete, PolicyStep.__call__
 
-    def complete(self: PolicyStore, name: str) -> None:
+    def complete(self: PolicyStore, name: str, check: Callable[[], object]) -> None:
         if name.startswith("v1-"):
             assert begun.wait(60)
             streams = StreamClient(redis_server, "local")
             issued_before.extend(issue.batch for issue in streams.read_issued())
-        real_complete(self, name)
+        real_complete(self, name, check)
 
     def step(self: PolicyStep, batch: Batch, *rest: object) -> dict[str, object]:
         if batch.number == 2:
@@ -436,10 +436,10 @@ def test_a_trainer_that_is_superseded_while_it_publishes_acknowledges_nothing(
     real = PolicyStore.complete
     streams = StreamClient(redis_server, "local")
 
-    def complete(self: PolicyStore, name: str) -> None:
+    def complete(self: PolicyStore, name: str, check: Callable[[], object]) -> None:
         if name.startswith("v1-"):
             streams.acquire_epoch()
-        real(self, name)
+        real(self, name, check)
 
     monkeypatch.setattr(PolicyStore, "complete", complete)
     with pytest.raises(FencedError):
@@ -456,7 +456,7 @@ def test_a_run_that_fails_while_a_store_is_away_ends(
 ) -> None:
     real = PolicyStep.__call__
 
-    def complete(self: PolicyStore, name: str) -> None:
+    def complete(self: PolicyStore, name: str, check: Callable[[], object]) -> None:
         if name.startswith("v1-"):
             self._retry(lambda: put_files("s3://no-such-bucket/x", {}))
 
