@@ -86,14 +86,14 @@ class Service:
 
     def update(self, version: int) -> float:
         """Publish the same weights as another version. Returns the seconds that generation paused for it."""
-        before, policy = self.read_metrics(), self._streams.read_policy()
+        before, policy = read_metrics(self.settings), self._streams.read_policy()
         assert policy is not None
         policy.version = version
         self._streams.publish(policy)
         deadline = time.monotonic() + 60
         while True:
             time.sleep(0.2)
-            now = self.read_metrics()
+            now = read_metrics(self.settings)
             if now["forage_rollout_policy_version"] == version:
                 break
             if time.monotonic() > deadline:
@@ -101,12 +101,13 @@ class Service:
         name = "forage_rollout_policy_pause_seconds_total"
         return now[name] - before[name]
 
-    def read_metrics(self) -> dict[str, float]:
-        """Read the service's unlabelled samples by name."""
-        with urllib.request.urlopen(f"http://{self.settings.rollout.health_address}/metrics", timeout=20) as page:
-            text = page.read().decode()
-        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-        return {sample.name: sample.value for sample in samples if not sample.labels}
+
+def read_metrics(settings: Settings) -> dict[str, float]:
+    """Read the rollout service's unlabelled samples by name."""
+    with urllib.request.urlopen(f"http://{settings.rollout.health_address}/metrics", timeout=20) as page:
+        text = page.read().decode()
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return {sample.name: sample.value for sample in samples if not sample.labels}
 
 
 def _check_trajectory(trajectory: pb.Trajectory) -> int:

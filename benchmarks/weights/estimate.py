@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from forage_policies.direct import MOST_TRANSFERS
+
 MODELS = {"7B": 7.6e9, "70B": 70.6e9}
 """Parameters."""
 NODES = (1, 8, 64)
-MOST_TRANSFERS = 8
-"""As of `forage_policies.direct_sender`, which this environment lacks the libraries for."""
 
 
 @dataclass(frozen=True)

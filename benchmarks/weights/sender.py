@@ -28,7 +28,7 @@ from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.direct_sender import open_sender
 from forage_trainer.weights.policy_store import PolicyStore
-from forage_trainer.weights.publisher import Publisher
+from forage_trainer.weights.publisher import Publisher, measure_published
 
 GROUPS, SAMPLES = 1, 2
 """Few: Adam takes steps of the learning rate however many there are."""
@@ -62,11 +62,9 @@ class Sender:
 
     def update(self) -> dict[str, Any]:
         """Take one GRPO update and gather the weights that it leads to."""
-        began = time.perf_counter()
         self._worker.update(self._batch, self._advantages, self._reference, None, GROUPS)
-        updated = time.perf_counter()
         self._weights = self._worker.weights(torch.bfloat16)
-        return {"update_s": updated - began, "gather_s": time.perf_counter() - updated}
+        return {}
 
     def copy(self) -> dict[str, Any]:
         """Copy the whole policy from memory to memory, on one thread; the best of three."""
@@ -87,13 +85,11 @@ class Sender:
         if bool(policy.parts) != (kind == "delta"):
             sys.exit(f"version {self._version} was published {'as a delta' if policy.parts else 'whole'}, not {kind}")
         self._policy = policy
-        files = policy.parts[-1].files if policy.parts else policy.files
-        whole = sum(file.bytes for file in policy.files)
         return {
             "policy": policy.SerializeToString().hex(),
             "seconds": seconds,
-            "bytes": sum(file.bytes for file in files),
-            "whole_bytes": whole,
+            "bytes": measure_published(policy),
+            "whole_bytes": sum(file.bytes for file in policy.files),
         }
 
     def compare(self, cache: str) -> dict[str, Any]:

@@ -34,11 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from estimate import Estimate, estimate
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 from s3_server import serve_s3
-from service import free_base_port
+from service import free_base_port, read_metrics
 
 from forage_cli.local.smollm2 import convert_gguf, fetch_gguf
 from forage_cli.local.stack import Program, Stack, find_interpreter, repository, shift_ports
@@ -183,17 +182,11 @@ class Bench:
 
     def _read_pauses(self, above: float = -1.0) -> float:
         """Read the sum of all pauses; the service's page is renewed about once a second, so wait until it has grown."""
-        url, name = (
-            f"http://{self._settings.rollout.health_address}/metrics",
-            "forage_rollout_policy_pause_seconds_total",
-        )
         deadline = time.monotonic() + 20
         value, previous = -1.0, -2.0
         while time.monotonic() < deadline and (value <= above or value != previous):
             previous = value
-            with urllib.request.urlopen(url, timeout=20) as page:
-                families = list(text_string_to_metric_families(page.read().decode()))
-            value = sum(s.value for family in families for s in family.samples if s.name == name)
+            value = read_metrics(self._settings)["forage_rollout_policy_pause_seconds_total"]
             time.sleep(1.2)
         return value
 

@@ -21,6 +21,8 @@ SENDER, RECEIVER = 0, 1
 """Ranks in the group of a transfer."""
 STALL_S = 10.0
 """Longest pause of a transfer: its sender, or its receiver, has stopped then."""
+MOST_TRANSFERS = 8
+"""Transfers of a sender at once: as many as a fast network card needs connections. The next engines ask others."""
 _PROTOCOL = 2
 _LONGEST = 1 << 20
 """Bytes of a message; a file is named in about a hundred."""
@@ -127,6 +129,12 @@ def name_answer(uid: str) -> str:
 def name_end(uid: str) -> str:
     """The key that an engine sets when it has received everything."""
     return f"{uid}/end"
+
+
+def shorten_error(error: Exception) -> str:
+    """The first line of an error of torch, whose message contains a trace of calls."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:160]}"
 
 
 def split_pieces(sizes: Sequence[int], piece_bytes: int) -> Iterator[tuple[int, int, int]]:

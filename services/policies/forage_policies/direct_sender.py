@@ -24,6 +24,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import idling
 from forage_policies.direct import (
     GLOO,
+    MOST_TRANSFERS,
     NCCL,
     REQUESTS,
     SENDER,
@@ -33,13 +34,12 @@ from forage_policies.direct import (
     decode_request,
     name_answer,
     name_end,
+    shorten_error,
     split_pieces,
 )
 from forage_policies.pair import Pair, find_gpu, overlap
 
 PIECE_BYTES = 8 << 20
-MOST_TRANSFERS = 8
-"""Transfers of a sender at once: as many as a fast network card needs connections. The next engines ask others."""
 _LOOK_S = 0.02
 """Pause between two looks for requests."""
 _FORGET_S = 2 * STALL_S
@@ -155,7 +155,7 @@ class DirectSender:
         if is_busy:
             # Any of them: one that is busy itself says so, and the engine asks here again.
             peer = random.choice(peers) if peers else ""
-            self._answer(store, request, is_busy=True, peer=peer)
+            store.set(name_answer(request.uid), Answer(self._piece_bytes, is_busy=True, peer=peer).encode())
             self._count("busy", "", 0)
             self._forget(request.uid)
         else:
@@ -168,17 +168,6 @@ class DirectSender:
             if request.serves and digests <= self._files.keys():
                 self._peers[request.serves] = self._peers.get(request.serves, frozenset()) | digests
 
-    def _answer(
-        self,
-        store: dist.Store,
-        request: Request,
-        refused: str = "",
-        is_busy: bool = False,
-        peer: str = "",
-        backend: str = GLOO,
-    ) -> None:
-        store.set(name_answer(request.uid), Answer(self._piece_bytes, refused, is_busy, peer, backend).encode())
-
     def _serve(self, request: Request) -> None:
         began = time.perf_counter()
         size = sum(size for _, size in request.files)
@@ -190,14 +179,14 @@ class DirectSender:
                     files = self._open(request, opened)
                 except (LookupError, OSError) as error:
                     self._count("refused", "", 0)
-                    self._answer(store, request, refused=str(error))
+                    store.set(name_answer(request.uid), Answer(self._piece_bytes, refused=str(error)).encode())
                     get_logger().warning("direct_transfer_refused", reason=str(error))
                     return
-                self._answer(store, request, backend=backend)
+                store.set(name_answer(request.uid), Answer(self._piece_bytes, backend=backend).encode())
                 self._send(store, request, files, backend)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must end this transfer only
             self._count("failed", backend, size)
-            get_logger().warning("direct_transfer_failed", bytes=size, backend=backend, reason=_shorten(error))
+            get_logger().warning("direct_transfer_failed", bytes=size, backend=backend, reason=shorten_error(error))
             if backend == NCCL:
                 self._gpu = ""
                 get_logger().warning("direct_nccl_given_up", detail="gloo carries all later transfers")
@@ -283,8 +272,3 @@ def _read_all(file: int, view: memoryview, begin: int) -> None:
         if not (count := os.preadv(file, [view], begin)):
             raise OSError("a file has become shorter while it was sent")
         view, begin = view[count:], begin + count
-
-
-def _shorten(error: Exception) -> str:
-    """The first line of an error of torch, whose message contains a trace of calls."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"

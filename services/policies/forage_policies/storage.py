@@ -190,7 +190,7 @@ def _explain(uri: str, what: str) -> Iterator[None]:
     except Exception as error:
         # Every file system has errors of its own; those of credentials and connections differ in their names alone.
         kind = " ".join(found.__name__ for found in type(error).__mro__)
-        refused: type[StorageError] = StorageRefusedError
+        explained: type[StorageError] = StorageRefusedError
         if isinstance(error, PermissionError) or "Credential" in kind:
             remedy = "check the credentials for this address"
         elif isinstance(error, FileNotFoundError):
@@ -198,10 +198,10 @@ def _explain(uri: str, what: str) -> Iterator[None]:
         elif "ParamValidation" in kind or getattr(error, "errno", None) in (errno.EROFS, errno.ENOTDIR):
             remedy = "give another address"
         elif "Connect" in kind or "Timeout" in kind or "DNS" in kind:
-            refused, remedy = StorageError, "check the endpoint, and that it can be reached from here"
+            explained, remedy = StorageError, "check the endpoint, and that it can be reached from here"
         else:
-            refused, remedy = StorageError, "see the storage's own documentation"
-        raise refused(f"{uri}: {what} ({_shorten(error)}): {remedy}") from error
+            explained, remedy = StorageError, "see the storage's own documentation"
+        raise explained(f"{uri}: {what} ({_shorten(error)}): {remedy}") from error
 
 
 def _shorten(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import TypeVar
@@ -33,7 +34,7 @@ class CollectiveTimeoutError(ForageError):
     """A process of the trainer waited too long for another one."""
 
 
-class _Retry:
+class _Retry(ABC):
     """Repeats a call while something is unavailable, and reports that in the log and on the health endpoint.
 
     error: what the call raises then. topic: on the health endpoint. events: in the log, of its beginning and its end.
@@ -52,9 +53,9 @@ class _Retry:
         """Seconds between two calls, and seconds until it is given up; None: never."""
         return _RETRY_INTERVAL_S, None
 
+    @abstractmethod
     def name_wait(self) -> AbstractContextManager[Wait]:
         """Name the wait."""
-        raise NotImplementedError
 
     def __call__(self, call: Callable[[], T]) -> T:
         """Return the result of `call`, which leaves nothing behind when it fails.

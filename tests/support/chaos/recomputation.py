@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -106,8 +107,7 @@ class _Policies:
 
         announced: dict[str, list[str]] = {}
         for file in (run / "history").glob("trainer-*.jsonl"):
-            for line in file.read_text().splitlines():
-                row = json.loads(line)
+            for row in read_lines(file):
                 if row.get("op") == "publish":
                     announced[f"v{row['version']}-e{row['epoch']}"] = row["digests"]
         self._folders = {
@@ -134,6 +134,16 @@ class _Policies:
             logits = self._models[name](torch.tensor([tokens])).logits[0, -count - 1 : -1]
         rows = torch.log_softmax(logits, -1)
         return [float(value) for value in rows.gather(1, torch.tensor(tokens[-count:])[:, None])[:, 0]]
+
+
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in a history or a log, which may end in the middle of one."""
+    for line in file.read_text(errors="replace").splitlines():
+        if line.startswith("{"):
+            try:
+                yield json.loads(line)
+            except ValueError:  # the process died in the middle of it
+                continue
 
 
 def main(run: Path, kept: Path) -> None:

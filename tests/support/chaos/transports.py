@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from s3_server import BUCKET
 
 from chaos.kinds import COPIES
-from chaos.recomputation import SAVED_EVERY
+from chaos.recomputation import SAVED_EVERY, read_lines
 
 TRANSPORTS = ("files", "delta", "direct", "s3")
 """Whole files; what each step has changed, through files; the same, sent by the trainer; the same, in an object
@@ -62,7 +61,7 @@ def count_ways(run: Path) -> Ways:
     counts: Counter[str] = Counter()
     for file in (run / "history").glob("*.jsonl"):
         begun: dict[int, dict[str, Any]] = {}
-        for row in _read_lines(file):
+        for row in read_lines(file):
             begun.setdefault(row.get("n", 0), {}).update(row)
         for row in begun.values():
             is_delta = bool(row.get("parts"))
@@ -71,19 +70,10 @@ def count_ways(run: Path) -> Ways:
             elif row.get("op") == "load":
                 counts["applied"] += is_delta and row.get("result") == "ok"
                 counts["refused"] += str(row.get("result")).startswith("PolicyError")
-    for row in _read_lines(run / "logs/trainer.log"):
+    for row in read_lines(run / "logs/trainer.log"):
         if row.get("event") == "policy_sent":
             counts["sent"] += 1
             counts["sent_bytes"] += row["bytes"]
-    for row in _read_lines(run / "logs/rollout.log"):
+    for row in read_lines(run / "logs/rollout.log"):
         counts["fallbacks"] += row.get("event") == "policy_not_received"
     return Ways(**counts)
-
-
-def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
-    for line in file.read_text(errors="replace").splitlines():
-        if line.startswith("{"):
-            try:
-                yield json.loads(line)
-            except ValueError:  # the process died in the middle of it
-                continue

@@ -272,15 +272,13 @@ def _find_altered(run: RecordedRun) -> Iterator[Violation]:
         if known and all(_differ(other, one) for other in known):
             sentence = f"an engine has other files of version {one['version']} than were announced"
             yield Violation("altered", sentence, (one, known[0]))
-    for one in run.serves:
+    loads: dict[str, list[Operation]] = defaultdict(list)
+    for load in run.loads:
         # An error of this kind says that the engine went on with what it served.
-        own = [
-            load
-            for load in run.loads
-            if load.process == one.process
-            and load.began_before(one)
-            and not load.error.startswith(("PolicyError", "_ReplacedError"))
-        ]
+        if not load.error.startswith(("PolicyError", "_ReplacedError")):
+            loads[load.process].append(load)
+    for one in run.serves:
+        own = [load for load in loads[one.process] if load.began_before(one)]
         later = [load for load in own if load.happened and load.precedes(one)]
         last = [load for load in own if not any(load.precedes(other) for other in later)]
         if not any((load["version"], load["epoch"]) == (one["version"], one["epoch"]) for load in last):

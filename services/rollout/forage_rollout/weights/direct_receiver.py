@@ -29,6 +29,7 @@ from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_policies.announcement import list_files
 from forage_policies.cache import Held
 from forage_policies.direct import (
+    MOST_TRANSFERS,
     NCCL,
     RECEIVER,
     REQUESTS,
@@ -39,9 +40,10 @@ from forage_policies.direct import (
     decode_answer,
     name_answer,
     name_end,
+    shorten_error,
     split_pieces,
 )
-from forage_policies.direct_sender import MOST_TRANSFERS, DirectSender
+from forage_policies.direct_sender import DirectSender
 from forage_policies.pair import Pair, find_gpu, overlap
 
 _CONNECT_S = 2.0
@@ -173,7 +175,7 @@ class _Transfer(threading.Thread):
         try:
             self._receive()
         except Exception as error:  # noqa: BLE001 - torch, the network and the disk have many
-            self.failure = _shorten(error)
+            self.failure = shorten_error(error)
 
     def _receive(self) -> None:
         """Receive the files from the trainer, or, while that is busy, from an engine that it names."""
@@ -189,7 +191,7 @@ class _Transfer(threading.Thread):
                     if answer.backend != NCCL:
                         raise
                     self.gpu = ""
-                    get_logger().warning("direct_nccl_given_up", reason=_shorten(error))
+                    get_logger().warning("direct_nccl_given_up", reason=shorten_error(error))
                     continue
             if answer.peer and self._receive_from(answer.peer, failed):
                 store.queue_push(REQUESTS, self._make_request(failed, is_done=True).encode())
@@ -216,7 +218,7 @@ class _Transfer(threading.Thread):
             return False  # it does not have them yet, or any more
         except Exception as error:  # noqa: BLE001 - the trainer has the files, too
             failed.append(peer)
-            get_logger().warning("direct_peer_failed", peer=peer, reason=_shorten(error))
+            get_logger().warning("direct_peer_failed", peer=peer, reason=shorten_error(error))
             return False
         finally:
             if not self.is_given_up.is_set():
@@ -277,9 +279,3 @@ def _write_all(file: int, view: memoryview, begin: int) -> None:
     while view:
         written = os.pwrite(file, view, begin)
         view, begin = view[written:], begin + written
-
-
-def _shorten(error: Exception) -> str:
-    """The first line of an error of torch, whose message contains a trace of calls."""
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:160]}"

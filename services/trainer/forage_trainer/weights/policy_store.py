@@ -67,7 +67,7 @@ class PolicyStore:
         """The address under which the engines find a folder."""
         return f"{self._root}/{name}" if self._root else str((self.folder / name).resolve())
 
-    def complete(self, name: str, check: Callable[[], object] = lambda: None) -> None:
+    def complete(self, name: str, check: Callable[[], object]) -> None:
         """Return once a folder is complete at its address, however long that is unavailable.
 
         Args:
