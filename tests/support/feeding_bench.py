@@ -10,12 +10,12 @@ from typing import TypeVar
 import pytest
 from trainer_parts import make_group
 
-from forage_common.files.questions import Question
 from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.stop import Stop
 from forage_common.streams.client import GROUP, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Prompt, Status, TrajectoryGroup
+from forage_records.questions import Question
 from forage_trainer.data.batcher import Batch, Batcher
 from forage_trainer.data.dataset import Batches
 from forage_trainer.data.feeder import Feeder

@@ -18,7 +18,6 @@ from trainer_parts import ScriptedRollout, write_model, write_questions
 
 from forage_cli.local import serving
 from forage_cli.local.stack import Program
-from forage_common.files.questions import read_questions
 from forage_common.settings import Settings, load_settings
 from forage_common.v1.rollout_pb2 import GetStatusRequest, GetStatusResponse, RunRequest, RunResponse
 from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServicer_to_server
@@ -36,6 +35,7 @@ from forage_common.v1.trajectory_pb2 import (
     Turn,
 )
 from forage_probe.contexts import CONNECTIVE
+from forage_records.questions import read_questions
 from forage_trainer.reporting.progress import StateFile
 from forage_trainer.validation.probe import ValidationProbe
 

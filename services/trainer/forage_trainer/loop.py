@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from forage_common.errors import DiskFullError, UnavailableError, UserError
-from forage_common.files.questions import Questions
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_records.questions import Questions
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import Stateful, parse_step

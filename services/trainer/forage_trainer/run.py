@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from forage_common.errors import DiskFullError, FencedError, UserError
 from forage_common.files.model_folder import check_model_folder
-from forage_common.files.questions import Questions, read_questions
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
@@ -14,6 +13,7 @@ from forage_common.streams.durability import require_durability
 from forage_common.streams.history import open_history
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
+from forage_records.questions import Questions, read_questions
 from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer

@@ -34,13 +34,13 @@ from trainer_parts import make_group
 from forage_cli.runs.history import Limits, check_operations
 from forage_cli.runs.operations import read_history
 from forage_common.errors import FencedError
-from forage_common.files.questions import Question
 from forage_common.settings import Settings, load_settings
 from forage_common.stop import Stop
 from forage_common.streams.client import GROUP, Entry, StreamClient
 from forage_common.streams.history import open_history
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth, Policy, Prompt
+from forage_records.questions import Question
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import ConsumedStep
 from forage_trainer.checkpoints.pending import PendingSteps

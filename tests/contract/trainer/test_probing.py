@@ -114,7 +114,7 @@ def test_a_killed_probe_is_repeated(
     script = """if True:
         import sys
         from pathlib import Path
-        from forage_common.files.questions import read_questions
+        from forage_records.questions import read_questions
         from forage_common.settings import load_settings
         from forage_common.v1.trajectory_pb2 import Policy
         from forage_trainer.reporting.progress import StateFile

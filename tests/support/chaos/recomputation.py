@@ -150,7 +150,7 @@ def main(run: Path, kept: Path) -> None:
     """Print the result as JSON."""
     import yaml
 
-    from forage_common.files.step_file import list_saved_steps, read_step, step_file_path
+    from forage_records.step_file import list_saved_steps, read_step, step_file_path
 
     context = yaml.safe_load((run / "settings.yaml").read_text())["rollout"]["max_prompt_length"]
     policies, generator = _Policies(run, kept), random.Random(0)

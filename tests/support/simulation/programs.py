@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.errors import DiskFullError, FencedError, UserError
-from forage_common.files.questions import Question, Questions
 from forage_common.settings import Settings
 from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
@@ -29,6 +28,7 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     TrajectoryGroup,
 )
+from forage_records.questions import Question, Questions
 from simulation.event_loop import run_async
 from simulation.policies import Policies, follow_deltas, map_weights
 from simulation.storage import ObjectStore

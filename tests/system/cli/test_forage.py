@@ -18,8 +18,8 @@ from otlp_receiver import Receiver, receive_grpc
 from prometheus_scrape import EXPORTER, Prometheus
 from traces import PARENTS, find_spans
 
-from forage_common.files.step_file import read_step, step_file_path
-from forage_common.files.trajectory_file import read_trajectories
+from forage_records.step_file import read_step, step_file_path
+from forage_records.trajectory_file import read_trajectories
 
 pytest_plugins = ["browser_fixtures"]
 pytestmark = [pytest.mark.timeout(900)]

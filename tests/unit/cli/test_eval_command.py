@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from forage_cli.main import app
 from forage_common.errors import UserError
-from forage_common.files.trajectory_file import read_trajectories
 from forage_common.v1.trajectory_pb2 import Prompt, Status
+from forage_records.trajectory_file import read_trajectories
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
 

@@ -9,7 +9,6 @@ import pytest
 from forage_cli.evaluation.layouts import SEARCH_R1, make_search_r1_rows
 from forage_cli.evaluation.measures import measure_question
 from forage_cli.evaluation.methods import Method, build_messages, is_applicable
-from forage_common.files.questions import Question
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
     ChatMessage,
@@ -22,6 +21,7 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     Turn,
 )
+from forage_records.questions import Question
 
 CAPITAL = Question("geo", "test", 4, (), GroundTruth(targets=["Oslo", "Christiania"]), "Capital of Norway?")
 PUZZLE = Question(

@@ -26,9 +26,9 @@ from probe_parts import (
 from forage_cli.commands.probe import probe
 from forage_cli.runs.journal import Journal
 from forage_common.errors import UserError
-from forage_common.files.trajectory_file import TrajectoryWriter, read_trajectories
 from forage_common.v1.probe_pb2 import Probed
 from forage_common.v1.trajectory_pb2 import Status, Trajectory
+from forage_records.trajectory_file import TrajectoryWriter, read_trajectories
 
 
 def write_trajectories(file: Path, count: int) -> Path:

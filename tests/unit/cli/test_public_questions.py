@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from forage_cli.commands.data import app
 from forage_cli.datasets.public_questions import SPLITS, convert_collection, fetch_collection
 from forage_common.errors import DataError, UserError
-from forage_common.files.questions import read_questions
+from forage_records.questions import read_questions
 
 ROWS: list[dict[str, Any]] = [
     {"id": "train_0", "question": "who got the first nobel prize in physics", "golden_answers": ["Wilhelm Röntgen"]},

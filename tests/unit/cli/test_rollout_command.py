@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.files.trajectory_file import TrajectoryWriter, read_trajectories
 from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
+from forage_records.trajectory_file import TrajectoryWriter, read_trajectories
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "rollout"]
 ANSWERS = ("Oslo", "Rome", "Oslo")

@@ -16,10 +16,10 @@ from forage_cli.runs.trajectory_rows import Filter, compute_sort_value, find_cha
 from forage_cli.runs.view_options import Colour, SortKey
 from forage_cli.terminal.tokens import colour_response, compute_scale
 from forage_common.errors import DataError, UserError
-from forage_common.files.step_file import StepRow, step_file_path, write_step
 from forage_common.settings import Settings
 from forage_common.text.token_texts import TokenTexts
 from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
+from forage_records.step_file import StepRow, step_file_path, write_step
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = REPOSITORY / "models" / "tiny-policy"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from trainer_parts import build_question, write_questions
 
 from forage_common.errors import DataError, SettingsError
-from forage_common.files.questions import Question, read_questions
 from forage_common.settings import load_settings
 from forage_common.v1.trajectory_pb2 import GroundTruth
+from forage_records.questions import Question, read_questions
 from forage_trainer.data.dataset import QUESTIONS, Batches, refill_number, report_questions
 
 

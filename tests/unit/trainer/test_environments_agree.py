@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from forage_common.errors import UserError
-from forage_common.files.questions import Question, Questions
 from forage_common.settings import RedisSettings, load_settings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import GroundTruth
+from forage_records.questions import Question, Questions
 from forage_trainer.data.routes import EnvironmentCheck
 from forage_trainer.waiting import RedisRetry
 

@@ -15,8 +15,6 @@ import pytest
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
 from forage_common.errors import FencedError, UserError
-from forage_common.files.questions import read_questions
-from forage_common.files.step_file import step_file_path
 from forage_common.settings import RedisSettings, Settings, load_settings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
@@ -24,6 +22,8 @@ from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
 from forage_policies.digests import compute_digest
 from forage_policies.storage import StorageError
+from forage_records.questions import read_questions
+from forage_records.step_file import step_file_path
 from forage_trainer.checkpoints import checkpoint
 from forage_trainer.data import arrivals
 from forage_trainer.data.batcher import Batch, BatchTimeoutError

@@ -9,10 +9,10 @@ import pytest
 import torch
 from trainer_parts import build_trajectory, make_group
 
-from forage_common.files.step_file import list_saved_steps, read_step, step_file_path
-from forage_common.files.trajectory_file import read_header, read_trajectories
 from forage_common.settings import AlgorithmSettings, Settings, load_settings
 from forage_common.v1.trajectory_pb2 import Status
+from forage_records.step_file import list_saved_steps, read_step, step_file_path
+from forage_records.trajectory_file import read_header, read_trajectories
 from forage_trainer.data.selection import select_trajectories
 from forage_trainer.data.tensors import build_step_tensors
 from forage_trainer.reporting.trajectories import StepFiles, StepRecord

@@ -80,8 +80,8 @@ def probe(
     from forage_cli.probe import report, show
     from forage_cli.probe.folder import ProbeFolder, hash_file
     from forage_common.errors import UserError
-    from forage_common.files.trajectory_file import read_header, read_trajectories
     from forage_probe.prober import ProbePlan
+    from forage_records.trajectory_file import read_header, read_trajectories
 
     console = Console()
     files, overrides = _split_arguments(arguments or [])
@@ -131,10 +131,10 @@ def _sample_missing(
     console: Console,
 ) -> Path:
     """Sample the trajectories that the folder lacks; returns the file with one trajectory per question."""
-    from forage_common.clients import sampling
     from forage_common.files.model_folder import read_end_of_turn
-    from forage_common.files.questions import read_questions
-    from forage_common.files.trajectory_file import TrajectoryWriter
+    from forage_records import sampling
+    from forage_records.questions import read_questions
+    from forage_records.trajectory_file import TrajectoryWriter
 
     prompts = sampling.build_prompts(read_questions([questions]).rows[:limit], settings, 1, False, seed)
     with folder.sampled() as journal:
@@ -162,9 +162,9 @@ def _probe_missing(
     """Run the probes that the folder lacks; returns every probe of the file's trajectories."""
     from itertools import islice
 
-    from forage_common.files.trajectory_file import read_trajectories
     from forage_probe.metrics import is_finished
     from forage_probe.work import list_probe_items, run_probes
+    from forage_records.trajectory_file import read_trajectories
 
     wanted = [
         item for trajectory in islice(read_trajectories(source), limit) for item in list_probe_items(trajectory, every)

@@ -52,10 +52,10 @@ def sample(
     """
     from forage_cli.local import serving
     from forage_cli.local.stack import SERVING
-    from forage_common.clients import sampling
     from forage_common.files.model_folder import read_end_of_turn
-    from forage_common.files.questions import read_questions
-    from forage_common.files.trajectory_file import TrajectoryWriter, read_ids
+    from forage_records import sampling
+    from forage_records.questions import read_questions
+    from forage_records.trajectory_file import TrajectoryWriter, read_ids
 
     console = Console()
     settings = load_run_settings(config, overrides, base_port, "sample")
@@ -108,7 +108,7 @@ def replay(
     from forage_cli.runs.replay import Comparison
     from forage_cli.terminal import trajectories as show
     from forage_common.errors import UserError
-    from forage_common.files.trajectory_file import TrajectoryWriter, read_header, read_ids
+    from forage_records.trajectory_file import TrajectoryWriter, read_header, read_ids
 
     if rescore == rerun:
         raise UserError("give one of --rescore and --rerun")
@@ -145,7 +145,7 @@ def _select_trajectories(file: Path, done: set[str], limit: int | None, rescore:
     from itertools import islice
 
     from forage_cli.runs.replay import is_scored
-    from forage_common.files.trajectory_file import read_trajectories
+    from forage_records.trajectory_file import read_trajectories
 
     for trajectory in islice(read_trajectories(file), limit):
         if trajectory.id not in done and (not rescore or is_scored(trajectory)):

@@ -98,7 +98,7 @@ def _read_rows(folder: RunFolder, label: str, step: int | None) -> list[Row]:
     """
     from forage_cli.runs.trajectory_rows import read_step_rows
     from forage_common.errors import DataError
-    from forage_common.files.step_file import list_saved_steps, step_file_path
+    from forage_records.step_file import list_saved_steps, step_file_path
 
     if step is not None:
         kept = list_saved_steps(folder.path)

@@ -14,8 +14,8 @@ from forage_cli.evaluation.measures import QuestionResult
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.results import ALL, read_rows, trajectory_file
 from forage_common.errors import DataError, UserError
-from forage_common.files.trajectory_file import read_trajectories
 from forage_common.v1.trajectory_pb2 import Trajectory
+from forage_records.trajectory_file import read_trajectories
 
 
 class Outcome(StrEnum):

@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from forage_cli.evaluation.methods import Method, is_countdown
-from forage_common.files.questions import Question
 from forage_common.text.answers import f1, is_retrieval_correct, normalize_answer, subem_check
 from forage_common.text.tags import Tag, find_blocks
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
+from forage_records.questions import Question
 
 FORMAT = "format"
 """Component of a reward that says whether a trajectory kept the format."""

@@ -11,7 +11,7 @@ from forage_common.text.tags import CLOSE, OPEN, Tag
 from forage_common.v1.trajectory_pb2 import ChatMessage, Document
 
 if TYPE_CHECKING:
-    from forage_common.files.questions import Question
+    from forage_records.questions import Question
 
 SINGLE_TURN = "single_turn"
 """Environment of every baseline: one generation, without observations."""

@@ -14,9 +14,9 @@ from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.policies import EvaluatedPolicy
 from forage_common.errors import DataError, UserError
 from forage_common.files import durable
-from forage_common.files.questions import Question
 from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Document, Prompt, Purpose, Sampling
+from forage_records.questions import Question
 
 MANIFEST, ROWS = "evaluation.json", "results.parquet"
 FORMAT = 1

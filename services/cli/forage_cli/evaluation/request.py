@@ -14,8 +14,8 @@ from forage_cli.evaluation.policies import RUNNING, EvaluatedPolicy, Kind
 from forage_cli.local import serving
 from forage_cli.local.stack import Program
 from forage_common.errors import UserError
-from forage_common.files.questions import Question, read_questions
 from forage_common.settings import Settings
+from forage_records.questions import Question, read_questions
 
 UNTRAINED, NONE, EVERY = "untrained", "none", "all"
 """Values of --baselines beside the methods: the policy before training, no baseline, every baseline."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow.parquet as parquet
 
 from forage_common.errors import SettingsError, UnavailableError, UserError
-from forage_common.files.questions import check_environments
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
+from forage_records.questions import check_environments
 
 _PROBE_S = 2.0
 

@@ -84,7 +84,7 @@ def check_questions(file: Path, routes: set[str]) -> None:
     import pyarrow
     import pyarrow.parquet as parquet
 
-    from forage_common.files.questions import check_routes
+    from forage_records.questions import check_routes
 
     try:
         table = parquet.ParquetFile(file)

@@ -9,9 +9,9 @@ from statistics import fmean
 
 from forage_cli.runs.folder import Row
 from forage_cli.runs.view_options import SortKey
-from forage_common.files.step_file import StepRow, read_step
-from forage_common.files.trajectory_file import read_header
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status
+from forage_records.step_file import StepRow, read_step
+from forage_records.trajectory_file import read_header
 
 STEP = "step"
 """Key of a row's `StepRow`, which rows of a validation lack."""

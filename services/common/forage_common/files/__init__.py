@@ -1,1 +1,1 @@
-"""File formats that services and the `forage` command share, and durable writes."""
+"""Durable writes, model folders, and reading Parquet without pyarrow."""

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from prometheus_client import Gauge
 
 from forage_common.errors import DataError
-from forage_common.files.questions import Question, Questions
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
+from forage_records.questions import Question, Questions
 
 QUESTIONS = Gauge("forage_trainer_questions", "Questions read", ["split", "data_source", "fate"])
 _MIXTURE = 1

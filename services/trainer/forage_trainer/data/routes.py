@@ -10,13 +10,13 @@ import grpc
 
 from forage_common.clients.reward import RewardClient
 from forage_common.errors import UnavailableError, UserError
-from forage_common.files.questions import Questions, check_environments, check_routes
 from forage_common.settings import Settings
 from forage_common.stop import Stop
 from forage_common.streams.client import ENVIRONMENTS_SILENCE_S, StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import Wait, waiting
+from forage_records.questions import Questions, check_environments, check_routes
 from forage_trainer.waiting import RedisRetry
 
 _LOG_INTERVAL_S = 10.0

@@ -11,9 +11,9 @@ import torch
 
 from forage_common.files import durable
 from forage_common.files.model_folder import read_end_of_turn
-from forage_common.files.step_file import StepRow, list_saved_steps, step_file_path, write_step
 from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
+from forage_records.step_file import StepRow, list_saved_steps, step_file_path, write_step
 from forage_trainer.data.tensors import StepTensors
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from forage_common.files.questions import Question
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
+from forage_records.questions import Question
 from forage_trainer.reporting.metrics import exact_match, format_rate
 
 

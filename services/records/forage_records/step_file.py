@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from forage_common.files.trajectory_file import TrajectoryWriter, read_with_columns
 from forage_common.v1.trajectory_pb2 import Trajectory
+from forage_records.trajectory_file import TrajectoryWriter, read_with_columns
 
 FOLDER = "trajectories"
 _NAME = re.compile(r"step-(\d{6,})\.parquet")

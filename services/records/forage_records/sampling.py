@@ -9,9 +9,9 @@ from forage_common.clients.calls import RefusedError
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import DataError
-from forage_common.files.questions import Question
 from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Trajectory
+from forage_records.questions import Question
 
 
 def build_prompts(

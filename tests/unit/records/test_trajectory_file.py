@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from forage_common.errors import DataError
-from forage_common.files.trajectory_file import FileHeader, TrajectoryWriter, read_header, read_ids, read_trajectories
 from forage_common.v1.trajectory_pb2 import (
     ActionKind,
     GroundTruth,
@@ -21,6 +20,7 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     Turn,
 )
+from forage_records.trajectory_file import FileHeader, TrajectoryWriter, read_header, read_ids, read_trajectories
 
 
 def build_trajectory(number: int) -> Trajectory:

@@ -1,0 +1,1 @@
+"""What a run reads and writes: questions, trajectories and the files of a step, in Parquet."""
