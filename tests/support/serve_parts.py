@@ -121,8 +121,8 @@ class CallerDeployment:
         return await broadcast(self._handle, method, *arguments)
 
 
-def build_application(settings: Settings, engines: ReplicaSettings, scripted: bool = True) -> Any:
+def build_application(settings: Settings, engines: ReplicaSettings, scripted: bool = True, gpus: int = 0) -> Any:
     """Build an application of engines with a caller in the dispatcher's place."""
     deployment, arguments = (ScriptedDeployment, []) if scripted else (EngineDeployment, [settings.model_dump_json()])
-    engine = build_engine_deployment(deployment, settings, engines, 0).bind(*arguments)
+    engine = build_engine_deployment(deployment, settings, engines, gpus).bind(*arguments)
     return serve.deployment(name="Dispatcher", ray_actor_options={"num_cpus": 0.1})(CallerDeployment).bind(engine)

@@ -22,12 +22,14 @@ from forage_common import service
 from forage_common.errors import UserError
 from forage_common.settings import Settings
 from forage_common.stop import Stop
+from forage_trainer.device import check_gpus, prepare_device
 from forage_trainer.run import check_settings, run_follower, run_leader
 
 
 def main(settings: Settings) -> None:
     """Run this process as the leader or a follower, or start all of them on Ray."""
     launched = "RANK" in os.environ
+    on_gpu = prepare_device(settings.trainer)
     if settings.trainer.uses_ray:
         if launched:
             raise UserError(
@@ -38,6 +40,10 @@ def main(settings: Settings) -> None:
         from forage_trainer.launch.ray_launcher import launch
 
         sys.exit(launch(settings))
+    if on_gpu:
+        import torch
+
+        check_gpus(torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if launched and os.environ["RANK"] != "0":
         # torchrun signals every process. The leader decides where a step may stop, and its end ends the followers.
         run_follower(settings, on_built=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 # A string in the annotation names the type in descriptions.
 Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$"), "host:port"]
 Params = Annotated[dict[str, float | int | str | bool], "map of values"]
+
+Device = Literal["auto", "cpu", "gpu"]
 
 
 class Section(BaseModel):

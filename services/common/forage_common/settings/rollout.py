@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from forage_common.settings.base import Address, Params, Section
+from forage_common.settings.base import Address, Device, Params, Section
 
 DEFAULT_ENVIRONMENT = "search"
 """The environment of data sources that the settings do not list."""
@@ -123,6 +123,9 @@ class RolloutSettings(Section):
     retrieve_timeout_s: float = Field(30.0, gt=0, description="Limit of one search with all its retries")
     score_timeout_s: float = Field(60.0, gt=0, description="Limit of scoring a group with all retries")
     drain_timeout_s: float = Field(5.0, ge=0, description="Time for running trajectories to finish after SIGTERM")
+    device: Device = Field(
+        "auto", description="Where engines compute; auto: on GPUs where PyTorch was built for them, else on CPUs"
+    )
     ray_address: str = Field("", description="Address of a Ray cluster to join; empty: a local one is started")
     use_existing_app: bool = Field(
         False, description="Serve the endpoints of a Ray Serve application that runs already, as in a RayService"

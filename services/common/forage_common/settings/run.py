@@ -71,6 +71,20 @@ class RedisSettings(Section):
     )
 
 
+class LocalGpuSettings(Section):
+    """GPUs of each service that `forage up` and `forage demo` start, by the numbers that nvidia-smi shows."""
+
+    rollout: tuple[int, ...] | None = Field(None, description="GPUs of the engines; null: half of the machine's")
+    trainer: tuple[int, ...] | None = Field(None, description="GPUs of the trainer; null: those left over")
+    retriever: tuple[int, ...] = Field((), description="GPUs of the retriever; empty: it searches on the CPU")
+
+
+class LocalSettings(Section):
+    """Services that one command starts on this machine."""
+
+    gpus: LocalGpuSettings = LocalGpuSettings()
+
+
 class ModelSettings(Section):
     """The model that is trained."""
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from forage_common.settings.actor import ActorSettings, CriticSettings, LoraSettings, TrainingEngineSettings
 from forage_common.settings.algorithm import AdvantageEstimator, AlgorithmSettings
-from forage_common.settings.base import Address, Section
+from forage_common.settings.base import Address, Device, Section
 from forage_common.settings.guards import GuardSettings
 
 
@@ -63,8 +63,11 @@ class TrainerSettings(Section):
         description="process: this process or those of torchrun; ray: actors of Ray; "
         "auto: ray if ray.address is set or nnodes or n_gpus_per_node is above 1",
     )
+    device: Device = Field(
+        "auto", description="Where processes compute; auto: on GPUs where PyTorch was built for them, else on CPUs"
+    )
     nnodes: int = Field(1, ge=1, description="Nodes of the Ray cluster to train on")
-    n_gpus_per_node: int = Field(1, ge=1, description="Processes per node, each with one GPU, or on CPU without GPUs")
+    n_gpus_per_node: int = Field(1, ge=1, description="Processes per node, each with one GPU if device is gpu")
     ray: RaySettings = RaySettings()
     health_address: Address = Field("127.0.0.1:18641", description="Address of health and metrics over HTTP")
     algorithm: AlgorithmSettings = AlgorithmSettings()

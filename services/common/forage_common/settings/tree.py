@@ -11,7 +11,7 @@ from forage_common.settings.data import DataSettings
 from forage_common.settings.retriever import RetrieverSettings
 from forage_common.settings.reward import RewardSettings
 from forage_common.settings.rollout import RolloutSettings
-from forage_common.settings.run import ModelSettings, RedisSettings, RunSettings
+from forage_common.settings.run import LocalSettings, ModelSettings, RedisSettings, RunSettings
 from forage_common.settings.tracing import TracingSettings
 from forage_common.settings.trainer import TrainerSettings
 
@@ -28,6 +28,7 @@ class Settings(Section):
     rollout: RolloutSettings = RolloutSettings()
     trainer: TrainerSettings = TrainerSettings()
     tracing: TracingSettings = TracingSettings()
+    local: LocalSettings = LocalSettings()
 
     @model_validator(mode="after")
     def _check_repeatable(self) -> Settings:

@@ -11,6 +11,7 @@ from ray.serve.schema import LoggingConfig
 
 from forage_common.settings import ReplicaSettings, Settings, load_settings
 from forage_rollout.deployments.agent import AgentDeployment
+from forage_rollout.deployments.devices import check_nodes, count_gpus, list_node_gpus
 from forage_rollout.deployments.dispatcher import DispatcherDeployment
 from forage_rollout.deployments.engine import EngineDeployment
 from forage_rollout.deployments.routing import AffinityRouter
@@ -22,15 +23,16 @@ _ROUTING_PERIOD_S = 1.0
 _HANG_MARGIN_S = 30.0  # a probe waits for `engine.hang_timeout_s` and reports what is wrong; Serve must not be faster
 
 
-def build_application(settings: Settings, gpus: int) -> Application:
+def build_application(settings: Settings) -> Application:
     """The service as one Serve application whose ingress is the dispatcher.
 
-    Args:
-        gpus: how many this Ray has; with none the engine runs on CPU.
+    Raises:
+        UserError: the installed vLLM cannot compute on `rollout.device`.
     """
     text, rollout = settings.model_dump_json(), settings.rollout
     # A replica is not ended while a group runs on it; a group ends within its time limits.
     agent_shutdown_s = rollout.trajectory_timeout_s + rollout.score_timeout_s
+    gpus = count_gpus(rollout)
     engine = build_engine_deployment(EngineDeployment, settings, rollout.engine_replicas, gpus).bind(text)
     agent = _build_deployment(
         "Agent", AgentDeployment, rollout.agent_replicas, graceful_shutdown_timeout_s=agent_shutdown_s
@@ -42,13 +44,17 @@ def build_application(settings: Settings, gpus: int) -> Application:
 
 
 def build_engine_deployment(of: type, settings: Settings, replicas: ReplicaSettings, gpus: int) -> Any:
-    """Engine replicas with the router and the limits that they need, not bound yet."""
+    """Engine replicas with the router and the limits that they need, not bound yet.
+
+    Args:
+        gpus: how many a replica has, all on one node.
+    """
     rollout = settings.rollout
     return _build_deployment(
         "Engine",
         of,
         replicas,
-        gpus=0 if rollout.engine.endpoint else min(gpus, rollout.engine.tensor_parallel_size),
+        gpus=gpus,
         graceful_shutdown_timeout_s=rollout.trajectory_timeout_s,
         health_check_timeout_s=rollout.engine.hang_timeout_s + _HANG_MARGIN_S,
         request_router_config=RequestRouterConfig(
@@ -64,12 +70,11 @@ def build(arguments: dict[str, str]) -> Application:
         arguments: settings by their dotted names, such as `{"run.id": "one", "redis.url": "redis://…"}`.
 
     Raises:
-        SettingsError: a setting is unknown or wrong.
+        UserError: a setting is unknown or wrong, or asks for what vLLM or no node of the cluster can give.
     """
-    import ray
-
     settings = load_settings(overrides=[f"{name}={value}" for name, value in arguments.items()])
-    return build_application(settings, int(ray.cluster_resources().get("GPU", 0)))
+    check_nodes(settings.rollout, list_node_gpus())
+    return build_application(settings)
 
 
 def count_cpus(settings: Settings) -> float:

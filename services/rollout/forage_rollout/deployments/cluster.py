@@ -22,6 +22,13 @@ from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_rollout.deployments import reaper
+from forage_rollout.deployments.devices import (
+    check_machine,
+    check_nodes,
+    count_gpus,
+    describe_shortage,
+    list_node_gpus,
+)
 from forage_rollout.deployments.relay import LogRelay
 from forage_rollout.engine.vllm_engine import build_environment
 
@@ -135,15 +142,39 @@ class Cluster(ABC):
         """End what was started after `find_failure` found something, without Ray's help, within two seconds or so."""
 
     def deploy(self) -> None:
-        import ray
         from ray import serve
 
         from forage_rollout.deployments.application import build_application
 
         begin = time.perf_counter()
-        gpus = int(ray.cluster_resources().get("GPU", 0))
-        serve.run(build_application(self._settings, gpus), name=get_application_name(self._settings), route_prefix=None)
+        name = get_application_name(self._settings)
+        # Ray adds nodes only for what has been asked for.
+        target = serve.RunTarget(target=build_application(self._settings), name=name, route_prefix=None)
+        serve.run_many([target], wait_for_applications_running=False)
+        self._wait_for_application(name, "Ray and Serve give up by themselves", is_ours=True)
         log.info("deployments_running", seconds=round(time.perf_counter() - begin, 1))
+
+    def _wait_for_application(self, name: str, why_unlimited: str, is_ours: bool) -> None:
+        """Wait until it runs; GPUs that the cluster lacks are shown, and said once in the log.
+
+        Raises:
+            RuntimeError: Serve gave up on it, and it is ours: nobody else deploys it again.
+        """
+        from ray import serve
+        from ray.serve.schema import ApplicationStatus
+
+        with waiting(f"the application {name}", on="ray", limit_s=None, why_unlimited=why_unlimited) as wait:
+            while True:
+                found = serve.status().applications.get(name)
+                if found is not None and found.status == ApplicationStatus.RUNNING:
+                    return
+                if is_ours and found is not None and found.status == ApplicationStatus.DEPLOY_FAILED:
+                    raise RuntimeError(f"the application {name} does not start: {found.message}")
+                shortage = describe_shortage(self._settings.rollout, list_node_gpus())
+                if shortage and not wait.detail:
+                    log.warning("waiting_for_gpus", detail=shortage, remedy="add GPU nodes, or an autoscaler that does")
+                wait.detail = shortage
+                time.sleep(_POLL_INTERVAL_S)
 
     def get_handle(self, deployment: str) -> Any:
         """Serve's handle of a running deployment."""
@@ -178,7 +209,9 @@ class JoinedCluster(Cluster):
     def start(self) -> None:
         from ray import serve
 
+        count_gpus(self._settings.rollout)  # whether the installed vLLM can do what is asked, before anything starts
         self._join()
+        check_nodes(self._settings.rollout, list_node_gpus())
         serve.start(http_options={"location": "NoServer"})
         self.deploy()
 
@@ -234,14 +267,9 @@ class ExistingApplication(JoinedCluster):
     """A cluster in which others run this application, as KubeRay's RayService does: nothing in it is ours to end."""
 
     def start(self) -> None:
-        from ray import serve
-        from ray.serve.schema import ApplicationStatus
-
         self._join()
         name = get_application_name(self._settings)
-        with waiting(f"the application {name}", on="ray", limit_s=None, why_unlimited="others start it"):
-            while (found := serve.status().applications.get(name)) is None or found.status != ApplicationStatus.RUNNING:
-                time.sleep(_POLL_INTERVAL_S)
+        self._wait_for_application(name, "others start it", is_ours=False)
         log.info("attached", application=name)
 
     def begin_drain(self) -> None:
@@ -297,6 +325,7 @@ class LocalCluster(Cluster):
                 if attempt == _MAX_STARTS or self._stopping:
                     raise
                 self._end_processes(_STOP_TIMEOUT_S)
+        check_machine(self._settings.rollout, sum(list_node_gpus()))
         self._vital = find_vital_processes()
         log.info("ray_started", seconds=round(time.perf_counter() - begin, 1))
         self.deploy()

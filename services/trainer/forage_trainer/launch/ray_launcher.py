@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from forage_common.addresses import split_address
+from forage_common.devices import resolve_device
 from forage_common.errors import UserError
 from forage_common.ray_environment import extend_start_limit, ray_environment
 from forage_common.settings import Settings, TrainerSettings
 from forage_common.stop import Stop, Stopped
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
+from forage_trainer.device import check_gpus
 from forage_trainer.run import EXIT_FAILED, EXIT_STOPPED
 from forage_trainer.waiting import CollectiveTimeoutError
 
@@ -71,12 +73,15 @@ class Ranks:
         """Start the actors, once the cluster has room for them.
 
         Raises:
-            UserError: the cluster has no room.
+            UserError: the cluster has no room, or this machine no GPUs for a torch that was built for them.
             Stopped: the process was asked to stop meanwhile.
         """
         import ray
 
-        gpus = ray.cluster_resources().get("GPU", 0) > 0
+        # Not by what the cluster has now: its GPU nodes may come later.
+        gpus = resolve_device(settings.trainer.device, "trainer.device")
+        if gpus and not settings.trainer.ray.address:
+            check_gpus(int(ray.cluster_resources().get("GPU", 0)), settings.trainer.n_gpus_per_node)
         if gpus:
             os.environ["VERL_PLATFORM"] = "nvidia"
         else:
