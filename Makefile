@@ -12,8 +12,8 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
 
-setup: ## install one environment per service in .venvs/, when needed
-	@scripts/setup.sh
+setup: ## install one environment per service in .venvs/, when needed (DEVICE=gpu, and DEVICE=cpu to go back)
+	@scripts/setup.sh $(if $(DEVICE),--device '$(DEVICE)')
 
 demo: setup ## train the tiny policy to search, with a live view, in five to ten minutes (SEED=0)
 	@$(FORAGE) demo --seed $(SEED)
@@ -60,7 +60,7 @@ chart-schema: setup ## generate the chart's values.schema.json from the settings
 proto: setup ## generate forage_common/v1 from proto/
 	@scripts/proto.sh
 
-lock: setup ## pin requirements.in of every service into requirements.lock
+lock: setup ## pin requirements.in of every service into requirements.lock and requirements.gpu.lock
 	@scripts/lock.sh
 
 images: ## build the container images (GPU=1, SERVICES="reward cli", REGISTRY=…)

