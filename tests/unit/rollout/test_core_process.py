@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from forage_rollout.engine import core_process
-from forage_rollout.engine.core_process import ForkContext
+from forage_rollout.core import process as core_process
+from forage_rollout.core.process import ForkContext
 
 
 def test_a_process_has_the_environment_of_now_and_not_of_the_servers_start(
@@ -31,7 +31,7 @@ def test_a_process_has_the_environment_of_now_and_not_of_the_servers_start(
 def test_a_process_ends_with_a_replica_that_is_killed() -> None:
     code = (
         "from multiprocessing.connection import wait\n"
-        "from forage_rollout.engine.core_process import ForkContext\n"
+        "from forage_rollout.core.process import ForkContext\n"
         "forever = {'object_list': [], 'timeout': 100}\n"
         "process = ForkContext().Process(target=wait, name='EngineCore', kwargs=forever)\n"
         "process.start()\n"

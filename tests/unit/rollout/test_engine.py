@@ -37,6 +37,8 @@ from forage_rollout.weights.policy import NotServingError
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 VERSIONS = itertools.count(1)
 TOLERANCE = 1e-3
+BLOCKS = 1777
+"""Of the KV cache; vLLM alone would make another number of them."""
 
 
 @dataclass
@@ -61,7 +63,8 @@ async def parts(make_model: Callable[[int], Path], tmp_path_factory: pytest.Temp
     stacks = tmp_path_factory.mktemp("stacks")
     os.environ[FOLDER_VARIABLE] = str(stacks)
     models = {"a": make_model(0), "b": make_model(1)}
-    sizes = EngineSettings(max_model_len=768, max_num_seqs=64, hang_timeout_s=4.0)
+    given = {"num_gpu_blocks_override": BLOCKS}
+    sizes = EngineSettings(max_model_len=768, max_num_seqs=64, hang_timeout_s=4.0, args=given)
     weights = WeightSettings(cache_dir=tmp_path_factory.mktemp("cache"))
     settings = Settings(model=ModelSettings(path=models["a"]), rollout=RolloutSettings(engine=sizes, weights=weights))
     engine = VllmEngine(settings)
@@ -101,6 +104,11 @@ async def check_serves(parts: Parts, name: str) -> None:
     generation = await parts.engine.generate(ask(context))
     expected = compute_reference(parts.models[name], context, generation.token_ids)
     assert find_largest_difference(generation.logprobs, expected) < TOLERANCE
+
+
+async def test_arguments_of_the_users_own_reach_vllms_core(parts: Parts) -> None:
+    """The core counts its blocks, and tells this process."""
+    assert parts.engine.llm.vllm_config.cache_config.num_gpu_blocks == BLOCKS
 
 
 async def test_logprobs_are_those_of_the_model_in_the_type_that_the_engine_declares(parts: Parts) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from forage_common.errors import SettingsError
 from forage_common.settings import EngineSettings
-from forage_rollout.engine.repeatable import prepare_repeatable
+from forage_rollout.core.repeatable import prepare_repeatable
 
 NAME = "VLLM_BATCH_INVARIANT"
 

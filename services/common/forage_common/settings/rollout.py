@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,9 @@ class EngineSettings(Section):
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = Field(
         "auto", description="Type of weights and activations; auto: float32 on CPU, the model's on GPU"
     )
-    enforce_eager: bool = Field(True, description="Run PyTorch eagerly, without CUDA graphs and compilation")
+    enforce_eager: bool | None = Field(
+        None, description="Run PyTorch eagerly; null: on CPU only, with CUDA graphs and compilation on GPUs"
+    )
     max_num_seqs: int = Field(128, ge=1, description="Most sequences that are sampled at once")
     max_model_len: int = Field(768, ge=16, description="Longest context, prompt and generation together")
     block_size: int = Field(32, ge=1, description="Tokens per block of the KV cache")
@@ -33,6 +35,9 @@ class EngineSettings(Section):
     )
     hang_timeout_s: float = Field(
         60.0, gt=0, description="Time without a sampled token until an engine is replaced; limit of an endpoint's call"
+    )
+    args: Annotated[dict[str, Any], "map of values"] = Field(
+        default_factory=dict, description="Further arguments of vLLM's AsyncEngineArgs, by its names"
     )
     endpoint: str = Field(
         "",

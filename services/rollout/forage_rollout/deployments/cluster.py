@@ -21,6 +21,7 @@ from forage_common.ray_environment import extend_start_limit, ray_environment
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
+from forage_rollout.core.arguments import build_environment
 from forage_rollout.deployments import reaper
 from forage_rollout.deployments.devices import (
     check_machine,
@@ -30,7 +31,6 @@ from forage_rollout.deployments.devices import (
     list_node_gpus,
 )
 from forage_rollout.deployments.relay import LogRelay
-from forage_rollout.engine.vllm_engine import build_environment
 
 log = get_logger()
 _PREFIX = "forage-ray-"

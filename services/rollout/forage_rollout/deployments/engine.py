@@ -20,6 +20,8 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import list_waits
 from forage_common.v1.trajectory_pb2 import Policy, Replica
 from forage_rollout.background import supervise
+from forage_rollout.core.arguments import build_environment
+from forage_rollout.core.process import prepare_fork
 from forage_rollout.deployments.follower import Follower
 from forage_rollout.deployments.replica import (
     REDIS_TIMEOUT_S,
@@ -30,10 +32,9 @@ from forage_rollout.deployments.replica import (
     start_logs,
 )
 from forage_rollout.deployments.routing import OUT_OF_SERVICE
-from forage_rollout.engine.core_process import prepare_fork
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
-from forage_rollout.engine.vllm_engine import VllmEngine, build_environment
+from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.loop.generation import Generation, Request
 from forage_rollout.metrics import Snapshot, read_call_counts, to_counts
 from forage_rollout.weights.policy import NotServingError

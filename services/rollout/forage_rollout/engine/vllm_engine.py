@@ -12,41 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.files.model_folder import list_weight_files
-from forage_common.settings import EngineSettings, Settings
+from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies.announcement import PolicyError, describe_policy
 from forage_policies.tensors import SUFFIX, read_headers
+from forage_rollout.core.arguments import build_arguments, build_environment
+from forage_rollout.core.process import use_fork
 from forage_rollout.engine.chat import render_chat
-from forage_rollout.engine.core_process import use_fork
 from forage_rollout.engine.engine_counts import EngineCounts, Meter
 from forage_rollout.engine.generation_pause import GenerationPause
 from forage_rollout.engine.leases import Leases
-from forage_rollout.engine.repeatable import prepare_repeatable
 from forage_rollout.engine.stager import Stager, call_living
 from forage_rollout.engine.stops import StopTexts
 from forage_rollout.loop.generation import Generation, Request
-from forage_rollout.weights.adapter import Adapter, Adapters, build_engine_arguments, verify_adapter
+from forage_rollout.weights.adapter import Adapter, Adapters, verify_adapter
 from forage_rollout.weights.holding import hold_policy, open_cache
 from forage_rollout.weights.policy import NotServingError, is_newer, parse_label
 from forage_rollout.weights.validation import verify_tensors
 
 log = get_logger()
-_BATCHED_TOKENS_CPU = 4096
-
-
-def build_environment(settings: EngineSettings) -> dict[str, str]:
-    """Environment variables for vLLM; they must be set before it is imported."""
-    return {
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "TQDM_DISABLE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(settings.kv_cache_gib))),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
-        "VLLM_NO_USAGE_STATS": "1",
-    }
 
 
 class EngineHangsError(RuntimeError):
@@ -61,7 +46,7 @@ class VllmEngine:
         out_of_service: why `generate` refuses, such as a published policy that cannot be loaded; loading one clears it.
 
     Raises:
-        SettingsError: a setting needs GPUs and there are none, or the run cannot be repeatable with another.
+        SettingsError: as `build_arguments`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -72,39 +57,12 @@ class VllmEngine:
 
         use_fork()
         engine, weights = settings.rollout.engine, settings.rollout.weights
-        cpu = bool(current_platform.is_cpu())
-        arguments: dict[str, Any] = {"dtype": engine.dtype}
-        if cpu:
-            # On CPU a seeded request whose prompt is split kills the engine ("Generator does not use offset").
-            tokens = max(engine.max_model_len, _BATCHED_TOKENS_CPU)
-            arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
-            # On CPU half precision is slower, and its logprobs differ more from the trainer's.
-            if engine.dtype == "auto":
-                arguments["dtype"] = "float32"
-        if settings.run.repeatable:
-            arguments |= prepare_repeatable(cpu, engine)
         model = Path(settings.model.path).resolve()
         self._expected = read_headers(model / name for name in list_weight_files(model))
         self._shapes = {name: info.shape for name, info in self._expected.items()}
         self._cache = open_cache(weights)
-        self._llm = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(
-                model=str(model),
-                enforce_eager=engine.enforce_eager,
-                max_model_len=engine.max_model_len,
-                max_num_seqs=engine.max_num_seqs,
-                block_size=engine.block_size,
-                gpu_memory_utilization=engine.gpu_memory_utilization,
-                tensor_parallel_size=engine.tensor_parallel_size,
-                seed=settings.run.seed,
-                logprobs_mode="processed_logprobs",
-                disable_log_stats=True,
-                enable_log_requests=False,
-                worker_extension_cls="forage_rollout.engine.worker_extension.WorkerExtension",
-                **arguments,
-                **build_engine_arguments(engine.max_lora_rank),
-            )
-        )
+        arguments = build_arguments(settings, bool(current_platform.is_cpu()))
+        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         self._tokenizer = self._llm.get_tokenizer()
         self._stops = StopTexts(self._tokenizer.get_vocab())
         self._request_ids = itertools.count()

@@ -23,6 +23,7 @@ from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import list_waits, waiting
 from forage_rollout import environments
+from forage_rollout.core.arguments import check_before_start
 from forage_rollout.deployments.cluster import LOST_AFTER_S, Cluster, open_cluster
 from forage_rollout.deployments.readiness import watch_services
 from forage_rollout.engine.endpoint_engine import check_endpoint
@@ -45,14 +46,15 @@ def main(settings: Settings) -> None:
     """Run the service until SIGTERM or SIGINT.
 
     Raises:
-        UserError: the model folder is incomplete, a limit does not fit, an environment cannot be loaded, the token
-            file holds no token, or a port is in use.
+        UserError: the model folder is incomplete, a limit does not fit, an environment cannot be loaded, vLLM has no
+            such argument, the token file holds no token, or a port is in use.
     """
     check_model_folder(settings.model.path, weights=not settings.rollout.engine.endpoint)
     tokenizer = FileTokenizer(settings.model.path)
     Limits.from_settings(settings.rollout, tokenizer)
     environments.load_environments(settings, RetrieverClient(settings.retriever.http_address))
     asyncio.run(check_endpoint(settings))
+    check_before_start(settings.rollout.engine)
     token = None if settings.rollout.auth_token_file is None else TokenFile(settings.rollout.auth_token_file)
     asyncio.run(_serve(settings, token, tokenizer.vocabulary_size))
 

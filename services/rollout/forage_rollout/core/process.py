@@ -34,7 +34,7 @@ def prepare_fork() -> None:
     Only for CPUs: what vLLM does to a GPU's driver when it is imported need not survive a fork.
     """
     global _is_prepared
-    _context.set_forkserver_preload(["forage_rollout.engine.core_imports"])
+    _context.set_forkserver_preload(["forage_rollout.core.imports"])
     forkserver.ensure_running()
     _is_prepared = True
 
