@@ -6,7 +6,7 @@ UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.txt mkdocs
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-long test-compose lint format docs docs-serve reference dashboards \
-  chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start simulate chaos soak-reward \
+  chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start gpu-check simulate chaos soak-reward \
   version release clean
 
 help: ## list the targets
@@ -85,6 +85,9 @@ bench-faiss: setup ## compare FAISS index types over a million vectors (PASSAGES
 
 bench-retriever-start: setup ## time the retriever's start over a million passages (PASSAGES=1000000)
 	@.venvs/retriever/bin/python benchmarks/retriever/start_bench.py $(PASSAGES)
+
+gpu-check: setup ## show on a machine with GPUs what only they can show (STAGES="update engine" MODEL=folder)
+	@scripts/gpu_check/run $(STAGES) $(and $(MODEL),--model $(MODEL))
 
 simulate: setup ## try seeded schedules of a simulated run: crashes, pauses, lost replies, … (SEEDS=1000)
 	@.venvs/trainer/bin/python scripts/simulate.py $(or $(SEEDS),1000)

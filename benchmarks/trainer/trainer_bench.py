@@ -128,7 +128,9 @@ def measure_end_to_end(runs: int, steps: int, folder: Path, spinner: Status, con
         for staleness in result:
             spinner.update(f"end to end: max_staleness {staleness}, {steps} steps, run {number} of {runs}")
             place = folder / f"staleness-{staleness}"
-            result[staleness].append(end_to_end.run(place, free_base_port(), staleness, steps))
+            result[staleness].append(
+                end_to_end.run(place, free_base_port(), steps, f"trainer.max_staleness={staleness}")
+            )
 
     def median(staleness: int, column: Callable[[EndToEnd], float]) -> float:
         return statistics.median(map(column, result[staleness]))

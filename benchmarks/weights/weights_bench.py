@@ -48,7 +48,6 @@ from forage_common.v1.trajectory_pb2 import Policy
 HERE = Path(__file__).resolve().parent
 WAYS = ("files", "direct", "s3")
 KINDS = ("whole", "delta")
-ENGINES = 2
 LOAD = 4
 """Requests that are being sampled at any time."""
 START_S = 400.0
@@ -145,6 +144,7 @@ class Bench:
 
     def __init__(self, settings: Settings, sender: Sender) -> None:
         self._settings, self._sender = settings, sender
+        self._engines = settings.rollout.engine_replicas.min
         self._streams = StreamClient(settings.redis, settings.run.id)
 
     def measure(self, way: str, kind: str) -> Measured:
@@ -155,7 +155,7 @@ class Bench:
         began = time.time()
         published = self._sender.ask(do="publish", way=way, kind=kind)
         served_s = self._wait_until_served(Policy.FromString(bytes.fromhex(published["policy"]))) - began
-        pause_s = (self._read_pauses(above=pauses) - pauses) / ENGINES
+        pause_s = (self._read_pauses(above=pauses) - pauses) / self._engines
         return Measured(
             published["bytes"],
             published["whole_bytes"],
@@ -175,7 +175,7 @@ class Bench:
         deadline = time.time() + timeout_s
         while time.time() < deadline:
             serving = [(one.serving.epoch, one.serving.version) for one in self._streams.read_replicas().values()]
-            if serving.count((policy.epoch, policy.version)) >= ENGINES:
+            if serving.count((policy.epoch, policy.version)) >= self._engines:
                 return time.time()
             time.sleep(0.005)
         sys.exit(f"version {policy.version} was not served: see {self._settings.run.folder}/logs")
@@ -199,7 +199,7 @@ def find_model(folder: Path | None) -> Path:
     return folder
 
 
-def list_overrides(model: Path, base: int) -> list[str]:
+def list_overrides(model: Path, base: int, engines: int) -> list[str]:
     """List the settings that service and sender share."""
     runs = repository() / "runs"
     return [
@@ -208,8 +208,8 @@ def list_overrides(model: Path, base: int) -> list[str]:
         "run.id=bench-weights",
         f"model.path={model}",
         "rollout.engine.dtype=bfloat16",
-        f"rollout.engine_replicas.min={ENGINES}",
-        f"rollout.engine_replicas.max={ENGINES}",
+        f"rollout.engine_replicas.min={engines}",
+        f"rollout.engine_replicas.max={engines}",
         "rollout.engine.max_num_seqs=16",
         "rollout.weights.transport=direct",
         f"rollout.weights.cache_dir={runs}/bench-weights/cache",
@@ -221,7 +221,7 @@ def list_overrides(model: Path, base: int) -> list[str]:
     ]
 
 
-def report(console: Console, rounds: list[dict[tuple[str, str], Measured]], model: Path) -> None:
+def report(console: Console, rounds: list[dict[tuple[str, str], Measured]], model: Path, engines: int) -> None:
     """Print the table and the line of JSON."""
 
     def median(way: str, kind: str, name: str) -> float:
@@ -232,7 +232,7 @@ def report(console: Console, rounds: list[dict[tuple[str, str], Measured]], mode
 
     measured = [one for each in rounds for one in each.values()]
     mib = measured[0].whole_bytes / 2**20
-    table = Table(title=f"{model.name}: {mib:.0f} MiB in {ENGINES} engines, medians of {len(rounds)} rounds")
+    table = Table(title=f"{model.name}: {mib:.0f} MiB in {engines} engines, medians of {len(rounds)} rounds")
     for column in ("way", "policy", "MiB", "publish s", "served s", "over copy", "pause s", "over copy"):
         table.add_column(column, justify="left" if column in ("way", "policy") else "right", no_wrap=True)
     summary: dict[str, Any] = {}
@@ -290,6 +290,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", type=Path, help="a model folder instead of SmolLM2-135M")
+    parser.add_argument("--engines", type=int, default=2, help="that sample and get the policies")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of engines and sender")
     arguments = parser.parse_args()
     console = Console()
     console.width = max(console.width, 100)
@@ -297,7 +299,7 @@ def main() -> None:
         spinner = stack.enter_context(console.status("looking for the model"))
         model = find_model(arguments.model)
         base = free_base_port()
-        overrides = list_overrides(model, base)
+        overrides = [*list_overrides(model, base, arguments.engines), *arguments.settings]
         settings = load_settings(overrides=overrides, environ={})
         folder = settings.run.folder
         shutil.rmtree(folder, ignore_errors=True)
@@ -323,7 +325,7 @@ def main() -> None:
             if number:  # the first one warms up
                 rounds.append(measured)
         spinner.update("stopping")
-    report(console, rounds, model)
+    report(console, rounds, model, arguments.engines)
 
 
 if __name__ == "__main__":

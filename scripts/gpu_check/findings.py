@@ -1,0 +1,123 @@
+"""What a stage finds: checks against bounds, measurements, and what it lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forage_cli.local.stack import Program, find_interpreter
+
+HERE = Path(__file__).resolve().parent
+
+
+class SkipStage(Exception):
+    """The machine lacks what the stage needs; the message says what, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """memory_gib: of the whole device."""
+
+    name: str
+    memory_gib: float
+    driver: str
+
+
+def list_gpus() -> list[Gpu]:
+    """List the machine's GPUs as its driver names them; [] without a driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=60)
+    rows = [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
+    return [Gpu(name, float(mib) / 1024, driver) for name, mib, driver in rows if done.returncode == 0]
+
+
+class Findings:
+    """The findings of one stage.
+
+    model: the folder that the user gave; has_gpu: whether the machine has one.
+    """
+
+    def __init__(self, model: Path | None) -> None:
+        self.model = model
+        self.has_gpu = bool(list_gpus())
+        self._checks: dict[str, dict[str, Any]] = {}
+        self._measured: dict[str, Any] = {}
+        self._reason = ""
+        self._is_skipped = False
+
+    def check(
+        self,
+        name: str,
+        value: float | str | bool,
+        *,
+        most: float | None = None,
+        least: float | None = None,
+        equal: float | str | bool | None = None,
+    ) -> None:
+        """Check a value against one bound; a number that is not one (NaN) fails."""
+        if equal is not None:
+            ok, bound = value == equal, f"= {equal}"
+        elif most is not None:
+            ok, bound = float(value) <= most, f"<= {most:g}"
+        else:
+            assert least is not None, "a check needs a bound"
+            ok, bound = float(value) >= least, f">= {least:g}"
+        self._checks[name] = {"value": _round(value), "bound": bound, "ok": bool(ok)}
+
+    def measure(self, **values: Any) -> None:
+        """Note what has no bound."""
+        self._measured |= {name: _round(value) for name, value in values.items()}
+
+    def skip(self, reason: str) -> None:
+        """Note what the machine lacks; checks that were made before count."""
+        self._reason, self._is_skipped = reason, True
+
+    def lack(self, reason: str) -> None:
+        """Note what a part of the stage lacks."""
+        self._reason = f"{self._reason}; {reason}" if self._reason else reason
+
+    def summarize(self) -> dict[str, Any]:
+        failed = any(not check["ok"] for check in self._checks.values())
+        status = "failed" if failed else "passed" if self._checks else "skipped"
+        assert failed or self._checks or self._is_skipped, "a stage without a check shows nothing"
+        part = {} if status == "skipped" else {"part": "GPU" if self.has_gpu else "CPU"}
+        return {"status": status, "reason": self._reason, **part, "checks": self._checks, "measured": self._measured}
+
+
+def call_worker(
+    program: Program, script: str, arguments: Sequence[str | Path] = (), environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a script of workers/ in a service's environment; its last line of JSON is its reply.
+
+    Raises:
+        SkipStage: the environment is not installed.
+        RuntimeError: the script failed.
+    """
+    interpreter = find_interpreter(program)
+    if not interpreter.exists():
+        raise SkipStage(f"the environment of {program} is missing: run 'make setup DEVICE=gpu'")
+    variables = os.environ | {"HF_HUB_OFFLINE": "1"}
+    command = [str(interpreter), str(HERE / "workers" / script), *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=variables | dict(environment or {}))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"{script} ended with {done.returncode}: its messages are above")
+    reply: dict[str, Any] = json.loads(lines[-1])
+    print(f"{script} {' '.join(map(str, arguments))}: {lines[-1][:2000]}", file=sys.stderr)
+    return reply
+
+
+def _round(value: Any) -> Any:
+    """Numbers with six significant digits."""
+    if isinstance(value, bool) or not isinstance(value, float):
+        return {name: _round(one) for name, one in value.items()} if isinstance(value, dict) else value
+    return float(f"{value:.6g}")

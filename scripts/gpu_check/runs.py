@@ -1,0 +1,49 @@
+"""Whole runs of the stack, as `forage demo` makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import end_to_end
+from end_to_end import EndToEnd
+from findings import Findings, call_worker, list_gpus
+from service import free_base_port
+
+from forage_cli.local.stack import Program, repository
+
+FOLDER = repository() / "runs/gpu-check"
+
+
+def run_training(name: str, steps: int, *settings: str, recipe: Path | None = None) -> EndToEnd:
+    """Train for so many steps in runs/gpu-check/<name>."""
+    # With a single GPU engine and trainer share it; with more, each has its own.
+    shared = ["rollout.engine.gpu_memory_utilization=0.4"] if len(list_gpus()) == 1 else []
+    return end_to_end.run(FOLDER / name, free_base_port(), steps, *shared, *settings, recipe=recipe)
+
+
+def check_groups(findings: Findings, label: str, run: EndToEnd, steps: int) -> None:
+    """Check that every step was taken and no group was lost or trained on twice."""
+    findings.check(f"{label}_steps", run.summary["steps"], equal=steps)
+    findings.check(f"{label}_groups_lost", run.summary["groups_lost"], equal=0)
+    findings.check(f"{label}_groups_twice", run.summary["groups_duplicated"], equal=0)
+    findings.measure(**{f"{label}_samples_per_s": run.samples_per_s})
+
+
+def find_model(findings: Findings) -> tuple[Path, str]:
+    """The folder to train and its name: the user's model, SmolLM2-135M, a random one, or on a CPU the tiny policy."""
+    if findings.model is not None:
+        return findings.model, findings.model.name
+    if not findings.has_gpu:
+        return repository() / "models/tiny-policy", "tiny-policy"
+    from weights_bench import find_model
+
+    from forage_common.errors import UserError
+
+    try:
+        return find_model(None), "SmolLM2-135M"
+    except UserError as error:
+        findings.lack(f"SmolLM2-135M is not there ({str(error)[:120]}): a random model of 0.5B was trained instead")
+    folder = FOLDER / "random-0.5b"
+    if not (folder / "config.json").exists():
+        call_worker(Program.TRAINER, "make_model.py", [folder, "0.5b"])
+    return folder, "random weights, 0.5B"

@@ -1,0 +1,99 @@
+"""`make gpu-check`: what its lines say, and that a stage that hangs or fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from gpu_check import findings
+
+KIT = Path(__file__).resolve().parents[3] / "scripts/gpu_check"
+
+
+def run_kit(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([KIT / "run", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+def test_a_stage_that_takes_too_long_fails_and_leaves_no_process(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    done = run_kit("demo", "--limit-s", "4", "--out", out)
+    line = json.loads(out.read_text())
+    assert (done.returncode, line["stage"], line["status"]) == (1, "demo", "failed")
+    assert line["reason"].startswith("longer than 4 s")
+    assert all(line[name] for name in ("commit", "date", "device"))
+    left = [p.info["pid"] for p in psutil.process_iter(["pid", "cmdline"]) if "gpu-check/demo" in _join(p)]
+    assert not left
+
+
+def _join(process: psutil.Process) -> str:
+    return " ".join(process.info["cmdline"] or ())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("updates",), "updates is not a stage, expected some of environment, update"),
+        (("update", "--model", "/nowhere"), "--model /nowhere has no config.json"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: tuple[str, ...], sentence: str) -> None:
+    done = run_kit(*arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+
+
+def test_the_list_names_every_stage_with_what_it_shows() -> None:
+    lines = run_kit("--list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "environment", "update", "engine", "search", "demo", "training", "colocated",
+    ]  # fmt: skip
+    assert all(len(line) > 40 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "ok"),
+    [
+        ({"most": 1.0}, 1.0, True),
+        ({"most": 1.0}, 1.0001, False),
+        ({"most": 1.0}, math.nan, False),
+        ({"least": 0.0}, -0.1, False),
+        ({"least": 0.0}, math.nan, False),
+        ({"equal": True}, True, True),
+        ({"equal": 0}, 1, False),
+    ],
+)
+def test_a_stage_passes_only_if_all_its_checks_do(bound: dict[str, Any], value: float, ok: bool) -> None:
+    found = findings.Findings(None)
+    found.check("first", 1, equal=1)
+    found.check("second", value, **bound)
+    summary = found.summarize()
+    assert summary["checks"]["second"]["ok"] is ok
+    assert summary["status"] == ("passed" if ok else "failed")
+
+
+def test_a_stage_that_lacks_something_is_skipped_with_its_reason() -> None:
+    found = findings.Findings(None)
+    found.skip("no GPU")
+    assert found.summarize() == {"status": "skipped", "reason": "no GPU", "checks": {}, "measured": {}}
+
+
+def test_a_stage_without_checks_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="without a check"):
+        findings.Findings(None).summarize()
+
+
+def test_gpus_are_those_that_the_driver_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'Some GPU, 81559, 580.95.05'\necho 'Some GPU, 81559, 580.95.05'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    gpus = findings.list_gpus()
+    assert [(gpu.name, round(gpu.memory_gib), gpu.driver) for gpu in gpus] == [("Some GPU", 80, "580.95.05")] * 2
+    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    assert findings.list_gpus() == []
