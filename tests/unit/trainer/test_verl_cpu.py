@@ -34,13 +34,11 @@ def test_micro_batches_have_the_number_that_another_process_needs(
     "setting",
     [
         {"attn_implementation": "flash_attention_2"},
-        {"use_remove_padding": True},
-        {"use_torch_compile": True},
+        {"attn_implementation": "flex_attention"},
         {"param_dtype": "bf16"},
         {"param_offload": True},
         {"optimizer_offload": True},
         {"offload_policy": True},
-        {"entropy_from_logits_with_chunking": True},
     ],
 )
 def test_settings_that_need_a_gpu_are_refused_without_one(setting: dict[str, object]) -> None:
@@ -50,18 +48,20 @@ def test_settings_that_need_a_gpu_are_refused_without_one(setting: dict[str, obj
 
 
 def test_engine_defaults_follow_from_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = resolve_engine(TrainingEngineSettings(), on_gpu=False)
-    assert (cpu.attn_implementation, cpu.param_dtype, cpu.use_remove_padding) == ("sdpa", "fp32", False)
-    for asked in ({"attn_implementation": "flash_attention_2"}, {"use_remove_padding": True}):
-        with pytest.raises(UserError, match="flash_attn"):
-            resolve_engine(TrainingEngineSettings.model_validate(asked), on_gpu=True)
-    without = resolve_engine(TrainingEngineSettings(), on_gpu=True)
-    assert (without.attn_implementation, without.param_dtype, without.use_remove_padding) == ("sdpa", "bf16", False)
-    assert without.use_torch_compile
+    def choose(on_gpu: bool, **asked: object) -> tuple[object, ...]:
+        chosen = resolve_engine(TrainingEngineSettings.model_validate(asked), on_gpu)
+        return chosen.attn_implementation, chosen.use_remove_padding, chosen.use_fused_kernels, chosen.param_dtype
+
+    assert choose(on_gpu=False) == ("sdpa", False, False, "fp32")
+    assert choose(on_gpu=False, use_remove_padding=True, use_fused_kernels=True) == ("varlen", True, True, "fp32")
+    assert choose(on_gpu=True) == ("varlen", True, True, "bf16")
+    assert choose(on_gpu=True, use_remove_padding=False) == ("sdpa", False, True, "bf16")
+    assert choose(on_gpu=True, attn_implementation="sdpa", use_fused_kernels=False) == ("sdpa", False, False, "bf16")
+    with pytest.raises(UserError, match="needs the package flash_attn"):
+        choose(on_gpu=True, attn_implementation="flash_attention_2")
     monkeypatch.setattr(engine_config, "find_spec", lambda _: object())
-    gpu = resolve_engine(TrainingEngineSettings(use_torch_compile=False), on_gpu=True)
-    assert (gpu.attn_implementation, gpu.param_dtype, gpu.use_remove_padding) == ("flash_attention_2", "bf16", True)
-    assert (gpu.enable_gradient_checkpointing, gpu.use_torch_compile) == (True, False)
+    assert choose(on_gpu=True) == ("flash_attention_2", True, True, "bf16")
+    assert resolve_engine(TrainingEngineSettings(), on_gpu=True).enable_gradient_checkpointing
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,17 @@ def test_contradictory_engine_settings_are_named(setting: str, named: str) -> No
         load_settings(None, [f"trainer.{setting}"], {})
 
 
-def test_packed_rows_need_flash_attention() -> None:
-    with pytest.raises(SettingsError, match="needs flash_attention_2, not attn_implementation sdpa"):
-        load_settings(None, ["trainer.engine.attn_implementation=sdpa", "trainer.engine.use_remove_padding=true"], {})
+@pytest.mark.parametrize(
+    ("attention", "packed", "reason"),
+    [
+        ("sdpa", "true", "use_remove_padding needs attn_implementation varlen.*not sdpa"),
+        ("varlen", "false", "varlen needs packed rows"),
+    ],
+)
+def test_attention_and_layout_of_rows_fit_each_other(attention: str, packed: str, reason: str) -> None:
+    settings = [f"trainer.engine.attn_implementation={attention}", f"trainer.engine.use_remove_padding={packed}"]
+    with pytest.raises(SettingsError, match=reason):
+        load_settings(None, settings, {})
 
 
 @pytest.mark.parametrize(("room", "is_left_out"), [(0, False), (-1, True)])

@@ -66,11 +66,15 @@ class CriticSettings(Section):
 class TrainingEngineSettings(Section):
     """verl's FSDP2 training engine, names as verl's; null: chosen for the machine."""
 
-    attn_implementation: Literal["flash_attention_2", "sdpa", "eager"] | None = Field(
-        None, description="Attention kernel of Hugging Face Transformers"
+    attn_implementation: Literal["flash_attention_2", "varlen", "flex_attention", "sdpa", "eager"] | None = Field(
+        None, description="Attention kernel of Hugging Face Transformers; varlen: PyTorch's for packed rows"
     )
-    use_remove_padding: bool | None = Field(None, description="GPU: pack rows without padding; needs flash attention")
-    use_torch_compile: bool | None = Field(None, description="Compile the entropy and log-probability kernels")
+    use_remove_padding: bool | None = Field(
+        None, description="Pack rows without padding, which the first three kernels can"
+    )
+    use_fused_kernels: bool | None = Field(
+        None, description="Log-probabilities and entropy in chunks, computed again in the backward pass: no full logits"
+    )
     param_dtype: Literal["bf16", "fp32"] | None = Field(None, description="Type of forward and backward passes")
     enable_gradient_checkpointing: bool | None = Field(
         None, description="Recompute activations in the backward pass: less memory, slower"
@@ -82,14 +86,16 @@ class TrainingEngineSettings(Section):
     )
     reshard_after_forward: bool = Field(True, description="false: keep parameters unsharded until the backward pass")
     fsdp_size: int = Field(-1, description="Processes that shard one copy of the parameters; -1: all")
-    entropy_from_logits_with_chunking: bool = Field(False, description="GPU: compute entropy in chunks: less memory")
 
     @model_validator(mode="after")
     def _check_consistency(self) -> TrainingEngineSettings:
-        if self.use_remove_padding and self.attn_implementation not in (None, "flash_attention_2"):
+        if self.use_remove_padding and self.attn_implementation in ("sdpa", "eager"):
             raise ValueError(
-                f"use_remove_padding needs flash_attention_2, not attn_implementation {self.attn_implementation}"
+                "use_remove_padding needs attn_implementation varlen, flash_attention_2 or flex_attention, "
+                f"not {self.attn_implementation}"
             )
+        if self.use_remove_padding is False and self.attn_implementation == "varlen":
+            raise ValueError("attn_implementation varlen needs packed rows: leave use_remove_padding=false out")
         if self.fsdp_size == 0 or self.fsdp_size < -1:
             raise ValueError(f"fsdp_size is {self.fsdp_size}: expected -1 or at least 1")
         return self

@@ -1,8 +1,7 @@
 """verl's FSDP2 engines on a CPU.
 
-They differ from verl's GPU engines in the layout of a batch: rows are sorted by length and cut into micro-batches that
-fit a CPU's caches, padding is on the right under a plain causal mask, and logits are computed only for the columns that
-may hold a response.
+They differ from those on GPUs in how a batch is cut: rows are sorted by length and cut into micro-batches that fit a
+CPU's caches.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from tensordict import TensorDict
 from torch.distributed.fsdp import FSDPModule
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine.utils import postprocess_batch_func
 
 from forage_trainer.data.tensors import make_jagged, pad_jagged, split_rows
+from forage_trainer.engine.scoring import ScoringEngine, ValueEngine
 
 CACHE_TOKENS = 2048
 """Padded tokens of a micro-batch. On one core 1k is 15 % slower and 16k a fifth slower; 2k to 4k are equal."""
@@ -139,74 +139,10 @@ class _CpuEngineBase(FSDPEngine):  # type: ignore[misc, unused-ignore]
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")  # type: ignore[untyped-decorator, unused-ignore]
-class CpuEngine(_CpuEngineBase, FSDPEngineWithLMHead):  # type: ignore[misc, unused-ignore]
+class CpuEngine(_CpuEngineBase, ScoringEngine):  # type: ignore[misc, unused-ignore]
     """The engine of language models: log-probabilities and entropies."""
-
-    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Ask for the logits of the needed columns only."""
-        inputs = _pad_right(micro_batch)
-        ids = inputs["input_ids"]
-        # The first needed column is the one before the first response token, which it predicts.
-        skipped = int(micro_batch["prompts"].offsets().diff().min()) - 1
-        return inputs | {"logits_to_keep": ids.shape[1] - skipped}, {"input_ids": ids, "skipped": skipped}
-
-    def prepare_model_outputs(
-        self,
-        output: Any,
-        output_args: dict[str, Any],
-        micro_batch: TensorDict,
-        logits_processor_func: Callable[..., Any] | None,
-    ) -> dict[str, torch.Tensor]:
-        """Compute `log_probs` (and `entropy`), packed, as long as the rows; entry i belongs to token i + 1.
-
-        Entries before the response's first token are 0.
-        """
-        skipped = output_args["skipped"]
-        logits = output.logits[:, :-1]
-        labels = output_args["input_ids"][:, skipped + 1 :]
-        temperature = micro_batch["temperature"]
-        if isinstance(temperature, torch.Tensor):  # one a row
-            logits = logits / temperature[:, None, None]
-        elif temperature != 1.0:
-            logits = logits / temperature
-        every = logits.log_softmax(-1)
-        outputs = {"log_probs": every.gather(-1, labels.unsqueeze(-1)).squeeze(-1)}
-        if tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):
-            with torch.set_grad_enabled(
-                torch.is_grad_enabled() and tu.get_non_tensor_data(micro_batch, "entropy_gradient", True)
-            ):
-                outputs["entropy"] = -(every.exp() * every).sum(-1)
-        full = {name: torch.nn.functional.pad(value, (skipped, 1)) for name, value in outputs.items()}
-        return {name: _pack(value, micro_batch) for name, value in full.items()}
 
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")  # type: ignore[untyped-decorator, unused-ignore]
-class CpuValueEngine(_CpuEngineBase, FSDPEngineWithValueHead):  # type: ignore[misc, unused-ignore]
+class CpuValueEngine(_CpuEngineBase, ValueEngine):  # type: ignore[misc, unused-ignore]
     """The engine of value models."""
-
-    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        return _pad_right(micro_batch), {}
-
-    def prepare_model_outputs(
-        self,
-        output: Any,
-        output_args: dict[str, Any],
-        micro_batch: TensorDict,
-        logits_processor_func: Callable[..., Any] | None,
-    ) -> dict[str, torch.Tensor]:
-        """Compute `values`, packed, as long as the rows; entry i is the value after token i."""
-        return {"values": _pack(output.logits.squeeze(-1), micro_batch)}
-
-
-def _pad_right(micro_batch: TensorDict) -> dict[str, Any]:
-    """Build the model's inputs. Under a causal mask no token attends to padding on its right, so none is masked."""
-    ids = micro_batch["input_ids"]
-    positions = torch.arange(ids.shape[1]).unsqueeze(0).expand_as(ids)
-    return {"input_ids": ids, "position_ids": positions, "attention_mask": None}
-
-
-def _pack(values: torch.Tensor, micro_batch: TensorDict) -> torch.Tensor:
-    """Remove the padding of (rows, columns), in verl's layout: rows end to end for a loss, else jagged."""
-    lengths = sum(micro_batch[name].offsets().diff() for name in _LENGTHS)
-    rows = [row[:length] for row, length in zip(values, lengths.tolist(), strict=True)]
-    return torch.cat(rows) if torch.is_grad_enabled() else make_jagged(rows)

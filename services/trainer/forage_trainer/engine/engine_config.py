@@ -10,45 +10,42 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from forage_common.errors import UserError
 from forage_common.settings import LoraSettings, OptimSettings, TrainingEngineSettings
 from forage_common.telemetry.logs import get_logger
+from forage_trainer.engine.attention import PACKED, VARLEN
 
-_GPU_ONLY = (
-    "use_remove_padding",
-    "use_torch_compile",
-    "param_offload",
-    "optimizer_offload",
-    "offload_policy",
-    "entropy_from_logits_with_chunking",
-)
+_GPU_ONLY = ("param_offload", "optimizer_offload", "offload_policy")
+_GPU_ATTENTION = ("flash_attention_2", "flex_attention")
 
 
 def resolve_engine(settings: TrainingEngineSettings, on_gpu: bool) -> TrainingEngineSettings:
     """Fill in every choice that the settings leave open.
 
-    The choices are verl's on a GPU (with PyTorch's attention where flash_attn is missing), sdpa and fp32 on a CPU.
+    On a GPU rows are packed, in bf16, with flash_attn or PyTorch's own kernel; on a CPU they are padded, with sdpa in
+    fp32.
 
     Raises:
         UserError: a setting needs a device or package that this machine lacks.
     """
     gpu_only = [name for name in _GPU_ONLY if getattr(settings, name)]
-    gpu_only += ["attn_implementation"] if settings.attn_implementation == "flash_attention_2" else []
+    gpu_only += ["attn_implementation"] if settings.attn_implementation in _GPU_ATTENTION else []
     gpu_only += ["param_dtype"] if settings.param_dtype == "bf16" else []
     if gpu_only and not on_gpu:
         name = gpu_only[0]
         raise UserError(f"trainer.engine.{name}={getattr(settings, name)} needs a GPU, and there is none: leave it out")
     has_flash = find_spec("flash_attn") is not None
-    default = "flash_attention_2" if on_gpu and (has_flash or settings.use_remove_padding) else "sdpa"
-    attention = settings.attn_implementation or default
-    if attention == "flash_attention_2" and not has_flash:
+    if settings.attn_implementation == "flash_attention_2" and not has_flash:
         raise UserError(
             "trainer.engine.attn_implementation flash_attention_2 needs the package flash_attn: install it, "
-            "or set trainer.engine.attn_implementation=sdpa"
+            "or set trainer.engine.attn_implementation=varlen"
         )
-    if on_gpu and attention != "flash_attention_2":
-        get_logger().warning("rows_are_padded", attention=attention, remedy="install flash_attn for more speed")
+    packed = on_gpu if settings.use_remove_padding is None else settings.use_remove_padding
+    fastest = "flash_attention_2" if on_gpu and has_flash else VARLEN
+    attention = settings.attn_implementation or (fastest if packed else "sdpa")
+    if on_gpu and attention not in PACKED:
+        get_logger().warning("rows_are_padded", attention=attention, remedy="leave attn_implementation out")
     defaults = {
         "attn_implementation": attention,
-        "use_remove_padding": attention == "flash_attention_2",
-        "use_torch_compile": on_gpu,
+        "use_remove_padding": attention in PACKED,
+        "use_fused_kernels": on_gpu,
         "param_dtype": "bf16" if on_gpu else "fp32",
         "enable_gradient_checkpointing": on_gpu,
     }
@@ -76,6 +73,7 @@ def build_model_config(
         tokenizer_path=str(tokenizer or path),
         override_config={"attn_implementation": engine.attn_implementation},
         use_remove_padding=engine.use_remove_padding,
+        use_fused_kernels=engine.use_fused_kernels,
         enable_gradient_checkpointing=engine.enable_gradient_checkpointing,
         **adapters,
     )
@@ -91,14 +89,13 @@ def build_engine_config(engine: TrainingEngineSettings, tokens: int, forward_onl
         strategy="fsdp2",
         forward_only=forward_only,
         model_dtype="fp32",
-        use_torch_compile=engine.use_torch_compile,
+        use_torch_compile=False,  # it would compile verl's entropy of logits, which is not used
         mixed_precision={"param_dtype": engine.param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         param_offload=engine.param_offload,
         optimizer_offload=engine.optimizer_offload,
         offload_policy=engine.offload_policy,
         reshard_after_forward=engine.reshard_after_forward,
         fsdp_size=engine.fsdp_size,
-        entropy_from_logits_with_chunking=engine.entropy_from_logits_with_chunking,
         use_dynamic_bsz=True,
         max_token_len_per_gpu=tokens,
         infer_max_token_len_per_gpu=tokens,

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-if not torch.cuda.is_available():
+if torch.cuda.is_available():
+    import forage_trainer.engine.gpu_engine
+else:
     import forage_trainer.engine.cpu_engine  # noqa: F401  (registers the CPU platform and engines)
 
 from tensordict import TensorDict

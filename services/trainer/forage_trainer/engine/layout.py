@@ -1,0 +1,99 @@
+"""Micro-batches as a model takes them, packed or padded on the right, and the tokens of them that matter.
+
+Packed rows lie end to end in one row of the model's batch. Places are positions of tokens among packed rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch.nn.functional import pad
+
+from forage_trainer.data.tensors import pad_jagged
+from forage_trainer.engine.attention import build_row_arguments
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tokens of a micro-batch are.
+
+    packed: whether the model sees packed rows.
+    prompts, responses: number of tokens of each row, (rows,).
+    offsets: place of each row's first token, and the number of tokens, (rows + 1,).
+    rows, columns: of each token that predicts a response token, (response tokens,).
+    """
+
+    packed: bool
+    prompts: torch.Tensor
+    responses: torch.Tensor
+    offsets: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+
+    @classmethod
+    def of(cls, micro: TensorDict, packed: bool) -> Layout:
+        """Describe a micro-batch by its jagged `prompts` and `responses`."""
+        prompts, responses = (micro[name].offsets().diff() for name in ("prompts", "responses"))
+        rows = torch.arange(len(prompts), device=prompts.device).repeat_interleave(responses)
+        begins = responses.cumsum(0) - responses
+        columns = prompts[rows] - 1 + torch.arange(len(rows), device=prompts.device) - begins[rows]
+        return cls(packed, prompts, responses, pad((prompts + responses).cumsum(0), (1, 0)), rows, columns)
+
+    @property
+    def places(self) -> torch.Tensor:
+        """Place of each token that predicts a response token."""
+        return self.offsets[self.rows] + self.columns
+
+    def arrange(self, values: torch.Tensor) -> torch.Tensor:
+        """Arrange jagged values, or (rows, columns) of any width, as the model takes them."""
+        if values.is_nested:
+            return values.values().unsqueeze(0) if self.packed else pad_jagged(values)
+        return self.pack(values).unsqueeze(0) if self.packed else values
+
+    def pack(self, values: torch.Tensor) -> torch.Tensor:
+        """Pack (rows, columns); the result is flat."""
+        columns = torch.arange(values.shape[1], device=values.device)
+        return values[columns < (self.prompts + self.responses).unsqueeze(1)]
+
+    def build_inputs(self, ids: torch.Tensor) -> dict[str, Any]:
+        """Build the model's inputs.
+
+        Under a causal mask no token attends to padding on its right, so none is masked.
+        """
+        arranged = self.arrange(ids)
+        positions = torch.arange(arranged.shape[1], device=arranged.device)
+        if not self.packed:
+            return {"input_ids": arranged, "position_ids": positions.expand_as(arranged), "attention_mask": None}
+        positions = positions - self.offsets[:-1].repeat_interleave(self.offsets.diff())
+        inputs = {"input_ids": arranged, "position_ids": positions.unsqueeze(0), "attention_mask": None}
+        return inputs | build_row_arguments(self.offsets)
+
+    def choose(self) -> tuple[torch.Tensor | int, torch.Tensor | None]:
+        """Choose the logits to keep: Transformers' `logits_to_keep`, and the index of each token among these.
+
+        The index is None where exactly the tokens that predict a response token are kept, in order.
+        """
+        if self.packed:
+            return self.places, None
+        # Columns are kept for all rows alike, from the first that any row needs.
+        first, width = int(self.prompts.min()) - 1, int(self.offsets.diff().max())
+        kept = width - first
+        return kept, self.rows * kept + self.columns - first
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Put values of the tokens that predict a response token at their places, 0 elsewhere."""
+        return self.finish(values.new_zeros(int(self.offsets[-1])).index_copy(0, self.places, values))
+
+    def finish(self, values: torch.Tensor) -> torch.Tensor:
+        """Give packed values the layout of verl's model output.
+
+        That is flat where a loss follows, since a backward pass through a jagged tensor is slow, else jagged.
+        """
+        if torch.is_grad_enabled():
+            return values
+        lengths = self.offsets.diff()
+        bounds: dict[str, Any] = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())}
+        return torch.nested.nested_tensor_from_jagged(values, self.offsets, **bounds)

@@ -1,0 +1,106 @@
+"""What Forage's engines compute with a model, on every device.
+
+They differ from verl's in the layout of rows (see `layout`) and in what they take from the output layer (see `head`):
+log-probabilities and entropies of response tokens alone, never with all logits of a micro-batch at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+from forage_common.errors import UserError
+from forage_common.telemetry.logs import get_logger
+from forage_trainer.data.tensors import split_rows
+from forage_trainer.engine.attention import register_varlen
+from forage_trainer.engine.head import FusedHead, Question, find_obstacle, score_logits
+from forage_trainer.engine.layout import Layout
+
+register_varlen()
+
+
+class ScoringEngine(FSDPEngineWithLMHead):  # type: ignore[misc, unused-ignore]
+    """Log-probabilities and entropies of a language model."""
+
+    _head: FusedHead | None = None
+
+    def _build_module(self) -> Any:
+        module = super()._build_module()
+        if self.model_config.use_fused_kernels:
+            obstacle = find_obstacle(module)
+            if obstacle is None:
+                self._head = FusedHead.adopt(module)
+            else:
+                get_logger().warning("logits_are_kept", reason=obstacle, model=type(module).__name__)
+        return module
+
+    def _build_lora_module(self, module: Any) -> Any:
+        module = super()._build_lora_module(module)
+        if self._head is not None and module.get_output_embeddings() is not self._head:
+            raise UserError(
+                "trainer.lora.target_modules has the output layer, which trainer.engine.use_fused_kernels cannot "
+                "compute with an adapter: leave it out, or set trainer.engine.use_fused_kernels=false"
+            )
+        return module
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Ask for the needed tokens only."""
+        layout = Layout.of(micro_batch, self.use_remove_padding)
+        kept, chosen = layout.choose()
+        temperature = micro_batch["temperature"]
+        question = Question(
+            labels=torch.cat(list(split_rows(micro_batch["responses"]))),
+            temperature=temperature[layout.rows] if isinstance(temperature, torch.Tensor) else float(temperature),
+            chosen=chosen,
+            entropy=tu.get_non_tensor_data(micro_batch, "calculate_entropy", False),
+            entropy_gradient=tu.get_non_tensor_data(micro_batch, "entropy_gradient", True),
+        )
+        if self._head is not None:
+            self._head.question = question
+        inputs = layout.build_inputs(micro_batch["input_ids"]) | {"logits_to_keep": kept}
+        return inputs, {"layout": layout, "question": question}
+
+    def prepare_model_outputs(
+        self,
+        output: Any,
+        output_args: dict[str, Any],
+        micro_batch: TensorDict,
+        logits_processor_func: Callable[..., Any] | None,
+    ) -> dict[str, torch.Tensor]:
+        """Compute `log_probs` (and `entropy`), packed, as long as the rows; entry i belongs to token i + 1.
+
+        Entries before the response's first token are 0.
+        """
+        layout, question = output_args["layout"], output_args["question"]
+        if self._head is not None:
+            log_probs, entropy = output.logits.squeeze(0).unbind(-1)
+        else:
+            log_probs, entropy = score_logits(output.logits, question)
+        outputs = {"log_probs": layout.spread(log_probs)}
+        if question.entropy:
+            outputs["entropy"] = layout.spread(entropy)
+        return outputs
+
+
+class ValueEngine(FSDPEngineWithValueHead):  # type: ignore[misc, unused-ignore]
+    """Values of a value model."""
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        layout = Layout.of(micro_batch, self.use_remove_padding)
+        return layout.build_inputs(micro_batch["input_ids"]), {"layout": layout}
+
+    def prepare_model_outputs(
+        self,
+        output: Any,
+        output_args: dict[str, Any],
+        micro_batch: TensorDict,
+        logits_processor_func: Callable[..., Any] | None,
+    ) -> dict[str, torch.Tensor]:
+        """Compute `values`, packed, as long as the rows; entry i is the value after token i."""
+        layout, values = output_args["layout"], output.logits.squeeze(-1)
+        return {"values": layout.finish(values.squeeze(0) if layout.packed else layout.pack(values))}
