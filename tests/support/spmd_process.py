@@ -93,7 +93,7 @@ def run(worker: PolicyWorker, settings: Settings, state: Path) -> dict[str, torc
         results.update({f"{name}.{key}": torch.tensor(value) for key, value in numbers.items()})
 
     step("first")
-    worker.save(state, 1)
+    worker.save(state)
     step("second")
     worker.load(state)
     step("again")

@@ -94,7 +94,7 @@ def describe_rank(folder: Path, rank: int) -> None:
 
     On a file system of several machines no other rank could flush them, and each reads its own from memory.
     """
-    files = sorted(folder.rglob(f"*_rank_{rank}.pt"))
+    files = sorted(folder.rglob(f"*_rank_{rank}.*"))
     for file in files:
         durable.sync(file)
     digests = _map_files(compute_digest, files)

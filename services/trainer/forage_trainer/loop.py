@@ -245,7 +245,7 @@ class TrainingLoop:
                 self._data_digest,
                 self._pending.steps,
                 replace_non_finite(line),
-                lambda path: self._worker.save(path, self._version),
+                self._worker.save,
                 self._parts,
                 self._require_latest,
             )
@@ -367,7 +367,7 @@ class TrainingLoop:
             self._disk(partial(self._metrics_file.rewind, 0))
             return
         state, manifest = start.checkpoint
-        manifest.require_world_size(self._worker.world_size)
+        manifest.require_readable_by(self._worker.world_size)
         if manifest.data != self._data_digest:
             get_logger().warning("training_data_changed", since_step=manifest.step)
         self._worker.load(state)
@@ -376,7 +376,7 @@ class TrainingLoop:
         self._disk(partial(self._metrics_file.rewind, manifest.step))
         self._disk(partial(self._metrics_file.append_missing, manifest.figures))
         self._pending.restore(manifest, self._retry(self._streams.read_ledger))
-        get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch)
+        get_logger().info("resumed", step=manifest.step, from_epoch=manifest.epoch, processes=manifest.world_size)
 
     def _publish(self, whole: bool = False) -> Policy:
         policy = self._publisher.publish(self._version, self._copy_weights(), whole)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 pytest.importorskip("verl", reason="needs the trainer's environment")
-import torch
-from torch.distributed.tensor import DTensor
 from trainer_parts import read_lines
 from trainer_process import BATCH, TrainerProcess
 
@@ -52,20 +49,6 @@ def test_an_extended_killed_and_stopped_run_consumes_the_same_groups_as_an_unint
         assert (result["version"], result["count"], result["failed"]) == (version, 5, 0)
         assert len(read_lines(broken.folder / "validation" / f"{label}.jsonl")) == 5
     assert json.loads((broken.folder / "state.json").read_text())["phase"] == "done"
-
-
-def convert_to_plain(value: Any) -> Any:
-    """Convert a state to values that `==` compares to the bit."""
-    match value:
-        case dict():
-            return {name: convert_to_plain(one) for name, one in value.items()}
-        case list() | tuple():
-            return [convert_to_plain(one) for one in value]
-        case DTensor():
-            return convert_to_plain(value.to_local())
-        case torch.Tensor():
-            return str(value.dtype), list(value.shape), value.contiguous().view(-1).view(torch.uint8).tolist()
-    return value
 
 
 COMPARED = (
@@ -120,11 +103,7 @@ def test_a_run_killed_at_five_points_is_bit_equal_to_an_uninterrupted_one(
     assert broken.published[0] == broken.published[1]
     assert len(set().union(*broken.published.values())) == 6
     last = [run.folder / "checkpoints/step_6" for run in (straight, broken)]
-    for kind in ("model", "optim", "extra_state"):
-        result = [torch.load(one / f"state/{kind}_world_size_1_rank_0.pt", weights_only=False) for one in last]
-        if kind == "extra_state":
-            result = [{"lr": one["lr_scheduler"], "rng": one["rng"]["cpu"]} for one in result]
-        assert convert_to_plain(result[0]) == convert_to_plain(result[1]), kind
+    assert read_checkpoint(last[0]).files == read_checkpoint(last[1]).files, "weights, moments, schedule, random state"
     assert read_checkpoint(last[0]).parts == read_checkpoint(last[1]).parts
     assert broken.streams.count_backlog(broken.streams.trajectories) == 0
     assert broken.streams.count_backlog(broken.streams.prompts) == 0

@@ -16,7 +16,7 @@ from trainer_parts import write_model
 from transformers import AutoModelForCausalLM
 
 from forage_common.errors import DataError
-from forage_trainer.checkpoints.export import merge_shards
+from forage_trainer.checkpoints.export import read_weights
 
 LAUNCH = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
 TWO_PROCESSES = """
@@ -62,9 +62,9 @@ def test_shards_of_two_processes_merge_into_full_tensors(tmp_path: Path) -> None
     processes = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
     expected = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
-    result = merge_shards(tmp_path / "state", 2)
+    result = read_weights(tmp_path / "state", 2)
     assert set(result) == set(expected)
     for name, weight in expected.items():
         assert torch.equal(result[name], weight), name
     with pytest.raises(DataError, match=r"model_world_size_3_rank_0\.pt is missing.*3 FSDP processes"):
-        merge_shards(tmp_path / "state", 3)
+        read_weights(tmp_path / "state", 3)

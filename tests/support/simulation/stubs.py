@@ -50,7 +50,7 @@ class StubWorker:
         self.world = programs.world
         self.trained: list[list[Any]] = []
 
-    def save(self, folder: Path, step: int) -> None:
+    def save(self, folder: Path) -> None:
         (folder / "weights.json").write_text(json.dumps(self.trained))
 
     def load(self, folder: Path) -> None:

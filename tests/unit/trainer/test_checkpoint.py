@@ -118,25 +118,32 @@ def test_parts_are_restored_and_new_ones_start_anew(tmp_path: Path) -> None:
     assert (kl.count, new.count) == (7, 1)
 
 
-def test_another_number_of_processes_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    save_checkpoint(Checkpoints(tmp_path, 2, 10, world_size=2), 5, make_writer("w"))
-    result = Checkpoints(tmp_path, 2, 10).find_newest()
-    assert result is not None
-    result[1].require_world_size(2)
-    with pytest.raises(
-        UserError, match=r"step 5 was written by 2 trainer processes, and 1 cannot.*forage trainer export"
-    ):
-        result[1].require_world_size(1)
+def test_files_of_version_01_are_refused_to_another_number_of_processes(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        for rank in range(2):
+            (folder / f"model_world_size_2_rank_{rank}.pt").write_text("w")
+            describe_rank(folder, rank)
+
+    save_checkpoint(Checkpoints(tmp_path / "old", 2, 10, world_size=2), 5, write)
+    save_checkpoint(Checkpoints(tmp_path / "new", 2, 10, world_size=2, listing_timeout_s=0), 5, make_writer("w"))
+    old, new = (Checkpoints(tmp_path / name, 2, 10).find_newest() for name in ("old", "new"))
+    assert old is not None
+    assert new is not None
+    old[1].require_readable_by(2)
+    new[1].require_readable_by(3)
+    with pytest.raises(UserError, match=r"step 5 is of version 0\.1, whose files only the 2 .* not 1: start 2"):
+        old[1].require_readable_by(1)
 
 
 def test_a_checkpoint_is_complete_when_the_files_of_every_process_are_visible(tmp_path: Path) -> None:
     def write(ranks: int, late: int = 0) -> Callable[[Path], None]:
         def put(folder: Path, rank: int) -> None:
-            for kind in ("actor/model", "actor/optim"):
-                (folder / f"{kind}_world_size_3_rank_{rank}.pt").write_text(kind)
+            for kind in ("actor/model/part", "actor/optimizer/part"):
+                (folder / f"{kind}_rank_{rank}.safetensors").write_text(kind)
 
         def write_shards(folder: Path) -> None:
-            (folder / "actor").mkdir()
+            for kind in ("actor/model", "actor/optimizer"):
+                (folder / kind).mkdir(parents=True)
             for rank in range(ranks):
                 put(folder, rank)
             for rank in range(ranks, ranks + late):
@@ -152,7 +159,7 @@ def test_a_checkpoint_is_complete_when_the_files_of_every_process_are_visible(tm
     assert len(manifest.files) == 6, "the last process's files came late"
     assert not list((tmp_path / "step_1/state").glob("digests*"))
     strict = Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=0)
-    with pytest.raises(UserError, match=r"2 of 6 files .*actor/model_world_size_3_rank_2\.pt.*run\.dir must be"):
+    with pytest.raises(UserError, match=r"2 of 6 files .*actor/model/part_rank_2\.safetensors.*run\.dir must be"):
         save_checkpoint(strict, 2, write(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1"]
 
@@ -169,7 +176,7 @@ def test_every_rank_digests_its_own_files_and_rank_0_what_is_left(
     def write(folder: Path) -> None:
         (folder / "critic").mkdir()
         for rank in range(3):
-            for name in (f"model_world_size_3_rank_{rank}.pt", f"critic/optim_world_size_3_rank_{rank}.pt"):
+            for name in (f"part_rank_{rank}.safetensors", f"critic/random_rank_{rank}.json"):
                 (folder / name).write_text(name)
         (folder / "config.json").write_text("{}")
         describe_rank(folder, 1)
@@ -178,13 +185,14 @@ def test_every_rank_digests_its_own_files_and_rank_0_what_is_left(
     path = save_checkpoint(Checkpoints(tmp_path, 2, 10, world_size=3, listing_timeout_s=0.5), 1, write)
     assert sorted(read) == [
         "config.json",
-        *(f"{n}_world_size_3_rank_{r}.pt" for n in ("model", "optim") for r in (0, 2)),
+        *(f"part_rank_{rank}.safetensors" for rank in (0, 2)),
+        *(f"random_rank_{rank}.json" for rank in (0, 2)),
     ]
     manifest = read_checkpoint(path)
     assert {name: compute_digest(path / "state" / name) for name in manifest.files} == manifest.files
     assert len(manifest.files) == 7
-    (path / "state/critic/optim_world_size_3_rank_1.pt").write_text("altered")
-    with pytest.raises(DataError, match=r"critic/optim_world_size_3_rank_1\.pt changed"):
+    (path / "state/critic/random_rank_1.json").write_text("altered")
+    with pytest.raises(DataError, match=r"critic/random_rank_1\.json changed"):
         read_checkpoint(path)
 
 

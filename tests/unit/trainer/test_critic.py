@@ -77,7 +77,7 @@ def test_values_start_at_zero_and_updates_equal_plain_pytorch(
                 expected = compute_plain_values(model, row)
                 torch.testing.assert_close(values[i, : len(expected)] + 0.04 * number, expected, atol=2e-4, rtol=0)
         if number == 2:
-            worker.save(tmp_path / "state", 2)
+            worker.save(tmp_path / "state")
         metrics = worker.update_critic(batch, values, returns, 2)
         loss = torch.zeros(())
         for i, row in enumerate(trajectories):

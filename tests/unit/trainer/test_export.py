@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 from forage_common.errors import DataError
 from forage_common.settings import load_settings
 from forage_trainer.checkpoints.checkpoint import Checkpoints
-from forage_trainer.checkpoints.export import export_policy, find_checkpoint, merge_shards
+from forage_trainer.checkpoints.export import export_policy, find_checkpoint, read_weights
 from forage_trainer.command import app
 from forage_trainer.engine.policy_worker import PolicyWorker
 
@@ -28,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch
     worker = PolicyWorker(load_settings(None, [f"model.path={write_model(folder / 'model')}", "trainer.threads=1"], {}))
     checkpoints = Checkpoints(folder / "checkpoints", 2, worker.parameters)
     for step in (3, 6):
-        save_checkpoint(checkpoints, step, partial(worker.save, step=step))
+        save_checkpoint(checkpoints, step, worker.save)
     checkpoints.mark_best({3: 0.5, 6: 0.4})
     return folder, worker.weights(torch.float32)
 
@@ -74,7 +73,7 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
         for name, parameter in worker._actor.engine.module.named_parameters():
             if "lora_B" in name:
                 parameter.add_(0.1)
-    checkpoint = save_checkpoint(Checkpoints(tmp_path / "checkpoints", 2, 10), 3, partial(worker.save, step=3))
+    checkpoint = save_checkpoint(Checkpoints(tmp_path / "checkpoints", 2, 10), 3, worker.save)
     export_policy(checkpoint, tmp_path / "out", torch.float32, 2**30)
     result, expected = load_file(tmp_path / "out/model.safetensors"), worker.weights(torch.float32)
     assert set(result) == set(expected)
@@ -83,7 +82,7 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
         torch.testing.assert_close(result[name], weight, atol=1e-6, rtol=0)
     (checkpoint / "state/lora_train_meta.json").unlink()
     with pytest.raises(DataError, match=r"lora_train_meta\.json cannot be read"):
-        merge_shards(checkpoint / "state", 1)
+        read_weights(checkpoint / "state", 1)
 
 
 def test_a_source_that_cannot_be_exported_is_named(run: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:
@@ -95,7 +94,7 @@ def test_a_source_that_cannot_be_exported_is_named(run: tuple[Path, dict[str, to
         find_checkpoint(tmp_path, best=True)
     with pytest.raises(DataError, match=f"{tmp_path} exists"):
         export_policy(checkpoint, tmp_path, torch.float32, 2**30)
-    shard = checkpoint / "state/model_world_size_1_rank_0.pt"
+    shard = checkpoint / "state/model/part_rank_0.safetensors"
     before = shard.read_bytes()
     shard.write_bytes(before[:-1] + b"x")
     try:

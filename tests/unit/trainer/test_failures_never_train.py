@@ -180,7 +180,7 @@ class Bench:
         self.settings = settings
         self.worker = PolicyWorker(settings)
         self.start = folder / "start"
-        self.worker.save(self.start, 0)
+        self.worker.save(self.start)
 
     def train(self, batches: Sequence[list[TrajectoryGroup]]) -> tuple[str, list[str], list[dict[str, Any]]]:
         """(digest of weights and optimizers, gradients of every update, metrics of every step)."""

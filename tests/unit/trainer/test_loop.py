@@ -262,7 +262,7 @@ def test_a_finished_run_that_validates_can_be_extended(train: Callable[..., Sett
 @pytest.mark.parametrize("steps", [1, 2], ids=["the only one", "the newest one"])
 def test_a_damaged_checkpoint_costs_one_interval(train: Callable[..., Settings], steps: int) -> None:
     settings = train("trainer.save_freq=1", f"trainer.total_training_steps={steps}")
-    [weights] = (settings.run.folder / f"checkpoints/step_{steps}/state").rglob("model_*.pt")
+    weights = settings.run.folder / f"checkpoints/step_{steps}/state/model/part_rank_0.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)

@@ -73,7 +73,7 @@ def test_the_adapter_learns_and_the_weights_are_merged(model: Path, batch: StepT
 def test_a_resumed_adapter_takes_the_same_next_step(model: Path, batch: StepTensors, tmp_path: Path) -> None:
     worker = build(model, "trainer.lora.target_modules=[q_proj, v_proj]")
     learn(worker, batch)
-    worker.save(tmp_path / "state", 1)
+    worker.save(tmp_path / "state")
     learn(worker, batch)
     expected = worker.adapter(torch.float32)
     assert {name.rsplit(".", 3)[1] for name in expected.tensors} == {"q_proj", "v_proj"}

@@ -32,7 +32,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.fixture(scope="module")
 def built(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[PolicyWorker, Path]:
     worker = PolicyWorker(settings)
-    worker.save(tmp_path_factory.mktemp("start") / "state", 0)
+    worker.save(tmp_path_factory.mktemp("start") / "state")
     return worker, next(tmp_path_factory.getbasetemp().glob("start*")) / "state"
 
 
@@ -168,7 +168,7 @@ def test_the_updates_own_forward_pass_equals_a_separate_one_for_old_log_probs(
 
 def test_a_resumed_worker_takes_the_same_next_step(worker: PolicyWorker, tmp_path: Path) -> None:
     take_step(worker, build_groups())
-    worker.save(tmp_path / "state", 1)
+    worker.save(tmp_path / "state")
     _, expected = take_step(worker, build_groups())
     worker.load(tmp_path / "state")
     _, result = take_step(worker, build_groups())

@@ -187,11 +187,12 @@ class Checkpoints:
 
     def _await_shards(self, state: Path) -> None:
         """Wait until every file that rank 0 wrote is visible from each other rank too, and then for their digests."""
-        own = [path for path in state.rglob("*") if path.name.endswith("_rank_0.pt")]
-        expected = [path.with_name(path.name[:-4] + f"{r}.pt") for path in own for r in range(1, self._world_size)]
+        own = list(state.rglob("*_rank_0.*"))
+        others = range(1, self._world_size)
+        expected = [path.with_stem(f"{path.stem.removesuffix('0')}{rank}") for path in own for rank in others]
         deadline = time.monotonic() + self._listing_timeout_s
         with waiting("files of other ranks", on="the volume of run.dir", limit_s=self._listing_timeout_s):
-            while missing := set(expected) - set(state.rglob("*.pt")):
+            while missing := set(expected) - set(state.rglob("*_rank_*")):
                 if time.monotonic() > deadline:
                     names = ", ".join(sorted(str(path.relative_to(state)) for path in missing)[:4])
                     raise UserError(

@@ -1,4 +1,4 @@
-"""Export of a checkpoint's policy as a Hugging Face folder, from verl's shards, without engine or process group."""
+"""Export of a checkpoint's policy as a Hugging Face folder, without engine or process group."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor, Shard
 from forage_common.errors import DataError
 from forage_trainer.checkpoints.manifest import BEST, MANIFEST, STATE, list_checkpoints, read_checkpoint
 from forage_trainer.files import stage_folder
-from forage_trainer.weights.model_files import WeightsFile, write_model_folder
+from forage_trainer.weights.model_files import LORA_META, WeightsFile, write_model_folder
+from forage_trainer.weights.shards import read_whole
 
 _HEAD = "lm_head.weight"
-_LORA_META = "lora_train_meta.json"
 _PREFIX, _BASE = "base_model.model.", ".base_layer.weight"
 _DOWN, _UP = ".lora_A.default.weight", ".lora_B.default.weight"
 
@@ -56,27 +56,33 @@ def export_policy(checkpoint: Path, target: Path, dtype: torch.dtype, shard_byte
     tied = bool(json.loads((source / "config.json").read_text()).get("tie_word_embeddings", False))
     weights = {
         name: tensor.to(dtype).contiguous()
-        for name, tensor in merge_shards(state, manifest.world_size).items()
+        for name, tensor in read_weights(state, manifest.world_size).items()
         if not (tied and name == _HEAD)
     }
     with stage_folder(target) as folder:
         return write_model_folder(folder, source, weights, shard_bytes)
 
 
-def merge_shards(state: Path, world_size: int) -> dict[str, torch.Tensor]:
-    """Merge the shards that every process wrote (verl's FSDP2 layout) into whole tensors on the CPU, LoRA included.
+def read_weights(state: Path, world_size: int) -> dict[str, torch.Tensor]:
+    """Read the policy's whole tensors onto the CPU, LoRA merged.
 
     Raises:
-        DataError: the layout is another.
+        DataError: a file is missing, or the layout is another.
     """
+    folder = state / "model"
+    whole = read_whole(folder) if folder.is_dir() else _merge_former(state, world_size)
+    return _merge_lora(whole, state / LORA_META) if any(name.endswith(_DOWN) for name in whole) else whole
+
+
+def _merge_former(state: Path, world_size: int) -> dict[str, torch.Tensor]:
+    """Merge the parts that every process wrote before version 0.2, in verl's layout."""
     ranks: list[Mapping[str, torch.Tensor]] = []
     for rank in range(world_size):
         file = state / f"model_world_size_{world_size}_rank_{rank}.pt"
         if not file.is_file():
             raise DataError(f"{file} is missing: the checkpoint is not one of {world_size} FSDP processes")
         ranks.append(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
-    whole = {name: _merge_parts(name, [rank[name] for rank in ranks]) for name in ranks[0]}
-    return _merge_lora(whole, state / _LORA_META) if any(name.endswith(_DOWN) for name in whole) else whole
+    return {name: _merge_parts(name, [rank[name] for rank in ranks]) for name in ranks[0]}
 
 
 def _merge_parts(name: str, parts: list[torch.Tensor]) -> torch.Tensor:

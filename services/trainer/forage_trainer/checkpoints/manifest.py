@@ -1,6 +1,6 @@
 """The manifest of a checkpoint: what the trainer must remember besides weights, and the digests of all files.
 
-Layout of a checkpoint: `step_<n>/manifest.json` and `step_<n>/state/`, which holds verl's files.
+Layout of a checkpoint: `step_<n>/manifest.json` and `step_<n>/state/`, see `engine.engine_state`.
 """
 
 from __future__ import annotations
@@ -84,16 +84,17 @@ class Manifest:
         ]
         return cls(**(tree | {"consumed": tuple(steps)}))
 
-    def require_world_size(self, world_size: int) -> None:
+    def require_readable_by(self, world_size: int) -> None:
         """
         Raises:
-            UserError: the checkpoint was written by another number of processes.
+            UserError: another number of processes wrote the checkpoint, before version 0.2, when verl's files were
+                bound to it.
         """
-        if world_size != self.world_size:
+        if world_size != self.world_size and any("_world_size_" in name for name in self.files):
             raise UserError(
-                f"the checkpoint of step {self.step} was written by {self.world_size} trainer processes, and "
-                f"{world_size} cannot read their shards: start {self.world_size}, or begin another run.id with "
-                "model.path set to what `forage trainer export` makes of it"
+                f"the checkpoint of step {self.step} is of version 0.1, whose files only the {self.world_size} trainer "
+                f"processes that wrote them can read, not {world_size}: start {self.world_size}, which write a "
+                "checkpoint that any number can read"
             )
 
     def restore_parts(self, parts: Mapping[str, Stateful]) -> None:

@@ -90,7 +90,7 @@ class PolicyWorker:
 
     @property
     def world_size(self) -> int:
-        """Number of processes; a checkpoint is readable by that number only."""
+        """Number of processes."""
         return self.processes.size
 
     @property
@@ -190,20 +190,24 @@ class PolicyWorker:
         return self._require_critic().update(batch, values, returns, last_position)
 
     @collective
-    def save(self, folder: Path, step: int) -> None:
-        """Write verl's checkpoint: model, optimizer, learning-rate schedule, random state; the critic's in critic/.
+    def save(self, folder: Path) -> None:
+        """Write model, optimizer, learning-rate schedule and random state; the critic's in critic/.
 
         Every rank above 0 then describes its files on a thread, see `describe_rank`.
         """
-        self._actor.save(folder, step)
+        self._actor.save(folder)
         if self._critic is not None:
-            self._critic.worker.save(folder / _CRITIC, step)
+            self._critic.worker.save(folder / _CRITIC)
         if self.processes.rank > 0:
             self._threads.submit(self._describe, folder)
 
     @collective
     def load(self, folder: Path) -> None:
-        """Load a checkpoint of `save`."""
+        """Load a checkpoint of `save`, by any number of processes.
+
+        Raises:
+            DataError: it is of another model, or not complete.
+        """
         self._actor.load(folder)
         if self._critic is not None:
             self._critic.worker.load(folder / _CRITIC)

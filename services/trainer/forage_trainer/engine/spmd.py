@@ -191,6 +191,10 @@ class Processes:
             dist.all_reduce(values, group=self._control)
         return values
 
+    def meet(self) -> None:
+        """Wait until every process is here."""
+        self.sum(torch.zeros(1))
+
     def _broadcast(self, tensor: torch.Tensor) -> None:
         flat = tensor.view(-1).view(torch.uint8)
         if flat.numel():

@@ -23,6 +23,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from forage_trainer.data.rows import scatter_rows, shard_rows
 from forage_trainer.data.tensors import Rows, select_rows
+from forage_trainer.engine import engine_state
 from forage_trainer.engine.spmd import Processes
 
 Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
@@ -95,13 +96,23 @@ class VerlWorker:
         tu.assign_non_tensor(shard, global_batch_size=len(rows), **options)
         return _to_numbers(tu.get(self._worker.train_batch(shard), "metrics"))
 
-    def save(self, folder: Path, step: int) -> None:
-        """Write verl's checkpoint: model, optimizer, learning-rate schedule and random state of every process."""
-        self._worker.save_checkpoint(str(folder), global_step=step)
+    def save(self, folder: Path) -> None:
+        """Write the state of model, optimizer, learning-rate schedule and random numbers, each process its part."""
+        engine_state.save_engine(self.engine, folder, self._processes.rank)
+        self._processes.meet()
 
     def load(self, folder: Path) -> None:
-        """Load a checkpoint of `save` by the same number of processes."""
-        self._worker.load_checkpoint(str(folder))
+        """Load a state of `save` by any number of processes, or one that verl wrote by the same number.
+
+        Raises:
+            DataError: it is of another model, or not complete.
+        """
+        rank, size = self._processes.rank, self._processes.size
+        if engine_state.is_former(folder):
+            engine_state.load_former(self.engine, folder, rank, size)
+        else:
+            engine_state.load_engine(self.engine, folder, rank)
+        self._processes.meet()
 
     def _shard(self, data: TensorDict) -> TensorDict:
         return shard_rows(data.copy(), self._processes.rank, self._processes.size)

@@ -17,6 +17,8 @@ from forage_trainer.weights.safetensors_file import digest_safetensors, write_sa
 
 INDEX = f"{WEIGHTS}.index.json"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+LORA_META = "lora_train_meta.json"
+"""Rank and alpha of a checkpoint's adapter."""
 _STEM, _SUFFIX = Path(WEIGHTS).stem, Path(WEIGHTS).suffix
 _COPIED = {".json", ".txt", ".jinja", ".model"}
 
@@ -48,9 +50,7 @@ def write_model_folder(
     Raises:
         OSError: the disk is full or fails.
     """
-    for file in sorted(source.iterdir()):
-        if file.suffix in _COPIED and not file.name.endswith(".index.json"):
-            shutil.copyfile(file, folder / file.name)
+    copy_configuration(source, folder)
     dtype = next(iter(weights.values())).dtype
     config = set_dtype(json.loads((source / "config.json").read_text()), dtype)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -65,6 +65,13 @@ def write_model_folder(
         digest = write_safetensors(folder / name, part)
         files.append(WeightsFile(name, digest, (folder / name).stat().st_size))
     return tuple(files)
+
+
+def copy_configuration(source: Path, folder: Path) -> None:
+    """Copy the files of a model folder that are not weights: configuration, tokenizer, chat template."""
+    for file in sorted(source.iterdir()):
+        if file.suffix in _COPIED and not file.name.endswith(".index.json"):
+            shutil.copyfile(file, folder / file.name)
 
 
 def digest_model_files(weights: Mapping[str, torch.Tensor], shard_bytes: int) -> tuple[WeightsFile, ...]:

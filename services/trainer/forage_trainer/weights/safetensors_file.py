@@ -38,6 +38,17 @@ def write_safetensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> str:
     return f"{PREFIX}{digest.hexdigest()}"
 
 
+def write_unsynced(file: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors in the safetensors format; neither flushed to the disk nor digested.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    with file.open("wb") as out:
+        for piece in _split_pieces(tensors, metadata):
+            out.write(piece)
+
+
 def digest_safetensors(tensors: Mapping[str, torch.Tensor]) -> tuple[str, int]:
     """Compute the digest and the bytes of the file that `write_safetensors` would write.
 
@@ -52,17 +63,19 @@ def digest_safetensors(tensors: Mapping[str, torch.Tensor]) -> tuple[str, int]:
     return f"{PREFIX}{digest.hexdigest()}", size
 
 
-def _split_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
-    yield memoryview(_build_header(tensors))
+def _split_pieces(
+    tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[memoryview]:
+    yield memoryview(_build_header(tensors, metadata or {}))
     for tensor in tensors.values():
-        view = memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+        view = memoryview(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
         for begin in range(0, len(view), _PIECE):
             yield view[begin : begin + _PIECE]
 
 
-def _build_header(tensors: Mapping[str, torch.Tensor]) -> bytes:
+def _build_header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
     """Build the header: its length in 8 bytes, then JSON, padded with blanks."""
-    tree: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    tree: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:

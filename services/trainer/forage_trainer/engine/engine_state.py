@@ -1,0 +1,183 @@
+"""The state of verl's engines in files: model, optimizer, learning-rate schedule, random state.
+
+Any number of processes loads what any other number wrote, except the random state: each process has one of its own.
+
+Layout: `model/` and `optimizer/` (see `weights.shards`; moments are named `<parameter>.<moment>`), `schedule.json` with
+everything else of optimizer and schedule, `random_rank_<rank>.json`, and `huggingface/` with the model's configuration
+and tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.fsdp import FSDPModule
+from verl.utils.device import get_device_name
+
+from forage_common.errors import DataError
+from forage_trainer.files import write_json
+from forage_trainer.weights.model_files import LORA_META, copy_configuration
+from forage_trainer.weights.shards import describe_parts, load_parts, write_part
+
+MODEL, OPTIMIZER = "model", "optimizer"
+_SCHEDULE, _RANDOM, _CONFIGURATION = "schedule.json", "random_rank_{rank}.json", "huggingface"
+
+
+def save_engine(engine: Any, folder: Path, rank: int) -> None:
+    """Write this process's part of an engine's state.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    _reshard(engine.module)
+    write_part(folder / MODEL, _list_weights(engine.module), rank)
+    write_part(folder / OPTIMIZER, _list_moments(engine), rank)
+    (folder / _RANDOM.format(rank=rank)).write_text(json.dumps(_get_random_state()))
+    if rank:
+        return
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in engine.optimizer.param_groups]
+    schedule = engine.lr_scheduler.state_dict()
+    content = {"lr_scheduler": schedule, "param_groups": groups, "counts": _list_counts(engine)}
+    write_json(folder / _SCHEDULE, content)
+    (folder / _CONFIGURATION).mkdir(exist_ok=True)
+    copy_configuration(Path(engine.model_config.local_path), folder / _CONFIGURATION)
+    if adapters := getattr(engine.module, "peft_config", None):
+        adapter = next(iter(adapters.values()))
+        write_json(folder / LORA_META, {"r": adapter.r, "lora_alpha": adapter.lora_alpha})
+
+
+def load_engine(engine: Any, folder: Path, rank: int) -> None:
+    """Load a state of `save_engine`.
+
+    Raises:
+        DataError: it is of another model, or not complete.
+    """
+    with _parameters_on_device(engine):
+        load_parts(folder / MODEL, _list_weights(engine.module))
+        _load_optimizer(engine, folder)
+    states = len(list(folder.glob(_RANDOM.format(rank="*"))))
+    _set_random_state(json.loads((folder / _RANDOM.format(rank=rank % states)).read_text()))
+
+
+def load_former(engine: Any, folder: Path, rank: int, size: int) -> None:
+    """Load a state that verl wrote for this number of processes, as before version 0.2.
+
+    Raises:
+        DataError: a file holds other things than tensors and numbers.
+    """
+
+    def read(kind: str) -> Any:
+        # numpy's random state is an array, the only thing in these files that is neither tensor nor plain.
+        array = [np.ndarray.__reduce__(np.zeros(0))[0], np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+        file = folder / f"{kind}_world_size_{size}_rank_{rank}.pt"
+        try:
+            with torch.serialization.safe_globals(array):
+                return torch.load(file, weights_only=True)
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            raise DataError(f"{file} cannot be read ({error!r}): take another checkpoint") from None
+
+    with _parameters_on_device(engine):
+        engine.module.load_state_dict(read("model"))
+        engine.optimizer.load_state_dict(read("optim"))
+    extra = read("extra_state")
+    engine.lr_scheduler.load_state_dict(extra["lr_scheduler"])
+    torch.set_rng_state(extra["rng"]["cpu"])
+    if torch.cuda.is_available() and "cuda" in extra["rng"]:
+        torch.cuda.set_rng_state(extra["rng"]["cuda"])
+
+
+def is_former(folder: Path) -> bool:
+    """Whether verl wrote the state in a folder, for a number of processes."""
+    return any(folder.glob("model_world_size_*"))
+
+
+@contextmanager
+def _parameters_on_device(engine: Any) -> Iterator[None]:
+    """Hold offloaded parameters on the device: moments are created where their parameters are."""
+    _reshard(engine.module)
+    if engine.is_param_offload_enabled:
+        engine.to(get_device_name(), model=True, optimizer=False, grad=False)
+    yield
+    if engine.is_param_offload_enabled:
+        engine.to("cpu", model=True, optimizer=False, grad=False)
+    if engine.is_optimizer_offload_enabled:
+        engine.to("cpu", model=False, optimizer=True, grad=False)
+
+
+def _reshard(module: torch.nn.Module) -> None:
+    """Put the shards, which the optimizer knows, in the place of copies that a forward pass has gathered."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def _list_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """List parameters and buffers, a tied parameter once."""
+    every = dict(module.named_parameters(remove_duplicate=False))
+    tied = every.keys() - dict(module.named_parameters()).keys()
+    return {name: tensor.detach() for name, tensor in module.state_dict().items() if name not in tied}
+
+
+def _list_state(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield `<parameter>.<kind>` and value of everything that the optimizer knows of parameters."""
+    for name, parameter in engine.module.named_parameters():
+        for kind, value in engine.optimizer.state.get(parameter, {}).items():
+            yield f"{name}.{kind}", value
+
+
+def _list_moments(engine: Any) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in _list_state(engine) if value.ndim}
+
+
+def _list_counts(engine: Any) -> dict[str, float]:
+    """The numbers of updates that parameters have had."""
+    return {name: float(value) for name, value in _list_state(engine) if not value.ndim}
+
+
+def _load_optimizer(engine: Any, folder: Path) -> None:
+    """Replace the optimizer's state: a parameter that had none in the checkpoint, such as a frozen one, has none."""
+    saved = json.loads((folder / _SCHEDULE).read_text())
+    parameters = dict(engine.module.named_parameters())
+    found = describe_parts(folder / OPTIMIZER)
+    if strange := {name.rpartition(".")[0] for name in [*found, *saved["counts"]]} - parameters.keys():
+        raise DataError(f"{folder / OPTIMIZER} is of {min(strange)}, which the model lacks: it is of another model")
+    moments = {
+        name: torch.zeros_like(parameters[name.rpartition(".")[0]].detach(), dtype=one.properties.dtype)
+        for name, one in found.items()
+    }
+    load_parts(folder / OPTIMIZER, moments)
+    counts = {name: torch.tensor(value, dtype=torch.float32) for name, value in saved["counts"].items()}
+    engine.optimizer.state.clear()
+    for name, value in (counts | moments).items():
+        parameter, _, kind = name.rpartition(".")
+        engine.optimizer.state[parameters[parameter]][kind] = value
+    for group, values in zip(engine.optimizer.param_groups, saved["param_groups"], strict=True):
+        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    engine.lr_scheduler.load_state_dict(saved["lr_scheduler"])
+
+
+def _get_random_state() -> dict[str, Any]:
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    state = {"cpu": bytes(torch.get_rng_state().tolist()).hex(), "python": random.getstate()}
+    state["numpy"] = [kind, np.asarray(keys).tolist(), *rest]
+    if torch.cuda.is_available():
+        state["cuda"] = bytes(torch.cuda.get_rng_state().tolist()).hex()
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["cpu"]), dtype=torch.uint8))
+    if torch.cuda.is_available() and "cuda" in state:
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray.fromhex(state["cuda"]), dtype=torch.uint8))
