@@ -10,17 +10,17 @@ from forage_cli.commands import (
     ask,
     config,
     data,
-    demo,
     doctor,
     eval,
     forwarded,
     model,
+    plan,
     probe,
     rollout,
     runs,
+    start,
     status,
     trajectories,
-    up,
 )
 from forage_common import __version__
 from forage_common.command import run_command
@@ -50,8 +50,8 @@ def _define_options(
     """Options of `forage` itself; the callback of each does its work."""
 
 
-app.command("demo")(demo.demo)
-app.command("up")(up.up)
+app.command("demo")(start.demo)
+app.command("up")(start.up)
 app.command("ask")(ask.ask)
 app.command("probe")(probe.probe)
 app.command("trajectories")(trajectories.trajectories)
@@ -59,6 +59,7 @@ app.command("check-history")(runs.check_history)
 app.command("compare-runs")(runs.compare_runs)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
+app.command("plan")(plan.plan)
 forwarded.add_forwarded(app)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")

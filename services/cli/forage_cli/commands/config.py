@@ -86,7 +86,8 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     """
     from forage_cli.local.environments import find_environment_problems
     from forage_cli.local.preflight import check_files
-    from forage_cli.local.redis_memory import check_redis, estimate_stream_memory
+    from forage_cli.local.redis_memory import check_redis
+    from forage_cli.planning.streams import estimate_stream_memory
     from forage_common.settings import load_settings
 
     settings = load_settings(config, overrides or [])

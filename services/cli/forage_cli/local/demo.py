@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from forage_cli.local import preflight
+from forage_cli.local.gpus import build_stack
 from forage_cli.local.live import LiveView, format_step
 from forage_cli.local.stack import Program, Stack, end_earlier_stack, point_latest, repository, shift_ports
 from forage_cli.local.watch import Watch
@@ -51,7 +52,8 @@ def run_demo(settings: Settings, console: Console) -> report.Summary:
     programs = tuple(Program)
     end_earlier_stack(settings)
     preflight.check_all(settings, programs)
-    stack = Stack(settings, programs)
+    stack = build_stack(settings, programs, console)
+    settings = stack.settings
     folder = RunFolder(stack.folder)
     minutes_file = folder.path / "minutes"  # of the parts before an interruption
     started = time.time() - (float(minutes_file.read_text()) * 60 if minutes_file.is_file() else 0.0)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.status import Status
 
+from forage_cli.local.gpus import build_stack
 from forage_cli.local.stack import SERVING, Program, Stack, end_earlier_stack, list_health_urls, list_waiting
 from forage_common.addresses import split_address
 from forage_common.errors import UnavailableError
@@ -105,7 +106,7 @@ def ensure_services(
     if Program.ROLLOUT in programs:
         end_earlier_stack(settings)
         preflight.check_all(settings, programs)
-    stack = Stack(settings, programs)
+    stack = build_stack(settings, programs, console)
     with local.interrupt_on_signals():
         try:
             stack.start()

@@ -6,7 +6,7 @@ import functools
 import operator
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from forage_common.addresses import split_address
 from forage_common.errors import UserError
 from forage_common.settings import Settings
 from forage_common.telemetry.stacks import FOLDER_VARIABLE
+
+_NONE: Mapping[Program, Mapping[str, str]] = {}
 
 
 class Program(StrEnum):
@@ -120,8 +122,15 @@ def end_earlier_stack(settings: Settings) -> None:
 class Stack:
     """The programs of one run; writes settings.yaml, processes.json, logs/ and redis/ into the run's folder."""
 
-    def __init__(self, settings: Settings, programs: Iterable[Program]) -> None:
+    def __init__(
+        self, settings: Settings, programs: Iterable[Program], environments: Mapping[Program, Mapping[str, str]] = _NONE
+    ) -> None:
+        """
+        Args:
+            environments: more variables of a service, such as those that show it its GPUs.
+        """
         self.settings = settings
+        self._environments = environments
         self.programs = tuple(programs)
         self.folder = settings.run.folder.absolute()
         self.supervisor = Supervisor(self.folder / RECORD)
@@ -150,6 +159,7 @@ class Stack:
         threads = {Program.TRAINER: self.settings.trainer.threads, Program.RETRIEVER: self.settings.retriever.threads}
         environment = {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads.get(program, 1))}
         environment[FOLDER_VARIABLE] = str(self.folder / STACKS)
+        environment |= self._environments.get(program, {})
         return Service(program, command, log, environment, job=program is Program.TRAINER)
 
     def _redis_command(self) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from forage_common.settings.base import Section
 
@@ -77,6 +78,22 @@ class LocalGpuSettings(Section):
     rollout: tuple[int, ...] | None = Field(None, description="GPUs of the engines; null: half of the machine's")
     trainer: tuple[int, ...] | None = Field(None, description="GPUs of the trainer; null: those left over")
     retriever: tuple[int, ...] = Field((), description="GPUs of the retriever; empty: it searches on the CPU")
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> LocalGpuSettings:
+        for name in LocalGpuSettings.model_fields:
+            numbers = getattr(self, name) or ()
+            if len(set(numbers)) < len(numbers) or min(numbers, default=0) < 0:
+                raise ValueError(f"{name} is {list(numbers)}: give each GPU once, by its number from 0")
+        return self
+
+    def find_overlap(self) -> str:
+        """The first two services that share a GPU, and which; empty: none do."""
+        named = {name: set(getattr(self, name) or ()) for name in ("rollout", "trainer", "retriever")}
+        for one, other in itertools.combinations(named, 2):
+            if shared := named[one] & named[other]:
+                return f"{one} and {other} share GPU {min(shared)}"
+        return ""
 
 
 class LocalSettings(Section):

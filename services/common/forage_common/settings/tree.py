@@ -45,6 +45,17 @@ class Settings(Section):
                 raise ValueError(f"run.repeatable needs {name}={expected}, not {value}: {reason}")
         return self
 
+    @model_validator(mode="after")
+    def _check_local_gpus(self) -> Settings:
+        overlap, gpus = self.local.gpus.find_overlap(), self.local.gpus
+        is_shared = getattr(self.trainer, "placement", "") == "colocated" and gpus.rollout == gpus.trainer
+        if overlap and not (is_shared and overlap.startswith("rollout and trainer")):
+            raise ValueError(
+                f"local.gpus: {overlap}: give each service GPUs of its own, or engines and trainer the same ones with "
+                "trainer.placement=colocated"
+            )
+        return self
+
     def check_sampling(self) -> None:
         """Check that the trainer can score what the engine samples: ratios would carry any other difference.
 

@@ -1,0 +1,227 @@
+"""The GPUs of this machine, as nvidia-smi lists them, and which service gets which."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+
+from forage_cli.local.stack import Program, Stack, find_interpreter
+from forage_cli.planning.gpus import Gpu, recognize_gpu
+from forage_cli.planning.plan import Plan, Request, make_plan
+from forage_cli.planning.shapes import read_shape
+from forage_cli.planning.split import Split, apply_split, divide, find_faster_split
+from forage_common.devices import resolve_device
+from forage_common.errors import UserError
+from forage_common.settings import Settings
+
+_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class LocalGpu:
+    """One GPU; its number is that of nvidia-smi, which orders them by their place on the bus."""
+
+    number: int
+    uuid: str
+    product: str
+    memory_mib: int
+
+    @property
+    def kind(self) -> Gpu | None:
+        """None: a plan does not know it."""
+        return recognize_gpu(self.product, self.memory_mib)
+
+
+def list_gpus() -> list[LocalGpu]:
+    """The GPUs that this process may use, by CUDA_VISIBLE_DEVICES where that is set; empty without nvidia-smi.
+
+    Raises:
+        UserError: nvidia-smi fails, as with a driver that does not run, or a GPU of CUDA_VISIBLE_DEVICES is not there.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    fields = "--query-gpu=index,uuid,name,memory.total"
+    try:
+        done = subprocess.run(
+            [program, fields, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=_TIMEOUT_S
+        )
+        if done.returncode:
+            raise UserError(f"{program} fails: {' '.join((done.stderr or done.stdout).split())}: start NVIDIA's driver")
+        found = [_parse(line) for line in done.stdout.splitlines() if line.strip()]
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{program} cannot be read ({type(error).__name__}: {error})") from None
+    return _choose_visible(found)
+
+
+def _parse(line: str) -> LocalGpu:
+    number, uuid, product, memory = (part.strip() for part in line.split(","))
+    return LocalGpu(int(number), uuid, product, int(memory))
+
+
+def _choose_visible(found: list[LocalGpu]) -> list[LocalGpu]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return found
+    names = {str(gpu.number): gpu for gpu in found} | {gpu.uuid: gpu for gpu in found}
+    chosen = []
+    for name in filter(None, (part.strip() for part in visible.split(","))):
+        if name not in names:
+            raise UserError(
+                f"CUDA_VISIBLE_DEVICES={visible} names {name}, and nvidia-smi has the GPUs "
+                f"{', '.join(str(gpu.number) for gpu in found) or 'none'}: name these"
+            )
+        chosen.append(names[name])
+    return chosen
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """GPUs of each service by their numbers, and the settings that fit them.
+
+    Attributes:
+        gpus: empty: this machine has none; a service without any computes on CPUs.
+        plan: of the run with these GPUs; None: nothing is trained on them, or a plan does not know model or GPU.
+    """
+
+    settings: Settings
+    gpus: Mapping[Program, tuple[int, ...]]
+    plan: Plan | None = None
+
+    def build_environment(self, program: Program) -> dict[str, str]:
+        """Variables for a service that show it its GPUs alone."""
+        if not self.gpus:
+            return {}
+        numbers = ",".join(map(str, self.gpus.get(program, ())))
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
+
+    def __str__(self) -> str:
+        """Services and their GPUs; empty: no service has one."""
+        return "; ".join(f"{program} {', '.join(map(str, own))}" for program, own in self.gpus.items() if own)
+
+
+def assign_gpus(settings: Settings, programs: Sequence[Program]) -> Assignment:
+    """Divide the GPUs of this machine between the services, by `local.gpus` or by halves.
+
+    Numbers of engines and of the trainer's processes follow from it where something is trained.
+
+    Raises:
+        UserError: `local.gpus` names a GPU that is not here, or gives one to a service that cannot use it.
+    """
+    found, wanted = list_gpus(), settings.local.gpus
+    named = {Program.ROLLOUT: wanted.rollout, Program.TRAINER: wanted.trainer, Program.RETRIEVER: wanted.retriever}
+    _check_named({program: own or () for program, own in named.items()}, [gpu.number for gpu in found])
+    if not found:
+        return Assignment(settings, {})
+    users = [program for program in (Program.ROLLOUT, Program.TRAINER) if program in programs]
+    users = [program for program in users if _computes_on_gpus(settings, program, bool(named[program]))]
+    free = [gpu.number for gpu in found if gpu.number not in wanted.retriever]
+    gpus = {Program.RETRIEVER: wanted.retriever}
+    if len(users) < 2:
+        for program in users:
+            own = named[program]
+            gpus[program] = tuple(free) if own is None else own
+        return Assignment(settings, gpus)
+    request = _build_request(settings, found)
+    own, others = _choose(settings, free, request)
+    split = Split(len(own), len(others))
+    if split.rollout % settings.rollout.engine.tensor_parallel_size:
+        raise UserError(
+            f"local.gpus.rollout has {split.rollout} GPUs, which engines of "
+            f"{settings.rollout.engine.tensor_parallel_size} (rollout.engine.tensor_parallel_size) cannot share out"
+        )
+    settings = apply_split(settings, split)
+    plan = make_plan(settings, request) if request else None
+    return Assignment(settings, gpus | {Program.ROLLOUT: own, Program.TRAINER: others}, plan)
+
+
+def build_stack(settings: Settings, programs: Sequence[Program], console: Console) -> Stack:
+    """The programs of a run, with the GPUs of this machine divided between them; says how, and what does not fit.
+
+    Raises:
+        UserError: see `assign_gpus`.
+    """
+    assignment = assign_gpus(settings, programs)
+    if assignment.gpus:
+        console.print(f"GPUs: {str(assignment) or 'none is used'}", highlight=False)
+    if assignment.plan is not None:
+        plan = assignment.plan
+        console.print(f"by the plan a step takes about {plan.step.total:.0f} s (forage plan)", highlight=False)
+        for problem in plan.problems:
+            console.print(f"warning: {problem}; 'forage plan' says what would fit", style="yellow", highlight=False)
+    environments = {program: assignment.build_environment(program) for program in programs}
+    return Stack(assignment.settings, programs, environments)
+
+
+def _check_named(named: Mapping[Program, Sequence[int]], found: Sequence[int]) -> None:
+    for program, numbers in named.items():
+        for number in numbers:
+            if number not in found:
+                here = ", ".join(map(str, found)) or "none"
+                raise UserError(f"local.gpus.{program} has GPU {number}, and this machine has {here}: name these")
+
+
+def _computes_on_gpus(settings: Settings, program: Program, is_named: bool) -> bool:
+    if program is Program.ROLLOUT and settings.rollout.engine.endpoint:
+        return False
+    device = settings.rollout.device if program is Program.ROLLOUT else settings.trainer.device
+    packages = next(find_interpreter(program).parents[1].glob("lib/python*/site-packages"), None)
+    assert packages is not None, "an environment with a Python has packages"
+    uses = resolve_device(device, f"{program}.device", packages / "torch")
+    if is_named and not uses:
+        why = f"{program}.device is cpu" if device == "cpu" else "its PyTorch was built for CPUs"
+        raise UserError(f"local.gpus.{program} has GPUs, and the {program} computes on CPUs: {why}")
+    return uses
+
+
+def _build_request(settings: Settings, found: Sequence[LocalGpu]) -> Request | None:
+    """For a plan on the smallest of these GPUs; None: it does not know them, or the model."""
+    kinds = [kind for gpu in found if (kind := gpu.kind) is not None]
+    if len(kinds) < len(found):
+        return None
+    try:
+        shape = read_shape(settings.model.path)
+    except UserError:
+        return None
+    return Request(shape, replace(kinds[0], memory=min(kind.memory for kind in kinds)))
+
+
+def _choose(
+    settings: Settings, free: Sequence[int], request: Request | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """GPUs of the engines and of the trainer."""
+    rollout, trainer = settings.local.gpus.rollout, settings.local.gpus.trainer
+    if getattr(settings.trainer, "placement", "") == "colocated":
+        both = rollout or trainer or tuple(free)
+        return both, both
+    if rollout is None and trainer is None:
+        count = _split(settings, len(free), request).rollout
+        return tuple(free[:count]), tuple(free[count:])
+    own = rollout if rollout is not None else tuple(number for number in free if number not in (trainer or ()))
+    others = trainer if trainer is not None else tuple(number for number in free if number not in own)
+    for program, chosen in ((Program.ROLLOUT, own), (Program.TRAINER, others)):
+        if not chosen:
+            raise UserError(f"local.gpus leaves no GPU for the {program}: give the other one fewer")
+    return own, others
+
+
+def _split(settings: Settings, gpus: int, request: Request | None) -> Split:
+    """As the settings say where they use all; else by halves, or as it fits where halves do not."""
+    rollout, trainer = settings.rollout, settings.trainer
+    asked = Split(
+        rollout.engine_replicas.min * rollout.engine.tensor_parallel_size, trainer.nnodes * trainer.n_gpus_per_node
+    )
+    if asked.rollout + asked.trainer == gpus:
+        return asked
+    halves = divide(settings, gpus)
+    if request is None:
+        return halves
+    divided = apply_split(settings, halves)
+    plan = make_plan(divided, request)
+    fitting = None if plan.fits else find_faster_split(divided, request, plan)
+    return fitting[0] if fitting is not None else halves

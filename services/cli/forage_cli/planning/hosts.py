@@ -1,0 +1,73 @@
+"""Memory of the machines: the retriever's index, the trainer's processes, and Redis."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from forage_cli.planning.parts import Part
+from forage_cli.planning.shapes import Shape
+from forage_cli.planning.streams import estimate_stream_memory, format_bytes
+from forage_cli.planning.trainer_memory import Training, count_offloaded
+from forage_common.settings import RetrievalMode, RetrieverSettings, Settings
+
+_MINILM_WIDTH, _USUAL_WIDTH = 384, 768
+_FP32 = 4
+
+
+def list_host_parts(settings: Settings, shape: Shape, training: Training, passages: int | None) -> list[Part]:
+    """What services need of their machine's memory; a part that nothing is known about is left out.
+
+    Args:
+        passages: of the corpus; None: those of the index, if it is here.
+    """
+    parts = [_describe_redis(settings), *_list_trainer(settings, shape, training)]
+    index = _describe_index(settings.retriever, passages)
+    return parts if index is None else [index, *parts]
+
+
+def _describe_redis(settings: Settings) -> Part:
+    memory = estimate_stream_memory(settings)
+    why = f"groups of training up to {format_bytes(memory.training)}, of a validation {format_bytes(memory.validation)}"
+    return Part("Redis", memory.maxmemory, why)
+
+
+def _list_trainer(settings: Settings, shape: Shape, training: Training) -> list[Part]:
+    """Of one node: what its processes hold at the start, and what they offload."""
+    own = settings.trainer.n_gpus_per_node
+    # verl reads tied models in each process, others in the first alone.
+    readers = own if shape.is_tied else 1
+    parts = [Part("trainer's start", readers * _FP32 * shape.parameters, f"fp32 weights in {readers} process(es)")]
+    engine = settings.trainer.engine
+    if engine.param_offload or engine.optimizer_offload or engine.offload_policy:
+        parts.append(Part("offloaded", own * count_offloaded(training, shape), f"by {own} process(es)"))
+    return parts
+
+
+def _describe_index(retriever: RetrieverSettings, passages: int | None) -> Part | None:
+    if retriever.shards:
+        return None
+    manifest = _read_manifest(retriever.index)
+    if manifest is not None and passages is None:
+        size = sum(int(entry["bytes"]) for entry in manifest["files"].values())
+        return Part("retriever", size, f"the files of {retriever.index}, {manifest['passages']} passages; page cache")
+    if passages is None or retriever.mode is RetrievalMode.BM25:
+        return None
+    width = _find_width(retriever.encoder.model)
+    why = f"{passages} vectors of {width} numbers as Flat, an upper bound ('forage index inspect' knows other types)"
+    return Part("retriever", _FP32 * width * passages, why)
+
+
+def _read_manifest(folder: Path | None) -> dict[str, dict[str, dict[str, int]]] | None:
+    if folder is None or not (folder / "manifest.json").is_file():
+        return None
+    content: dict[str, dict[str, dict[str, int]]] = json.loads((folder / "manifest.json").read_text())
+    return content
+
+
+def _find_width(model: str) -> int:
+    """Numbers of an encoder's vectors."""
+    if model == "minilm":
+        return _MINILM_WIDTH
+    file = Path(model) / "config.json"
+    return int(json.loads(file.read_text())["hidden_size"]) if file.is_file() else _USUAL_WIDTH

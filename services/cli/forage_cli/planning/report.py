@@ -1,0 +1,173 @@
+"""A plan for a reader, and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from forage_cli.planning.parts import Memory, Part, format_gib
+from forage_cli.planning.plan import Plan, to_gib
+from forage_cli.planning.remedies import Remedy
+from forage_cli.planning.split import Split
+
+FORMAT = 1
+"""Version of the JSON; a change that breaks readers raises it."""
+
+
+def describe_plan(plan: Plan, remedies: Sequence[Remedy], faster: tuple[Split, Plan] | None) -> Iterator[str]:
+    """Lines of text."""
+    yield _describe_model(plan)
+    yield ""
+    yield from _describe_memory(plan.trainer)
+    yield ""
+    yield from _describe_memory(plan.rollout.memory)
+    yield _describe_cache(plan)
+    yield ""
+    yield from _describe_parts("memory of the machines", plan.hosts)
+    yield ""
+    yield from _describe_step(plan)
+    yield ""
+    if plan.fits:
+        yield "It fits."
+    for problem in plan.problems:
+        yield f"Does not fit: {problem}."
+    for remedy in remedies:
+        yield f"  would fit with {remedy} (trainer {_share(remedy.plan.trainer)}, step {remedy.plan.step.total:.0f} s)"
+    if plan.problems and not remedies:
+        yield "  no change of settings that was tried makes it fit"
+    yield _describe_balance(plan)
+    if plan.fits and faster is not None:
+        split, best = faster
+        yield (
+            f"Faster on the same GPUs: {split.rollout} for the engines and {split.trainer} for the trainer, "
+            f"{best.step.total:.0f} s a step instead of {plan.step.total:.0f} s."
+        )
+    yield ""
+    yield from _describe_assumptions(plan)
+
+
+def to_json(plan: Plan, remedies: Sequence[Remedy], faster: tuple[Split, Plan] | None) -> dict[str, Any]:
+    """The same as an object; sizes in GiB, times in seconds."""
+    rollout, step = plan.rollout, plan.step
+    return {
+        "format": FORMAT,
+        "model": {"source": plan.request.shape.source, "parameters": plan.request.shape.parameters},
+        "gpu": {"kind": plan.request.gpu.name, "memory_gib": to_gib(plan.request.gpu.memory), "count": plan.gpus},
+        "placement": "colocated" if plan.is_colocated else "separate",
+        "fits": plan.fits,
+        "problems": list(plan.problems),
+        "remedies": [dict(remedy.changes) for remedy in remedies],
+        "trainer": _memory_to_json(plan.trainer),
+        "rollout": _memory_to_json(rollout.memory)
+        | {
+            "engines": rollout.engines,
+            "kv_tokens": rollout.kv_tokens,
+            "concurrency": rollout.concurrency,
+            "full_length_sequences": rollout.full_length,
+        },
+        "hosts": [_part_to_json(part) for part in plan.hosts],
+        "step_s": {
+            "prefill": round(step.prefill, 2),
+            "decode": round(step.decode, 2),
+            "tail": round(step.tail, 2),
+            "scoring": round(step.scoring, 2),
+            "training": round(step.training, 2),
+            "publishing": round(step.publishing, 2),
+            "moving": round(step.moving, 2),
+            "total": round(step.total, 2),
+        },
+        "rollout_idle": round(step.rollout_idle, 3),
+        "trainer_idle": round(step.trainer_idle, 3),
+        "faster_split": dataclasses.asdict(faster[0]) | {"step_s": round(faster[1].step.total, 2)} if faster else None,
+        "assumptions": dataclasses.asdict(plan.request.assumed),
+    }
+
+
+def _memory_to_json(memory: Memory) -> dict[str, Any]:
+    return {
+        "gpus": memory.gpus,
+        "moment": memory.moment,
+        "total_gib": to_gib(memory.total),
+        "limit_gib": to_gib(memory.limit),
+        "fits": memory.fits,
+        "parts": [_part_to_json(part) for part in memory.parts],
+    }
+
+
+def _part_to_json(part: Part) -> dict[str, Any]:
+    return {"name": part.name, "gib": to_gib(part.size), "why": part.why}
+
+
+def _describe_model(plan: Plan) -> str:
+    shape, gpu = plan.request.shape, plan.request.gpu
+    shared = "shared by engines and trainer" if plan.is_colocated else "divided between engines and trainer"
+    return (
+        f"{shape.source}, {shape.parameters / 1e9:.2f} billion parameters, on {plan.gpus} × {gpu.name} "
+        f"({format_gib(gpu.memory)}), {shared}"
+    )
+
+
+def _describe_memory(memory: Memory) -> Iterator[str]:
+    yield f"{memory.of}: {memory.gpus} GPU(s), {_share(memory)} at most, in {memory.moment}"
+    yield from _describe_lines(memory.parts)
+
+
+def _describe_parts(title: str, parts: Sequence[Part]) -> Iterator[str]:
+    yield title
+    yield from _describe_lines(parts)
+
+
+def _describe_lines(parts: Sequence[Part]) -> Iterator[str]:
+    for part in parts:
+        yield f"  {part.name:<20} {to_gib(part.size):8.2f} GiB   {part.why}"
+
+
+def _describe_cache(plan: Plan) -> str:
+    rollout = plan.rollout
+    return (
+        f"  an engine holds {rollout.concurrency} sequences of the mean length ({plan.work.length:.0f} tokens), "
+        f"{rollout.full_length} of full length; max_num_seqs is {rollout.max_num_seqs}"
+    )
+
+
+def _describe_step(plan: Plan) -> Iterator[str]:
+    step, work = plan.step, plan.work
+    how = "sampling beside training" if step.is_overlapped else "sampling, then training"
+    yield f"a step: {step.total:.0f} s for {work.trajectories} trajectories of {work.length:.0f} tokens, {how}"
+    for name, seconds in (
+        ("prompts and passages", step.prefill),
+        ("generation", step.decode),
+        ("longest trajectory", step.tail),
+        ("scoring", step.scoring),
+        ("training", step.training),
+        ("publication", step.publishing),
+        ("moving to the host", step.moving),
+    ):
+        if seconds:
+            yield f"  {name:<20} {seconds:8.1f} s"
+
+
+def _describe_balance(plan: Plan) -> str:
+    step = plan.step
+    if plan.is_colocated:
+        return "Engines and trainer take turns on the same GPUs."
+    idle = f"Idle: rollout {step.rollout_idle:.0%}, trainer {step.trainer_idle:.0%} of a step"
+    if not step.is_overlapped:
+        return f"{idle}; trainer.max_staleness=1 lets them work at the same time."
+    grow = "the rollout" if step.trainer_idle > step.rollout_idle else "the trainer"
+    return f"{idle}; more GPUs help most in {grow}."
+
+
+def _describe_assumptions(plan: Plan) -> Iterator[str]:
+    assumed, gpu = plan.request.assumed, plan.request.gpu
+    yield "Assumed, and options of this command:"
+    yield f"  --mfu {assumed.mfu:g} of {gpu.flops / 1e12:.0f} TFLOP/s in training, {assumed.prefill_mfu:g} in prefill"
+    yield f"  --bandwidth-use {assumed.bandwidth_use:g} of {gpu.bandwidth / 1e9:.0f} GB/s in generation"
+    yield f"  --fill {assumed.fill:g} of every length and of the searches, on average; --search-s {assumed.search_s:g}"
+    yield f"  --disk-gbs {assumed.disk / 1e9:g} for policies; {assumed.pcie / 1e9:g} GB/s between GPU and host"
+    yield "Not counted: checkpoints, validation, communication (in the MFU), and what else uses the GPUs."
+
+
+def _share(memory: Memory) -> str:
+    return f"{format_gib(memory.total)} of {format_gib(memory.limit)}"

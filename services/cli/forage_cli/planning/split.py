@@ -1,0 +1,62 @@
+"""How GPUs of one machine are divided between engines and trainer, and which division is faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forage_cli.planning.changes import apply_changes
+from forage_cli.planning.plan import Plan, Request, make_plan
+from forage_common.errors import UserError
+from forage_common.settings import Settings
+
+
+@dataclass(frozen=True)
+class Split:
+    """Numbers of GPUs; in colocated mode both are those of the machine."""
+
+    rollout: int
+    trainer: int
+
+
+def divide(settings: Settings, gpus: int) -> Split:
+    """Half for the engines and half for the trainer, an odd one for the trainer.
+
+    Raises:
+        UserError: there are too few.
+    """
+    size = settings.rollout.engine.tensor_parallel_size
+    if getattr(settings.trainer, "placement", "") == "colocated":
+        if gpus < size:
+            raise UserError(f"rollout.engine.tensor_parallel_size={size} needs {size} GPUs, and there are {gpus}")
+        return Split(gpus - gpus % size, gpus)
+    if gpus < size + 1:
+        raise UserError(
+            f"{gpus} GPU(s) are too few for an engine of {size} (rollout.engine.tensor_parallel_size) and a trainer: "
+            "set trainer.placement=colocated, which shares them, or add GPUs"
+        )
+    rollout = max(size, gpus // 2 - gpus // 2 % size)
+    return Split(rollout, gpus - rollout)
+
+
+def apply_split(settings: Settings, split: Split) -> Settings:
+    """The settings of a run on one machine with so many GPUs each."""
+    engines = split.rollout // settings.rollout.engine.tensor_parallel_size
+    changes = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": split.trainer}
+    replicas = {"rollout.engine_replicas.min": engines, "rollout.engine_replicas.max": engines}
+    return apply_changes(settings, changes | replicas)
+
+
+def find_faster_split(settings: Settings, request: Request, plan: Plan) -> tuple[Split, Plan] | None:
+    """The division of the same GPUs whose plan fits and takes the shortest steps; None: it is that of the plan."""
+    if plan.is_colocated or settings.trainer.nnodes > 1:
+        return None
+    size, total = settings.rollout.engine.tensor_parallel_size, plan.gpus
+    splits = [Split(own, total - own) for own in range(size, total, size)]
+    planned = [(split, make_plan(apply_split(settings, split), request)) for split in splits]
+    fitting = [(split, found) for split, found in planned if found.fits]
+    if not fitting:
+        return None
+    split, best = min(fitting, key=lambda one: one[1].step.total)
+    now = Split(plan.rollout.memory.gpus, plan.trainer.gpus)
+    is_better = not plan.fits or best.step.total < 0.98 * plan.step.total
+    return (split, best) if is_better and split != now else None
