@@ -63,7 +63,7 @@ proto: setup ## generate forage_common/v1 from proto/
 lock: setup ## pin requirements.in of every service into requirements.lock and requirements.gpu.lock
 	@scripts/lock.sh
 
-images: ## build the container images (GPU=1, SERVICES="reward cli", REGISTRY=…)
+images: ## build the container images (GPU=1 or base, SERVICES="reward cli", REGISTRY=…)
 	@scripts/images.sh
 
 up: ## start the whole stack in Docker: services, Redis, Prometheus, Grafana (RECIPE=configs/demo.yaml)

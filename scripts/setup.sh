@@ -83,7 +83,7 @@ print_stamp() {
 
 # Fails unless there is room for the CUDA wheels; of those, the environments share nothing but what uv can link.
 check_disk() {
-  local -A gb=([retriever]=6 [rollout]=9 [trainer]=6)
+  local -A gb=([retriever]=7 [rollout]=9 [trainer]=6)
   local needed=0 free service
   for service in "$@"; do [ "$(find_device "$service")" != gpu ] || needed=$((needed + ${gb[$service]})); done
   free=$(($(df -Pk .venvs | awk 'NR == 2 { print $4 }') / 1000000))

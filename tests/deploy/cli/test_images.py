@@ -120,7 +120,7 @@ def test_only_locked_packages_are_installed() -> None:
     [run] = [value for value in select_values(instructions, "RUN") if "setup.sh" in value]
     assert "--production" in run
     assert run.split()[-1] == '"$SERVICE"'
-    assert any("services/${SERVICE}/requirements.lock" in value for value in select_values(instructions, "COPY"))
+    assert any("services/${SERVICE}/requirements*.lock" in value for value in select_values(instructions, "COPY"))
     installs = re.findall(r"pip install.*", (REPOSITORY / "scripts/setup.sh").read_text())
     assert all("--no-deps" in line or "uv==" in line for line in installs), installs
 
@@ -133,10 +133,9 @@ def test_copied_files_exist_and_are_in_the_build_context(image: str) -> None:
         if value.startswith("--from="):
             continue
         for source in value.replace("${SERVICE}", image).split()[:-1]:
-            assert (REPOSITORY / source).exists(), source
-            below = (
-                [REPOSITORY / source] if (REPOSITORY / source).is_file() else sorted((REPOSITORY / source).iterdir())
-            )
+            found = sorted(REPOSITORY.glob(source))
+            assert found, source
+            below = [file for path in found for file in (path.iterdir() if path.is_dir() else [path])]
             kept = [path for path in below if any(path.is_relative_to(REPOSITORY / entry) for entry in sent)]
             assert kept, f".dockerignore excludes all of {source}"
 
@@ -187,19 +186,26 @@ def test_a_service_listens_on_all_addresses_at_its_default_ports(image: str) -> 
     assert sorted(ports.split()) == sorted(value.rpartition(":")[2] for value in expected.values())
 
 
-@pytest.mark.parametrize("image", GPU_SERVICES)
-def test_a_gpu_image_differs_only_in_its_base(image: str) -> None:
-    instructions = read_instructions()
+def test_images_differ_only_in_their_base_and_their_lock() -> None:
+    instructions, stages = read_instructions(), read_stages()
     assert "BASE=cpu" in select_values(instructions, "ARG")
-    assert read_stages()["build"][0].value == "${BASE} AS build"
-    assert read_stages()["runtime"][0].value == "${BASE} AS runtime"
-    assert '--device "${BASE%%-*}"' in " ".join(select_values(instructions, "RUN"))
+    assert stages["build"][0].value == "${BASE} AS build"
+    assert stages["runtime"][0].value == "${BASE} AS runtime"
+    assert '--device "${BASE%-rollout}"' in " ".join(select_values(instructions, "RUN"))
+    assert stages["gpu"][0].value == stages["cpu"][0].value.replace("AS cpu", "AS gpu")
+    assert not any("NVIDIA_VISIBLE_DEVICES" in value for value in select_values(stages["gpu"], "ENV")), (
+        "a container must get no GPU that it did not ask for"
+    )
+
+
+@pytest.mark.parametrize("image", GPU_SERVICES)
+def test_a_base_that_brings_torch_brings_the_version_of_the_lock(image: str) -> None:
     lock = (REPOSITORY / "services" / image / "requirements.lock").read_text()
     locked = dict(re.findall(r"(?m)^(torch|vllm)[\w-]*==([\d.]+)", lock))
     package = "vllm" if image == "rollout" else "torch"
     [base] = [
         value.partition("=")[2]
-        for value in select_values(instructions, "ARG")
+        for value in select_values(read_instructions(), "ARG")
         if value.startswith(f"{package.upper()}_IMAGE=")
     ]
     assert re.search(r":v?([\d.]+)", base)[1] == locked[package], f"{base} is not the lock's {package}"
@@ -229,6 +235,8 @@ def test_the_chart_uses_images_that_exist_and_their_commands(name: str) -> None:
             "SERVICES contains judge, expected some of: cli reward retriever rollout trainer",
         ),
         ({"SERVICES": "reward", "GPU": "1"}, "reward has no GPU image, expected some of: retriever rollout trainer"),
+        ({"GPU": "2"}, "GPU is '2', expected 1 or base"),
+        ({"GPU": "1", "GPU_IMAGE": "torch:1"}, "GPU_IMAGE is a base of GPU=base, and GPU is '1'"),
         ({"PATH": "tools"}, "docker is missing: install Docker"),
         ({"DOCKER_HOST": "unix:///nowhere.sock"}, "no Docker engine answers"),
     ],
