@@ -33,13 +33,20 @@ dist.barrier()
 """
 
 
+@pytest.mark.parametrize(
+    "way", [[], ["trainer.engine.use_remove_padding=true", "trainer.engine.use_fused_kernels=true"]]
+)
 def test_a_step_of_two_processes_equals_that_of_one(
-    tmp_path: Path, free_address: Callable[[], str], repository: Path
+    tmp_path: Path, free_address: Callable[[], str], repository: Path, way: list[str]
 ) -> None:
-    """Groups of four and three rows, so that one process lacks a row; every gradient, metric and weight."""
+    """Groups of four and three rows, so that one process lacks a row; every gradient, metric and weight.
+
+    The two pack rows and never see all logits, or neither, as one does.
+    """
     model, (one, two) = write_model(tmp_path / "model"), (tmp_path / f"{n}.safetensors" for n in ("one", "two"))
     port = free_address().rpartition(":")[2]
     command = [sys.executable, *LAUNCH, port, str(repository / "tests/support/spmd_process.py"), str(model), str(two)]
+    command += way
     quiet = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     path = {"PYTHONPATH": os.pathsep.join([str(repository / "tests/support"), os.environ.get("PYTHONPATH", "")])}
     ended = subprocess.run(command, env=os.environ | quiet | path, capture_output=True, text=True, timeout=240)

@@ -97,7 +97,7 @@ def score_logits(logits: torch.Tensor, question: Question) -> tuple[torch.Tensor
     chosen = question.choose(logits)
     temperatures = question.temperature
     parts: list[tuple[torch.Tensor, ...]] = []
-    for begin in range(0, len(chosen), CHUNK_TOKENS):
+    for begin in range(0, max(1, len(chosen)), CHUNK_TOKENS):
         part = slice(begin, begin + CHUNK_TOKENS)
         temperature = temperatures[part, None] if isinstance(temperatures, torch.Tensor) else temperatures
         inputs = (chosen[part], question.labels[part], temperature, question.entropy, question.entropy_gradient)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from peft.tuners.lora import LoraLayer
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
@@ -41,10 +42,9 @@ class ScoringEngine(FSDPEngineWithLMHead):  # type: ignore[misc, unused-ignore]
 
     def _build_lora_module(self, module: Any) -> Any:
         module = super()._build_lora_module(module)
-        if self._head is not None and module.get_output_embeddings() is not self._head:
+        if isinstance(module.get_output_embeddings(), LoraLayer):  # verl fails to shard it
             raise UserError(
-                "trainer.lora.target_modules has the output layer, which trainer.engine.use_fused_kernels cannot "
-                "compute with an adapter: leave it out, or set trainer.engine.use_fused_kernels=false"
+                "trainer.lora.target_modules has the output layer, which cannot have an adapter: leave it out"
             )
         return module
 
@@ -83,7 +83,7 @@ class ScoringEngine(FSDPEngineWithLMHead):  # type: ignore[misc, unused-ignore]
             log_probs, entropy = score_logits(output.logits, question)
         outputs = {"log_probs": layout.spread(log_probs)}
         if question.entropy:
-            outputs["entropy"] = layout.spread(entropy)
+            outputs["entropy"] = layout.spread(entropy if question.entropy_gradient else entropy.detach())
         return outputs
 
 
