@@ -11,9 +11,19 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs, get_logger
 from forage_common.telemetry.stacks import write_stacks_on_signal
 
+_SETTINGS_HELP = """\
+Settings come from FILE, then from the environment (FORAGE__RUN__SEED=1), then from the command line (run.seed=1).
+'forage config explain' and docs/reference/settings.md describe them all."""
+
 
 def run_service(name: str, main: Callable[[Settings], None]) -> None:
-    """Run a service's `main` and exit: 0 when it returns, 2 with one sentence on a UserError, 1 on any other error."""
+    """Run a service's `main` and exit: 0 when it returns, 2 with one sentence on a UserError, 1 on any other error.
+
+    With --help print the docstring of the program instead.
+    """
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        print(f"{(sys.modules['__main__'].__doc__ or '').strip()}\n\n{_SETTINGS_HELP}")
+        sys.exit(0)
     configure_logs(name)
     write_stacks_on_signal()
     log = get_logger()

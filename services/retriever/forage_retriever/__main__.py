@@ -1,4 +1,4 @@
-"""`python -m forage_retriever [--config FILE] [key=value …]`"""
+"""`python -m forage_retriever [--config FILE] [key=value …]`: search a corpus over HTTP and gRPC until SIGTERM."""
 
 from forage_common.service import run_service
 from forage_retriever.serve.server import serve

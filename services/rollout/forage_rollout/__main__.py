@@ -1,4 +1,4 @@
-"""`python -m forage_rollout [--config FILE] [key=value …]`."""
+"""`python -m forage_rollout [--config FILE] [key=value …]`: sample trajectories with vLLM until SIGTERM."""
 
 import os
 

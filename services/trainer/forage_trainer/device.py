@@ -32,7 +32,7 @@ def check_gpus(found: int, needed: int) -> None:
     if not found:
         raise UserError(
             f"the installed torch was built for CUDA {find_cuda_version()}, and this machine shows no GPU that it can "
-            f"use{where}: check that nvidia-smi lists one, or set trainer.device=cpu"
+            f"use{where}: 'forage doctor' says what is missing, or set trainer.device=cpu"
         )
     if found < needed:
         raise UserError(

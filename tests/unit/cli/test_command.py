@@ -29,6 +29,15 @@ def test_help_lists_every_command() -> None:
         assert f" {command} " in text
 
 
+@pytest.mark.parametrize("service", ["retriever", "reward", "rollout", "trainer"])
+def test_a_service_prints_its_usage(repository: Path, service: str) -> None:
+    command = [repository / f".venvs/{service}/bin/python", "-m", f"forage_{service}", "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith(f"`python -m forage_{service} [--config FILE]")
+    assert "FORAGE__RUN__SEED=1" in ended.stdout
+
+
 def test_version_is_that_of_the_project() -> None:
     assert run_forage("--version").stdout == f"forage {__version__}\n"
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from forage_cli.local.gpus import assign_gpus, build_stack, list_gpus
+from forage_cli.local.gpus import assign_gpus, build_stack
+from forage_cli.local.nvidia import list_gpus
 from forage_cli.local.stack import SERVING, Program
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import Settings, load_settings
@@ -26,7 +27,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def install(count: int, cuda: str | None = "13.0", product: str = "NVIDIA H100 80GB HBM3") -> None:
-        lines = "".join(f"echo '{number}, GPU-{number:08x}, {product}, 81559'\n" for number in range(count))
+        lines = "".join(
+            f"echo '{number}, GPU-{number:08x}, {product}, 81559, 580.65.06, Disabled'\n" for number in range(count)
+        )
         program = tmp_path / "bin" / "nvidia-smi"
         program.parent.mkdir(exist_ok=True)
         program.write_text(f"#!/bin/sh\n{lines}")

@@ -61,7 +61,7 @@ def test_the_application_asks_for_gpus_before_ray_has_any() -> None:
 
 @pytest.mark.usefixtures("cuda")
 def test_vllm_for_gpus_does_not_compute_on_cpus() -> None:
-    with pytest.raises(UserError, match=r"rollout.device is cpu, .*CUDA 13.0.*'make setup'.*rollout.device=auto"):
+    with pytest.raises(UserError, match=r"rollout.device is cpu, .*13.0.*'make setup DEVICE=cpu'.*device=auto"):
         devices.count_gpus(build("device=cpu"))
 
 
@@ -73,7 +73,7 @@ def test_a_machine_without_enough_gpus_is_refused_with_the_remedy(monkeypatch: p
     with pytest.raises(UserError, match=r"min=2 with .*tensor_parallel_size=2 need 4 GPUs, .* shows 2 .*'0,1'"):
         devices.check_machine(rollout, 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match=r"CUDA 13.0, .* shows no GPU \(CUDA_VISIBLE_DEVICES=''\): .*'make setup'"):
+    with pytest.raises(UserError, match=r"CUDA 13.0, .* shows no GPU \(CUDA_VISIBLE_DEVICES=''\): .* DEVICE=cpu'"):
         devices.check_machine(rollout, 0)
 
 

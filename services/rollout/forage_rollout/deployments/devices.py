@@ -23,7 +23,7 @@ def count_gpus(rollout: RolloutSettings) -> int:
     if cuda := find_cuda_version():
         raise UserError(
             f"rollout.device is cpu, and the installed vLLM was built for CUDA {cuda}, which computes on GPUs alone: "
-            "install that for CPUs with 'make setup', or set rollout.device=auto"
+            "install that for CPUs with 'make setup DEVICE=cpu', or set rollout.device=auto"
         )
     return 0
 
@@ -66,8 +66,8 @@ def check_machine(rollout: RolloutSettings, gpus: int) -> None:
     where = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
     if size and not gpus:
         raise UserError(
-            f"the installed vLLM was built for CUDA {find_cuda_version()}, and this machine shows no GPU{where}: check "
-            "that nvidia-smi lists one, or install vLLM for CPUs with 'make setup'"
+            f"the installed vLLM was built for CUDA {find_cuda_version()}, and this machine shows no GPU{where}: "
+            "'forage doctor' says what is missing, or install vLLM for CPUs with 'make setup DEVICE=cpu'"
         )
     if size * replicas > gpus:
         raise UserError(
