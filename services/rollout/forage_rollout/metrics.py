@@ -25,8 +25,10 @@ CountKey = tuple[str, ...]
 Counts = Mapping[CountKey, float]
 _PREFIX = "forage_rollout_"
 _GAUGES = {
+    "asleep": "Engines that sleep without memory while the trainer computes on their GPUs",
     "backpressure": "1 while no prompts are claimed because groups that wait for the trainer reach this limit",
     "circuit_open": "Circuits that are open: the service is left alone for a moment",
+    "freed_bytes": "GPU memory that engines freed when they fell asleep last; 0 on CPU",
     "groups_in_flight": "Prompts being worked on",
     "out_of_service": "Engines that do not serve: the announced policy could not be loaded",
     "paused": "Engines that stand still",
@@ -40,6 +42,7 @@ _GAUGES = {
 }
 _COUNTERS = {
     "adapter_loads": "LoRA adapters loaded",
+    "asleep_seconds": "Time that engines slept without memory while the trainer computed on their GPUs",
     "backpressure_seconds": "Time without new prompts because the trainer has not read what was written",
     "busy_seconds": "Time of engines with at least one request",
     "cached_prompt_tokens": "Prompt tokens found in the prefix cache: its hits; prompt_tokens are its queries",
@@ -75,6 +78,7 @@ _COUNTERS = {
     "sampled_tokens": "Tokens that the engine sampled, those of generations that were given up included",
     "score_seconds": "Time of trajectories in the reward",
     "searches": "Valid searches of trajectories",
+    "sleeps": "Times that engines fell asleep",
     "spans_dropped": "Spans of agents and dispatchers that did not reach the collector of traces",
     "trajectories": "Trajectories that ended, failed ones included",
     "truncated_trajectories": "Trajectories cut at a limit of length",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import torch
 
-from forage_common.errors import DiskFullError, UnavailableError, UserError
+from forage_common.errors import DiskFullError, UnavailableError
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
@@ -23,7 +23,7 @@ from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import Stateful, parse_step
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.checkpoints.rollbacks import Rollbacks, make_stop_error
-from forage_trainer.checkpoints.start import Start, take_over
+from forage_trainer.checkpoints.start import Start, await_space, take_over
 from forage_trainer.checkpoints.upload import Uploader
 from forage_trainer.data import spans
 from forage_trainer.data.batcher import Batch, Batcher
@@ -38,6 +38,7 @@ from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trainer.reporting.progress import MetricsFile, Phase, StateFile, replace_non_finite
 from forage_trainer.reporting.tracking import Tracker
 from forage_trainer.reporting.trajectories import StepFiles, StepRecord
+from forage_trainer.shifts import Shifts
 from forage_trainer.step import PolicyStep, Stopwatch
 from forage_trainer.validation.evaluation import Validation
 from forage_trainer.validation.probe import ValidationProbe
@@ -63,12 +64,15 @@ class TrainingLoop:
         pad_id: int,
         stop: Stop,
         health: Health,
+        shifts: Shifts | None = None,
     ) -> None:
         folder, trainer = settings.run.folder, settings.trainer
         self._settings = settings
         self._streams = streams
         self._worker = worker
         self._stop, self._health = stop, health
+        # Whatever reads or changes the engine's state holds shared GPUs.
+        self._hold: Callable[[], Any] = nullcontext if shifts is None else partial(shifts.hold, worker)
         self._retry = RedisRetry(stop, health)
         self._disk = self._retry.disk
         self._data_digest = train.digest
@@ -139,13 +143,15 @@ class TrainingLoop:
 
     def _train(self) -> None:
         self._state.set(Phase.STARTING, "taking over the run")
-        self._await_space()
+        has_begun = any((self._settings.run.folder / "policies").glob("v*"))
+        await_space(self._checkpoints, has_begun, self._disk)
         self._retry(self._streams.create_groups)
         floor = max(self._checkpoints.highest_epoch(), self._policies.find_highest_epoch())
         start = take_over(self._settings, self._checkpoints, self._kept_groups, self._streams, self._retry, floor)
         self._rollbacks = Rollbacks(self._settings.run.folder, self._settings.trainer.guards.max_rollbacks)  # now final
-        self._resume(start)
-        policy = self._publish()
+        with self._hold():
+            self._resume(start)
+            policy = self._publish()
         self._acknowledge(self._version)
         held = self._batcher.start(max(self._version, self._replay_until))
         epoch = self._streams.epoch
@@ -172,15 +178,6 @@ class TrainingLoop:
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
         get_logger().info("trainer_done", step=self._version)
 
-    def _await_space(self) -> None:
-        try:
-            self._checkpoints.require_space()
-        except DiskFullError as error:
-            # A run that has not begun is refused.
-            if self._checkpoints.is_empty and not any((self._settings.run.folder / "policies").glob("v*")):
-                raise UserError(str(error)) from None
-            self._disk(self._checkpoints.require_space)
-
     def _take_step(self, policy: Policy) -> Policy:
         step = self._version + 1
         began, began_ns = time.perf_counter(), time.time_ns()
@@ -193,7 +190,8 @@ class TrainingLoop:
             else:
                 batch = self._batcher.next_batch(step, self._settings.trainer.batch_timeout_s)
                 self._check_environments()
-        with spans.trace_step(step, batch.groups, began_ns):
+        with self._hold() as seconds, spans.trace_step(step, batch.groups, began_ns):
+            clock.seconds |= seconds or {}
             return self._train_on(batch, policy, clock, began)
 
     def _train_on(self, batch: Batch, policy: Policy, clock: Stopwatch, began: float) -> Policy:
@@ -255,7 +253,8 @@ class TrainingLoop:
         self._settle_policy(wait=True)
         self._end_checkpoint(wait=True)
         # Processes that write together begin anew together.
-        self._disk(save) if self._worker.world_size == 1 else save()
+        with self._hold():
+            self._disk(save) if self._worker.world_size == 1 else save()
 
     def _require_latest(self) -> None:
         """Raise `FencedError` where a later trainer has taken over: its checkpoints must not be replaced."""
@@ -397,4 +396,5 @@ class TrainingLoop:
             self._lines.report(self._unreported | describe_policy(policy))
 
     def _copy_weights(self) -> Mapping[str, torch.Tensor] | Adapter:
-        return copy_weights(self._worker, self._settings, self._retry(self._streams.read_dtype))
+        with self._hold():
+            return copy_weights(self._worker, self._settings, self._retry(self._streams.read_dtype))

@@ -19,8 +19,10 @@ from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
 from forage_trainer.data.dataset import make_batches, report_questions
 from forage_trainer.data.routes import EnvironmentCheck, check_rewards
+from forage_trainer.shifts import ShiftError, Shifts
 from forage_trainer.waiting import CALL_TIMEOUT_S, CollectiveTimeoutError, RedisRetry
 
+_GIVEN_UP = (FencedError, BatchTimeoutError, CollectiveTimeoutError, StaleGroupsError, DiskFullError, ShiftError)
 EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
 
 
@@ -91,7 +93,7 @@ def run_leader(settings: Settings, stop: Stop) -> int:
     except RolledBackError as error:
         get_logger().error("rolled_back", reason=str(error))
         return EXIT_ROLLED_BACK
-    except (FencedError, BatchTimeoutError, CollectiveTimeoutError, StaleGroupsError, DiskFullError) as error:
+    except _GIVEN_UP as error:
         get_logger().error("trainer_gave_up", reason=str(error))
         return EXIT_FAILED
     finally:
@@ -127,9 +129,20 @@ def _train(
     retry = RedisRetry(stop, health)
     retry(lambda: require_durability(streams, settings.redis))
     EnvironmentCheck(settings, streams, (train, validation), retry, stop)()
-    health.wait_for("start", "building the engine")
-    worker = PolicyWorker(settings)
+    trainer, shifts = settings.trainer, None
+    if trainer.placement == "colocated":
+        shifts = Shifts(streams, retry, stop, trainer.batch_timeout_s)
     try:
-        TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health).run()
+        if shifts is not None:
+            health.wait_for("start", "waiting for engines to free the GPUs")
+            retry(streams.acquire_epoch)  # only the latest trainer may put engines to sleep
+            shifts.take()
+        health.wait_for("start", "building the engine")
+        worker = PolicyWorker(settings)
+        try:
+            TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health, shifts).run()
+        finally:
+            worker.close()
     finally:
-        worker.close()
+        if shifts is not None:
+            shifts.close()

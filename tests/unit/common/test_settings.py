@@ -100,3 +100,18 @@ def test_a_repeatable_run_refuses_settings_under_which_time_decides() -> None:
     with pytest.raises(SettingsError, match=r"needs trainer\.partial_groups=wait, not drop"):
         load_settings(None, [*repeatable, *dropping], {})
     assert load_settings(None, dropping, {}).trainer.partial_groups == "drop"
+
+
+def test_a_colocated_run_refuses_what_needs_engines_and_trainer_at_once() -> None:
+    colocated = ["trainer.placement=colocated", "trainer.max_staleness=0"]
+    assert load_settings(None, colocated, {}).trainer.placement == "colocated"
+    for broken, sentence in (
+        ("trainer.max_staleness=1", "needs trainer.max_staleness=0, not 1: engines sleep while the trainer computes"),
+        ("trainer.validation_mode=overlapped", "needs trainer.validation_mode=paused, not overlapped: "),
+        ("trainer.algorithm.probe_penalty.coef=0.1", "needs trainer.algorithm.probe_penalty.coef=0, not 0.1: "),
+        ("trainer.ray.address=auto", "needs trainer.ray.address='', not auto: trainer and engines share the GPUs"),
+        ("rollout.ray_address=auto", "needs rollout.ray_address='', not auto: "),
+        ("rollout.engine.endpoint=http://h/v1", "needs rollout.engine.endpoint='', not http://h/v1: "),
+    ):
+        with pytest.raises(SettingsError, match=f"^trainer.placement=colocated {sentence}"):
+            load_settings(None, [*colocated, broken], {})

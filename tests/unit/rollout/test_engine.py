@@ -402,6 +402,40 @@ async def test_the_engines_process_shows_its_stacks_and_goes_on(parts: Parts) ->
     assert (await parts.engine.generate(ask(draw_contexts(1, 50)[0]))).token_ids
 
 
+async def test_an_engine_that_sleeps_keeps_its_requests_and_wakes_under_another_policy(parts: Parts) -> None:
+    """On a CPU vLLM frees nothing, but asks its worker to, and refuses no wrong order by itself."""
+    engine = parts.engine
+    before = await parts.serve("a")
+    slept = engine.counts.sleeps
+    context = draw_contexts(1, 50)[0]
+    running = asyncio.create_task(engine.generate(ask(context, tokens=400)))
+    while not engine.counts.requests_running:
+        await asyncio.sleep(0.005)
+    await engine.fall_asleep()
+    assert (engine.is_asleep, engine.counts.asleep, await engine.llm.is_sleeping()) == (True, 1, True)
+    policy = describe_policy(parts.models["b"])
+    loading = asyncio.create_task(engine.load_policy(policy))
+    pausing = asyncio.create_task(engine.pause(drain=False))
+    waiting = asyncio.create_task(engine.generate(ask(context)))
+    await engine.probe()
+    await asyncio.sleep(0.5)
+    assert not any(task.done() for task in (running, waiting, loading, pausing)), "nothing is computed without memory"
+    await engine.wake_weights()
+    await loading
+    assert (engine.serving, engine.is_asleep, waiting.done()) == (policy, True, False)
+    await engine.fall_asleep()  # the trainer is back before the engine has woken
+    await engine.wake_up()
+    await pausing
+    assert not engine.is_asleep
+    await engine.resume()
+    expected = compute_reference(parts.models["b"], context, (await waiting).token_ids)
+    assert find_largest_difference((await waiting).logprobs, expected) < TOLERANCE
+    versions = [version for version, _, _, _ in (await running).versions]
+    assert versions in ([before.version, policy.version], [policy.version])
+    assert (engine.counts.sleeps - slept, engine.counts.freed_bytes) == (1, 0)
+    assert engine.counts.asleep_seconds > 0.5
+
+
 async def test_a_hanging_engine_is_detected_and_its_requests_fail(parts: Parts) -> None:
     """The last one: nothing is left of the engine."""
     from vllm.v1.engine.exceptions import EngineDeadError

@@ -133,7 +133,7 @@ def _choose(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """GPUs of the engines and of the trainer."""
     rollout, trainer = settings.local.gpus.rollout, settings.local.gpus.trainer
-    if getattr(settings.trainer, "placement", "") == "colocated":
+    if settings.trainer.placement == "colocated":
         both = rollout or trainer or tuple(free)
         return both, both
     if rollout is None and trainer is None:

@@ -94,7 +94,7 @@ class Plan:
 def make_plan(settings: Settings, request: Request) -> Plan:
     """Plan a recipe whose engines and trainer compute on GPUs of one kind."""
     shape, assumed, limit = request.shape, request.assumed, request.gpu.memory
-    is_colocated = getattr(settings.trainer, "placement", "") == "colocated"
+    is_colocated = settings.trainer.placement == "colocated"
     work = estimate_work(settings, assumed.fill)
     training = describe_training(settings, shape)
     rollout = estimate_rollout(settings, shape, limit, work, assumed, assumed.context if is_colocated else 0)

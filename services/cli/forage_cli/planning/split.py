@@ -25,7 +25,7 @@ def divide(settings: Settings, gpus: int) -> Split:
         UserError: there are too few.
     """
     size = settings.rollout.engine.tensor_parallel_size
-    if getattr(settings.trainer, "placement", "") == "colocated":
+    if settings.trainer.placement == "colocated":
         if gpus < size:
             raise UserError(f"rollout.engine.tensor_parallel_size={size} needs {size} GPUs, and there are {gpus}")
         return Split(gpus - gpus % size, gpus)

@@ -66,6 +66,11 @@ class TrainerSettings(Section):
     device: Device = Field(
         "auto", description="Where processes compute; auto: on GPUs where PyTorch was built for them, else on CPUs"
     )
+    placement: Literal["separate", "colocated"] = Field(
+        "separate",
+        description="separate: GPUs of its own; colocated: the engines' GPUs, in turns: engines free their memory while"
+        " the trainer computes, and the trainer while they sample",
+    )
     nnodes: int = Field(1, ge=1, description="Nodes of the Ray cluster to train on")
     n_gpus_per_node: int = Field(1, ge=1, description="Processes per node, each with one GPU if device is gpu")
     ray: RaySettings = RaySettings()

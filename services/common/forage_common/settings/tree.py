@@ -48,12 +48,37 @@ class Settings(Section):
     @model_validator(mode="after")
     def _check_local_gpus(self) -> Settings:
         overlap, gpus = self.local.gpus.find_overlap(), self.local.gpus
-        is_shared = getattr(self.trainer, "placement", "") == "colocated" and gpus.rollout == gpus.trainer
+        is_shared = self.trainer.placement == "colocated" and gpus.rollout == gpus.trainer
         if overlap and not (is_shared and overlap.startswith("rollout and trainer")):
             raise ValueError(
                 f"local.gpus: {overlap}: give each service GPUs of its own, or engines and trainer the same ones with "
                 "trainer.placement=colocated"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_colocated(self) -> Settings:
+        rollout, trainer = self.rollout, self.trainer
+        one_machine = "trainer and engines share the GPUs of one machine, each in a Ray of its own or in none"
+        needed: tuple[tuple[str, object, object, str], ...] = (
+            ("trainer.max_staleness", trainer.max_staleness, 0, "engines sleep while the trainer computes"),
+            ("trainer.validation_mode", trainer.validation_mode, "paused", "nothing is answered while engines sleep"),
+            (
+                "trainer.algorithm.probe_penalty.coef",
+                trainer.algorithm.probe_penalty.coef,
+                0,
+                "probes sample within the step, while engines sleep",
+            ),
+            ("trainer.nnodes", trainer.nnodes, 1, one_machine),
+            ("trainer.ray.address", trainer.ray.address, "", one_machine),
+            ("rollout.ray_address", rollout.ray_address, "", one_machine),
+            ("rollout.engine.endpoint", rollout.engine.endpoint, "", "a remote endpoint cannot be put to sleep"),
+        )
+        for name, value, expected, reason in needed if trainer.placement == "colocated" else ():
+            if value != expected:
+                raise ValueError(
+                    f"trainer.placement=colocated needs {name}={expected or repr(expected)}, not {value}: {reason}"
+                )
         return self
 
     def check_sampling(self) -> None:

@@ -6,7 +6,7 @@ Rules (one Lua script each in `scripts/`, which Redis runs atomically and logs a
 - *finish*: a prompt is acknowledged and its group written together, or neither; if two workers claim one entry, the
   first to finish wins.
 - *acknowledge*: the groups of a step leave the stream, and the step enters the ledger, together.
-- *publish*: a policy replaces the current one.
+- *publish*: a policy replaces the current one; *set shift*: so does a shift at shared GPUs.
 
 Every script of the trainer carries its epoch and is refused once a later trainer has acquired one. Every script is
 idempotent, so the client can retry after a lost reply and through a restart of the server. Every script runs on a
@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError, Message
 from forage_common.streams.history import recorded
 from forage_common.streams.prompt_identity import Issue
 from forage_common.streams.run_keys import GROUP, RunKeys
-from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Replica, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Replica, Shift, TrajectoryGroup
 
 _FIELD = b"m"
 _RECLAIM_SCAN = 64
@@ -265,8 +265,31 @@ class StreamClient(RunKeys):
         rows = self._run("read_replicas", [self.key("replicas"), self.key("alive")], silence_s)
         return {name.decode(): Replica.FromString(row) for name, row in zip(rows[::2], rows[1::2], strict=True)}
 
+    # Shifts at GPUs that trainer and engines share: the trainer sets whose it is, engines follow.
+
+    def set_shift(self, shift: Shift) -> None:
+        """Begin a shift, the trainer's or the engines', under the trainer's epoch.
+
+        Raises:
+            FencedError: a later trainer has taken over.
+        """
+        shift.epoch = self.epoch
+        self._run_fenced("set_shift", [self.key("shift"), self.key(ANNOUNCED)], shift.SerializeToString())
+
+    def replace_shift(self, before: Shift, shift: Shift) -> bool:
+        """Replace a shift, of whatever trainer; False if it is another one meanwhile."""
+        keys, is_new = [self.key("shift"), self.key(ANNOUNCED)], shift.number != before.number
+        messages = before.SerializeToString(), shift.SerializeToString()
+        return bool(self._run("replace_shift", keys, *messages, int(is_new)))
+
+    def read_shift(self) -> Shift | None:
+        """Read whose shift it is; None where no trainer has set one."""
+        found = self._call(self._redis.get, self.key("shift"))
+        return None if found is None else Shift.FromString(found)
+
     def await_change(self, stream: str, seen: bytes, block_s: float) -> bytes:
-        """Return after a change of what is announced (`ANNOUNCED`), or of that and what is served (`SERVED`).
+        """Return after a change of what is announced or of the shift (`ANNOUNCED`), or of what is announced or served
+        (`SERVED`).
 
         A time-out looks like a change too: the caller reads the state again, whatever became of the server's data.
 

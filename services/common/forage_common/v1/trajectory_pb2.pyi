@@ -882,6 +882,7 @@ class Replica(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     OUT_OF_SERVICE_FIELD_NUMBER: _builtins.int
+    ASLEEP_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """why it is refused"""
     out_of_service: _builtins.bool
@@ -894,6 +895,10 @@ class Replica(_message.Message):
     def refused(self) -> Global___Policy:
         """announced later and not loaded; unset once it serves a later one"""
 
+    @_builtins.property
+    def asleep(self) -> Global___Shift:
+        """the shift of the trainer's for which it has freed its memory"""
+
     def __init__(
         self,
         *,
@@ -901,14 +906,49 @@ class Replica(_message.Message):
         refused: Global___Policy | None = ...,
         reason: _builtins.str = ...,
         out_of_service: _builtins.bool = ...,
+        asleep: Global___Shift | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "serving", b"serving"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "refused", b"refused", "serving", b"serving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["out_of_service", b"out_of_service", "reason", b"reason", "refused", b"refused", "serving", b"serving"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "out_of_service", b"out_of_service", "reason", b"reason", "refused", b"refused", "serving", b"serving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Replica: _TypeAlias = Replica  # noqa: Y015
+
+@_typing.final
+class Shift(_message.Message):
+    """Who works on GPUs that trainer and engines share: the value of the `shift` key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    IS_TRAINERS_FIELD_NUMBER: _builtins.int
+    BEAT_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """of the trainer"""
+    number: _builtins.int
+    """grows with every shift of an epoch, the trainer's and the engines'"""
+    is_trainers: _builtins.bool
+    """the trainer computes and engines sleep; else engines sample"""
+    beat: _builtins.int
+    """grows in the trainer's shifts for as long as it lives"""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        number: _builtins.int = ...,
+        is_trainers: _builtins.bool = ...,
+        beat: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "epoch", b"epoch", "is_trainers", b"is_trainers", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Shift: _TypeAlias = Shift  # noqa: Y015
 
 @_typing.final
 class LedgerEntry(_message.Message):

@@ -122,6 +122,8 @@ def build_arguments(settings: Settings, cpu: bool) -> dict[str, Any]:
         "enable_log_requests": False,
         "worker_extension_cls": "forage_rollout.engine.worker_extension.WorkerExtension",
     }
+    if settings.trainer.placement == "colocated" and not cpu:
+        arguments["enable_sleep_mode"] = True  # on a CPU vLLM goes through the same motions and frees nothing
     if cpu:
         if given.get("enable_chunked_prefill"):
             raise SettingsError(

@@ -8,6 +8,7 @@ import operator
 import os
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import ray
@@ -32,6 +33,7 @@ from forage_rollout.deployments.replica import (
     start_logs,
 )
 from forage_rollout.deployments.routing import OUT_OF_SERVICE
+from forage_rollout.deployments.shifts import Shifts
 from forage_rollout.engine.endpoint_engine import EndpointEngine
 from forage_rollout.engine.openai import OpenAiRoutes, ResponseHead
 from forage_rollout.engine.vllm_engine import VllmEngine
@@ -68,10 +70,14 @@ class EngineDeployment:
         if not ray.get_gpu_ids():
             os.environ.update(build_environment(settings.rollout.engine))
             prepare_fork()
-        self._engine = VllmEngine(settings)
-        self._openai = OpenAiRoutes(self._engine.llm, settings)
         streams = StreamClient(settings.redis, settings.run.id, REDIS_TIMEOUT_S, open_history(settings.run, "engine"))
-        self._follower = Follower(streams, self._engine, self._replica)
+        shifts = Shifts(streams, self._replica) if settings.trainer.placement == "colocated" else None
+        if shifts is not None:
+            await shifts.wait_for_engines()
+        with nullcontext() if shifts is None else shifts.starting():
+            self._engine = VllmEngine(settings)
+            self._openai = OpenAiRoutes(self._engine.llm, settings)
+        self._follower = Follower(streams, self._engine, self._replica, shifts)
         await self._follower.catch_up()
         self._following = supervise(self._follower.follow(), "follow_policy")
 

@@ -11,8 +11,9 @@ from forage_common.errors import UnavailableError
 from forage_common.streams import history
 from forage_common.streams.client import ANNOUNCED, LIVELY_S, NEVER, SERVED, StreamClient
 from forage_common.telemetry.logs import get_logger
-from forage_common.v1.trajectory_pb2 import Policy, Replica
+from forage_common.v1.trajectory_pb2 import Policy, Replica, Shift
 from forage_policies.announcement import PolicyError, describe_policy
+from forage_rollout.deployments.shifts import Shifts, is_same, name_shift
 from forage_rollout.engine.vllm_engine import VllmEngine
 from forage_rollout.weights.policy import is_newer
 
@@ -42,10 +43,16 @@ class Follower:
     A policy that cannot be loaded is refused: the engine serves the old one and tries again, ever more rarely. Once
     another engine serves the announced policy, this one goes out of service until it does, too: prompts that ask for
     the announced policy wait for every engine in service.
+
+    Where the trainer shares the engine's GPUs, the engine sleeps in the trainer's shifts. It wakes in an order that
+    never needs the memory of both: the weights, the announced policy into them, then the cache.
     """
 
-    def __init__(self, streams: StreamClient, engine: VllmEngine, name: str) -> None:
+    def __init__(self, streams: StreamClient, engine: VllmEngine, name: str, shifts: Shifts | None = None) -> None:
         self._streams = streams
+        self._shifts = shifts
+        self._is_starting = shifts is not None  # and gives signs of life all the same, since it uses memory
+        self._asleep: Shift | None = None
         self._engine = engine
         self._name = name
         self._said: Replica | None = None
@@ -64,7 +71,8 @@ class Follower:
             serving=self._engine.serving,
             refused=self._refused if is_refusing else None,
             reason=self._reason if is_refusing else "",
-            out_of_service=bool(self._engine.out_of_service),
+            out_of_service=self._is_starting or bool(self._engine.out_of_service),
+            asleep=self._asleep,
         )
 
     async def catch_up(self, timeout_s: float = CATCH_UP_TIMEOUT_S) -> None:
@@ -73,11 +81,22 @@ class Follower:
         Whoever looks from then on sees this engine among the others, and what was announced before is served. A policy
         that cannot be loaded within `timeout_s` leaves the engine out of service; `follow` keeps trying.
         """
-        deadline = time.monotonic() + timeout_s
+        saying = asyncio.create_task(self._keep_saying()) if self._shifts is not None else None
+        try:
+            await self._catch_up(time.monotonic() + timeout_s)
+        finally:
+            if saying is not None:
+                saying.cancel()
+                await asyncio.wait([saying])  # wait: it was cancelled
+
+    async def _catch_up(self, deadline: float) -> None:
         engine = self._engine
         while True:
             pause_s = 0.0
             try:
+                if await self._is_trainers_shift():
+                    await self._await_announcement(NEVER)
+                    continue
                 await asyncio.to_thread(self._streams.declare_dtype, engine.dtype)
                 announced = await asyncio.to_thread(self._streams.read_policy)
                 if announced not in (None, engine.serving) and not engine.out_of_service:
@@ -85,8 +104,10 @@ class Follower:
                         pause_s = RETRY_INTERVAL_S
                         if time.monotonic() > deadline:
                             engine.out_of_service = self._reason
-                elif self._said == self.describe():
+                elif self._said == self.describe() and not self._is_starting:
                     return
+                else:
+                    self._is_starting = False
                 await self._say()
             except UnavailableError as error:
                 log.warning("waiting_for_redis", detail=str(error))
@@ -106,6 +127,9 @@ class Follower:
         retry_at, retry_s = 0.0, RETRY_INTERVAL_S
         while True:
             try:
+                if await self._is_trainers_shift():
+                    seen[ANNOUNCED] = await self._await_announcement(seen[ANNOUNCED])
+                    continue
                 announced = await asyncio.to_thread(self._streams.read_policy)
                 if announced is not None and announced != followed:
                     if announced != self._refused:
@@ -126,6 +150,35 @@ class Follower:
             except UnavailableError as error:
                 log.warning("waiting_for_redis", detail=str(error))
                 await asyncio.sleep(RETRY_INTERVAL_S)  # wait: the main process names Redis
+
+    async def _is_trainers_shift(self) -> bool:
+        """Put the engine to sleep, or wake it, as the shift at its GPUs says; False where it may compute."""
+        if self._shifts is None:
+            return False
+        shift = await self._shifts.read_trainers()
+        if shift is None:
+            if self._engine.is_asleep:
+                await self._wake_up()
+            return False
+        if self._asleep is None or not is_same(shift, self._asleep):
+            await self._engine.fall_asleep()
+            self._asleep = name_shift(shift)
+            self._has_news.set()
+        return True
+
+    async def _wake_up(self) -> None:
+        self._asleep = None
+        self._has_news.set()
+        await self._engine.wake_weights()
+        if not self._engine.drains:  # groups that must end first cannot while there is no cache
+            announced = await asyncio.to_thread(self._streams.read_policy)
+            if announced not in (None, self._engine.serving):
+                await self._try(announced)
+        await self._engine.wake_up()
+
+    async def _await_announcement(self, seen: bytes) -> bytes:
+        # wait: for the end of the trainer's shift, which has a time limit
+        return await asyncio.to_thread(self._streams.await_change, ANNOUNCED, seen, WATCH_S)
 
     def _is_replaced(self, announced: Policy) -> bool:
         """Whether `UpdateWeights` has loaded another policy since the announced one was refused."""
@@ -156,6 +209,8 @@ class Follower:
     async def _load(self, announced: Policy) -> None:
         """Load a policy, unless another one is announced before it is served. The next one is loaded in any case.
 
+        The trainer's shift ends a load, too.
+
         Raises:
             PolicyError: it cannot be loaded.
         """
@@ -164,6 +219,8 @@ class Follower:
         try:
             while not (await asyncio.wait([loading], timeout=GIVE_WAY_INTERVAL_S))[0]:  # wait: named by the engine
                 with suppress(UnavailableError):
+                    if self._shifts is not None and await self._shifts.read_trainers() is not None:
+                        loading.cancel()
                     newest = await asyncio.to_thread(self._streams.read_policy)
                     if may_give_way and newest not in (None, announced):
                         self._gave_way = loading.cancel()

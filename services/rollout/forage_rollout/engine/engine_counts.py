@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 @dataclass
 class EngineCounts:
-    """Totals since an engine started, and its present state (in flight, running, waiting, paused, out of service)."""
+    """Totals since an engine started, and its present state (in flight, running, waiting, freed bytes, asleep,
+    paused, out of service)."""
 
     requests: int = 0
     requests_in_flight: int = 0
@@ -28,6 +29,10 @@ class EngineCounts:
     adapter_loads: int = 0
     direct_transfers: int = 0
     direct_fallbacks: int = 0
+    sleeps: int = 0
+    asleep_seconds: float = 0.0
+    freed_bytes: int = 0
+    asleep: int = 0
     paused: int = 0
     out_of_service: int = 0
 

@@ -1,4 +1,4 @@
-"""Pauses of generation: those that were asked for, and the short one in which a policy is put in place."""
+"""Times without generation: pauses that were asked for, the short one for a policy, and sleep without memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from forage_rollout.weights.policy import format_label
 
 
 class GenerationPause:
-    """Pauses and resumes one AsyncLLM. An update within a pause leaves it paused.
+    """Pauses and resumes one AsyncLLM. An update within a pause leaves it paused, and so does a sleep.
+
+    An engine that sleeps has given its GPUs' memory away. Nothing may be computed then: whoever wants a pause or a new
+    policy waits, and requests wait inside vLLM.
 
     Args:
         llm: vLLM's AsyncLLM.
@@ -20,6 +23,8 @@ class GenerationPause:
     Attributes:
         is_paused: generation was paused and not resumed.
         is_updating: a policy is being put in place.
+        is_asleep: weights and cache, or the cache alone, have no memory.
+        has_weights: set while the weights have memory.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -29,11 +34,45 @@ class GenerationPause:
         self._drained = AsyncExitStack()
         self.is_updating = False
         self.is_paused = False
+        self.is_asleep = False
+        self.has_weights = asyncio.Event()
+        self.has_weights.set()
+        self._is_awake = asyncio.Event()
+        self._is_awake.set()
 
     @property
     def is_intended(self) -> bool:
         """Whether generation stands still on purpose: such an engine does not hang."""
-        return self.is_paused or self.is_updating
+        return self.is_paused or self.is_updating or self.is_asleep
+
+    async def fall_asleep(self) -> None:
+        """Free the memory of weights and cache; running generations are kept, and go on after `wake_up`."""
+        async with self._lock:
+            if self.is_asleep and not self.has_weights.is_set():
+                return
+            self.is_asleep = True
+            self.has_weights.clear()
+            self._is_awake.clear()
+            # Level 1 keeps the weights in the host's memory: an engine that then cannot load a policy has the old one.
+            await self._llm.sleep(level=1, mode="keep")  # wait: the caller has a time limit
+
+    async def wake_weights(self) -> None:
+        """Take the memory of the weights again, so that a policy can be put in place while there is no cache yet."""
+        async with self._lock:
+            if not self.has_weights.is_set():
+                await self._llm.wake_up(["weights"])
+                self.has_weights.set()
+
+    async def wake_up(self) -> None:
+        """End a sleep; without one nothing happens."""
+        await self.wake_weights()
+        async with self._lock:
+            if self.is_asleep:
+                await self._llm.wake_up(["kv_cache"])  # vLLM resumes with it
+                if self.is_paused:
+                    await self._llm.pause_generation(mode="keep", clear_cache=False)
+                self.is_asleep = False
+                self._is_awake.set()
 
     async def pause(self, drain: bool, drained: AbstractAsyncContextManager[None]) -> None:
         """Hold generation until `resume`.
@@ -46,17 +85,23 @@ class GenerationPause:
             if drain and not self.is_paused:
                 # Outside the lock: draining may take as long as a trajectory, and an update must not wait for it.
                 await entered.enter_async_context(drained)
-            async with self._lock:
-                if not self.is_paused:
-                    await self._llm.pause_generation(mode="wait" if drain else "keep", clear_cache=False)
-                    self.is_paused = True
-                    self._drained = entered.pop_all()
+            while True:
+                await self._is_awake.wait()  # wait: for the end of a sleep; the caller has a time limit
+                async with self._lock:
+                    if self.is_asleep:
+                        continue
+                    if not self.is_paused:
+                        await self._llm.pause_generation(mode="wait" if drain else "keep", clear_cache=False)
+                        self.is_paused = True
+                        self._drained = entered.pop_all()
+                    return
 
     async def resume(self) -> None:
         """End a pause; without one nothing happens."""
         async with self._lock:
             if self.is_paused:
-                await self._llm.resume_generation()
+                if not self.is_asleep:
+                    await self._llm.resume_generation()
                 self.is_paused = False
                 await self._drained.aclose()
 
@@ -87,7 +132,7 @@ class GenerationPause:
                     # From here on vLLM marks sampled tokens with this label: it becomes the trajectory's segments.
                     self._llm.update_weight_version(format_label(policy)),
                 )
-                if not self.is_paused:
+                if not (self.is_paused or self.is_asleep):
                     await self._llm.resume_generation()
                 return begin - asked, time.perf_counter() - begin
             finally:

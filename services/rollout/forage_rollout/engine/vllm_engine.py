@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ class VllmEngine:
         self._stager = Stager(self._llm)
         self._loading = asyncio.Lock()
         self._sampled_tokens = 0
+        self._asleep_at: float | None = None
         self._meter = Meter()
         self.serving: Policy | None = None
         self.out_of_service = ""
@@ -107,6 +108,7 @@ class VllmEngine:
         counts.requests_running = len(states) - counts.requests_waiting
         counts.direct_transfers, counts.direct_fallbacks = self._cache.received, self._cache.fallbacks
         counts.paused, counts.out_of_service = int(self.is_paused), int(bool(self.out_of_service))
+        counts.asleep = int(self.is_asleep)
         return counts
 
     async def render_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -204,6 +206,7 @@ class VllmEngine:
             PolicyError: the policy must not be served; the engine goes on as before.
         """
         async with self._loading:
+            await self._pause.has_weights.wait()  # wait: for the end of a sleep, which has a time limit
             try:
                 self._check_policy(policy, allow_older)
                 if policy.adapter:
@@ -289,6 +292,57 @@ class VllmEngine:
     async def resume(self) -> None:
         """End a pause; without one nothing happens."""
         await self._pause.resume()
+
+    async def fall_asleep(self) -> None:
+        """Give the GPUs' memory away until `wake_up`; requests wait meanwhile, and so do policies.
+
+        Raises:
+            Exception: it cannot be done; the engine's processes are killed, which frees the memory, too.
+        """
+        async with self._loading:
+            before = await self._measure_free_memory()
+            await self._change_memory(self._pause.fall_asleep())
+            counts = self._meter.counts
+            if self._asleep_at is None:
+                self._asleep_at = time.perf_counter()
+                counts.sleeps += 1
+                counts.freed_bytes = max(0, await self._measure_free_memory() - before)
+        log.info("engine_sleeps", freed_bytes=self._meter.counts.freed_bytes)
+
+    async def wake_weights(self) -> None:
+        """Take the weights' memory again: policies may be loaded, requests go on waiting. Raises as `fall_asleep`."""
+        await self._change_memory(self._pause.wake_weights())
+
+    async def wake_up(self) -> None:
+        """Take all memory again and go on; without a sleep nothing happens. Raises as `fall_asleep`."""
+        await self._change_memory(self._pause.wake_up())
+        if self._asleep_at is not None:
+            slept, self._asleep_at = time.perf_counter() - self._asleep_at, None
+            self._meter.counts.asleep_seconds += slept
+            log.info("engine_wakes", asleep_s=round(slept, 3))
+
+    async def _change_memory(self, change: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with asyncio.timeout(self._hang_timeout_s):
+                await call_living(self._llm, change)
+        except Exception as error:
+            self.out_of_service = f"the memory of the engine is in no known state ({error!r}): it must be started again"
+            self.kill()
+            raise
+
+    async def _measure_free_memory(self) -> int:
+        """Bytes that are free on the GPUs of this engine; 0 on CPU."""
+        return sum(await call_living(self._llm, self._llm.collective_rpc("measure_free_memory")))
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether `wake_up` is needed."""
+        return self._pause.is_asleep
+
+    @property
+    def drains(self) -> bool:
+        """Whether a load waits for running groups to end."""
+        return self._leases is not None
 
     @property
     def has_died(self) -> bool:

@@ -1,8 +1,10 @@
-"""What vLLM's worker processes have from us: they load policies as we do, and show their stacks on a signal."""
+"""What vLLM's worker processes have from us: our loads of policies, free memory, and their stacks on a signal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import torch
 
 from forage_common.telemetry.stacks import write_stacks_on_signal
 from forage_rollout.weights.staging import DeltaFiles, Stage
@@ -30,6 +32,10 @@ class WorkerExtension:
         """Put the policy in place while nothing is generated."""
         assert self._policy_stage is not None
         self._policy_stage.put(number)
+
+    def measure_free_memory(self) -> int:
+        """Bytes that are free on this worker's GPU; 0 on CPU."""
+        return int(torch.accelerator.get_memory_info()[0]) if torch.accelerator.is_available() else 0
 
     def drop_policy(self, number: int) -> None:
         """Free what the policy has replaced, or the policy if it was not put in place."""

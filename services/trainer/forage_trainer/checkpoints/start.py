@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage_common.errors import UserError
+from forage_common.errors import DiskFullError, UserError
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.manifest import Manifest
-from forage_trainer.waiting import RedisRetry
+from forage_trainer.waiting import DiskRetry, RedisRetry
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,20 @@ class Start:
 
     checkpoint: tuple[Path, Manifest] | None
     acknowledged: int
+
+
+def await_space(checkpoints: Checkpoints, has_begun: bool, disk: DiskRetry) -> None:
+    """Return once the disk has room for a checkpoint.
+
+    Raises:
+        UserError: it has none, and the run has not begun.
+    """
+    try:
+        checkpoints.require_space()
+    except DiskFullError as error:
+        if checkpoints.is_empty and not has_begun:
+            raise UserError(str(error)) from None
+        disk(checkpoints.require_space)
 
 
 def take_over(

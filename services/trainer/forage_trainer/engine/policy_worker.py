@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -211,6 +212,35 @@ class PolicyWorker:
         self._actor.load(folder)
         if self._critic is not None:
             self._critic.worker.load(folder / _CRITIC)
+
+    @collective
+    def move_to_gpu(self) -> None:
+        """Move parameters, gradients and optimizers back to the GPU; on a CPU they are where they were."""
+        for worker in self._workers:
+            worker.move("device")
+
+    @collective
+    def move_to_host(self) -> int:
+        """Move parameters, gradients and optimizers to the host's memory.
+
+        Returns:
+            Bytes of this process's GPU that are free now and were not before; 0 on a CPU.
+        """
+        before = torch.accelerator.get_memory_info()[0] if self._on_gpu else 0
+        for worker in self._workers:
+            worker.move("cpu")
+        if not self._on_gpu:
+            return 0
+        # The copies are asynchronous, and nobody else may use the memory before they have ended.
+        torch.accelerator.synchronize()
+        gc.collect()
+        torch.accelerator.empty_cache()
+        return max(0, int(torch.accelerator.get_memory_info()[0] - before))
+
+    @property
+    def _workers(self) -> list[VerlWorker]:
+        critic = self._critic.worker if self._critic is not None else None
+        return [worker for worker in (self._actor, self._reference, critic) if worker is not None]
 
     @collective
     def weights(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -74,6 +74,17 @@ class VerlWorker:
         """Set the loss that `update` minimizes."""
         self._worker.set_loss_fn(loss)
 
+    def move(self, device: str) -> None:
+        """Move parameters, gradients and optimizer.
+
+        verl itself keeps a model that is never trained on the host.
+
+        Args:
+            device: "device" or "cpu", as verl names them.
+        """
+        if not self.engine.engine_config.offload_policy:  # those parameters are on the host, and PyTorch moves them
+            self._worker.to(device)
+
     def infer(self, batch: Rows, name: str, **options: Any) -> torch.Tensor:
         """Compute `name` (log_probs or values) of the response tokens, (rows, tokens); 0 after a row's end.
 

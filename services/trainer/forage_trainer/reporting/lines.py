@@ -42,7 +42,8 @@ class StepLines:
         Args:
             phases: seconds of its phases; total_s: of the whole step.
         """
-        seconds = {name: round(phases.get(name, 0.0), 4) for name in _PHASES} | {"total": round(total_s, 4)}
+        every = dict.fromkeys(_PHASES, 0.0) | dict(phases) | {"total": total_s}
+        seconds = {name: round(value, 4) for name, value in every.items()}
         rate = {"seconds": seconds, "tokens_per_s": metrics["tokens"] / total_s, "time": time.time()}
         return {"step": step, "total_steps": self._total, **metrics, **rate}
 

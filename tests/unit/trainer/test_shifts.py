@@ -1,0 +1,204 @@
+"""The trainer takes shared GPUs once every engine that lives sleeps, and gives them back, with a real Redis server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from forage_common.errors import FencedError
+from forage_common.settings import RedisSettings
+from forage_common.stop import Stop
+from forage_common.streams.client import StreamClient
+from forage_common.telemetry.health import Health
+from forage_common.v1.trajectory_pb2 import Replica, Shift
+from forage_trainer import shifts
+from forage_trainer.shifts import ShiftError, Shifts
+from forage_trainer.waiting import RedisRetry
+
+
+class State:
+    """What is moved; notes whose shift it is then."""
+
+    def __init__(self, client: StreamClient) -> None:
+        self._client = client
+        self.moves: list[tuple[str, bool]] = []
+
+    def _note(self, move: str) -> None:
+        shift = self._client.read_shift()
+        self.moves.append((move, shift is not None and shift.is_trainers))
+
+    def move_to_gpu(self) -> None:
+        self._note("gpu")
+
+    def move_to_host(self) -> int:
+        self._note("host")
+        return 7
+
+
+class Bench:
+    def __init__(self, settings: RedisSettings) -> None:
+        self.server = redis.Redis.from_url(settings.url)
+        self.client = StreamClient(settings, "r", 2.0)
+        self.client.acquire_epoch()
+        self.engines = StreamClient(settings, "r", 2.0)
+        self.state = State(self.engines)
+        self.made: list[Shifts] = []
+
+    def make(self, limit_s: float = 20.0, client: StreamClient | None = None) -> Shifts:
+        stop = Stop()
+        own = Shifts(client or self.client, RedisRetry(stop, Health()), stop, limit_s)
+        self.made.append(own)
+        return own
+
+    def say(self, name: str, asleep: Shift | None = None) -> None:
+        self.engines.acknowledge_policy(name, Replica(asleep=asleep))
+
+    def obey(self, name: str, ended: threading.Event) -> None:
+        """An engine: sleeps whenever it is told to."""
+        while not ended.wait(0.02):
+            shift = self.engines.read_shift()
+            self.say(name, shift if shift is not None and shift.is_trainers else None)
+
+    def run_engine(self, name: str) -> Callable[[], None]:
+        ended = threading.Event()
+        thread = threading.Thread(target=self.obey, args=(name, ended))
+        thread.start()
+
+        def end() -> None:
+            ended.set()
+            thread.join()
+
+        return end
+
+
+@pytest.fixture
+def bench(redis_server: RedisSettings):  # type: ignore[no-untyped-def]
+    own = Bench(redis_server)
+    yield own
+    for one in own.made:
+        one.close()
+
+
+def test_the_state_is_on_the_gpus_in_the_trainers_shift_alone_and_moved_once(bench: Bench) -> None:
+    own, end = bench.make(), bench.run_engine("one")
+    try:
+        own.take()
+        with own.hold(bench.state):
+            assert bench.state.moves == [], "it was built there"
+        for _ in range(2):
+            with own.hold(bench.state) as seconds, own.hold(bench.state):
+                assert bench.engines.read_shift().is_trainers  # type: ignore[union-attr]
+                assert {"sleep", "load", "offload"} == set(seconds)
+            assert not bench.engines.read_shift().is_trainers  # type: ignore[union-attr]
+    finally:
+        end()
+    assert bench.state.moves == [("host", True), *[("gpu", True), ("host", True)] * 2]
+
+
+def test_a_new_epoch_begins_the_shift_anew_without_moving_anything(bench: Bench) -> None:
+    own, end = bench.make(), bench.run_engine("one")
+    try:
+        own.take()
+        bench.client.acquire_epoch()
+        with own.hold(bench.state):
+            assert bench.engines.read_shift().epoch == bench.client.epoch  # type: ignore[union-attr]
+            assert bench.state.moves == []
+    finally:
+        end()
+
+
+def test_an_engine_that_does_not_sleep_is_named(bench: Bench) -> None:
+    own, end = bench.make(limit_s=0.5), bench.run_engine("obeys")
+    bench.say("refuses")
+    try:
+        with pytest.raises(ShiftError, match=r"^refuses did not free the GPUs within trainer\.batch_timeout_s = 0\.5"):
+            own.take()
+    finally:
+        end()
+
+
+def test_a_word_for_another_shift_does_not_count(bench: Bench) -> None:
+    own, end = bench.make(limit_s=0.5), bench.run_engine("obeys")
+    bench.say("slow", Shift(epoch=bench.client.epoch, number=7, is_trainers=True))
+    try:
+        with pytest.raises(ShiftError, match="slow did not free"):
+            own.take()
+    finally:
+        end()
+
+
+def test_silent_engines_count_as_dead_once_they_could_have_spoken(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shifts, "LIVELY_S", 1)
+    bench.say("dead")
+    own, end = bench.make(), bench.run_engine("lives")
+    time.sleep(2.1)
+    began = time.monotonic()
+    try:
+        own.take()
+        assert time.monotonic() - began > 1.0, "Redis may have been away, and the engine may live"
+        own.give()
+        began = time.monotonic()
+        own.take()
+        assert time.monotonic() - began < 1.0, "it is dead"
+    finally:
+        end()
+
+
+def test_a_server_that_knows_no_engine_may_have_lost_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shifts, "LIVELY_S", 1)
+    own = bench.make()
+    began = time.monotonic()
+    own.take()
+    assert time.monotonic() - began > 1.0
+
+
+def test_signs_of_life_survive_lost_data_and_tell_when_the_shift_was_taken_away(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shifts, "BEAT_S", 0.05)
+    own, end = bench.make(), bench.run_engine("one")
+
+    def await_beat(beyond: int) -> Shift:
+        deadline = time.monotonic() + 10
+        while (shift := bench.engines.read_shift()) is None or shift.beat <= beyond:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return shift
+
+    try:
+        own.take()
+        before = await_beat(2)
+        bench.server.flushall()
+        assert await_beat(before.beat).number == before.number
+        with pytest.raises(ShiftError, match="shared GPUs were taken back"), own.hold(bench.state):  # noqa: PT012
+            while not bench.engines.replace_shift(await_beat(0), Shift(epoch=1, number=99)):
+                pass
+            time.sleep(0.3)
+        assert bench.state.moves == [], "what is on the GPUs then is gone with the process"
+    finally:
+        end()
+
+
+def test_an_older_trainer_cannot_put_engines_to_sleep(bench: Bench, redis_server: RedisSettings) -> None:
+    later = StreamClient(redis_server, "r", 2.0)
+    later.acquire_epoch()
+    with pytest.raises(FencedError):
+        bench.make().take()
+    assert bench.engines.read_shift() is None
+
+
+def test_an_error_in_a_shift_leaves_engines_asleep(bench: Bench) -> None:
+    own, end = bench.make(), bench.run_engine("one")
+    try:
+        with pytest.raises(ValueError, match="broken"), own.hold(bench.state):
+            raise ValueError("broken")
+        assert bench.engines.read_shift().is_trainers  # type: ignore[union-attr]
+        assert bench.state.moves == [("gpu", True)]
+    finally:
+        end()
