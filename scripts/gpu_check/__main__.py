@@ -18,13 +18,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from findings import Findings, SkipStage, list_gpus
+from findings import Findings, SkipStage
 from rich.console import Console
 from rich.table import Table
 from stages import STAGES
+
+from forage_cli.local.nvidia import list_gpus
+from forage_common.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 480
@@ -112,17 +116,24 @@ def run_stage(name: str, model: Path | None, limit_s: float) -> dict[str, Any]:
             "checks": {},
             "measured": {},
         }
-    gpus = list_gpus()
     return {
         "stage": name,
         "status": found.pop("status"),
         "reason": found.pop("reason"),
         "seconds": round(time.monotonic() - began, 1),
-        "device": f"{len(gpus)} x {gpus[0].name}" if gpus else "no GPU",
+        "device": _name_devices(),
         "commit": _read_commit(),
         "date": time.strftime("%Y-%m-%d"),
         **found,
     }
+
+
+def _name_devices() -> str:
+    try:
+        products = Counter(gpu.product for gpu in list_gpus())
+    except UserError as error:
+        return str(error)
+    return ", ".join(f"{count} x {product}" for product, count in products.items()) or "no GPU"
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forage_cli.local.nvidia import LocalGpu, find_cuda, list_gpus
 from forage_cli.local.stack import Program, find_interpreter
 
 HERE = Path(__file__).resolve().parent
@@ -21,38 +20,38 @@ class SkipStage(Exception):
     """The machine lacks what the stage needs; the message says what, in a sentence."""
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """memory_gib: of the whole device."""
-
-    name: str
-    memory_gib: float
-    driver: str
+CUDA_USERS = (Program.ROLLOUT, Program.TRAINER)
 
 
-def list_gpus() -> list[Gpu]:
-    """List the machine's GPUs as its driver names them; [] without a driver."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=60)
-    rows = [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
-    return [Gpu(name, float(mib) / 1024, driver) for name, mib, driver in rows if done.returncode == 0]
+def find_lacking(gpus: Sequence[LocalGpu]) -> str:
+    """What keeps services from computing on GPUs, in a sentence; empty: nothing."""
+    if not gpus:
+        return "no GPU: nvidia-smi is missing or lists none"
+    for program in CUDA_USERS:
+        if not find_cuda(program):
+            return f"the {program}'s packages are for CPUs: run 'make setup DEVICE=gpu'"
+    return ""
 
 
 class Findings:
     """The findings of one stage.
 
-    model: the folder that the user gave; has_gpu: whether the machine has one.
+    model: the folder that the user gave; gpus: of this machine; lacking: see `find_lacking`.
     """
 
     def __init__(self, model: Path | None) -> None:
         self.model = model
-        self.has_gpu = bool(list_gpus())
+        self.gpus = list_gpus()
+        self.lacking = find_lacking(self.gpus)
         self._checks: dict[str, dict[str, Any]] = {}
         self._measured: dict[str, Any] = {}
         self._reason = ""
         self._is_skipped = False
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether services compute on a GPU here."""
+        return not self.lacking
 
     def check(
         self,
@@ -81,9 +80,9 @@ class Findings:
         """Note what the machine lacks; checks that were made before count."""
         self._reason, self._is_skipped = reason, True
 
-    def lack(self, reason: str) -> None:
-        """Note what a part of the stage lacks."""
-        self._reason = f"{self._reason}; {reason}" if self._reason else reason
+    def leave_out(self, what: str) -> None:
+        """Note what was not run, and what the machine lacks for it."""
+        self._reason = f"{self.lacking}; {what}" if self.lacking else what
 
     def summarize(self) -> dict[str, Any]:
         failed = any(not check["ok"] for check in self._checks.values())

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from findings import Findings, call_worker, list_gpus
+from findings import Findings, call_worker
 
 from forage_cli.local.stack import Program, repository
 
@@ -26,7 +26,7 @@ def run(findings: Findings) -> None:
         ways["eager_bf16"] = ["rollout.engine.enforce_eager=true", "rollout.engine.dtype=bfloat16"]
         ways["graphs_bf16"] = ["rollout.engine.enforce_eager=false", "rollout.engine.dtype=bfloat16"]
     else:
-        findings.lack("no GPU: CUDA graphs, bf16 and NCCL were not run")
+        findings.leave_out("CUDA graphs, bf16 and NCCL were not run")
     speeds = {}
     with tempfile.TemporaryDirectory() as name:
         for way, overrides in ways.items():
@@ -52,7 +52,7 @@ def _check_samples(findings: Findings, way: str, found: dict[str, Any], model: P
 
 def _publish(findings: Findings, model: Path) -> None:
     """Publish through every transport while engines sample, with the benchmark of weights."""
-    engines = 2 if len(list_gpus()) > 2 or not findings.has_gpu else 1
+    engines = 2 if len(findings.gpus) > 2 or not findings.has_gpu else 1
     command = [str(repository() / "benchmarks/weights/run"), "--rounds", "1", "--engines", str(engines)]
     command += ["--model", str(findings.model or model), SMALL]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)

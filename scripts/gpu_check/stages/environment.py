@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shutil
 
-from findings import Findings, call_worker, list_gpus
+from findings import CUDA_USERS, Findings, call_worker
 
 from forage_cli.local.stack import Program, repository
 
 
 def run(findings: Findings) -> None:
     """Ask the driver, then each environment with GPU packages."""
-    gpus = list_gpus()
+    gpus = findings.gpus
     findings.measure(
-        gpus=[f"{gpu.name}, {gpu.memory_gib:.0f} GiB" for gpu in gpus],
+        gpus=[f"{gpu.product}, {gpu.memory_mib / 1024:.0f} GiB" for gpu in gpus],
         driver=gpus[0].driver if gpus else "none",
         free_disk_gib=shutil.disk_usage(repository()).free / 2**30,
     )
@@ -22,8 +22,8 @@ def run(findings: Findings) -> None:
         findings.measure(**{str(program): found["packages"]})
         # 1e-5: sums of 512 products of normal numbers in another order, relative to the largest.
         findings.check(f"{program}_product_error", found["product_error"], most=1e-5)
-        if gpus:
+        if gpus and program in CUDA_USERS:
             findings.check(f"{program}_uses_cuda", found["cuda"], equal=True)
             findings.check(f"{program}_devices", found["devices"], equal=len(gpus))
-    if not gpus:
-        findings.lack("no NVIDIA driver and no GPU: nvidia-smi is missing or lists none")
+    if not findings.has_gpu:
+        findings.leave_out("every environment computed on the CPU")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,18 @@ import numpy as np
 from findings import Findings, call_worker
 
 from forage_cli.local.stack import Program, repository
+from forage_cli.planning.assumptions import GIB
+from forage_cli.planning.plan import Request, make_plan
+from forage_cli.planning.shapes import read_shape
+from forage_common.settings import load_settings
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 ROWS = (2, 4, 0)
 """Groups, samples a group, and the spread of lengths of benchmarks/trainer."""
 TIMED = (4, 4, 2048)
 """Groups, samples, tokens of a trajectory, of the timed update."""
+NOT_ALLOCATED = ("CUDA and NCCL", "fragmentation")
+"""Parts of a plan that PyTorch's count of allocated memory leaves out."""
 COMMON = ("trainer.actor.ppo_mini_batch_size=2", "trainer.actor.optim.clip_grad=1e9", "data.train_batch_size=2",
           "trainer.actor.entropy_coeff=0.001")  # fmt: skip
 GRPO = ("trainer.algorithm.adv_estimator=grpo", "trainer.actor.use_kl_loss=true")
@@ -61,7 +66,7 @@ def run(findings: Findings) -> None:
         if findings.has_gpu:
             _time_update(findings, folder)
         else:
-            findings.lack("no GPU: the update on CUDA, its speed and its memory were not measured")
+            findings.leave_out("the update on CUDA, its speed and its memory were not measured")
 
 
 def _packed(value: bool) -> list[str]:
@@ -104,26 +109,30 @@ def _compare(findings: Findings, label: str, found: Update, expected: Update, bo
 
 
 def _time_update(findings: Findings, folder: Path) -> None:
-    """Time updates of a model of the shape of Qwen2.5-0.5B with random weights, packed, in bf16."""
+    """Time updates of a model of the shape of Qwen2.5-0.5B with random weights in bf16, and compare with the plan."""
     model = folder / "model"
     call_worker(Program.TRAINER, "make_model.py", [model, "0.5b"])
-    tokens = TIMED[0] * TIMED[1] * TIMED[2]
-    limits = [f"trainer.actor.ppo_mini_batch_size={TIMED[0]}", f"data.train_batch_size={TIMED[0]}",
-              f"trainer.actor.ppo_max_token_len_per_gpu={tokens // 2}", "trainer.actor.entropy_coeff=0"]  # fmt: skip
+    groups, samples, length = TIMED
+    limits = [f"trainer.actor.ppo_mini_batch_size={groups}", f"data.train_batch_size={groups}",
+              f"trainer.actor.ppo_max_token_len_per_gpu={groups * samples * length // 2}",
+              "trainer.actor.entropy_coeff=0", "trainer.algorithm.adv_estimator=grpo"]  # fmt: skip
     for packed in (True, False):
-        ways = [*_packed(packed), f"model.path={model}", "trainer.algorithm.adv_estimator=grpo", *limits]
+        settings = [f"model.path={model}", *limits, *_packed(packed)]
         out = folder / "none"  # without a suffix no arrays are written
-        found = call_worker(Program.TRAINER, "update.py", [out, "3", *map(str, TIMED), *ways])
+        found = call_worker(Program.TRAINER, "update.py", [out, "3", *map(str, TIMED), *settings])
         label = "packed" if packed else "padded"
         speed = found["tokens"] / found["seconds"]
         # 6 operations a parameter and token: 2 forward, 4 backward; what is recomputed does not count.
         flops = 6 * found["parameters"] * speed
-        findings.measure(
-            **{
-                f"{label}_tokens_per_s": speed,
-                f"{label}_model_tflops": flops / 1e12,
-                f"{label}_peak_gib": found["peak_gib"],
-            }
-        )
         findings.check(f"{label}_loss_is_a_number", math.isfinite(found["loss"]), equal=True)
-    shutil.rmtree(model)
+        findings.measure(**{f"{label}_tokens_per_s": speed, f"{label}_peak_gib": found["peak_gib"]})
+        kind = findings.gpus[0].kind
+        if kind is None:
+            findings.leave_out(f"forage plan does not know {findings.gpus[0].product}: no MFU, no planned memory")
+            continue
+        findings.measure(**{f"{label}_mfu": flops / kind.flops})
+        if packed:
+            plan = make_plan(load_settings(overrides=settings, environ={}), Request(read_shape(model), kind))
+            planned = sum(part.size for part in plan.trainer.parts if part.name not in NOT_ALLOCATED) / GIB
+            findings.measure(planned_gib=planned)
+            findings.check("peak_over_plan", found["peak_gib"] / planned, most=1.15)

@@ -13,6 +13,8 @@ import psutil
 import pytest
 from gpu_check import findings
 
+from forage_cli.local.stack import Program
+
 KIT = Path(__file__).resolve().parents[3] / "scripts/gpu_check"
 
 
@@ -88,12 +90,21 @@ def test_a_stage_without_checks_is_an_error() -> None:
         findings.Findings(None).summarize()
 
 
-def test_gpus_are_those_that_the_driver_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'Some GPU, 81559, 580.95.05'\necho 'Some GPU, 81559, 580.95.05'\n")
+def make_driver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an nvidia-smi of two GPUs on the path."""
+    tool = folder / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nfor n in 0 1; do echo $n, GPU-$n, NVIDIA L4, 23034, 580.95.05, Disabled; done\n")
     tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    gpus = findings.list_gpus()
-    assert [(gpu.name, round(gpu.memory_gib), gpu.driver) for gpu in gpus] == [("Some GPU", 80, "580.95.05")] * 2
-    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
-    assert findings.list_gpus() == []
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_what_keeps_services_from_gpus_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    if not findings.list_gpus():
+        assert findings.Findings(None).lacking == "no GPU: nvidia-smi is missing or lists none"
+    make_driver(tmp_path, monkeypatch)
+    monkeypatch.setattr(findings, "find_cuda", {Program.ROLLOUT: "13.0", Program.TRAINER: ""}.get)
+    assert findings.Findings(None).lacking == "the trainer's packages are for CPUs: run 'make setup DEVICE=gpu'"
+    monkeypatch.setattr(findings, "find_cuda", lambda program: "13.0")
+    found = findings.Findings(None)
+    assert (found.lacking, found.has_gpu, len(found.gpus)) == ("", True, 2)

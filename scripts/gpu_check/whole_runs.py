@@ -42,7 +42,9 @@ def find_model(findings: Findings) -> tuple[Path, str]:
     try:
         return find_model(None), "SmolLM2-135M"
     except UserError as error:
-        findings.lack(f"SmolLM2-135M is not there ({str(error)[:120]}): a random model of 0.5B was trained instead")
+        findings.leave_out(
+            f"SmolLM2-135M is not there ({str(error)[:120]}): a random model of 0.5B was trained instead"
+        )
     folder = FOLDER / "random-0.5b"
     if not (folder / "config.json").exists():
         call_worker(Program.TRAINER, "make_model.py", [folder, "0.5b"])
