@@ -38,7 +38,7 @@ class Memory:
 
     weights: sharded fp32 parameters. gradients: sharded, fp32. optimizer: AdamW's moments, computed: 8 a parameter.
     unsharded: gathered bf16 parameters, with the buffers of gathering them.
-    unsharded_gradients: those of layers in work, and those that wait for the last micro-batch of an update.
+    unsharded_gradients: those of layers in work.
     activations: everything else that a forward and backward pass holds. These three are at the peak of a pass without
         an output layer.
     logits: peak of the output layer's forward and backward pass alone.
@@ -68,7 +68,8 @@ def measure_update(config: PreTrainedConfig, tokens: int, processes: int, head: 
         tokens: of a micro-batch.
         processes: that share parameters, gradients and optimizer state; activations are of one process.
         head: LOGITS_KEPT or FUSED.
-        micro_batches: 1 or 2; from 2 on, verl keeps unsharded gradients until the last one.
+        micro_batches: 1 or 2; from 2 on, the sharded gradients of those before are held. (With verl's
+            `use_no_sync_for_gradient_accumulation`, which the trainer does not use, they would not be sharded.)
     """
     whole = _track_passes(config, tokens, processes, head, micro_batches)
     bare = _track_passes(config, tokens, processes, NOTHING, micro_batches)
@@ -111,8 +112,7 @@ def _track_passes(config: PreTrainedConfig, tokens: int, processes: int, head: s
         tracker = FSDPMemTracker(model)
         inputs = _build_inputs(tokens)
         with tracker:
-            for number in range(micro_batches):
-                model.set_requires_gradient_sync(number == micro_batches - 1)
+            for _ in range(micro_batches):
                 compute(inputs).backward()
                 tracker.reset_mod_stats()
         snapshot = tracker.get_tracker_snapshot("peak")[_CPU]

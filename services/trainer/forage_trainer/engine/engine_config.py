@@ -96,6 +96,8 @@ def build_engine_config(engine: TrainingEngineSettings, tokens: int, forward_onl
         offload_policy=engine.offload_policy,
         reshard_after_forward=engine.reshard_after_forward,
         fsdp_size=engine.fsdp_size,
+        # Else every process holds gradients of all parameters until the last micro-batch of an update: 28 GiB at 7B.
+        use_no_sync_for_gradient_accumulation=False,
         use_dynamic_bsz=True,
         max_token_len_per_gpu=tokens,
         infer_max_token_len_per_gpu=tokens,
