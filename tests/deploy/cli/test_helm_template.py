@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,9 @@ from helm_chart import (
     render_values,
     run_template,
 )
+from typer.testing import CliRunner
 
+from forage_cli.main import app
 from forage_common.settings import Settings, load_settings
 
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
@@ -119,6 +122,18 @@ def test_values_files_have_the_settings_of_their_recipe(name: str, recipe: str, 
         return node
 
     assert strip_paths(settings, expected) == expected
+
+
+def test_the_notes_have_the_command_that_plans_the_release(tmp_path: Path) -> None:
+    values = ["-f", str(CHART / "values-gpu-small.yaml"), "--set", "image.registry=r", "--set", "rollout.replicas=2"]
+    command = [str(find_helm(NEWEST_HELM)), "install", "x", str(CHART), "--dry-run=client", *values]
+    notes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.partition("NOTES:")[2]
+    (line,) = [line.strip() for line in notes.splitlines() if "forage plan" in line]
+    config = tmp_path / "settings.yaml"
+    config.write_text(read_settings(render("gpu-small")))
+    arguments = shlex.split(line.replace("KIND", "H100").replace("settings.yaml", str(config)))[1:]
+    planned = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert (planned["trainer"]["gpus"], planned["rollout"]["gpus"], planned["fits"]) == (4, 8, True)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from forage_cli.local.gpus import assign_gpus, build_stack
+from forage_cli.local.gpus import assign_gpus, build_stack, find_plan_problems
 from forage_cli.local.nvidia import list_gpus
 from forage_cli.local.stack import SERVING, Program
 from forage_common.errors import SettingsError, UserError
@@ -176,6 +176,18 @@ def test_a_gpu_or_a_model_that_no_plan_knows_is_halved_all_the_same(machine: Cal
     assert assign_gpus(load(), EVERY).plan is None
     machine(2)
     assert assign_gpus(load("model.path=models/mystery"), EVERY).plan is None
+
+
+def test_config_check_warns_where_the_plan_does_not_fit(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(2)
+    assert find_plan_problems(load("trainer.actor.ppo_max_token_len_per_gpu=4096")) == []
+    (problem,) = find_plan_problems(load("model.path=models/Qwen2.5-7B"))
+    assert problem.startswith("a GPU of the trainer needs ")
+    assert problem.endswith("H100 has 79.6 GiB: 'forage plan' says what would fit")
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert find_plan_problems(load("model.path=models/Qwen2.5-7B")) == []
 
 
 def test_each_process_gets_its_own_gpus(machine: Callable[..., None], tmp_path: Path) -> None:

@@ -36,6 +36,14 @@ data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.pa
 {{- toYaml $own }}
 {{- end }}
 
+{{/* What `forage plan` has to know besides the settings: processes that torchrun starts, and engines of all pods. */}}
+{{- define "forage.plan" -}}
+{{- if and (eq .Values.trainer.mode "job") (int .Values.trainer.gpu.count) }} trainer.n_gpus_per_node={{ .Values.trainer.gpu.count }}{{ end }}
+{{- if and (eq .Values.rollout.mode "deployment") (gt (int .Values.rollout.replicas) 1) }}
+{{- $engines := mul .Values.rollout.replicas (dig "rollout" "engine_replicas" "min" 1 (include "forage.settings" . | fromYaml)) }} 'rollout.engine_replicas={min: {{ $engines }}, max: {{ $engines }}}'
+{{- end }}
+{{- end }}
+
 {{/* Without a password: the pods' environment has the complete URL. */}}
 {{- define "forage.redis.url" -}}
 {{- if .Values.redis.enabled -}}

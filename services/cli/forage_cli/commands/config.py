@@ -78,13 +78,15 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     """Check the settings and every file they name, without starting anything.
 
     Prints the memory that the recipe needs in Redis. If the server runs, warns where it gives less, or can lose writes,
-    and where the run's rollout service gives a data source another environment.
+    and where the run's rollout service gives a data source another environment. On a machine with GPUs, warns where the
+    recipe does not fit them by the plan (`forage plan`).
 
     Example:
 
       forage config check --config configs/demo.yaml
     """
     from forage_cli.local.environments import find_environment_problems
+    from forage_cli.local.gpus import find_plan_problems
     from forage_cli.local.preflight import check_files
     from forage_cli.local.redis_memory import check_redis
     from forage_cli.planning.streams import estimate_stream_memory
@@ -94,7 +96,7 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     check_files(settings)
     typer.echo("the settings are valid, and the files they name can be used")
     typer.echo(f"Redis: {estimate_stream_memory(settings)}")
-    for problem in (*check_redis(settings), *find_environment_problems(settings)):
+    for problem in (*check_redis(settings), *find_environment_problems(settings), *find_plan_problems(settings)):
         typer.echo(f"warning: {problem}", err=True)
 
 

@@ -89,10 +89,24 @@ def build_stack(settings: Settings, programs: Sequence[Program], console: Consol
     if assignment.plan is not None:
         plan = assignment.plan
         console.print(f"by the plan a step takes about {plan.step.total:.0f} s (forage plan)", highlight=False)
-        for problem in plan.problems:
-            console.print(f"warning: {problem}; 'forage plan' says what would fit", style="yellow", highlight=False)
+        for problem in _list_problems(plan):
+            console.print(f"warning: {problem}", style="yellow", highlight=False)
     environments = {program: assignment.build_environment(program) for program in programs}
     return Stack(assignment.settings, programs, environments)
+
+
+def find_plan_problems(settings: Settings) -> list[str]:
+    """What of a whole run does not fit this machine's GPUs, by the plan; empty where it has none that a plan knows.
+
+    Raises:
+        UserError: see `assign_gpus`.
+    """
+    plan = assign_gpus(settings, tuple(Program)).plan
+    return [] if plan is None else _list_problems(plan)
+
+
+def _list_problems(plan: Plan) -> list[str]:
+    return [f"{problem}: 'forage plan' says what would fit" for problem in plan.problems]
 
 
 def _check_named(named: Mapping[Program, Sequence[int]], found: Sequence[int]) -> None:

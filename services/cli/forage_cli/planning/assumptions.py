@@ -20,7 +20,8 @@ class Assumptions:
         disk: bytes a second at which policies are written, and read by the engines.
         pcie: bytes a second between a GPU and its host.
         decode_overhead_s: of a decoding step beside the reading of memory, with CUDA graphs.
-        context: bytes that CUDA, NCCL and cuBLAS take of a GPU in each process.
+        context: bytes of a GPU that CUDA takes in each process, outside of the budget of vLLM.
+        workspaces: bytes that NCCL and cuBLAS take.
         graphs: bytes of CUDA graphs of an engine.
         asleep: bytes of a GPU that an engine keeps while it sleeps, in colocated mode.
         fragmentation: share of the trainer's memory that its allocator cannot use.
@@ -34,7 +35,8 @@ class Assumptions:
     disk: float = 1e9
     pcie: float = 20e9
     decode_overhead_s: float = 0.004
-    context: int = 3 * GIB // 2
+    context: int = 3 * GIB // 4
+    workspaces: int = 3 * GIB // 4
     graphs: int = GIB
     asleep: int = 2 * GIB
     fragmentation: float = 0.05

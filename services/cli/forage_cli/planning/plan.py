@@ -97,7 +97,9 @@ def make_plan(settings: Settings, request: Request) -> Plan:
     is_colocated = settings.trainer.placement == "colocated"
     work = estimate_work(settings, assumed.fill)
     training = describe_training(settings, shape)
-    rollout = estimate_rollout(settings, shape, limit, work, assumed, assumed.context if is_colocated else 0)
+    rollout = estimate_rollout(
+        settings, shape, limit, work, assumed, assumed.context + assumed.workspaces if is_colocated else 0
+    )
     trainer = estimate_trainer(settings, shape, limit, assumed, assumed.asleep if is_colocated else 0)
     return Plan(
         request=request,

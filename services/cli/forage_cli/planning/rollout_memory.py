@@ -51,16 +51,19 @@ def estimate_rollout(
     engine = settings.rollout.engine
     size = engine.tensor_parallel_size
     width = 4 if engine.dtype in ("float", "float32") else 2
+    stored = 1 if engine.args.get("quantization") == "fp8" else width
+    cached = 1 if str(engine.args.get("kv_cache_dtype", "auto")).startswith("fp8") else width
+    batched = int(engine.args.get("max_num_batched_tokens") or _BATCHED_TOKENS)
     budget = int(engine.gpu_memory_utilization * limit)
     parts = [
-        Part("weights", width * shape.parameters // size, f"{8 * width} bits, over {size} GPU(s)"),
-        Part("activations", _count_activations(shape, width, size), f"{_BATCHED_TOKENS} tokens at a time"),
+        Part("weights", stored * shape.parameters // size, f"{8 * stored} bits, over {size} GPU(s)"),
+        Part("activations", batched * _count_activations(shape, width, size), f"{batched} tokens at a time"),
         Part(
             "sampler",
             _SAMPLER_COPIES * 4 * shape.vocabulary * engine.max_num_seqs,
             f"logits of {engine.max_num_seqs} sequences",
         ),
-        Part("CUDA and NCCL", assumed.context, "assumed"),
+        Part("NCCL and cuBLAS", assumed.workspaces, "assumed"),
     ]
     if engine.enforce_eager is not True:
         parts.append(Part("CUDA graphs", assumed.graphs, "assumed"))
@@ -68,10 +71,11 @@ def estimate_rollout(
         adapter = width * shape.count_adapter_parameters(engine.max_lora_rank) // size
         parts.append(Part("adapter", 2 * adapter, f"two of rank {engine.max_lora_rank}"))
     rest = budget - sum(part.size for part in parts)
-    per_token = shape.count_kv_bytes(width, size)
+    per_token = shape.count_kv_bytes(cached, size)
     tokens = max(0, rest) // per_token
     why = f"{tokens} tokens of {per_token / 1024:.0f} KiB: what gpu_memory_utilization leaves"
     parts.append(Part("KV cache", max(0, rest), why))
+    parts.append(Part("CUDA", assumed.context, "assumed, outside of the budget"))
     if beside:
         parts.append(Part("idle trainer", beside, "what CUDA and NCCL keep of it (assumed)"))
     context = min(work.length, engine.max_model_len)
@@ -88,5 +92,5 @@ def estimate_rollout(
 
 
 def _count_activations(shape: Shape, width: int, size: int) -> int:
-    """Bytes of the largest layer's activations while prompts are read."""
-    return _BATCHED_TOKENS * width * (3 * shape.intermediate // size + 6 * shape.hidden)
+    """Bytes of a token in the largest layer while prompts are read."""
+    return width * (3 * shape.intermediate // size + 6 * shape.hidden)

@@ -9,9 +9,11 @@ from forage_cli.planning.parts import Memory, Part, format_gib
 from forage_cli.planning.shapes import Shape
 from forage_common.settings import AdvantageEstimator, Settings
 
+HEAD_PASS, LAYER_PASS, STEP = "the backward pass of the output layer", "the backward pass of a layer", "AdamW's step"
+"""Moments at which the trainer may hold most."""
 _MASTER = 4  # bytes of a parameter, a gradient, and each of AdamW's two moments
 _HEAD_CHUNK = 1024
-_CHUNK_COPIES = 4.5
+_CHUNK_COPIES = 3.5
 """fp32 tensors as large as a chunk's logits that verl's fused output layer holds in its backward pass."""
 _WHOLE_COPIES = 2
 """Tensors as large as all logits that exist without the fused output layer: themselves and their gradient."""
@@ -76,24 +78,27 @@ def estimate_trainer(settings: Settings, shape: Shape, limit: int, assumed: Assu
         beside: bytes that another process keeps on the same GPU meanwhile.
     """
     training = describe_training(settings, shape)
-    resident = _list_resident(training, shape)
-    moments = [
-        ("the backward pass of the output layer", _list_head_pass(training, shape)),
-        ("the backward pass of a layer", _list_layer_pass(training, shape, training.tokens, "actor")),
-        ("the optimizer's step", _list_optimizer_step(training)),
-    ]
-    if training.has_critic:
-        moments.append(
-            ("the critic's backward pass", _list_layer_pass(training, shape, training.critic_tokens, "critic"))
-        )
-    moment, transient = max(moments, key=lambda one: sum(part.size for part in one[1]))
-    parts = [*resident, *transient]
+    moments = list_moments(training, shape)
+    moment, transient = max(moments.items(), key=lambda one: sum(part.size for part in one[1]))
+    parts = [*list_resident(training, shape), *transient]
     lost = int(assumed.fragmentation * sum(part.size for part in parts))
     parts.append(Part("fragmentation", lost, f"{assumed.fragmentation:.0%} of the above (assumed)"))
-    parts.append(Part("CUDA and NCCL", assumed.context, "assumed"))
+    parts.append(Part("CUDA and NCCL", assumed.context + assumed.workspaces, "assumed"))
     if beside:
         parts.append(Part("sleeping engine", beside, "what vLLM keeps (assumed)"))
     return Memory("trainer", training.gpus, moment, tuple(part for part in parts if part.size), limit)
+
+
+def list_moments(training: Training, shape: Shape) -> dict[str, list[Part]]:
+    """What is held at each moment of an update besides what is held at all of them."""
+    moments = {
+        HEAD_PASS: _list_head_pass(training, shape),
+        LAYER_PASS: _list_layer_pass(training, shape, training.tokens, "actor"),
+        STEP: _list_optimizer_step(training),
+    }
+    if training.has_critic:
+        moments["the critic's backward pass"] = _list_layer_pass(training, shape, training.critic_tokens, "critic")
+    return moments
 
 
 def count_offloaded(training: Training, shape: Shape) -> int:
@@ -102,7 +107,8 @@ def count_offloaded(training: Training, shape: Shape) -> int:
     return models * (_MASTER * shape.parameters + 2 * _MASTER * training.trained) // training.shards
 
 
-def _list_resident(training: Training, shape: Shape) -> list[Part]:
+def list_resident(training: Training, shape: Shape) -> list[Part]:
+    """What is held during a whole update, from its second micro-batch on."""
     if training.is_offloaded:
         return []
     shards = f"over {training.shards} GPU(s)"
@@ -188,4 +194,4 @@ def _count_activations(shape: Shape, width: int) -> int:
 
 def _count_activation_gradients(shape: Shape, width: int) -> int:
     """Bytes of a token for gradients between the parts of a layer, at the MLP, where they are largest."""
-    return width * (3 * shape.intermediate + 2 * shape.hidden)
+    return width * (3 * shape.intermediate // 2 + shape.hidden)
