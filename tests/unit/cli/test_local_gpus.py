@@ -151,6 +151,17 @@ def test_contradictory_lists_are_refused(overrides: list[str], words: str) -> No
         load(*overrides)
 
 
+def test_shared_gpus_are_shown_to_both(machine: Callable[..., None]) -> None:
+    machine(4)
+    colocated = ["trainer.placement=colocated", "trainer.max_staleness=0"]
+    shown = show(load(*colocated))
+    assert (shown["rollout"], shown["trainer"]) == ("0,1,2,3", "0,1,2,3")
+    same = show(load(*colocated, "local.gpus.rollout=[2,3]", "local.gpus.trainer=[2,3]"))
+    assert (same["rollout"], same["trainer"]) == ("2,3", "2,3")
+    machine(1)
+    assert show(load(*colocated))["trainer"] == "0"
+
+
 def test_divisions_that_cannot_work_are_refused(machine: Callable[..., None]) -> None:
     machine(4)
     with pytest.raises(UserError, match=r"local.gpus.rollout has GPU 7, and this machine has 0, 1, 2, 3"):

@@ -24,6 +24,7 @@ from forage_common.errors import UserError
 from forage_common.settings import Settings, load_settings
 
 REPOSITORY = Path(__file__).parents[3]
+H100 = KINDS["H100"]
 
 
 def plan(shape: str = "Qwen2.5-3B", gpu: str = "H100", **changes: object) -> Plan:
@@ -299,6 +300,46 @@ def test_the_command_prints_the_same_plan_as_text_and_as_json() -> None:
         sum(part["gib"] for part in found["trainer"]["parts"]), abs=0.1
     )
     assert f"{found['step_s']['total']:.0f} s for 2560 trajectories" in text.output
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpu", "gpus"),
+    [
+        ("qwen2.5_3b_lora_24gb", "RTX-4090", 1),
+        ("qwen2.5_3b_lora_24gb", "RTX-3090", 1),
+        ("nq_hotpotqa_grpo_7b_8x80gb", "H100", 8),
+        ("nq_hotpotqa_grpo_7b_8x80gb", "A100-80GB", 8),
+        *((f"search_r1_nq_hotpotqa_{kind}", "H100", 8) for kind in ("grpo_3b", "grpo_7b", "ppo_3b", "ppo_7b")),
+    ],
+)
+def test_recipes_for_gpus_fit_the_gpus_that_they_name(recipe: str, gpu: str, gpus: int) -> None:
+    settings = load_settings(REPOSITORY / "configs" / f"{recipe}.yaml", environ={})
+    split = apply_split(settings, divide(settings, gpus))
+    made = make_plan(split, Request(read_shape(settings.model.path), get_gpu(gpu)))
+    assert made.problems == ()
+    assert made.gpus == gpus
+
+
+def test_the_recipe_without_a_reference_has_none_to_compute() -> None:
+    names = ("nq_hotpotqa_grpo_7b_8x80gb", "search_r1_nq_hotpotqa_grpo_7b")
+    plans = [
+        make_plan(
+            load_settings(REPOSITORY / "configs" / f"{name}.yaml", environ={}), Request(KNOWN["Qwen2.5-7B"], H100)
+        )
+        for name in names
+    ]
+    assert plans[0].step.scoring < plans[1].step.scoring
+
+
+def test_shared_gpus_are_planned_whole_for_each_side_in_turns() -> None:
+    shared = plan(trainer__placement="colocated", trainer__max_staleness=0)
+    alone = plan(trainer__max_staleness=0)
+    assert (shared.gpus, alone.gpus) == (1, 2)
+    names = [part.name for part in shared.trainer.parts], [part.name for part in shared.rollout.memory.parts]
+    assert "sleeping engine" in names[0]
+    assert "idle trainer" in names[1]
+    assert shared.step.moving > 0 == alone.step.moving
+    assert {part.name for part in shared.hosts} >= {"offloaded", "sleeping engines"}
 
 
 def test_a_plan_that_does_not_fit_has_exit_code_1_and_says_what_would(tmp_path: Path) -> None:

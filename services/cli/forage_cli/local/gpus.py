@@ -91,6 +91,14 @@ def build_stack(settings: Settings, programs: Sequence[Program], console: Consol
         console.print(f"by the plan a step takes about {plan.step.total:.0f} s (forage plan)", highlight=False)
         for problem in _list_problems(plan):
             console.print(f"warning: {problem}", style="yellow", highlight=False)
+        faster = find_faster_split(assignment.settings, plan.request, plan)
+        if plan.fits and faster is not None:
+            split, best = faster
+            console.print(
+                f"{split.rollout} GPU(s) for the engines and {split.trainer} for the trainer would take about "
+                f"{best.step.total:.0f} s a step: local.gpus.rollout sets which",
+                highlight=False,
+            )
     environments = {program: assignment.build_environment(program) for program in programs}
     return Stack(assignment.settings, programs, environments)
 

@@ -39,8 +39,12 @@ def _list_trainer(settings: Settings, shape: Shape, training: Training) -> list[
     readers = own if shape.is_tied else 1
     parts = [Part("trainer's start", readers * _FP32 * shape.parameters, f"fp32 weights in {readers} process(es)")]
     engine = settings.trainer.engine
-    if engine.param_offload or engine.optimizer_offload or engine.offload_policy:
+    is_colocated = settings.trainer.placement == "colocated"
+    if is_colocated or engine.param_offload or engine.optimizer_offload or engine.offload_policy:
         parts.append(Part("offloaded", own * count_offloaded(training, shape), f"by {own} process(es)"))
+    if is_colocated:
+        engines = settings.rollout.engine_replicas.min
+        parts.append(Part("sleeping engines", 2 * engines * shape.parameters, f"weights of {engines}, 16 bits"))
     return parts
 
 

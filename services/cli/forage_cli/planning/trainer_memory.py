@@ -133,8 +133,8 @@ def count_critic_parameters(shape: Shape) -> int:
 def _list_head_pass(training: Training, shape: Shape) -> list[Part]:
     head, width = shape.head_parameters, training.width
     is_trained = not training.adapter
-    # Gathered once for the pass; its gradient as a sum and as the chunk's part; fp32 on the way to the other processes.
-    whole = head * (width + (2 * width + _MASTER if is_trained else 0))
+    # Gathered once for the pass; its gradient, and that in fp32 on the way to the other processes.
+    whole = head * (width + (width + _MASTER if is_trained else 0))
     return [
         _describe_inputs(training, shape, training.tokens),
         _describe_logits(training, shape),
@@ -179,6 +179,8 @@ def _describe_logits(training: Training, shape: Shape) -> Part:
     vocabulary = shape.vocabulary
     chunk = int(_CHUNK_COPIES * 4 * vocabulary * min(_HEAD_CHUNK, training.tokens))
     if training.is_fused:
+        # The kernel computes a chunk's part of the output layer's gradient, needed or not.
+        chunk += training.width * shape.head_parameters
         return Part("logits", chunk, f"fp32, {_HEAD_CHUNK} tokens at a time, vocabulary {vocabulary}")
     whole = _WHOLE_COPIES * training.width * vocabulary * training.tokens
     why = f"of {training.tokens} tokens and their gradients, vocabulary {vocabulary}: {format_gib(whole)}; fp32 chunks"
