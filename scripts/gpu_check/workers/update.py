@@ -1,7 +1,7 @@
 """One update of the trainer's worker, and where asked the speed of the next ones.
 
 `python update.py OUT ROUNDS GROUPS SAMPLES LENGTH key=value …` writes log-probabilities, values, the gradients of actor
-and critic and the actor's weights after the step to OUT (.npz), and prints loss, norms, seconds and peak memory.
+and critic and the actor's step to OUT.npz (nothing without the suffix), and prints loss, norms, seconds, peak memory.
 LENGTH: tokens of every trajectory; 0: the spread of lengths of `benchmarks/trainer/batch.py`.
 """
 
@@ -107,12 +107,12 @@ def main(out: Path, rounds: int, groups: int, samples: int, length: int, overrid
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     figures: dict[str, Any] = update()
-    saved |= {f"actor/{name}": value for name, value in collect_gradients(worker._actor).items()}
-    if worker._critic is not None:
-        saved |= {f"critic/{name}": value for name, value in collect_gradients(worker._critic.worker).items()}
-    after = worker.weights(torch.float32)
-    saved |= {f"moved/{name}": (after[name] - before[name]).numpy() for name in before}
     if out.suffix:
+        saved |= {f"actor/{name}": value for name, value in collect_gradients(worker._actor).items()}
+        if worker._critic is not None:
+            saved |= {f"critic/{name}": value for name, value in collect_gradients(worker._critic.worker).items()}
+        after = worker.weights(torch.float32)
+        saved |= {f"moved/{name}": (after[name] - before[name]).numpy() for name in before}
         np.savez(out, **saved)
     seconds = []
     for _ in range(rounds):
