@@ -81,12 +81,14 @@ print_stamp() {
     sha256sum | cut -d' ' -f1) ${production:+production }$2 $PWD"
 }
 
-# Fails unless there is room for the CUDA wheels; of those, the environments share nothing but what uv can link.
+# Fails unless there is room for the packages of GPUs. The environments share torch and most CUDA libraries (5 GB): uv
+# links files of its cache, where that is on the same disk.
 check_disk() {
-  local -A gb=([retriever]=7 [rollout]=9 [trainer]=6)
+  local -A own=([retriever]=2 [rollout]=4 [trainer]=1)
   local needed=0 free service
-  for service in "$@"; do [ "$(find_device "$service")" != gpu ] || needed=$((needed + ${gb[$service]})); done
-  free=$(($(df -Pk .venvs | awk 'NR == 2 { print $4 }') / 1000000))
+  for service in "$@"; do [ "$(find_device "$service")" != gpu ] || needed=$((needed + ${own[$service]})); done
+  [ "$needed" -gt 0 ] || return 0
+  needed=$((needed + 5)) free=$(($(df -Pk .venvs | awk 'NR == 2 { print $4 }') / 1000000))
   [ "$free" -ge "$needed" ] ||
     fail "the GPU environments of $* need $needed GB and $PWD has $free GB free: make room, or choose fewer (scripts/setup.sh --device gpu trainer)"
 }

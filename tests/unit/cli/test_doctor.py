@@ -47,7 +47,7 @@ def check(builds: dict[str, str]) -> dict[str, Check]:
         (
             BOTH,
             "none (no nvidia-smi)",
-            f"CUDA 13.0 of rollout and trainer needs a GPU and NVIDIA's driver 580 or later: install it, {BACK}",
+            f"CUDA 13.0 of rollout, trainer needs a GPU and NVIDIA's driver 580 or later: install it, {BACK}",
             True,
         ),
         (

@@ -159,7 +159,8 @@ def test_an_installation_that_failed_is_tried_again_on_the_same_device(checkout:
 
 
 def test_gpu_environments_need_room(checkout: Checkout) -> None:
-    status, errors, calls = checkout.run("--device", "gpu", FREE_KB="21000000")
+    status, errors, calls = checkout.run("--device", "gpu", FREE_KB="11900000")
     assert (status, calls) == (2, "")
-    assert re.search(r"GPU environments of .*rollout trainer need 22 GB and \S+ has 21 GB free: make room", errors)
-    assert checkout.run("--device", "gpu", "trainer", FREE_KB="7000000")[0] == 0
+    assert re.search(r"GPU environments of .*rollout trainer need 12 GB and \S+ has 11 GB free: make room", errors)
+    assert checkout.run("--device", "gpu", "trainer", FREE_KB="6000000")[0] == 0
+    assert checkout.run("--device", "cpu", FREE_KB="1")[0] == 0, "uv says what lacks"

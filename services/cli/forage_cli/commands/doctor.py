@@ -102,7 +102,7 @@ def check_gpus(builds: Mapping[str, str]) -> Iterator[Check]:
 
     is_needed = bool(builds.keys() - {Program.RETRIEVER})  # FAISS for GPUs computes on CPUs, too
     cuda = max(builds.values(), key=nvidia.get_major, default="")
-    users, back = " and ".join(builds), "or go back with 'make setup DEVICE=cpu'"
+    users, back = ", ".join(builds), "or go back with 'make setup DEVICE=cpu'"
     try:
         gpus = nvidia.read_gpus()
     except UserError as error:
