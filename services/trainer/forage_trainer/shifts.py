@@ -37,6 +37,8 @@ BEAT_S = 5.0
 _LOOK_S = 0.05
 _AWAY_S = 0.4
 """A look that took longer found Redis unavailable."""
+SETTLE_S = 6.0
+"""Of a first shift: an engine that a server has forgotten says within 5 s that it is there."""
 _FORGET_S = 86_400
 """What an engine said longer ago is of no interest: it has died long since."""
 
@@ -72,6 +74,7 @@ class Shifts:
         self._error = ""
         self._known: set[str] = set()
         self._dead: set[str] = set()
+        self._is_first = True
         self._depth = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="shifts", daemon=True)
@@ -106,6 +109,7 @@ class Shifts:
                     )
                 wait.detail = ", ".join(missing)
                 self._stop.sleep(_LOOK_S)  # wait: named just above
+        self._is_first = False
         self._count(SLEEP, time.monotonic() - began)
         get_logger().info("shift_taken", shift=self._shift.number, seconds=self.seconds[SLEEP])
 
@@ -178,10 +182,12 @@ class Shifts:
         known = self._retry(lambda: self._streams.read_replicas(_FORGET_S))
         self._known |= known.keys()
         self._dead -= lively.keys()
+        if self._is_first and waited_s < SETTLE_S:
+            return ["engines not heard of yet"]
         if waited_s > LIVELY_S:
             self._dead |= self._known - lively.keys()
         elif not known:
-            return ["engines not heard of yet"]
+            return ["no engine at all"]
         shift = self._shift.epoch, self._shift.number
         asleep = {name for name, one in known.items() if (one.asleep.epoch, one.asleep.number) == shift}
         return sorted(self._known - self._dead - asleep)

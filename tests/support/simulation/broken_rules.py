@@ -18,7 +18,9 @@ from forage_common.v1.trajectory_pb2 import Policy
 from forage_policies import cache
 from forage_policies.announcement import list_files
 from forage_policies.folders import name_folder
+from forage_rollout.deployments import shifts as engine_shifts
 from forage_rollout.dispatcher import Dispatcher
+from forage_trainer import shifts
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.checkpoints.pending import PendingSteps
 from forage_trainer.data.arrivals import Arrivals, Receiver
@@ -205,6 +207,18 @@ BROKEN_RULES = (
             (Publisher, "is_damaged", lambda _: False), (Refusals, "is_to_be_published_again", lambda _: False)
         ),
         {"rollouts": 1},
+    ),
+    BrokenRule(
+        "the trainer takes shared GPUs once every engine sleeps",
+        _CRASHES,
+        lambda: _replace((shifts.Shifts, "_find_awake", lambda *_: [])),
+        {"is_colocated": True},
+    ),
+    BrokenRule(
+        "an engine that starts takes no memory in the trainer's shift",
+        _CRASHES,
+        lambda: _replace((engine_shifts.Shifts, "wait_for_engines", _at_once)),
+        {"is_colocated": True},
     ),
     BrokenRule(
         "a step is reported once its policy is announced",

@@ -60,6 +60,53 @@ class _Event:
         return self._is_set
 
 
+class _Lock:
+    """threading.Lock on the virtual clock."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._freed = Signal()
+        self._is_held = False
+
+    def __enter__(self) -> None:
+        while self._is_held:
+            self._world.wait(self._freed)
+        self._is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_held = False
+        self._world.set(self._freed)
+
+
+class _Thread:
+    """threading.Thread: a task of its process."""
+
+    def __init__(self, world: World, target: Callable[..., None], args: tuple[Any, ...] = (), **_: Any) -> None:
+        self._world = world
+        self._result = _Result(world)
+        self._body = lambda: self._result.run(target, *args)
+        self._has_begun = False
+
+    def start(self) -> None:
+        process = self._world.process
+        assert process is not None
+        self._has_begun = True
+        process.spawn(self._body)
+
+    def is_alive(self) -> bool:
+        return self._has_begun and not self._result.done()
+
+    def join(self) -> None:
+        self._result.result()
+
+
+def _make_threading(world: World) -> Any:
+    """The parts of `threading` that the services use."""
+    return types.SimpleNamespace(
+        Event=lambda: _Event(world), Lock=lambda: _Lock(world), Thread=lambda **named: _Thread(world, **named)
+    )
+
+
 class _Result:
     """The part of concurrent.futures.Future that the services use."""
 
@@ -114,7 +161,8 @@ def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[An
 
     others: what else is replaced: (owner, name, value).
     """
-    from forage_trainer import files
+    from forage_rollout.deployments import shifts as engine_shifts
+    from forage_trainer import files, shifts
     from forage_trainer.checkpoints import checkpoint
     from forage_trainer.data import batcher
     from forage_trainer.weights import publisher
@@ -195,7 +243,9 @@ def install(world: World, disk: Disk, on_change: Hook, others: Iterable[tuple[An
         (files, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (checkpoint, "ThreadPoolExecutor", lambda *_: _Threads(world)),
         (publisher, "ThreadPoolExecutor", lambda *_: _Threads(world)),
-        (batcher, "threading", types.SimpleNamespace(Event=lambda: _Event(world))),
+        (batcher, "threading", _make_threading(world)),
+        (engine_shifts, "threading", _make_threading(world)),
+        (shifts, "threading", _make_threading(world)),
         *others,
     ]
     state = random.getstate()

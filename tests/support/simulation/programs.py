@@ -30,6 +30,7 @@ from forage_common.v1.trajectory_pb2 import (
 )
 from forage_records.questions import Question, Questions
 from simulation.event_loop import run_async
+from simulation.gpus import TRAINER, SharedGpus
 from simulation.policies import Policies, follow_deltas, map_weights
 from simulation.storage import ObjectStore
 from simulation.stubs import StubWorker, replace_maths
@@ -42,16 +43,20 @@ from forage_policies.announcement import PolicyError  # noqa: E402
 from forage_policies.cache import PolicyCache  # noqa: E402
 from forage_policies.delta import DeltaError  # noqa: E402
 from forage_rollout.deployments import follower  # noqa: E402
+from forage_rollout.deployments import shifts as engine_shifts  # noqa: E402
 from forage_rollout.dispatcher import Dispatcher  # noqa: E402
 from forage_rollout.weights.holding import hold_policy  # noqa: E402
 from forage_rollout.weights.policy import is_newer  # noqa: E402
+from forage_trainer import shifts as trainer_shifts  # noqa: E402
 from forage_trainer.checkpoints.rollbacks import RolledBackError  # noqa: E402
 from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError  # noqa: E402
 from forage_trainer.loop import TrainingLoop  # noqa: E402
 from forage_trainer.run import EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED  # noqa: E402
-from forage_trainer.waiting import CALL_TIMEOUT_S  # noqa: E402
+from forage_trainer.shifts import ShiftError  # noqa: E402
+from forage_trainer.waiting import CALL_TIMEOUT_S, RedisRetry  # noqa: E402
 
 follower.POLL_INTERVAL_S = 1.0  # polls are most of what is simulated
+trainer_shifts._LOOK_S = 0.3
 REDIS_TIMEOUT_S = 4.0
 """As in the rollout service, whose module needs Ray."""
 
@@ -98,14 +103,17 @@ class Programs:
         store: ObjectStore,
         caches: Mapping[str, Path],
         note: Callable[[str], None],
+        gpus: SharedGpus,
     ) -> None:
         self.world = world
+        self.gpus = gpus
         self.settings = settings
         self.engines_fail_until = 0.0
         self.engines_stall_until = 0.0
         self.engines_refuse_until = 0.0
         self.next_step_is_bad = False
         self.errors: list[str] = []
+        self.is_colocated = settings.trainer.placement == "colocated"
         self.timeouts = 0
         """Trainers that ended because no trajectories came."""
         self.policies = policies
@@ -137,12 +145,18 @@ class Programs:
         process = world.process
         assert process is not None
         world.sleep(self.draw_seconds("start"))
-        worker = StubWorker(self)
-        run = self.settings.run
+        worker: Any = StubWorker(self)
+        run, trainer, health = self.settings.run, self.settings.trainer, Health()
         streams = StreamClient(self.settings.redis, run.id, CALL_TIMEOUT_S, open_history(run, "trainer"))
         stop = self._stops[process]
+        retry, shifts = RedisRetry(stop, health), None
         try:
-            TrainingLoop(self.settings, streams, worker, *self._questions, 0, stop, Health()).run()  # type: ignore[arg-type]
+            if trainer.placement == "colocated":
+                shifts = trainer_shifts.Shifts(streams, retry, stop, trainer.batch_timeout_s)
+                retry(streams.acquire_epoch)
+                shifts.take()
+                self.gpus.take(TRAINER)
+            TrainingLoop(self.settings, streams, worker, *self._questions, 0, stop, health, shifts).run()
         except Stopped:
             return EXIT_STOPPED
         except UserError as error:
@@ -152,7 +166,7 @@ class Programs:
         except RolledBackError as error:
             self._note(f"rolls back: {error}")
             return EXIT_ROLLED_BACK
-        except (FencedError, BatchTimeoutError, StaleGroupsError, DiskFullError) as error:
+        except (FencedError, BatchTimeoutError, StaleGroupsError, DiskFullError, ShiftError) as error:
             self.timeouts += isinstance(error, BatchTimeoutError)
             self._note(f"gives up: {error}")
             return EXIT_FAILED
@@ -195,8 +209,12 @@ class _Engine:
     """A stub of the engine: it loads policies by way of a real cache, and samples by waiting."""
 
     dtype = "float32"
+    drains = False
 
     def __init__(self, programs: Programs, streams: StreamClient, name: str, cache: Path) -> None:
+        self._shifts = engine_shifts.Shifts(streams, name) if programs.is_colocated else None
+        self._is_awake = asyncio.Event()
+        self._is_awake.set()
         self.serving: Policy | None = None
         self._cache = PolicyCache(cache)
         self._loading = asyncio.Lock()
@@ -204,10 +222,32 @@ class _Engine:
         self._weights: dict[str, Any] = {}
         self.out_of_service = ""
         self.name = name
-        self.follower = follower.Follower(streams, self, name)  # type: ignore[arg-type]
+        self.follower = follower.Follower(streams, self, name, self._shifts)  # type: ignore[arg-type]
         self._programs = programs
 
+    @property
+    def is_asleep(self) -> bool:
+        return not self._is_awake.is_set()
+
+    async def fall_asleep(self) -> None:
+        self._is_awake.clear()
+        await asyncio.sleep(self._programs.draw_seconds("move"))
+        self._programs.gpus.free(self.name)
+
+    async def wake_weights(self) -> None:
+        self._programs.gpus.take(self.name)
+        await asyncio.sleep(self._programs.draw_seconds("move"))
+
+    async def wake_up(self) -> None:
+        await self.wake_weights()
+        self._is_awake.set()
+
     async def run(self) -> None:
+        if self._shifts is not None:
+            await self._shifts.wait_for_engines()
+            with self._shifts.starting():
+                self._programs.gpus.take(self.name)
+                await asyncio.sleep(self._programs.draw_seconds("start"))
         await self.follower.catch_up()
         await self.follower.follow()
 
@@ -239,6 +279,7 @@ class _Engine:
             raise RuntimeError(self.out_of_service)
         used = [self.serving]
         for _ in range(2):
+            await self._is_awake.wait()
             await asyncio.sleep(max(seconds / 2, self._programs.engines_stall_until - self._programs.world.now))
             if self._programs.engines_fail_until > self._programs.world.now:
                 raise RuntimeError("the engine failed")

@@ -39,11 +39,13 @@ KINDS = (
     "storage down",
 )
 QUICK = {"start": (1.0, 20.0), "step": (0.1, 10.0), "sample": (0.2, 6.0), "load": (0.05, 5.0), "check": (0.01, 1.0)}
-QUICK |= {"write": (0.05, 4.0), "transfer": (0.01, 1.0), "patch": (0.01, 0.5)}
+QUICK |= {"write": (0.05, 4.0), "transfer": (0.01, 1.0), "patch": (0.01, 0.5), "move": (0.05, 3.0)}
 SLOW = QUICK | {"sample": (10.0, 60.0)}
 """Shortest and longest seconds of each activity; after 10 s without an arrival the trainer looks for lost groups."""
 NOT_PROMISED = ("redis tail lost",)
 """What the trainer refuses to run with (`redis.require_durable`): only tried where asked for."""
+STANDS_STILL = frozenset({"pause before", "pause after", "second trainer", "out of reach", "supervisor killed"})
+"""After these a process may use shared GPUs that others believe it has left: it stood still, or was replaced alive."""
 _TRAINER_ONLY = {"second trainer", "damaged checkpoint", "disk full", "bad step"}
 
 
@@ -75,6 +77,7 @@ class Scenario:
     in_flight: groups that a dispatcher runs at once. full_every: as of `trainer.publish`.
     has_storage: policies are copied to an object store. shard_bytes: of published policies; all is one tensor or both.
     shares_cache: all engines are on one machine.
+    is_colocated: trainer and engines take turns on the same GPUs, whatever max_staleness and validation_mode say.
     ranges: shortest and longest seconds of each activity, drawn log-uniformly.
     """
 
@@ -97,6 +100,7 @@ class Scenario:
     shard_bytes: int
     ranges: dict[str, tuple[float, float]]
     faults: tuple[Fault, ...]
+    is_colocated: bool = False
 
     def build_settings(self, folder: Path) -> Settings:
         return Settings.model_validate(
@@ -108,10 +112,11 @@ class Scenario:
                 "rollout": {"n": 2, "max_groups_in_flight": self.in_flight},
                 "trainer": {
                     "total_training_steps": self.steps,
-                    "max_staleness": self.max_staleness,
+                    "placement": "colocated" if self.is_colocated else "separate",
+                    "max_staleness": 0 if self.is_colocated else self.max_staleness,
                     "save_freq": self.save_freq,
                     "test_freq": self.test_freq,
-                    "validation_mode": self.validation_mode,
+                    "validation_mode": "paused" if self.is_colocated else self.validation_mode,
                     "max_ckpt_to_keep": self.keep,
                     "max_refills": self.max_refills,
                     "publish": {
@@ -167,6 +172,7 @@ def draw_scenario(seed: int, kinds: Sequence[str] = KINDS) -> Scenario:
         shard_bytes=draw.choice((1, 5 * 2**30)),
         ranges=ranges,
         faults=tuple(_draw_fault(draw, commits, kinds) for _ in range(count)),
+        is_colocated=draw.random() < 0.25,
     )
 
 

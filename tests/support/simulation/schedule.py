@@ -25,11 +25,12 @@ from forage_common.v1.trajectory_pb2 import Policy
 from forage_trainer.data.dataset import make_batches
 from simulation import machine
 from simulation.faults import Faults
+from simulation.gpus import SharedGpus
 from simulation.machine import Disk
 from simulation.policies import Policies, check_cache, list_watched
 from simulation.programs import Operator, Programs, make_questions, score
 from simulation.redis_server import Server, patch_connections
-from simulation.scenario import Fault, Scenario
+from simulation.scenario import STANDS_STILL, Fault, Scenario
 from simulation.storage import ObjectStore, list_replaced
 from simulation.world import Process, World
 
@@ -99,9 +100,10 @@ def _run(scenario: Scenario, folder: Path, is_traced: bool) -> Outcome:
     replaced, close_locks = list_replaced(world, store, lambda: disk.full_until > world.now, draw_seconds)
     replaced += list_watched(policies)
     questions = make_questions(QUESTIONS, "train"), make_questions(VALIDATION_QUESTIONS, "test")
+    gpus = SharedGpus(world, STANDS_STILL.isdisjoint(fault.kind for fault in scenario.faults))
     with patch_connections(world, server, faults.on_command), machine.install(world, disk, faults.on_change, replaced):
         programs = Programs(
-            world, settings, questions, draw_seconds, scenario.engines, policies, store, caches, faults.note
+            world, settings, questions, draw_seconds, scenario.engines, policies, store, caches, faults.note, gpus
         )
         operator = Operator(programs, scenario.rollouts, folder)
         faults.programs, faults.operator = programs, operator

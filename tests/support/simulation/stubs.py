@@ -19,6 +19,7 @@ import torch
 
 from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Policy
+from simulation.gpus import TRAINER
 
 if TYPE_CHECKING:
     from simulation.programs import Programs
@@ -55,6 +56,15 @@ class StubWorker:
 
     def load(self, folder: Path) -> None:
         self.trained = json.loads((folder / "weights.json").read_text())
+
+    def move_to_gpu(self) -> None:
+        self.world.sleep(self.programs.draw_seconds("move"))
+        self.programs.gpus.take(TRAINER)
+
+    def move_to_host(self) -> int:
+        self.world.sleep(self.programs.draw_seconds("move"))
+        self.programs.gpus.free(TRAINER)
+        return 0
 
     def weights(self, dtype: Any) -> dict[str, torch.Tensor]:
         """Weights of which every step changes a few, or, sometimes, all; they follow from what was trained on."""

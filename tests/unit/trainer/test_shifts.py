@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
@@ -76,7 +76,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(redis_server: RedisSettings):  # type: ignore[no-untyped-def]
+def bench(redis_server: RedisSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(shifts, "SETTLE_S", 0.0)
     own = Bench(redis_server)
     yield own
     for one in own.made:
@@ -156,6 +157,20 @@ def test_a_server_that_knows_no_engine_may_have_lost_them(bench: Bench, monkeypa
     began = time.monotonic()
     own.take()
     assert time.monotonic() - began > 1.0
+
+
+def test_a_first_shift_waits_for_engines_that_a_server_may_have_forgotten(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shifts, "SETTLE_S", 1.0)
+    own, end = bench.make(), bench.run_engine("one")
+    try:
+        for is_first in (True, False):
+            began = time.monotonic()
+            own.take()
+            assert (time.monotonic() - began >= 1.0) == is_first
+    finally:
+        end()
 
 
 def test_signs_of_life_survive_lost_data_and_tell_when_the_shift_was_taken_away(
