@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,14 @@ from forage_cli.planning.remedies import find_remedies
 from forage_cli.planning.report import describe_plan
 from forage_cli.planning.shapes import KNOWN, Shape, read_shape
 from forage_cli.planning.split import Split, apply_split, divide, find_faster_split
+from forage_cli.planning.trainer_memory import (
+    HEAD_PASS,
+    LAYER_PASS,
+    STEP,
+    describe_training,
+    list_moments,
+    list_resident,
+)
 from forage_common.errors import UserError
 from forage_common.settings import Settings, load_settings
 
@@ -92,6 +101,23 @@ def test_memory_of_a_full_update_is_sixteen_bytes_a_parameter_over_the_shards() 
     state = sizes["weights"] + sizes["gradients"] + sizes["optimizer"]
     assert state == pytest.approx(16 * KNOWN["Qwen2.5-3B"].parameters / 4, rel=1e-6)
     assert memory.total == sum(sizes.values())
+
+
+FAKE = json.loads((REPOSITORY / "tests" / "data" / "cli" / "update_memory.json").read_text())["bytes"]
+
+
+@pytest.mark.parametrize("measured", FAKE, ids=lambda row: f"{row['model']}, {row['processes']} GPUs")
+def test_memory_of_an_update_is_what_pytorch_tracks_over_fake_tensors(measured: dict[str, Any]) -> None:
+    shape = KNOWN[measured["model"]]
+    tokens = {"trainer__actor__ppo_max_token_len_per_gpu": measured["tokens"]}
+    training = describe_training(build(trainer__n_gpus_per_node=measured["processes"], **tokens), shape)
+    resident = {part.name: part.size for part in list_resident(training, shape)}
+    for name in ("weights", "gradients", "optimizer"):
+        assert resident[name] == pytest.approx(measured[name], rel=1e-3), name
+    held = sum(resident.values())
+    totals = {name: held + sum(part.size for part in parts) for name, parts in list_moments(training, shape).items()}
+    assert totals[STEP] == pytest.approx(measured["step"], rel=0.01)
+    assert max(totals[HEAD_PASS], totals[LAYER_PASS]) == pytest.approx(measured["backward"], rel=0.05)
 
 
 def test_the_kv_cache_is_what_the_budget_leaves() -> None:
