@@ -20,7 +20,7 @@ from forage_common.stop import Stop
 from forage_common.streams.client import LIVELY_S, StreamClient
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
-from forage_common.v1.trajectory_pb2 import Shift
+from forage_common.v1.trajectory_pb2 import Replica, Shift
 from forage_trainer.waiting import RedisRetry
 
 SECONDS = Counter(
@@ -35,8 +35,6 @@ for _phase in (SLEEP, LOAD, OFFLOAD):
 BEAT_S = 5.0
 """Between two signs of life: engines wake a minute after the last one."""
 _LOOK_S = 0.05
-_AWAY_S = 0.4
-"""A look that took longer found Redis unavailable."""
 SETTLE_S = 6.0
 """Of a first shift: an engine that a server has forgotten says within 5 s that it is there."""
 _FORGET_S = 86_400
@@ -75,6 +73,7 @@ class Shifts:
         self._known: set[str] = set()
         self._dead: set[str] = set()
         self._is_first = True
+        self._available_since = 0.0
         self._depth = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="shifts", daemon=True)
@@ -88,21 +87,14 @@ class Shifts:
             ShiftError: an engine did not sleep in time.
             FencedError: a later trainer has taken over.
         """
-        began = heard_since = time.monotonic()
         self._set(is_trainers=True)
+        began = self._available_since = time.monotonic()
         if not self._thread.is_alive():
             self._thread.start()
         why = "it has a limit of its own, which names the engines"
         with waiting("engines to sleep", on="rollout", limit_s=None, why_unlimited=why) as wait:
-            while True:
-                looked = time.monotonic()
-                missing = self._find_awake(looked - heard_since)
-                if not missing:
-                    break
-                now = time.monotonic()
-                if now - looked > _AWAY_S:
-                    heard_since = now
-                if now - began > self._limit_s:
+            while missing := self._find_awake():
+                if time.monotonic() - began > self._limit_s:
                     raise ShiftError(
                         f"{', '.join(missing)} did not free the GPUs within trainer.batch_timeout_s = "
                         f"{self._limit_s:g} s: does the rollout service have trainer.placement=colocated, too?"
@@ -172,14 +164,25 @@ class Shifts:
         shift = Shift(epoch=self._streams.epoch, number=self._shift.number + 1, is_trainers=is_trainers)
         self._retry(send)
 
-    def _find_awake(self, waited_s: float) -> list[str]:
+    def _read_replicas(self, silence_s: int) -> dict[str, Replica]:
+        def read() -> dict[str, Replica]:
+            try:
+                return self._streams.read_replicas(silence_s)
+            except UnavailableError:
+                self._available_since = time.monotonic()
+                self._dead.clear()
+                raise
+
+        return self._retry(read)
+
+    def _find_awake(self) -> list[str]:
         """Name the engines that may use the GPUs.
 
         Whoever is silent counts as dead only once there was time for signs of life: none could be given while Redis was
         away, and a server that has lost its data knows nobody.
         """
-        lively = self._retry(lambda: self._streams.read_replicas(LIVELY_S))
-        known = self._retry(lambda: self._streams.read_replicas(_FORGET_S))
+        lively, known = self._read_replicas(LIVELY_S), self._read_replicas(_FORGET_S)
+        waited_s = time.monotonic() - self._available_since
         self._known |= known.keys()
         self._dead -= lively.keys()
         if self._is_first and waited_s < SETTLE_S:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from demo import Demo
 
-STEPS = 4
+STEPS = 3
 
 
 def count_logged(demo: Demo, program: str, event: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from forage_common.errors import FencedError
+from forage_common.errors import FencedError, UnavailableError
 from forage_common.settings import RedisSettings
 from forage_common.stop import Stop
 from forage_common.streams.client import StreamClient
@@ -149,6 +149,28 @@ def test_silent_engines_count_as_dead_once_they_could_have_spoken(
         assert time.monotonic() - began < 1.0, "it is dead"
     finally:
         end()
+
+
+def test_nobody_counts_as_dead_for_the_time_in_which_redis_was_away(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shifts, "LIVELY_S", 1)
+    bench.say("lives")
+    own = bench.make()
+    real, looks = bench.client.read_replicas, 0
+
+    def read_replicas(silence_s: int) -> dict[str, Replica]:
+        nonlocal looks
+        looks += 1
+        if 4 < looks < 10:  # with the retries between, longer than LIVELY_S
+            raise UnavailableError("away")
+        return real(silence_s)
+
+    monkeypatch.setattr(bench.client, "read_replicas", read_replicas)
+    began = time.monotonic()
+    own.take()
+    assert looks > 10, "Redis came back before it was over"
+    assert time.monotonic() - began > 2.0 + 1.0, "the last attempt failed after 2 s, and then there was time to say so"
 
 
 def test_a_server_that_knows_no_engine_may_have_lost_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
