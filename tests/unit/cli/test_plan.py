@@ -377,6 +377,22 @@ def test_a_plan_that_does_not_fit_has_exit_code_1_and_says_what_would(tmp_path: 
         app, ["plan", "-c", RECIPE, "--gpu", "H100", "--passages", "21015324", "--host-gib", "64"]
     )
     assert "of the machine's memory, and it has 64.0 GiB" in host.output
+    remote = CliRunner().invoke(app, ["plan", "-c", RECIPE, "rollout.engine.endpoint=http://127.0.0.1:1/v1"])
+    assert isinstance(remote.exception, UserError)
+
+
+def test_groups_that_redis_cannot_hold_are_saved_more_often() -> None:
+    settings = build(trainer__save_freq=64, rollout__n=64, data__train_batch_size=512, trainer__n_gpus_per_node=4)
+    request = Request(KNOWN["Qwen2.5-3B"], H100, host=60 * GIB)
+    assert "of the machine's memory" in make_plan(settings, request).problems[-1]
+    (remedy,) = find_remedies(settings, request)
+    assert str(remedy).startswith("trainer.save_freq=")
+
+
+def test_lists_of_local_gpus_are_what_is_planned() -> None:
+    options = ["plan", "-c", RECIPE, "local.gpus.rollout=[0,1]", "local.gpus.trainer=[2,3,4,5,6,7]", "--json"]
+    found = json.loads(CliRunner().invoke(app, options).output)
+    assert (found["rollout"]["gpus"], found["trainer"]["gpus"]) == (2, 6)
 
 
 def test_memory_of_the_machine_is_that_of_the_index_where_it_is_here(tmp_path: Path) -> None:

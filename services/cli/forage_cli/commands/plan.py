@@ -19,7 +19,9 @@ def plan(
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=1, help="GPUs of one machine, to divide; by default the numbers are the settings'.", show_default=False
+            min=1,
+            help="GPUs of one machine, to divide; by default those of local.gpus, or of the settings.",
+            show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -61,12 +63,20 @@ def plan(
     from forage_cli.planning.remedies import find_remedies
     from forage_cli.planning.report import describe_plan, to_json
     from forage_cli.planning.shapes import read_shape
-    from forage_cli.planning.split import apply_split, divide, find_faster_split
+    from forage_cli.planning.split import Split, apply_split, divide, find_faster_split
+    from forage_common.errors import UserError
     from forage_common.settings import load_settings
 
     settings = load_settings(config, overrides or [])
+    if settings.rollout.engine.endpoint:
+        raise UserError(
+            "rollout.engine.endpoint samples elsewhere, and nothing is trained then: unset it to plan a run"
+        )
+    named = settings.local.gpus
     if gpus is not None:
         settings = apply_split(settings, divide(settings, gpus))
+    elif named.rollout and named.trainer:
+        settings = apply_split(settings, Split(len(named.rollout), len(named.trainer)))
     assumed = Assumptions(
         mfu=mfu,
         prefill_mfu=prefill_mfu,

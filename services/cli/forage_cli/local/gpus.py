@@ -9,6 +9,7 @@ from rich.console import Console
 
 from forage_cli.local.nvidia import LocalGpu, list_gpus
 from forage_cli.local.stack import Program, Stack, find_interpreter
+from forage_cli.planning.parts import format_seconds
 from forage_cli.planning.plan import Plan, Request, make_plan
 from forage_cli.planning.shapes import read_shape
 from forage_cli.planning.split import Split, apply_split, divide, find_faster_split
@@ -88,7 +89,9 @@ def build_stack(settings: Settings, programs: Sequence[Program], console: Consol
         console.print(f"GPUs: {str(assignment) or 'none is used'}", highlight=False)
     if assignment.plan is not None:
         plan = assignment.plan
-        console.print(f"by the plan a step takes about {plan.step.total:.0f} s (forage plan)", highlight=False)
+        console.print(
+            f"by the plan a step takes about {format_seconds(plan.step.total)} (forage plan)", highlight=False
+        )
         for problem in _list_problems(plan):
             console.print(f"warning: {problem}", style="yellow", highlight=False)
         faster = find_faster_split(assignment.settings, plan.request, plan)
@@ -96,7 +99,7 @@ def build_stack(settings: Settings, programs: Sequence[Program], console: Consol
             split, best = faster
             console.print(
                 f"{split.rollout} GPU(s) for the engines and {split.trainer} for the trainer would take about "
-                f"{best.step.total:.0f} s a step: local.gpus.rollout sets which",
+                f"{format_seconds(best.step.total)} a step: local.gpus.rollout sets which",
                 highlight=False,
             )
     environments = {program: assignment.build_environment(program) for program in programs}

@@ -42,6 +42,11 @@ class Memory:
         return self.total <= self.limit
 
 
+def format_seconds(seconds: float) -> str:
+    """Seconds for a reader: "183 s", "1.5 s"."""
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
 def format_gib(size: float) -> str:
     """Bytes for a reader: "12.3 GiB"."""
     return f"{size / GIB:.1f} GiB"

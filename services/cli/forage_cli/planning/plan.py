@@ -80,9 +80,14 @@ class Plan:
             )
         return f"the KV cache of an engine holds {rollout.kv_tokens} tokens, less than one sequence of max_model_len"
 
+    @property
+    def fits_host(self) -> bool:
+        """Whether the services' parts fit into the memory of one machine; true where that is not known."""
+        return self.request.host is None or sum(part.size for part in self.hosts) <= self.request.host
+
     def _describe_host(self) -> str:
         host, needed = self.request.host, sum(part.size for part in self.hosts)
-        if host is None or needed <= host:
+        if host is None or self.fits_host:
             return ""
         return f"services need {format_gib(needed)} of the machine's memory, and it has {format_gib(host)}"
 

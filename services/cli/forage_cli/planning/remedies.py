@@ -87,7 +87,17 @@ def _list_kinds(settings: Settings, plan: Plan) -> list[Iterator[dict[str, objec
         ]
     if not plan.rollout.fits:
         kinds += [_change_utilization(), _sample_fewer(settings), _shard_engines(settings)]
+    if not plan.fits_host:
+        kinds.append(_save_more_often(settings))
     return kinds
+
+
+def _save_more_often(settings: Settings) -> Iterator[dict[str, object]]:
+    """Groups stay in Redis until a checkpoint has them."""
+    steps = settings.trainer.save_freq
+    while steps > 1:
+        steps //= 2
+        yield {"trainer.save_freq": steps}
 
 
 def _recompute(settings: Settings) -> Iterator[dict[str, object]]:

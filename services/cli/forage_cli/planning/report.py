@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forage_cli.planning.parts import Memory, Part, format_gib
+from forage_cli.planning.parts import Memory, Part, format_gib, format_seconds
 from forage_cli.planning.plan import Plan, to_gib
 from forage_cli.planning.remedies import Remedy
 from forage_cli.planning.split import Split
@@ -33,7 +33,9 @@ def describe_plan(plan: Plan, remedies: Sequence[Remedy], faster: tuple[Split, P
     for problem in plan.problems:
         yield f"Does not fit: {problem}."
     for remedy in remedies:
-        yield f"  would fit with {remedy} (trainer {_share(remedy.plan.trainer)}, step {remedy.plan.step.total:.0f} s)"
+        more = f"{remedy.plan.gpus} GPUs, " if remedy.plan.gpus > plan.gpus else ""
+        took = format_seconds(remedy.plan.step.total)
+        yield f"  would fit with {remedy} ({more}trainer {_share(remedy.plan.trainer)}, step {took})"
     if plan.problems and not remedies:
         yield "  no change of settings that was tried makes it fit"
     yield _describe_balance(plan)
@@ -41,7 +43,7 @@ def describe_plan(plan: Plan, remedies: Sequence[Remedy], faster: tuple[Split, P
         split, best = faster
         yield (
             f"Faster on the same GPUs: {split.rollout} for the engines and {split.trainer} for the trainer, "
-            f"{best.step.total:.0f} s a step instead of {plan.step.total:.0f} s."
+            f"{format_seconds(best.step.total)} a step instead of {format_seconds(plan.step.total)}."
         )
     yield ""
     yield from _describe_assumptions(plan)
@@ -134,7 +136,7 @@ def _describe_cache(plan: Plan) -> str:
 def _describe_step(plan: Plan) -> Iterator[str]:
     step, work = plan.step, plan.work
     how = "sampling beside training" if step.is_overlapped else "sampling, then training"
-    yield f"a step: {step.total:.0f} s for {work.trajectories} trajectories of {work.length:.0f} tokens, {how}"
+    yield f"a step: {format_seconds(step.total)} for {work.trajectories} trajectories of {work.length:.0f} tokens, {how}"
     for name, seconds in (
         ("prompts and passages", step.prefill),
         ("generation", step.decode),
