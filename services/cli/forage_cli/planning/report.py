@@ -136,7 +136,8 @@ def _describe_cache(plan: Plan) -> str:
 def _describe_step(plan: Plan) -> Iterator[str]:
     step, work = plan.step, plan.work
     how = "sampling beside training" if step.is_overlapped else "sampling, then training"
-    yield f"a step: {format_seconds(step.total)} for {work.trajectories} trajectories of {work.length:.0f} tokens, {how}"
+    what = f"{work.trajectories} trajectories of {work.length:.0f} tokens"
+    yield f"a step: {format_seconds(step.total)} for {what}, {how}"
     for name, seconds in (
         ("prompts and passages", step.prefill),
         ("generation", step.decode),
