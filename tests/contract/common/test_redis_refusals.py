@@ -14,7 +14,7 @@ from forage_common.errors import SettingsError, UnavailableError
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
 from forage_common.streams.connection import translate_error
-from forage_common.v1.trajectory_pb2 import ChatMessage, LedgerEntry, Policy, Prompt, Replica, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import ChatMessage, LedgerEntry, Policy, Prompt, Replica, Shift, TrajectoryGroup
 
 WHERE = "Redis at server:6379"
 
@@ -58,6 +58,9 @@ def test_a_full_server_refuses_no_script_and_other_commands_are_waited_for(
     [group] = client.claim_groups(client.trajectories, 1, 0.1)
     client.publish(Policy(version=1, epoch=1))
     client.acknowledge_policy("replica", Replica(serving=Policy(version=1, epoch=1)))
+    shift = Shift(number=1, is_trainers=True)
+    client.set_shift(shift)
+    assert client.replace_shift(shift, Shift(epoch=1, number=2))
     client.acknowledge(LedgerEntry(step=1), [group.id])
     assert client.count_backlog(client.trajectories) == 0, "what frees memory is possible"
     with pytest.raises(UnavailableError, match=r"^Redis at 127.* is full \(maxmemory 1mb\): raise its maxmemory"):

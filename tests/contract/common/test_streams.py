@@ -12,9 +12,9 @@ import redis
 
 from forage_common.errors import FencedError, SettingsError, UnavailableError
 from forage_common.settings import RedisSettings
-from forage_common.streams.client import StreamClient
+from forage_common.streams.client import ANNOUNCED, NEVER, StreamClient
 from forage_common.streams.prompt_identity import Issue
-from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Purpose, Replica, TrajectoryGroup
+from forage_common.v1.trajectory_pb2 import LedgerEntry, Policy, Prompt, Purpose, Replica, Shift, TrajectoryGroup
 
 
 @pytest.fixture
@@ -127,6 +127,29 @@ def test_a_trainer_of_an_older_epoch_is_fenced(client: StreamClient) -> None:
     client.publish(Policy(version=2, epoch=new, uri="resumed"))
     client.acknowledge_policy("replica-0", Replica(serving=Policy(version=2, epoch=new)))
     assert client.read_replicas()["replica-0"].serving.version == 2
+
+
+def test_shifts_are_the_latest_trainers_and_are_replaced_only_by_who_knows_them(
+    client: StreamClient, redis_server: RedisSettings
+) -> None:
+    assert client.read_shift() is None
+    client.acquire_epoch()
+    shift = Shift(number=1, is_trainers=True)
+    client.set_shift(shift)
+    assert client.read_shift() == Shift(epoch=1, number=1, is_trainers=True)
+    seen = client.await_change(ANNOUNCED, NEVER, 0.1)
+    sign, end = Shift(epoch=1, number=1, is_trainers=True, beat=1), Shift(epoch=1, number=2)
+    assert client.replace_shift(shift, sign)
+    assert client.await_change(ANNOUNCED, seen, 0.1) == NEVER, "a sign of life wakes nobody"
+    assert not client.replace_shift(shift, end), "the trainer lives"
+    assert client.replace_shift(sign, end)
+    assert client.await_change(ANNOUNCED, seen, 0.1) > seen
+    later = StreamClient(redis_server, "run")
+    later.acquire_epoch()
+    with pytest.raises(FencedError, match="has taken over"):
+        client.set_shift(shift)
+    later.set_shift(Shift(number=1, is_trainers=True))
+    assert client.read_shift() == Shift(epoch=2, number=1, is_trainers=True)
 
 
 def test_malformed_entries_are_rejected_and_valid_ones_are_claimed(client: StreamClient) -> None:

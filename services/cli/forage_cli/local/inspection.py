@@ -59,11 +59,13 @@ class Inspection:
 
 
 def describe_replica(replica: Replica) -> str:
-    """What an engine serves and refuses, as a clause."""
+    """What an engine serves and refuses, and whether it sleeps, as a clause."""
     serving = f"v{replica.serving.version} (epoch {replica.serving.epoch})"
     text = f"serves {serving if replica.HasField('serving') else 'its own weights'}"
     if replica.HasField("refused"):
         text += f", refuses v{replica.refused.version}: {replica.reason}"
+    if replica.HasField("asleep"):
+        return f"sleeps while the trainer computes on its GPUs; {text}"
     return f"is out of service; {text}" if replica.out_of_service else text
 
 
