@@ -19,6 +19,7 @@ from forage_trainer.algorithms.estimators.registry import NonFiniteValueError, R
 from forage_trainer.algorithms.kl import KlController, apply_kl_penalty
 from forage_trainer.algorithms.off_policy import compute_correction_metrics
 from forage_trainer.data.batcher import Batch
+from forage_trainer.data.overlong import mask_cut, subtract_penalties
 from forage_trainer.data.selection import leave_out_unusable, select_trajectories
 from forage_trainer.data.tensors import StepTensors, build_step_tensors
 from forage_trainer.engine.policy_worker import PolicyWorker, UpdateResult
@@ -101,6 +102,8 @@ class PolicyStep:
         if tensors is None:
             which = "valid trajectories of unequal reward" if selected.filtered else "valid trajectories"
             return self._skip_update(batch, policy, metrics, f"no group has enough {which}", on_record)
+        tensors, overlong = subtract_penalties(tensors, algorithm.overlong)
+        metrics |= overlong
         # During the critic's warm-up the actor is not updated, and the same policy is published again.
         updates_actor = policy.version >= self._trainer.critic_warmup
         overconfidence = None
@@ -118,6 +121,11 @@ class PolicyStep:
         advantages, returns, old = record.advantages, record.returns, record.log_probs
         assert advantages is not None
         assert returns is not None
+        if algorithm.overlong.filter:
+            trained, metrics["overlong_filtered"] = mask_cut(tensors, record.rows)
+            if trained is None:
+                return self._skip_update(batch, policy, metrics, "a limit cut off every trajectory", on_record)
+            tensors = trained
         if self._critic is not None and record.values is not None:
             with clock("critic"):
                 metrics |= self._critic.update_critic(tensors, record.values, returns, self._batch_size)

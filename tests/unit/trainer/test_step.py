@@ -58,6 +58,7 @@ class Worker:
         last_position: int,
     ) -> UpdateResult:
         self.asked.append("update")
+        self.given["batch"] = batch
         self.given |= {"batch": batch, "advantages": advantages, "reference": reference, "old": old}
         own = torch.full_like(batch.mask, -5.5)
         return UpdateResult(own, 1.5, 2.5, 1e-6, 0.1, 0.3, {"actor/pg_loss": 0.2})
@@ -135,6 +136,40 @@ def test_a_trajectory_longer_than_a_micro_batch_is_left_out_with_a_status(model:
     assert whole.trajectories[2].status == Status.STATUS_INVALID_INPUT
     detail = f"has {limit + 1} tokens, and trainer.{model}.ppo_max_token_len_per_gpu is {limit}"
     assert whole.trajectories[2].status_detail == f"left out of the step: {detail}"
+
+
+def test_an_overlong_penalty_changes_advantages_and_no_reported_reward() -> None:
+    plain, penalized = Worker(), Worker()
+    expected, _ = take(plain, build_settings(), make_group("a", [0.0, 1.0, 0.5]))
+    long = make_group("a", [0.0, 1.0])
+    long.trajectories.append(build_trajectory("a", 2, 0.5, turns=(30, 30)))
+    more = [f"trainer.algorithm.overlong.{one}" for one in ("buffer_len=20", "max_len=60", "penalty_factor=0.5")]
+    result, _ = take(penalized, build_settings(*more), long)
+    assert result["reward_mean"] == expected["reward_mean"] == 0.5
+    assert result["critic/rewards/mean"] == pytest.approx(1 / 3)
+    assert result["overlong_penalty_mean"] == pytest.approx(0.5 / 3)
+    assert penalized.given["advantages"][2, 0] < 0
+    assert "overlong_penalty_mean" not in expected
+    assert long.trajectories[2].score.total == 0.5
+
+
+def test_a_cut_trajectory_is_filtered_and_a_batch_of_them_takes_no_step() -> None:
+    group, worker, chosen = (
+        make_group("a", [0.0, 1.0, 0.5]),
+        Worker(),
+        build_settings("trainer.algorithm.overlong.filter=true"),
+    )
+    group.trajectories[1].finished = False
+    metrics, _ = take(worker, chosen, group)
+    assert metrics["overlong_filtered"] == 1
+    assert worker.given["batch"].mask.any(1).tolist() == [True, False, True]
+    assert worker.given["advantages"][1, 0] > 0, "it is in the baseline"
+    for trajectory in group.trajectories:
+        trajectory.finished = False
+    nothing = Worker()
+    metrics, _ = take(nothing, chosen, group)
+    assert "update" not in nothing.asked
+    assert metrics["overlong_filtered"] == 3
 
 
 def test_a_batch_of_trajectories_that_are_too_long_takes_no_step() -> None:

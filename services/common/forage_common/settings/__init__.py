@@ -9,7 +9,9 @@ from forage_common.settings.actor import (
     ActorSettings,
     CriticSettings,
     LoraSettings,
+    LossMode,
     OptimSettings,
+    PolicyLossSettings,
     TrainingEngineSettings,
 )
 from forage_common.settings.algorithm import (
@@ -17,6 +19,7 @@ from forage_common.settings.algorithm import (
     AlgorithmSettings,
     CorrectionSettings,
     KlControlSettings,
+    OverlongSettings,
     RewardPlacement,
 )
 from forage_common.settings.data import DataSettings, TrainFile

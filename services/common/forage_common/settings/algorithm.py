@@ -64,6 +64,28 @@ class CorrectionSettings(Section):
     )
 
 
+class OverlongSettings(Section):
+    """What long and cut trajectories cost, after DAPO (arXiv 2503.14476)."""
+
+    filter: bool = Field(
+        False, description="Leave trajectories that a limit cut off, so without an answer, out of every loss"
+    )
+    buffer_len: int = Field(0, ge=0, description="Tokens below max_len over which a penalty grows; 0: no penalty")
+    max_len: int = Field(0, ge=0, description="Generated tokens of a trajectory that get the whole penalty")
+    penalty_factor: float = Field(1.0, gt=0, allow_inf_nan=False, description="The whole penalty")
+
+    @model_validator(mode="after")
+    def _check_buffer(self) -> OverlongSettings:
+        if self.buffer_len and not self.max_len > self.buffer_len:
+            raise ValueError(
+                f"the penalty begins buffer_len = {self.buffer_len} tokens below max_len = {self.max_len}: "
+                "give max_len, the most tokens that a trajectory should generate"
+            )
+        if not self.buffer_len and (self.max_len or self.penalty_factor != 1.0):
+            raise ValueError("max_len and penalty_factor are of a penalty, and buffer_len = 0 is none: give buffer_len")
+        return self
+
+
 class ProbePenaltySettings(Section):
     """A penalty on advantages for overconfidence, measured by probing training trajectories at every step."""
 
@@ -102,6 +124,7 @@ class AlgorithmSettings(Section):
     kl_penalty: KlKind = Field("kl", description="KL estimator of the KL in the reward")
     kl_ctrl: KlControlSettings = KlControlSettings()
     rollout_correction: CorrectionSettings = CorrectionSettings()
+    overlong: OverlongSettings = OverlongSettings()
     probe_penalty: ProbePenaltySettings = ProbePenaltySettings()
 
     @property

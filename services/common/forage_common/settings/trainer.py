@@ -6,7 +6,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from forage_common.settings.actor import ActorSettings, CriticSettings, LoraSettings, TrainingEngineSettings
+from forage_common.settings.actor import (
+    ActorSettings,
+    CriticSettings,
+    LoraSettings,
+    LossMode,
+    ReferenceSettings,
+    TrainingEngineSettings,
+)
 from forage_common.settings.algorithm import AdvantageEstimator, AlgorithmSettings
 from forage_common.settings.base import Address, Device, Section
 from forage_common.settings.guards import GuardSettings
@@ -79,6 +86,7 @@ class TrainerSettings(Section):
     actor: ActorSettings = ActorSettings()
     critic: CriticSettings = CriticSettings()
     engine: TrainingEngineSettings = TrainingEngineSettings()
+    ref: ReferenceSettings = ReferenceSettings()
     lora: LoraSettings = LoraSettings()
     critic_warmup: int = Field(0, ge=0, description="Initial steps that train only the critic")
     total_training_steps: int = Field(100, ge=1, description="Optimizer steps of the run")
@@ -153,6 +161,24 @@ class TrainerSettings(Section):
             raise ValueError(
                 "max_refills replaces the groups that filter_groups finds: "
                 "set algorithm.filter_groups=true or max_refills=0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_geo_mean(self) -> TrainerSettings:
+        if self.actor.policy_loss.loss_mode is not LossMode.GEO_MEAN:
+            return self
+        estimator, penalty = self.algorithm.adv_estimator, self.algorithm.probe_penalty.coef
+        if estimator not in (AdvantageEstimator.GRPO, AdvantageEstimator.RLOO) or penalty:
+            raise ValueError(
+                "actor.policy_loss.loss_mode geo_mean has one advantage a trajectory, and "
+                f"{'algorithm.probe_penalty' if penalty else f'adv_estimator {estimator}'} gives each token its own: "
+                "set adv_estimator=grpo or rloo without probe_penalty, or another loss_mode"
+            )
+        if self.algorithm.rollout_correction.mode == "icepop":
+            raise ValueError(
+                "rollout_correction.mode icepop leaves out single tokens, and actor.policy_loss.loss_mode geo_mean has "
+                "one weight a trajectory: set rollout_correction.mode=tis, or another loss_mode"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""verl's PPO loss, with importance weights for the difference between the engine's policy and the trainer's.
+"""verl's policy losses, with importance weights for the difference between the engine's policy and the trainer's.
 
 Clipping (asymmetric and dual), aggregation, entropy and KL loss are verl's. Where a batch gets a single update, the
 policy has not changed before it, so the old log-probabilities are those of the update's own forward pass; a separate
@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from verl.workers.config import FSDPActorConfig
+from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from forage_common.settings import ActorSettings, CorrectionSettings
+from forage_common.settings import ActorSettings, CorrectionSettings, LossMode, PolicyLossSettings
 from forage_trainer.algorithms.off_policy import importance_weights
 from forage_trainer.data.tensors import pad_jagged
 
 _PER_TOKEN = ("response_mask", "state_mask", "advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs")
 """Fields of a micro-batch over the response, jagged or padded."""
+_GEO_MEAN = "geo_mean_of_update"
 
 
 def build_actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
@@ -40,9 +42,25 @@ def build_actor_config(actor: ActorSettings, samples: int) -> FSDPActorConfig:
         kl_loss_coef=actor.kl_loss_coef,
         kl_loss_type=actor.kl_loss_type,
         entropy_coeff=actor.entropy_coeff,
+        policy_loss=_build_policy_loss(actor.policy_loss),
+        tau_pos=actor.tau_pos,
+        tau_neg=actor.tau_neg,
         loss_agg_mode=actor.loss_agg_mode,
         loss_scale_factor=actor.loss_scale_factor,
     )
+
+
+def _build_policy_loss(loss: PolicyLossSettings) -> PolicyLossConfig:
+    mode = _GEO_MEAN if loss.loss_mode is LossMode.GEO_MEAN else str(loss.loss_mode)
+    return PolicyLossConfig(**loss.model_dump(exclude={"loss_mode"}), loss_mode=mode)
+
+
+@register_policy_loss(_GEO_MEAN)  # type: ignore[untyped-decorator, unused-ignore]
+def _compute_geo_mean(*, response_mask: torch.Tensor, config: FSDPActorConfig, **given: Any) -> Any:
+    """Compute verl's loss geo_mean, a mean over the rows of a micro-batch, as a mean over those of the update."""
+    loss, metrics = get_policy_loss_fn("geo_mean")(response_mask=response_mask, config=config, **given)
+    update = config.global_batch_info
+    return loss * len(response_mask) * update["dp_size"] / update["global_batch_size"], metrics
 
 
 class ActorLoss:

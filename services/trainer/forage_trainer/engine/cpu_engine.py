@@ -79,16 +79,10 @@ class _CpuEngineBase(FSDPEngine):  # type: ignore[misc, unused-ignore]
     """The common part of both engines; every process must have equally many rows."""
 
     def _build_fsdp_module(self, module: Any) -> Any:
-        # verl would give a forward-only engine pinned memory, which needs an accelerator.
-        forward_only = self.engine_config.forward_only
-        self.engine_config.forward_only = False
         if self.get_data_parallel_size() == 1:
             # One process has nothing to gather layer by layer: one unit for the whole model runs its hooks once a pass.
             self.engine_config.wrap_policy.update(disable=True, transformer_layer_cls_to_wrap=[_NO_LAYER])
-        try:
-            return super()._build_fsdp_module(module)
-        finally:
-            self.engine_config.forward_only = forward_only
+        return super()._build_fsdp_module(module)
 
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False

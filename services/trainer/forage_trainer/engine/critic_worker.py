@@ -53,7 +53,8 @@ class CriticWorker:
         data["values"] = unpad_response(values, data)
         data["returns"] = unpad_response(returns, data)
         size, epochs = self._settings.ppo_mini_batch_size, self._settings.ppo_epochs
-        minis = list(split_mini_batches(batch.positions, last_position, size, epochs))
+        cuts = split_mini_batches(batch.positions, last_position, size, epochs)
+        minis = [rows for rows in cuts if batch.mask[rows].any()]
         updates = [
             self.worker.update(data, rows, update_lr_scheduler=number == len(minis) - 1)
             for number, rows in enumerate(minis)

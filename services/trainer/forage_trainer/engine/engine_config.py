@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import difflib
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 
 from forage_common.errors import UserError
@@ -13,6 +19,44 @@ from forage_common.telemetry.logs import get_logger
 from forage_trainer.engine.attention import PACKED, VARLEN
 
 _GPU_ONLY = ("param_offload", "optimizer_offload", "offload_policy")
+_TYPES = get_type_hints(FSDPEngineConfig)
+_SIZES = "trainer.actor.ppo_max_token_len_per_gpu and trainer.critic.ppo_max_token_len_per_gpu"
+_SETTINGS = {
+    "param_offload": "trainer.engine.param_offload and trainer.ref.param_offload",
+    "optimizer_offload": "trainer.engine.optimizer_offload",
+    "offload_policy": "trainer.engine.offload_policy",
+    "reshard_after_forward": "trainer.engine.reshard_after_forward",
+    "fsdp_size": "trainer.engine.fsdp_size",
+    "mixed_precision": "trainer.engine.param_dtype",
+    "dtype": "trainer.engine.param_dtype",
+    "use_fused_kernels": "trainer.engine.use_fused_kernels",
+    "use_remove_padding": "trainer.engine.use_remove_padding",
+    "max_token_len_per_gpu": _SIZES,
+    "infer_max_token_len_per_gpu": _SIZES,
+}
+"""Fields of verl's engine configuration, and the setting of Forage for each."""
+_LAYOUT = "Forage lays out and scores rows itself"
+_BY_TOKENS = f"micro-batches are cut by tokens, see {_SIZES}"
+_REFUSED = {
+    "strategy": "Forage trains with FSDP2 (fsdp2)",
+    "use_orig_params": "it is of FSDP1, and Forage trains with FSDP2",
+    "turbo_config": "it is of another engine, and Forage trains with FSDP2",
+    "forward_only": "the reference alone is, and needs no optimizer",
+    "model_dtype": "the trained weights must be fp32: an update of RL is smaller than bf16 resolves",
+    "use_dynamic_bsz": _BY_TOKENS,
+    "micro_batch_size_per_gpu": _BY_TOKENS,
+    "infer_micro_batch_size_per_gpu": _BY_TOKENS,
+    "ulysses_sequence_parallel_size": f"{_LAYOUT}, each on one process",
+    "pad_to_length": _LAYOUT,
+    "pad_to_length_bucket": _LAYOUT,
+    "entropy_from_logits_with_chunking": _LAYOUT,
+    "entropy_from_logits_chunk_size": _LAYOUT,
+    "entropy_checkpointing": _LAYOUT,
+    "use_torch_compile": f"{_LAYOUT}, and verl would compile what is not used",
+    "router_replay": "the engines do not record routes",
+    "qat": "the engines would load its weights as they are",
+}
+"""Fields that would have no effect or a wrong one, and why."""
 _GPU_ATTENTION = ("flash_attention_2", "flex_attention")
 
 
@@ -79,25 +123,32 @@ def build_model_config(
     )
 
 
-def build_engine_config(engine: TrainingEngineSettings, tokens: int, forward_only: bool = False) -> FSDPEngineConfig:
+def build_engine_config(
+    engine: TrainingEngineSettings, tokens: int, forward_only: bool = False, param_offload: bool | None = None
+) -> FSDPEngineConfig:
     """Build an engine configuration.
+
+    The trained weights are fp32, whatever the type of the passes: an update of RL is smaller than bf16 resolves. What
+    is not trained is stored in the type of the passes, to which its weights would be cast in each of them.
 
     Args:
         tokens: size limit of a micro-batch of a process.
+        param_offload: None: as `engine` says.
     """
+    # Without it every process holds gradients of all parameters until an update's last micro-batch: 28 GiB at 7B.
+    fields = {"use_no_sync_for_gradient_accumulation": False}
     return FSDPEngineConfig(
+        **fields | copy.deepcopy(check_engine_args(engine.args)),  # verl and the CPU engine change it
         strategy="fsdp2",
         forward_only=forward_only,
-        model_dtype="fp32",
+        model_dtype=engine.param_dtype if forward_only else "fp32",
         use_torch_compile=False,  # it would compile verl's entropy of logits, which is not used
         mixed_precision={"param_dtype": engine.param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
-        param_offload=engine.param_offload,
+        param_offload=engine.param_offload if param_offload is None else param_offload,
         optimizer_offload=engine.optimizer_offload,
         offload_policy=engine.offload_policy,
         reshard_after_forward=engine.reshard_after_forward,
         fsdp_size=engine.fsdp_size,
-        # Else every process holds gradients of all parameters until the last micro-batch of an update: 28 GiB at 7B.
-        use_no_sync_for_gradient_accumulation=False,
         use_dynamic_bsz=True,
         max_token_len_per_gpu=tokens,
         infer_max_token_len_per_gpu=tokens,
@@ -107,12 +158,39 @@ def build_engine_config(engine: TrainingEngineSettings, tokens: int, forward_onl
 
 
 def build_optimizer_config(optim: OptimSettings, total_steps: int) -> FSDPOptimizerConfig:
-    """Build the configuration of AdamW, with a constant learning rate after its warm-up."""
-    return FSDPOptimizerConfig(
+    """Build the configuration of AdamW and of its learning rate's course."""
+    config = FSDPOptimizerConfig(
         lr=optim.lr,
         weight_decay=optim.weight_decay,
         clip_grad=optim.clip_grad,
         lr_warmup_steps=optim.lr_warmup_steps,
         total_training_steps=total_steps,
-        lr_scheduler_type="constant",
+        min_lr_ratio=optim.min_lr_ratio,
+        num_cycles=optim.num_cycles,
     )
+    config.lr_scheduler_type = optim.lr_scheduler_type  # verl's constructor does not know linear, which `scoring` adds
+    return config
+
+
+def check_engine_args(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `trainer.engine.args`, fields of verl's FSDPEngineConfig.
+
+    Raises:
+        UserError: verl has no such field, Forage sets it or cannot honour it, or the value is of another type.
+    """
+    fields = {field.name: field for field in dataclasses.fields(FSDPEngineConfig)}
+    for name, value in args.items():
+        where = f"trainer.engine.args.{name}"
+        if name not in fields or name.startswith("_"):
+            near = difflib.get_close_matches(name, fields, n=3)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UserError(f"{where} is no field of verl's FSDPEngineConfig{meant}")
+        if name in _SETTINGS:
+            raise UserError(f"{where} is set by {_SETTINGS[name]}: set that instead")
+        if name in _REFUSED:
+            raise UserError(f"{where} cannot be set: {_REFUSED[name]}; leave it out")
+        try:
+            TypeAdapter(_TYPES[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise UserError(f"{where} = {value!r} is no value for verl: {error.errors()[0]['msg']}") from None
+    return dict(args)

@@ -1,10 +1,11 @@
 """The state of verl's engines in files: model, optimizer, learning-rate schedule, random state.
 
-Any number of processes loads what any other number wrote, except the random state: each process has one of its own.
+Learning rate, its course and weight decay are no state: a run goes on under those of its settings. Any number of
+processes loads what any other number wrote, except the random state, of which each process has its own.
 
 Layout: `model/` and `optimizer/` (see `weights.shards`; moments are named `<parameter>.<moment>`), `schedule.json` with
-everything else of optimizer and schedule, `random_rank_<rank>.json`, and `huggingface/` with the model's configuration
-and tokenizer.
+the step of the learning rate's course and the updates of each parameter, `random_rank_<rank>.json`, and `huggingface/`
+with the model's configuration and tokenizer.
 """
 
 from __future__ import annotations
@@ -43,10 +44,7 @@ def save_engine(engine: Any, folder: Path, rank: int) -> None:
     (folder / _RANDOM.format(rank=rank)).write_text(json.dumps(_get_random_state()))
     if rank:
         return
-    groups = [{k: v for k, v in group.items() if k != "params"} for group in engine.optimizer.param_groups]
-    schedule = engine.lr_scheduler.state_dict()
-    content = {"lr_scheduler": schedule, "param_groups": groups, "counts": _list_counts(engine)}
-    write_json(folder / _SCHEDULE, content)
+    write_json(folder / _SCHEDULE, {"step": engine.lr_scheduler.last_epoch, "counts": _list_counts(engine)})
     (folder / _CONFIGURATION).mkdir(exist_ok=True)
     copy_configuration(Path(engine.model_config.local_path), folder / _CONFIGURATION)
     if adapters := getattr(engine.module, "peft_config", None):
@@ -86,9 +84,10 @@ def load_former(engine: Any, folder: Path, rank: int, size: int) -> None:
 
     with _parameters_on_device(engine):
         engine.module.load_state_dict(read("model"))
-        engine.optimizer.load_state_dict(read("optim"))
+        groups = engine.optimizer.state_dict()["param_groups"]
+        engine.optimizer.load_state_dict(read("optim") | {"param_groups": groups})
     extra = read("extra_state")
-    engine.lr_scheduler.load_state_dict(extra["lr_scheduler"])
+    _set_step(engine, extra["lr_scheduler"]["last_epoch"])
     torch.set_rng_state(extra["rng"]["cpu"])
     if torch.cuda.is_available() and "cuda" in extra["rng"]:
         torch.cuda.set_rng_state(extra["rng"]["cuda"])
@@ -159,9 +158,17 @@ def _load_optimizer(engine: Any, folder: Path) -> None:
     for name, value in (counts | moments).items():
         parameter, _, kind = name.rpartition(".")
         engine.optimizer.state[parameters[parameter]][kind] = value
-    for group, values in zip(engine.optimizer.param_groups, saved["param_groups"], strict=True):
-        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-    engine.lr_scheduler.load_state_dict(saved["lr_scheduler"])
+    _set_step(engine, saved["step"])
+
+
+def _set_step(engine: Any, step: int) -> None:
+    """Go on at a step of the schedule that the settings describe, which may have changed since."""
+    schedule = engine.lr_scheduler
+    schedule.last_epoch, schedule._step_count = step, step + 1
+    rates = [base * scale(step) for base, scale in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
+    for group, rate in zip(engine.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    schedule._last_lr = rates
 
 
 def _get_random_state() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from forage_common.errors import UserError
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.data.rows import scatter_rows, split_mini_batches
@@ -65,6 +66,8 @@ class PolicyWorker:
         if not self._on_gpu:
             torch.set_num_threads(trainer.threads)
         resolved = resolve_engine(trainer.engine, self._on_gpu)
+        if trainer.ref.param_offload and not self._on_gpu:
+            raise UserError("trainer.ref.param_offload needs a GPU, and there is none: leave it out")
         tokens, path = self._settings.ppo_max_token_len_per_gpu, settings.model.path
         self._lora = trainer.lora.lora_rank > 0
         self._actor = VerlWorker(
@@ -82,9 +85,10 @@ class PolicyWorker:
         self._reference: VerlWorker | None = None
         # With LoRA the actor without its adapter is the reference.
         if self._has_reference and not self._lora:
-            forward = build_engine_config(resolved, tokens, forward_only=True)
+            forward = build_engine_config(resolved, tokens, True, trainer.ref.param_offload)
             model = build_model_config(path, resolved)
             self._reference = VerlWorker("language_model", model, forward, None, self.processes)
+            self._reference.copy_buffers(self._actor)
         has_critic = trainer.algorithm.adv_estimator is AdvantageEstimator.GAE
         self._critic = CriticWorker(settings, resolved, self.processes) if has_critic else None
         self.processes.announce_life()
@@ -147,7 +151,8 @@ class PolicyWorker:
             data["ref_log_prob"] = unpad_response(reference, data)
         if old is not None:
             data["old_log_probs"] = unpad_response(old, data)
-        minis = list(split_mini_batches(batch.positions, last_position, actor.ppo_mini_batch_size, actor.ppo_epochs))
+        cuts = split_mini_batches(batch.positions, last_position, actor.ppo_mini_batch_size, actor.ppo_epochs)
+        minis = [rows for rows in cuts if batch.mask[rows].any()]
         self._loss.clear()
         updates: list[dict[str, float]] = []
         log_probs, entropy = old, _NAN

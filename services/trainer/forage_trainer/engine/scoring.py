@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from peft.tuners.lora import LoraLayer
 from tensordict import TensorDict
+from torch.optim.lr_scheduler import LambdaLR
 from verl.utils import tensordict_utils as tu
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from forage_common.errors import UserError
 from forage_common.telemetry.logs import get_logger
@@ -25,7 +26,35 @@ from forage_trainer.engine.layout import Layout
 register_varlen()
 
 
-class ScoringEngine(FSDPEngineWithLMHead):  # type: ignore[misc, unused-ignore]
+class _Engine(FSDPEngine):  # type: ignore[misc, unused-ignore]
+    """What both kinds of engines change in how verl builds a model and its optimizer."""
+
+    def _build_fsdp_module(self, module: Any) -> Any:
+        """Leave a forward-only model on the device unless its parameters are to be offloaded; verl always does."""
+        forward_only = self.engine_config.forward_only
+        self.engine_config.forward_only = forward_only and self.engine_config.param_offload
+        try:
+            return super()._build_fsdp_module(module)
+        finally:
+            self.engine_config.forward_only = forward_only
+
+    def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Add the linear course to verl's constant one and cosine."""
+        config = self.optimizer_config
+        if config.lr_scheduler_type != "linear":
+            return super()._build_lr_scheduler(optimizer)
+        warm_up, least = int(config.lr_warmup_steps), float(config.min_lr_ratio)
+        rest = max(1, int(config.total_training_steps) - warm_up)
+
+        def scale(step: int) -> float:
+            if step < warm_up:
+                return step / warm_up
+            return max(least, 1 - (1 - least) * (step - warm_up) / rest)
+
+        return LambdaLR(optimizer, scale)
+
+
+class ScoringEngine(_Engine, FSDPEngineWithLMHead):  # type: ignore[misc, unused-ignore]
     """Log-probabilities and entropies of a language model."""
 
     _head: FusedHead | None = None
@@ -87,7 +116,7 @@ class ScoringEngine(FSDPEngineWithLMHead):  # type: ignore[misc, unused-ignore]
         return outputs
 
 
-class ValueEngine(FSDPEngineWithValueHead):  # type: ignore[misc, unused-ignore]
+class ValueEngine(_Engine, FSDPEngineWithValueHead):  # type: ignore[misc, unused-ignore]
     """Values of a value model."""
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:

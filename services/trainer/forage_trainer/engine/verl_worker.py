@@ -22,7 +22,7 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
 from forage_trainer.data.rows import scatter_rows, shard_rows
-from forage_trainer.data.tensors import Rows, select_rows
+from forage_trainer.data.tensors import Rows, select_rows, split_rows
 from forage_trainer.engine import engine_state
 from forage_trainer.engine.spmd import Processes
 
@@ -70,6 +70,15 @@ class VerlWorker:
         """Number of parameters of the model."""
         return sum(parameter.numel() for parameter in self.engine.module.parameters())
 
+    def copy_buffers(self, other: VerlWorker) -> None:
+        """Take over the buffers of a worker with the same model, such as the frequencies of rotary positions.
+
+        verl casts them to the type of the model; in bf16 the angles of late positions would be wrong by radians.
+        """
+        pairs = zip(self.engine.module.named_buffers(), other.engine.module.named_buffers(), strict=True)
+        for (_, buffer), (_, exact) in pairs:
+            buffer.data = exact.detach().to(buffer.device, copy=True)
+
     def set_loss(self, loss: Loss) -> None:
         """Set the loss that `update` minimizes."""
         self._worker.set_loss_fn(loss)
@@ -103,8 +112,10 @@ class VerlWorker:
         Args:
             options: of verl's `train_batch` and of the loss.
         """
-        shard = self._shard(select_rows(data, rows))
-        tu.assign_non_tensor(shard, global_batch_size=len(rows), **options)
+        selected = select_rows(data, rows)
+        trained = sum(bool(mask.any()) for mask in split_rows(selected["response_mask"]))
+        shard = self._shard(selected)
+        tu.assign_non_tensor(shard, global_batch_size=trained, **options)
         return _to_numbers(tu.get(self._worker.train_batch(shard), "metrics"))
 
     def save(self, folder: Path) -> None:

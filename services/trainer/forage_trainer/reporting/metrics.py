@@ -49,6 +49,8 @@ _GAUGES = {
         "is_masked": "Share of state tokens whose importance weight is 0",
         "probe_overconfidence": "Mean overconfidence of the last step's probed trajectories",
         "probe_penalty": "Mean penalty for overconfidence, subtracted from their advantages",
+        "overlong_penalty_mean": "Mean penalty for length, subtracted from the rewards of the last step's trajectories",
+        "overlong_filtered": "Trajectories of the last step that were left out of the losses: a limit cut them off",
         "loss": "Loss of the policy over the last step's updates",
         "clip_fraction": "Share of state tokens whose probability ratio was clipped",
         "entropy": "Mean entropy of the policy",

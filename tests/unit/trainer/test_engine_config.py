@@ -1,0 +1,108 @@
+"""What reaches verl's engines: further fields by their names, and the types of trained and of frozen weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the trainer's environment")
+import torch
+from spmd_process import build_rows
+from trainer_parts import write_model
+from verl.workers.config import FSDPEngineConfig
+
+from forage_common.errors import UserError
+from forage_common.settings import TrainingEngineSettings, load_settings
+from forage_trainer.engine import engine_config
+from forage_trainer.engine.engine_config import build_engine_config, build_model_config, resolve_engine
+from forage_trainer.engine.policy_worker import PolicyWorker
+from forage_trainer.engine.verl_worker import VerlWorker
+
+PASSED = {"forward_prefetch": True, "use_no_sync_for_gradient_accumulation": True, "seed": 7}
+
+
+def build(args: dict[str, Any]) -> FSDPEngineConfig:
+    return build_engine_config(resolve_engine(TrainingEngineSettings(args=args), False), 100)
+
+
+def test_a_field_reaches_verl() -> None:
+    config = build(PASSED)
+    assert {name: getattr(config, name) for name in PASSED} == PASSED
+    wrapped = {"transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"]}
+    config = build({"wrap_policy": wrapped})
+    config.wrap_policy["more"] = 1
+    assert wrapped == {"transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"]}, "verl's changes are its own"
+
+
+def test_every_field_of_verl_is_passed_set_by_a_setting_or_refused_with_a_reason() -> None:
+    fields = {field.name for field in dataclasses.fields(FSDPEngineConfig) if not field.name.startswith("_")}
+    known = engine_config._SETTINGS.keys() | engine_config._REFUSED.keys()
+    assert known <= fields
+    assert fields - known == PASSED.keys() | {"full_determinism", "wrap_policy"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "forward_prefech",
+            True,
+            r"is no field of verl's FSDPEngineConfig; did you mean forward_prefetch",
+        ),
+        ("zzz", 1, r"args\.zzz is no field of verl's FSDPEngineConfig$"),
+        ("_target_", "os.system", "is no field"),
+        ("fsdp_size", 2, r"is set by trainer\.engine\.fsdp_size: set that instead"),
+        ("model_dtype", "bf16", "the trained weights must be fp32"),
+        ("ulysses_sequence_parallel_size", 2, "each on one process; leave it out"),
+        ("forward_prefetch", "yes", r"args\.forward_prefetch = 'yes' is no value for verl"),
+        ("seed", True, "is no value for verl"),
+    ],
+)
+def test_a_field_that_cannot_be_passed_is_named(name: str, value: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build({name: value})
+
+
+def test_trained_weights_are_fp32_and_the_reference_is_of_the_type_of_the_passes() -> None:
+    resolved = resolve_engine(TrainingEngineSettings(), True)
+    trained, reference = build_engine_config(resolved, 100), build_engine_config(resolved, 100, True, False)
+    assert resolved.param_dtype == "bf16"
+    assert trained.mixed_precision == reference.mixed_precision
+    assert (trained.model_dtype, reference.model_dtype) == ("fp32", "bf16")
+    assert (trained.param_offload, reference.param_offload) == (False, False)
+    assert build_engine_config(resolved, 100, True, True).param_offload
+
+
+def test_a_reference_in_bf16_computes_what_one_in_fp32_computes_in_bf16(tmp_path: Path) -> None:
+    """Its weights are those to which FSDP casts in each pass, and rotary frequencies keep fp32."""
+    path = write_model(tmp_path / "model")
+    settings = load_settings(None, [f"model.path={path}", "trainer.threads=1"], {})
+    worker = PolicyWorker(settings)
+    engine = resolve_engine(TrainingEngineSettings(), False).model_copy(update={"param_dtype": "bf16"})
+    batch, results, sizes, workers = build_rows(settings), {}, {}, {}
+    for dtype in ("fp32", "bf16"):
+        config = build_engine_config(engine, 8192, True, False)
+        object.__setattr__(config, "model_dtype", dtype)
+        one = workers[dtype] = VerlWorker(
+            "language_model", build_model_config(path, engine), config, None, worker.processes
+        )
+        one.copy_buffers(worker._actor)
+        parameters = list(one.engine.module.parameters())
+        assert not any(parameter.device.type == "cuda" for parameter in parameters)
+        sizes[dtype] = sum(parameter.nbytes for parameter in parameters)
+        results[dtype] = one.infer(batch, "log_probs")
+    assert sizes["fp32"] == 2 * sizes["bf16"]
+    frequencies = [dict(one.engine.module.named_buffers())["model.rotary_emb.inv_freq"] for one in workers.values()]
+    assert frequencies[0].dtype == frequencies[1].dtype == torch.float32
+    assert torch.equal(*frequencies)
+    torch.testing.assert_close(results["bf16"], results["fp32"], atol=1e-6, rtol=0)
+    assert all(parameter.dtype == torch.float32 for parameter in worker._actor.engine.module.parameters())
+
+
+def test_an_offloaded_reference_needs_a_gpu(tmp_path: Path) -> None:
+    given = [f"model.path={write_model(tmp_path / 'model')}", "trainer.ref.param_offload=true"]
+    with pytest.raises(UserError, match=r"trainer\.ref\.param_offload needs a GPU"):
+        PolicyWorker(load_settings(None, given, {}))
