@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def create_encoder(settings: RetrieverSettings, building: bool = False) -> Encod
     else:
         convention = conventions.infer_from_folder(folder)
     convention = replace(convention, max_tokens=model_folder.limit_max_tokens(folder, convention.max_tokens))
-    if building and _NVIDIA.exists():
+    if building and _shows_gpu():
         from forage_retriever.encoders.torch_encoder import TorchEncoder
 
         return TorchEncoder(chosen.model, folder, convention)
@@ -53,3 +54,8 @@ def create_encoder(settings: RetrieverSettings, building: bool = False) -> Encod
         from forage_retriever.encoders.torch_encoder import TorchEncoder
 
         return TorchEncoder(chosen.model, folder, convention)
+
+
+def _shows_gpu() -> bool:
+    """Whether there is a driver whose GPUs are not hidden from this process, as `forage up` hides those of others."""
+    return _NVIDIA.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
