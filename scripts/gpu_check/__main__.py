@@ -12,6 +12,7 @@ stage failed. Runs in the environment of the cli; docs/gpu.md explains the stage
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ from forage_cli.local.nvidia import list_gpus
 from forage_common.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+FOLDER = REPOSITORY / "runs/gpu-check"
 LIMIT_S = 480
 """Limit of one stage, so that all fit where a machine is lent for minutes."""
 
@@ -40,7 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="gpu_check", description=summary, epilog=rest, formatter_class=_Formatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"some of {', '.join(STAGES)}; all by default")
     parser.add_argument("--model", type=Path, help="folder of a model of 0.5 to 3B parameters for the training stage")
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "runs/gpu-check/results.jsonl", help="file of lines")
+    parser.add_argument("--out", type=Path, default=FOLDER / "results.jsonl", help="file of lines")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="limit of a stage; %(default)s by default")
     parser.add_argument("--list", action="store_true", help="list the stages")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # in this process, without a limit
@@ -56,11 +58,18 @@ def main() -> int:
     if options.inside:
         run_inside(options.stages[0], options.model)
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stage ends with this process, however that ends
+    for folder in (FOLDER, options.out.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = (FOLDER / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        parser.error(f"another gpu-check runs in {FOLDER}: wait until it has ended")
     lines = []
     for name in options.stages or STAGES:
         lines.append(run_stage(name, options.model, options.limit_s))
         print(json.dumps(lines[-1]), flush=True)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         with options.out.open("a") as file:
             file.write(json.dumps(lines[-1]) + "\n")
     print_table(lines)
@@ -79,8 +88,7 @@ def run_inside(name: str, model: Path | None) -> None:
 
 def run_stage(name: str, model: Path | None, limit_s: float) -> dict[str, Any]:
     """Run a stage in a process group of its own, which ends with it."""
-    log = REPOSITORY / f"runs/gpu-check/{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log = FOLDER / f"{name}.log"
     print(
         f"gpu-check: {name}, at most {limit_s / 60:.3g} minutes (log: {log.relative_to(REPOSITORY)}) …", file=sys.stderr
     )

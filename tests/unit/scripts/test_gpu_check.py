@@ -6,6 +6,7 @@ import json
 import math
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from gpu_check import findings
 from forage_cli.local.stack import Program
 
 KIT = Path(__file__).resolve().parents[3] / "scripts/gpu_check"
+STAGE = f"{KIT} --inside demo"
+"""In the command of a process."""
 
 
 def run_kit(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -29,12 +32,28 @@ def test_a_stage_that_takes_too_long_fails_and_leaves_no_process(tmp_path: Path)
     assert (done.returncode, line["stage"], line["status"]) == (1, "demo", "failed")
     assert line["reason"].startswith("longer than 4 s")
     assert all(line[name] for name in ("commit", "date", "device"))
-    left = [p.info["pid"] for p in psutil.process_iter(["pid", "cmdline"]) if "gpu-check/demo" in _join(p)]
-    assert not left
+    assert list_left(STAGE) == []
 
 
-def _join(process: psutil.Process) -> str:
-    return " ".join(process.info["cmdline"] or ())
+def list_left(words: str) -> list[str]:
+    """The commands of processes that have these words."""
+    commands = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return [command for command in commands if words in command]
+
+
+def test_a_kit_that_is_ended_ends_its_stage_and_no_second_one_starts_beside_it(tmp_path: Path) -> None:
+    kit = subprocess.Popen([KIT / "run", "demo", "--out", tmp_path / "lines.jsonl"], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not list_left(STAGE) and time.monotonic() < deadline:
+            time.sleep(0.1)  # wait: until the stage runs
+        second = run_kit("environment", "--out", tmp_path / "lines.jsonl")
+        assert second.returncode == 2
+        assert "another gpu-check runs" in second.stderr
+    finally:
+        kit.terminate()
+        kit.wait(60)
+    assert list_left(STAGE) == []
 
 
 @pytest.mark.parametrize(
