@@ -77,6 +77,7 @@ def compare(place: dict[str, Any]) -> list[dict[str, Any]]:
         Settings(),
         {
             "trainer.n_gpus_per_node": place["processes"],
+            "trainer.actor.use_kl_loss": False,
             "trainer.actor.ppo_max_token_len_per_gpu": place["tokens"],
         },
     )

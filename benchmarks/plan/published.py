@@ -3,7 +3,7 @@
 Nothing here was measured by us. "runs" means: published as settings for this hardware; "out of memory": reported so by
 its user. Rows of a published micro-batch are counted at their longest where nothing else is said, so "fits" is for
 the worst case. Older versions of verl kept all logits, for which `use_fused_kernels=false` stands. Engines and trainer
-share GPUs, and the trainer's state is in the host's memory while engines sample.
+share GPUs, and the trainer's state is in the host's memory while engines sample, that of the reference always.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def _share(gpus: int, tensor_parallel: int, utilization: float) -> dict[str, Any
         "trainer.placement": "colocated",
         "trainer.max_staleness": 0,
         "trainer.n_gpus_per_node": gpus,
+        "trainer.ref.param_offload": True,
         "rollout.engine_replicas.min": engines,
         "rollout.engine_replicas.max": engines,
         "rollout.engine.tensor_parallel_size": tensor_parallel,

@@ -110,7 +110,8 @@ FAKE = json.loads((REPOSITORY / "tests" / "data" / "cli" / "update_memory.json")
 def test_memory_of_an_update_is_what_pytorch_tracks_over_fake_tensors(measured: dict[str, Any]) -> None:
     shape = KNOWN[measured["model"]]
     tokens = {"trainer__actor__ppo_max_token_len_per_gpu": measured["tokens"]}
-    training = describe_training(build(trainer__n_gpus_per_node=measured["processes"], **tokens), shape)
+    alone = {"trainer__n_gpus_per_node": measured["processes"], "trainer__actor__use_kl_loss": False}
+    training = describe_training(build(**alone, **tokens), shape)
     resident = {part.name: part.size for part in list_resident(training, shape)}
     for name in ("weights", "gradients", "optimizer"):
         assert resident[name] == pytest.approx(measured[name], rel=1e-3), name
@@ -344,6 +345,31 @@ def test_recipes_for_gpus_fit_the_gpus_that_they_name(recipe: str, gpu: str, gpu
     made = make_plan(split, Request(read_shape(settings.model.path), get_gpu(gpu)))
     assert made.problems == ()
     assert made.gpus == gpus
+
+
+def test_a_reference_is_on_the_gpus_or_read_from_the_host_and_lora_has_none() -> None:
+    settings = {"trainer__n_gpus_per_node": 4, "trainer__actor__use_kl_loss": True}
+    held, streamed = plan(**settings), plan(**settings, trainer__ref__param_offload=True)
+    sizes = {part.name: part.size for part in held.trainer.parts}
+    assert sizes["reference"] == 2 * KNOWN["Qwen2.5-3B"].parameters // 4
+    assert "reference" not in {part.name for part in streamed.trainer.parts}
+    assert streamed.step.scoring > held.step.scoring
+    lora = plan(**settings, trainer__lora__lora_rank=8)
+    assert "reference" not in {part.name for part in lora.trainer.parts}
+    tight = replace(held.request, gpu=replace(H100, memory=int(1.01 * streamed.trainer.total)))
+    remedies = find_remedies(build(**settings, rollout__engine__gpu_memory_utilization=0.5), tight)
+    assert "trainer.ref.param_offload=true" in [str(remedy) for remedy in remedies]
+
+
+def test_gradients_whose_reduction_is_deferred_are_whole_on_every_gpu() -> None:
+    deferred = {"use_no_sync_for_gradient_accumulation": True}
+    settings = build(trainer__n_gpus_per_node=4, trainer__engine__args=deferred)
+    found = make_plan(settings, Request(KNOWN["Qwen2.5-7B"], replace(H100, memory=60 * GIB)))
+    sizes = {part.name: part.size for part in found.trainer.parts}
+    assert sizes["deferred gradients"] == 4 * KNOWN["Qwen2.5-7B"].parameters
+    assert not found.fits
+    first = find_remedies(settings, found.request)[0]
+    assert "use_no_sync_for_gradient_accumulation: False" in str(first)
 
 
 def test_the_recipe_without_a_reference_has_none_to_compute() -> None:

@@ -79,8 +79,10 @@ def _list_kinds(settings: Settings, plan: Plan) -> list[Iterator[dict[str, objec
     if not plan.trainer.fits:
         kinds += [
             _recompute(settings),
+            _sync_gradients(settings),
             _fuse(settings),
             _shrink_micro_batches(settings),
+            _offload_reference(settings),
             _offload(settings),
             _add_trainers(settings, plan),
             _use_lora(settings),
@@ -105,6 +107,12 @@ def _recompute(settings: Settings) -> Iterator[dict[str, object]]:
         yield {"trainer.engine.enable_gradient_checkpointing": True}
 
 
+def _sync_gradients(settings: Settings) -> Iterator[dict[str, object]]:
+    args = settings.trainer.engine.args
+    if args.get("use_no_sync_for_gradient_accumulation"):
+        yield {"trainer.engine.args": args | {"use_no_sync_for_gradient_accumulation": False}}
+
+
 def _fuse(settings: Settings) -> Iterator[dict[str, object]]:
     if settings.trainer.engine.use_fused_kernels is False:
         yield {"trainer.engine.use_fused_kernels": True}
@@ -119,6 +127,11 @@ def _shrink_micro_batches(settings: Settings) -> Iterator[dict[str, object]]:
         tokens = max(least, tokens // 2)
         changes: dict[str, object] = {"trainer.actor.ppo_max_token_len_per_gpu": tokens}
         yield changes | ({"trainer.critic.ppo_max_token_len_per_gpu": tokens} if has_critic else {})
+
+
+def _offload_reference(settings: Settings) -> Iterator[dict[str, object]]:
+    if not settings.trainer.ref.param_offload:
+        yield {"trainer.ref.param_offload": True}
 
 
 def _offload(settings: Settings) -> Iterator[dict[str, object]]:

@@ -83,7 +83,7 @@ def estimate_step(
         prefill=prefill,
         decode=decode,
         tail=0.0 if is_overlapped else tail,
-        scoring=scored * forward / rate,
+        scoring=scored * forward / rate + _estimate_streaming(shape, work, training, assumed),
         training=trained * forward / rate + _estimate_optimizer(gpu, shape, training, assumed),
         publishing=_estimate_publishing(settings, shape, training, assumed),
         moving=_estimate_moving(settings, shape, training, rollout, assumed, is_colocated),
@@ -131,6 +131,14 @@ def _estimate_optimizer(gpu: Gpu, shape: Shape, training: Training, assumed: Ass
     if training.has_critic:
         touched += 7 * _MASTER * count_critic_parameters(shape)
     return training.updates * touched / training.shards / (gpu.bandwidth * assumed.bandwidth_use)
+
+
+def _estimate_streaming(shape: Shape, work: Work, training: Training, assumed: Assumptions) -> float:
+    """A reference on the host is read for every micro-batch."""
+    if not training.streams_reference:
+        return 0.0
+    passes = -(-work.trajectories * work.length // (training.tokens * training.gpus))
+    return passes * training.width * shape.parameters / training.shards / assumed.pcie
 
 
 def _estimate_publishing(settings: Settings, shape: Shape, training: Training, assumed: Assumptions) -> float:

@@ -28,6 +28,9 @@ class Training:
         trained: number of parameters with gradients and moments.
         tokens: of the largest micro-batch.
         width: bytes of a number in forward and backward passes.
+        defers_sync: whether gradients stay whole on each GPU until the last micro-batch of an update.
+        holds_reference, streams_reference: whether a reference is on the GPUs, or read from the host in each pass; with
+            LoRA neither, as the model without its adapter is the reference.
     """
 
     gpus: int
@@ -40,8 +43,10 @@ class Training:
     is_recomputed: bool
     is_fused: bool
     has_critic: bool
-    has_reference: bool
+    holds_reference: bool
+    streams_reference: bool
     is_offloaded: bool
+    defers_sync: bool
     updates: int
     reads_old: bool
 
@@ -52,6 +57,8 @@ def describe_training(settings: Settings, shape: Shape) -> Training:
     gpus = trainer.nnodes * trainer.n_gpus_per_node
     rank = trainer.lora.lora_rank
     adapter = shape.count_adapter_parameters(rank) if rank else 0
+    has_reference = (trainer.actor.use_kl_loss or trainer.algorithm.use_kl_in_reward) and not rank
+    is_streamed = trainer.ref.param_offload or engine.offload_policy
     updates = trainer.actor.ppo_epochs * -(-settings.data.train_batch_size // trainer.actor.ppo_mini_batch_size)
     return Training(
         gpus=gpus,
@@ -64,8 +71,10 @@ def describe_training(settings: Settings, shape: Shape) -> Training:
         is_recomputed=engine.enable_gradient_checkpointing is not False,
         is_fused=engine.use_fused_kernels is not False,
         has_critic=trainer.algorithm.adv_estimator is AdvantageEstimator.GAE,
-        has_reference=(trainer.actor.use_kl_loss or trainer.algorithm.use_kl_in_reward) and not rank,
+        holds_reference=has_reference and not is_streamed,
+        streams_reference=has_reference and is_streamed,
         is_offloaded=engine.offload_policy,
+        defers_sync=bool(engine.args.get("use_no_sync_for_gradient_accumulation")),
         updates=updates,
         reads_old=updates > 1,
     )
@@ -102,15 +111,18 @@ def list_moments(training: Training, shape: Shape) -> dict[str, list[Part]]:
 
 
 def count_offloaded(training: Training, shape: Shape) -> int:
-    """Bytes of parameters, gradients and moments of a process, which move where they are offloaded."""
+    """Bytes of parameters and moments of a process, which move where they are offloaded."""
     models = 2 if training.has_critic else 1
-    return models * (_MASTER * shape.parameters + 2 * _MASTER * training.trained) // training.shards
+    state = models * (_MASTER * shape.parameters + 2 * _MASTER * training.trained)
+    reference = training.width * shape.parameters if training.holds_reference else 0
+    return (state + reference) // training.shards
 
 
 def list_resident(training: Training, shape: Shape) -> list[Part]:
     """What is held during a whole update, from its second micro-batch on."""
     if training.is_offloaded:
         return []
+    deferred = _MASTER * training.trained if training.defers_sync else 0
     shards = f"over {training.shards} GPU(s)"
     weights = _MASTER * (shape.parameters + training.adapter) // training.shards
     trained = _MASTER * training.trained // training.shards
@@ -118,7 +130,11 @@ def list_resident(training: Training, shape: Shape) -> list[Part]:
         Part("weights", weights, f"fp32, {shards}"),
         Part("gradients", trained, f"fp32, {shards}"),
         Part("optimizer", 2 * trained, f"AdamW's two moments in fp32, {shards}"),
+        Part("deferred gradients", deferred, "fp32, on every GPU (use_no_sync_for_gradient_accumulation)"),
     ]
+    if training.holds_reference:
+        reference = training.width * shape.parameters // training.shards
+        parts.append(Part("reference", reference, f"{8 * training.width} bits, {shards}"))
     if training.has_critic:
         critic = 4 * _MASTER * count_critic_parameters(shape) // training.shards
         parts.append(Part("critic", critic, f"its weights, gradients and optimizer, {shards}"))
