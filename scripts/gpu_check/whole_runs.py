@@ -6,7 +6,7 @@ from pathlib import Path
 
 import end_to_end
 from end_to_end import EndToEnd
-from findings import Findings, call_worker, list_gpus
+from findings import Findings, call_worker
 from service import free_base_port
 
 from forage_cli.local.stack import Program, repository
@@ -16,9 +16,7 @@ FOLDER = repository() / "runs/gpu-check"
 
 def run_training(name: str, steps: int, *settings: str, recipe: Path | None = None) -> EndToEnd:
     """Train for so many steps in runs/gpu-check/<name>."""
-    # With a single GPU engine and trainer share it; with more, each has its own.
-    shared = ["rollout.engine.gpu_memory_utilization=0.4"] if len(list_gpus()) == 1 else []
-    return end_to_end.run(FOLDER / name, free_base_port(), steps, *shared, *settings, recipe=recipe)
+    return end_to_end.run(FOLDER / name, free_base_port(), steps, *settings, recipe=recipe)
 
 
 def check_groups(findings: Findings, label: str, run: EndToEnd, steps: int) -> None:

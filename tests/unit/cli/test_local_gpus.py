@@ -13,7 +13,7 @@ from rich.console import Console
 
 from forage_cli.local.gpus import assign_gpus, build_stack, find_plan_problems
 from forage_cli.local.nvidia import list_gpus
-from forage_cli.local.stack import SERVING, Program
+from forage_cli.local.stack import SERVING, Program, repository
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import Settings, load_settings
 
@@ -172,7 +172,24 @@ def test_divisions_that_cannot_work_are_refused(machine: Callable[..., None]) ->
         assign_gpus(load("local.gpus.rollout=[0,1,2]", "rollout.engine.tensor_parallel_size=2"), EVERY)
     machine(1)
     with pytest.raises(UserError, match=r"1 GPU\(s\) are too few .*trainer.placement=colocated"):
-        assign_gpus(load(), EVERY)
+        assign_gpus(load("model.path=models/Qwen2.5-7B"), EVERY)
+
+
+@pytest.mark.parametrize("product", ["NVIDIA H100 80GB HBM3", "a GPU of tomorrow"])
+def test_engine_and_trainer_share_a_single_gpu_that_is_large_enough(machine: Callable[..., None], product: str) -> None:
+    machine(1, product=product)
+    tiny = load(f"model.path={repository() / 'models/tiny-policy'}")
+    assert (show(tiny)["rollout"], show(tiny)["trainer"]) == ("0", "0")
+    assignment = assign_gpus(tiny, EVERY)
+    engine, trainer = assignment.settings.rollout, assignment.settings.trainer
+    assert engine.engine.gpu_memory_utilization == 0.5
+    assert (engine.engine_replicas.max, trainer.nnodes, trainer.n_gpus_per_node) == (1, 1, 1)
+    assert trainer.max_staleness == tiny.trainer.max_staleness
+    assert "shared: the engine takes 50% of its memory" in str(assignment)
+    small = assign_gpus(load("model.path=models/Qwen2.5-1.5B"), EVERY).settings.rollout.engine.gpu_memory_utilization
+    assert 0.1 < small <= 0.5
+    alone = assign_gpus(load("model.path=models/Qwen2.5-1.5B"), SERVING)
+    assert alone.settings.rollout.engine.gpu_memory_utilization == 0.9
 
 
 def test_a_driver_that_does_not_run_is_said(machine: Callable[..., None], tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from rich.console import Console
 
 from forage_cli.local.nvidia import LocalGpu, list_gpus
 from forage_cli.local.stack import Program, Stack, find_interpreter
+from forage_cli.planning.gpus import MIB, Gpu
 from forage_cli.planning.parts import format_seconds
 from forage_cli.planning.plan import Plan, Request, make_plan
 from forage_cli.planning.shapes import read_shape
-from forage_cli.planning.split import Split, apply_split, divide, find_faster_split
+from forage_cli.planning.split import Split, apply_split, divide, find_faster_split, share_gpu
 from forage_common.devices import resolve_device
 from forage_common.errors import UserError
 from forage_common.settings import Settings
@@ -40,13 +41,24 @@ class Assignment:
 
     def __str__(self) -> str:
         """Services and their GPUs; empty: no service has one."""
-        return "; ".join(f"{program} {', '.join(map(str, own))}" for program, own in self.gpus.items() if own)
+        text = "; ".join(f"{program} {', '.join(map(str, own))}" for program, own in self.gpus.items() if own)
+        if self.is_shared:
+            share = self.settings.rollout.engine.gpu_memory_utilization
+            text += f", shared: the engine takes {share:.0%} of its memory (trainer.placement=colocated: by turns)"
+        return text
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether engine and trainer use the same GPU at once."""
+        rollout, trainer = (set(self.gpus.get(program, ())) for program in (Program.ROLLOUT, Program.TRAINER))
+        return self.settings.trainer.placement == "separate" and bool(rollout & trainer)
 
 
 def assign_gpus(settings: Settings, programs: Sequence[Program]) -> Assignment:
     """Divide the GPUs of this machine between the services, by `local.gpus` or by halves.
 
-    Numbers of engines and of the trainer's processes follow from it where something is trained.
+    A single GPU is for both engine and trainer, each with a part of its memory, where that is enough. Numbers of
+    engines and of the trainer's processes follow from it where something is trained.
 
     Raises:
         UserError: `local.gpus` names a GPU that is not here, or gives one to a service that cannot use it.
@@ -65,6 +77,9 @@ def assign_gpus(settings: Settings, programs: Sequence[Program]) -> Assignment:
             own = named[program]
             gpus[program] = tuple(free) if own is None else own
         return Assignment(settings, gpus)
+    shared = _share(settings, [gpu for gpu in found if gpu.number in free])
+    if shared is not None:
+        return Assignment(shared, gpus | dict.fromkeys(users, tuple(free)))
     request = _build_request(settings, found)
     own, others = _choose(settings, free, request)
     split = Split(len(own), len(others))
@@ -151,6 +166,20 @@ def _build_request(settings: Settings, found: Sequence[LocalGpu]) -> Request | N
     except UserError:
         return None
     return Request(shape, replace(kinds[0], memory=min(kind.memory for kind in kinds)))
+
+
+def _share(settings: Settings, free: Sequence[LocalGpu]) -> Settings | None:
+    """The settings of a run whose engine and trainer share the only GPU at once; None: they need not, or cannot."""
+    wanted, trainer = settings.local.gpus, settings.trainer
+    if len(free) != 1 or trainer.placement == "colocated" or wanted.rollout or wanted.trainer:
+        return None
+    try:
+        shape = read_shape(settings.model.path)
+    except UserError:
+        return None
+    # Speeds do not matter here, so a GPU that no plan knows will do.
+    [gpu] = free
+    return share_gpu(settings, Request(shape, Gpu(gpu.product, gpu.memory_mib * MIB, 1.0, 1.0)))
 
 
 def _choose(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from forage_cli.planning.changes import apply_changes
 from forage_cli.planning.plan import Plan, Request, make_plan
 from forage_common.errors import UserError
 from forage_common.settings import Settings
+
+_SHARE_MARGIN = 0.03
+"""Of a GPU's memory that nobody is given where two share it."""
+_LARGEST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -60,3 +65,18 @@ def find_faster_split(settings: Settings, request: Request, plan: Plan) -> tuple
     now = Split(plan.rollout.memory.gpus, plan.trainer.gpus)
     is_better = not plan.fits or best.step.total < 0.98 * plan.step.total
     return (split, best) if is_better and split != now else None
+
+
+def share_gpu(settings: Settings, request: Request) -> Settings | None:
+    """The settings of a small run whose engine and trainer are on the one GPU at once; None: it is too small for both.
+
+    The engine gets what the trainer leaves of the memory, at most half of it.
+    """
+    changed = apply_split(settings, Split(1, 1))
+    trainer = make_plan(changed, request).trainer
+    room = math.floor(100 * (trainer.limit - trainer.total) / trainer.limit) / 100 - _SHARE_MARGIN
+    share = min(settings.rollout.engine.gpu_memory_utilization, _LARGEST_SHARE, round(room, 2))
+    if share <= 0:
+        return None
+    changed = apply_changes(changed, {"rollout.engine.gpu_memory_utilization": share})
+    return changed if make_plan(changed, request).rollout.fits else None
