@@ -86,6 +86,13 @@ def test_what_it_cannot_compute_is_refused(more: dict[str, object], named: str) 
         attend_within_rows(torch.nn.Identity(), *draw_packed(), None, scaling=0.3, **arguments)
 
 
+@pytest.fixture(params=[(), ("cpu",)], ids=["in chunks", "at once"])
+def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of five tokens; kept logits are scored as on a GPU, or as on a CPU."""
+    monkeypatch.setattr(head_module, "CHUNK_TOKENS", 5)
+    monkeypatch.setattr(head_module, "_ROOMY", request.param)
+
+
 def build_head(tokens: int, vocabulary: int = 50) -> tuple[FusedHead, torch.Tensor, torch.Tensor]:
     torch.manual_seed(1)
     layer = FusedHead(16, vocabulary, bias=False)
@@ -93,12 +100,10 @@ def build_head(tokens: int, vocabulary: int = 50) -> tuple[FusedHead, torch.Tens
     return layer, hidden, torch.randint(vocabulary, (tokens,))
 
 
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("temperature", [1.0, 0.6, "each"])
 @pytest.mark.parametrize("tokens", [0, 1, 5, 12])
-def test_log_probs_and_entropies_are_those_of_numpy(
-    temperature: float | str, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(head_module, "CHUNK_TOKENS", 5)
+def test_log_probs_and_entropies_are_those_of_numpy(temperature: float | str, tokens: int) -> None:
     layer, hidden, labels = build_head(tokens)
     one = torch.linspace(0.4, 1.7, tokens) if temperature == "each" else float(temperature)
     question = Question(labels, one, None, entropy=True, entropy_gradient=False)
@@ -119,13 +124,13 @@ def test_log_probs_and_entropies_are_those_of_numpy(
             np.testing.assert_allclose(result.detach().numpy(), value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("temperature", [1.0, 0.6, "each"])
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_gradients_are_those_of_a_plain_computation(
-    temperature: float | str, entropy_gradient: bool, is_frozen: bool, monkeypatch: pytest.MonkeyPatch
+    temperature: float | str, entropy_gradient: bool, is_frozen: bool
 ) -> None:
-    monkeypatch.setattr(head_module, "CHUNK_TOKENS", 5)
     tokens = 12
     layer, hidden, labels = build_head(tokens)
     layer.weight.requires_grad_(not is_frozen)

@@ -19,6 +19,9 @@ from verl.utils.experimental.torch_functional import FusedLinearForPPO
 CHUNK_TOKENS = 512
 """Tokens of which the fused way holds logits at once: 0.3 GB as fp32 at a vocabulary of 152k, in at most six copies."""
 
+_ROOMY = ("cpu",)
+"""Devices whose memory holds what is kept of a micro-batch's logits."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -93,15 +96,21 @@ def find_obstacle(model: Any) -> str | None:
 
 
 def score_logits(logits: torch.Tensor, question: Question) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute log-probabilities and entropies of logits (rows, columns, vocabulary), both (tokens,)."""
+    """Compute log-probabilities and entropies of logits (rows, columns, vocabulary), both (tokens,).
+
+    A GPU takes some tokens at a time and repeats that in the backward pass; a CPU's micro-batches are small enough to
+    keep everything, which is faster.
+    """
     chosen = question.choose(logits)
     temperatures = question.temperature
+    saves_memory = logits.device.type not in _ROOMY
+    size = CHUNK_TOKENS if saves_memory else max(1, len(chosen))
     parts: list[tuple[torch.Tensor, ...]] = []
-    for begin in range(0, max(1, len(chosen)), CHUNK_TOKENS):
-        part = slice(begin, begin + CHUNK_TOKENS)
+    for begin in range(0, max(1, len(chosen)), size):
+        part = slice(begin, begin + size)
         temperature = temperatures[part, None] if isinstance(temperatures, torch.Tensor) else temperatures
         inputs = (chosen[part], question.labels[part], temperature, question.entropy, question.entropy_gradient)
-        parts.append(checkpoint(_score, *inputs, use_reentrant=False))
+        parts.append(checkpoint(_score, *inputs, use_reentrant=False) if saves_memory else _score(*inputs))
     log_probs, *entropy = (torch.cat(values) for values in zip(*parts, strict=True))
     return log_probs, entropy[0] if entropy else None
 
