@@ -82,7 +82,7 @@ def compare(place: dict[str, Any]) -> list[dict[str, Any]]:
         },
     )
     training = describe_training(settings, shape)
-    resident = {part.name: part.size for part in list_resident(training, shape)}
+    resident = {part.name: part.size for part in list_resident(training, shape) if part.size}
     moments = {name: {part.name: part.size for part in parts} for name, parts in list_moments(training, shape).items()}
     held = sum(resident.values())
     layer = moments[LAYER_PASS]
@@ -118,6 +118,8 @@ def check(one: Published) -> dict[str, Any]:
         "rollout_gib": round(found.rollout.memory.total / GIB, 1),
         "limit_gib": round(found.trainer.limit / GIB, 1),
         "sequences": found.rollout.concurrency,
+        "published_step_s": list(one.step_s) if one.step_s else None,
+        "plan_step_s": round(found.step.total, 1),
         "why": describe_fit(found),
     }
 
@@ -138,15 +140,17 @@ def tabulate_deviations(rows: list[dict[str, Any]]) -> Table:
 
 def tabulate_published(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="Published configurations, in Forage's settings; not measured by us")
-    for column in ("configuration", "GPUs", "published", "plan", "trainer GiB", "rollout GiB", "of", "sequences"):
-        table.add_column(column, justify="right" if "GiB" in column or column in ("of", "sequences") else "left")
+    sizes = ("trainer GiB", "rollout GiB", "of", "sequences", "step s", "told, s")
+    for column in ("configuration", "GPUs", "published", "plan", *sizes):
+        table.add_column(column, justify="right" if column in sizes else "left")
     for row in rows:
         table.add_row(
             row["name"],
             row["gpus"],
             "runs" if row["published_runs"] else "out of memory",
             "fits" if row["plan_fits"] else "does not fit",
-            *(str(row[name]) for name in ("trainer_gib", "rollout_gib", "limit_gib", "sequences")),
+            *(str(row[name]) for name in ("trainer_gib", "rollout_gib", "limit_gib", "sequences", "plan_step_s")),
+            "to".join(f" {seconds:.0f} " for seconds in row["published_step_s"] or ()).strip(),
         )
     return table
 

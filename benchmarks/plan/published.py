@@ -20,6 +20,7 @@ class Published:
         source: where it was published.
         settings: by dotted names.
         runs: whether it was published as one that runs; else it ran out of memory.
+        step_s: shortest and longest time of a step that its users have told; None: nobody has.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Published:
     gpus: int
     settings: dict[str, Any]
     runs: bool
+    step_s: tuple[float, float] | None = None
 
 
 _VERL = "github.com/volcengine/verl"
@@ -88,12 +90,14 @@ _WHOLE_LOGITS = {"trainer.engine.use_fused_kernels": False}
 PUBLISHED = (
     Published(
         "Search-R1, Qwen2.5-3B, GRPO",
-        "github.com/PeterGriffinJin/Search-R1, train_grpo.sh (2698d69): micro-batch 64, gpu_memory_utilization 0.6",
+        "github.com/PeterGriffinJin/Search-R1, train_grpo.sh (2698d69): micro-batch 64, gpu_memory_utilization 0.6. "
+        "200 steps take 2 to 3 hours by its author and 6 to 7 by another user (issue 1)",
         "Qwen2.5-3B",
         "H100",
         8,
         _share(8, 1, 0.6) | _search() | _WHOLE_LOGITS | _limit(64 // 8 * (4096 + 500)),
         runs=True,
+        step_s=(2 * 3600 / 200, 7 * 3600 / 200),
     ),
     Published(
         "Search-R1, Qwen2.5-7B, GRPO",
