@@ -190,3 +190,18 @@ def test_weights_are_a_model_that_transformers_loads(worker: PolicyWorker, tmp_p
     with torch.no_grad():
         expected = compute_log_probs(model, flatten(build_groups())[3])
     torch.testing.assert_close(worker.log_probs(batch)[3, : len(expected)], expected, atol=1e-5, rtol=0)
+
+
+def test_a_worker_that_gave_its_memory_away_takes_the_same_step(built: tuple[PolicyWorker, Path]) -> None:
+    """On a CPU nothing moves; verl's functions are called all the same, for the reference, too."""
+    worker, state = built
+    after = []
+    for is_moved in (False, True):
+        worker.load(state)
+        if is_moved:
+            assert worker.move_to_host() == 0
+            worker.move_to_gpu()
+        _, weights = take_step(worker, build_groups())
+        after.append(weights)
+    assert after[0].keys() == after[1].keys()
+    assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])

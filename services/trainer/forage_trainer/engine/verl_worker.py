@@ -16,6 +16,7 @@ else:
 from tensordict import TensorDict
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
 from verl.utils.metric.utils import Metric
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
@@ -84,15 +85,17 @@ class VerlWorker:
         self._worker.set_loss_fn(loss)
 
     def move(self, device: str) -> None:
-        """Move parameters, gradients and optimizer.
-
-        verl itself keeps a model that is never trained on the host.
+        """Move parameters, gradients and optimizer; parameters that PyTorch offloads by itself stay on the host.
 
         Args:
             device: "device" or "cpu", as verl names them.
         """
-        if not self.engine.engine_config.offload_policy:  # those parameters are on the host, and PyTorch moves them
-            self._worker.to(device)
+        engine = self.engine
+        if engine._uses_fsdp2_cpu_offload_policy:
+            return
+        self._worker.to(device)
+        if engine.engine_config.forward_only:  # which verl does not move
+            engine.module.to("cpu" if device == "cpu" else get_device_id(), non_blocking=True)
 
     def infer(self, batch: Rows, name: str, **options: Any) -> torch.Tensor:
         """Compute `name` (log_probs or values) of the response tokens, (rows, tokens); 0 after a row's end.
