@@ -39,6 +39,8 @@ def save_engine(engine: Any, folder: Path, rank: int) -> None:
         OSError: the disk is full or fails.
     """
     _reshard(engine.module)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # verl's copies of offloaded tensors to the host are asynchronous
     write_part(folder / MODEL, _list_weights(engine.module), rank)
     write_part(folder / OPTIMIZER, _list_moments(engine), rank)
     (folder / _RANDOM.format(rank=rank)).write_text(json.dumps(_get_random_state()))

@@ -30,13 +30,14 @@ class _Engine(FSDPEngine):  # type: ignore[misc, unused-ignore]
     """What both kinds of engines change in how verl builds a model and its optimizer."""
 
     def _build_fsdp_module(self, module: Any) -> Any:
-        """Leave a forward-only model on the device unless its parameters are to be offloaded; verl always does."""
-        forward_only = self.engine_config.forward_only
-        self.engine_config.forward_only = forward_only and self.engine_config.param_offload
+        """Leave a forward-only model on the device unless its parameters are to be offloaded; verl offloads each."""
+        config = self.engine_config
+        forward_only = config.forward_only
+        config.forward_only = forward_only and config.param_offload
         try:
             return super()._build_fsdp_module(module)
         finally:
-            self.engine_config.forward_only = forward_only
+            config.forward_only = forward_only
 
     def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
         """Add the linear course to verl's constant one and cosine."""
