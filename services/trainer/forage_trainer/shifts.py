@@ -94,6 +94,7 @@ class Shifts:
         why = "it has a limit of its own, which names the engines"
         with waiting("engines to sleep", on="rollout", limit_s=None, why_unlimited=why) as wait:
             while missing := self._find_awake():
+                self._retry(self._streams.check_epoch)  # a later trainer's shift is not waited for
                 if time.monotonic() - began > self._limit_s:
                     raise ShiftError(
                         f"{', '.join(missing)} did not free the GPUs within trainer.batch_timeout_s = "
@@ -101,6 +102,8 @@ class Shifts:
                     )
                 wait.detail = ", ".join(missing)
                 self._stop.sleep(_LOOK_S)  # wait: named just above
+        self._retry(self._streams.check_epoch)
+        self._check()
         self._is_first = False
         self._count(SLEEP, time.monotonic() - began)
         get_logger().info("shift_taken", shift=self._shift.number, seconds=self.seconds[SLEEP])
@@ -132,14 +135,21 @@ class Shifts:
                     with self._measure(LOAD):
                         state.move_to_gpu()
             yield self.seconds
-            if self._error:
-                raise ShiftError(self._error)
+            self._check()
         finally:
             self._depth -= 1
         if not self._depth:
             with self._measure(OFFLOAD):
                 OFFLOADED.set(state.move_to_host())
             self.give()
+
+    def _check(self) -> None:
+        """
+        Raises:
+            ShiftError: engines took the GPUs back meanwhile.
+        """
+        if self._error:
+            raise ShiftError(self._error)
 
     def close(self) -> None:
         """End the signs of life."""

@@ -230,6 +230,17 @@ def test_an_older_trainer_cannot_put_engines_to_sleep(bench: Bench, redis_server
     assert bench.engines.read_shift() is None
 
 
+def test_a_trainer_that_is_replaced_while_it_waits_ends(bench: Bench, redis_server: RedisSettings) -> None:
+    bench.say("busy")
+    own = bench.make()
+    later = StreamClient(redis_server, "r", 2.0)
+    replacing = threading.Timer(0.3, later.acquire_epoch)
+    replacing.start()
+    with pytest.raises(FencedError):
+        own.take()
+    replacing.join()
+
+
 def test_an_error_in_a_shift_leaves_engines_asleep(bench: Bench) -> None:
     own, end = bench.make(), bench.run_engine("one")
     try:
