@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from random_model import build_random_model
+from transformers import AutoConfig
 
+from forage_common.errors import UserError
 from forage_trainer.engine import head as head_module
-from forage_trainer.engine.attention import attend_within_rows, build_row_arguments
+from forage_trainer.engine.attention import attend_within_rows, build_row_arguments, check_packing
 from forage_trainer.engine.head import FusedHead, Question, find_obstacle, score_logits
 
 LENGTHS = [1, 7, 33, 1, 2, 20]
@@ -198,3 +200,14 @@ def test_models_whose_logits_are_not_a_bare_linear_layer_are_told_apart(
     if obstacle is not None:
         assert found is not None
         assert re.search(obstacle, found)
+
+
+def test_models_with_layers_that_would_mix_packed_rows_are_refused() -> None:
+    for kind in ("qwen2", "llama", "gemma2", "gemma3_text", "mistral"):
+        check_packing(AutoConfig.for_model(kind), is_stateful=False)
+    with pytest.raises(UserError, match=r"layers of linear_attention.*use_remove_padding=false"):
+        check_packing(AutoConfig.for_model("qwen3_next"), is_stateful=True)
+    with pytest.raises(UserError, match=r"layers of chunked_attention"):
+        check_packing(AutoConfig.for_model("llama4_text"), is_stateful=False)
+    with pytest.raises(UserError, match=r"the model rwkv has layers of a recurrent kind"):
+        check_packing(AutoConfig.for_model("rwkv"), is_stateful=True)

@@ -19,7 +19,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 from forage_common.errors import UserError
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.data.tensors import split_rows
-from forage_trainer.engine.attention import register_varlen
+from forage_trainer.engine.attention import check_packing, register_varlen
 from forage_trainer.engine.head import FusedHead, Question, find_obstacle, score_logits
 from forage_trainer.engine.layout import Layout
 
@@ -28,6 +28,12 @@ register_varlen()
 
 class _Engine(FSDPEngine):  # type: ignore[misc, unused-ignore]
     """What both kinds of engines change in how verl builds a model and its optimizer."""
+
+    def _build_module(self) -> Any:
+        module = super()._build_module()
+        if self.use_remove_padding:
+            check_packing(module.config, bool(getattr(module, "_is_stateful", False)))
+        return module
 
     def _build_fsdp_module(self, module: Any) -> Any:
         """Leave a forward-only model on the device unless its parameters are to be offloaded; verl offloads each."""
