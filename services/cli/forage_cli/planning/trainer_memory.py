@@ -12,8 +12,8 @@ from forage_common.settings import AdvantageEstimator, Settings
 HEAD_PASS, LAYER_PASS, STEP = "the backward pass of the output layer", "the backward pass of a layer", "AdamW's step"
 """Moments at which the trainer may hold most."""
 _MASTER = 4  # bytes of a parameter, a gradient, and each of AdamW's two moments
-_HEAD_CHUNK = 1024
-_CHUNK_COPIES = 3.5
+_HEAD_CHUNK = 512
+_CHUNK_COPIES = 7.0
 """fp32 tensors as large as a chunk's logits that verl's fused output layer holds in its backward pass."""
 _WHOLE_COPIES = 2
 """Tensors as large as all logits that exist without the fused output layer: themselves and their gradient."""
