@@ -44,7 +44,7 @@ def arm(point: str, step: int) -> None:
         case "before_checkpoint":
             wrap(Checkpoints, "begin", lambda _, saved, *__, **___: saved == step)
         case "during_checkpoint":  # the engine's files are written, the manifest is not
-            wrap(PolicyWorker, "save", lambda _, folder, saved: saved == step, after=True)
+            wrap(PolicyWorker, "save", lambda _, folder: folder.parent.name.endswith(f"-step_{step}"), after=True)
         case "after_checkpoint":  # durable, and nothing of it acknowledged
             wrap(PendingSteps, "acknowledge", lambda _, until: until == step)
         case "publish":  # weights are written, not renamed into place, not announced
