@@ -84,7 +84,7 @@ class Shifts:
         """Begin the trainer's shift; return once all engines sleep. A trainer that has it begins it anew.
 
         Raises:
-            ShiftError: an engine did not sleep in time.
+            ShiftError: an engine did not sleep in time; or engines took the GPUs back meanwhile.
             FencedError: a later trainer has taken over.
         """
         self._set(is_trainers=True)
@@ -95,6 +95,7 @@ class Shifts:
         with waiting("engines to sleep", on="rollout", limit_s=None, why_unlimited=why) as wait:
             while missing := self._find_awake():
                 self._retry(self._streams.check_epoch)  # a later trainer's shift is not waited for
+                self._check()  # engines that took this one back do not sleep any more
                 if time.monotonic() - began > self._limit_s:
                     raise ShiftError(
                         f"{', '.join(missing)} did not free the GPUs within trainer.batch_timeout_s = "

@@ -241,6 +241,27 @@ def test_a_trainer_that_is_replaced_while_it_waits_ends(bench: Bench, redis_serv
     replacing.join()
 
 
+def test_a_trainer_whose_shift_is_taken_back_while_it_waits_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that stood still meanwhile: engines that sample again will not sleep for it."""
+    monkeypatch.setattr(shifts, "BEAT_S", 0.05)
+    bench.say("busy")
+    own = bench.make()
+
+    def take_back() -> None:
+        while (shift := bench.engines.read_shift()) is None or not bench.engines.replace_shift(
+            shift, Shift(epoch=shift.epoch, number=shift.number + 1)
+        ):
+            time.sleep(0.01)
+
+    engine = threading.Timer(0.3, take_back)
+    engine.start()
+    began = time.monotonic()
+    with pytest.raises(ShiftError, match="shared GPUs were taken back"):
+        own.take()
+    assert time.monotonic() - began < 10.0, "half the limit"
+    engine.join()
+
+
 def test_an_error_in_a_shift_leaves_engines_asleep(bench: Bench) -> None:
     own, end = bench.make(), bench.run_engine("one")
     try:
