@@ -97,11 +97,13 @@ mkdir -p .venvs
 stale=()
 for service in "${services[@]}"; do
   device=$(find_device "$service")
-  [ -z "$asked" ] || [ ! -f "services/$service/requirements.gpu.lock" ] || echo "$device" > ".venvs/$service.device"
   [ "$(cat ".venvs/$service/.installed" 2>/dev/null)" = "$(print_stamp "$service" "$device")" ] || stale+=("$service")
 done
-[ "${#stale[@]}" -gt 0 ] || exit 0
 check_disk "${stale[@]}"
+for service in "${services[@]}"; do
+  [ -z "$asked" ] || [ ! -f "services/$service/requirements.gpu.lock" ] || echo "$asked" > ".venvs/$service.device"
+done
+[ "${#stale[@]}" -gt 0 ] || exit 0
 [ -x "$uv" ] && "$uv" --version >/dev/null 2>&1 || install_uv
 
 for service in "${stale[@]}"; do

@@ -162,5 +162,6 @@ def test_gpu_environments_need_room(checkout: Checkout) -> None:
     status, errors, calls = checkout.run("--device", "gpu", FREE_KB="11900000")
     assert (status, calls) == (2, "")
     assert re.search(r"GPU environments of .*rollout trainer need 12 GB and \S+ has 11 GB free: make room", errors)
+    assert "(cpu)" in checkout.run("rollout")[1], "what was not installed is not asked for again"
     assert checkout.run("--device", "gpu", "trainer", FREE_KB="6000000")[0] == 0
     assert checkout.run("--device", "cpu", FREE_KB="1")[0] == 0, "uv says what lacks"
