@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from forage_cli.local.gpus import assign_gpus, build_stack, find_plan_problems
 from forage_cli.local.nvidia import list_gpus
 from forage_cli.local.stack import SERVING, Program, repository
+from forage_cli.main import app
 from forage_common.errors import SettingsError, UserError
 from forage_common.settings import Settings, load_settings
 
@@ -160,6 +162,9 @@ def test_shared_gpus_are_shown_to_both(machine: Callable[..., None]) -> None:
     assert (same["rollout"], same["trainer"]) == ("2,3", "2,3")
     machine(1)
     assert show(load(*colocated))["trainer"] == "0"
+    machine(7)
+    odd = show(load(*colocated, "rollout.engine.tensor_parallel_size=2"))
+    assert (odd["rollout"], odd["trainer"]) == ("0,1,2,3,4,5", "0,1,2,3,4,5,6")
 
 
 def test_divisions_that_cannot_work_are_refused(machine: Callable[..., None]) -> None:
@@ -168,11 +173,12 @@ def test_divisions_that_cannot_work_are_refused(machine: Callable[..., None]) ->
         assign_gpus(load("local.gpus.rollout=[7]"), EVERY)
     with pytest.raises(UserError, match=r"leaves no GPU for the trainer"):
         assign_gpus(load("local.gpus.rollout=[0,1,2,3]"), EVERY)
-    with pytest.raises(UserError, match=r"rollout has 3 GPUs, which engines of 2 .* cannot share out"):
+    with pytest.raises(UserError, match=r"3 GPU\(s\) for the rollout are no multiple of 2, which an engine has"):
         assign_gpus(load("local.gpus.rollout=[0,1,2]", "rollout.engine.tensor_parallel_size=2"), EVERY)
     machine(1)
-    with pytest.raises(UserError, match=r"1 GPU\(s\) are too few .*trainer.placement=colocated"):
-        assign_gpus(load("model.path=models/Qwen2.5-7B"), EVERY)
+    for too_much in ("model.path=models/Qwen2.5-7B", "rollout.engine.tensor_parallel_size=2"):
+        with pytest.raises(UserError, match=r"1 GPU\(s\) are too few .*trainer.placement=colocated"):
+            assign_gpus(load(too_much), EVERY)
 
 
 @pytest.mark.parametrize("product", ["NVIDIA H100 80GB HBM3", "a GPU of tomorrow"])
@@ -202,6 +208,9 @@ def test_a_driver_that_does_not_run_is_said(machine: Callable[..., None], tmp_pa
 def test_a_gpu_or_a_model_that_no_plan_knows_is_halved_all_the_same(machine: Callable[..., None]) -> None:
     machine(2, product="NVIDIA Mystery 1")
     assert assign_gpus(load(), EVERY).plan is None
+    ended = CliRunner().invoke(app, ["plan", SMALL])
+    assert isinstance(ended.exception, UserError)
+    assert str(ended.exception).startswith("this machine's GPUs (NVIDIA Mystery 1) are of a kind that no plan knows")
     machine(2)
     assert assign_gpus(load("model.path=models/mystery"), EVERY).plan is None
 

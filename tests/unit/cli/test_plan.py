@@ -394,6 +394,33 @@ def test_shared_gpus_are_planned_whole_for_each_side_in_turns() -> None:
     assert {part.name for part in shared.hosts} >= {"offloaded", "sleeping engines"}
 
 
+def test_the_host_holds_what_is_not_on_the_gpus() -> None:
+    """12 bytes of a trained parameter, 16 where AdamW computes on the host, 4 of one that is not trained."""
+    parameters = KNOWN["Qwen2.5-3B"].parameters
+    adapter = KNOWN["Qwen2.5-3B"].count_adapter_parameters(16)
+    value = parameters - 2 * 2048 + 3 * 2048  # the norm, a head of one output
+
+    def held(**changes: object) -> dict[str, int]:
+        settings = {"trainer__n_gpus_per_node": 4, "trainer__actor__use_kl_loss": False} | changes
+        return {part.name: part.size for part in plan(**settings).hosts}  # type: ignore[arg-type]
+
+    assert "offloaded" not in held()
+    exact = pytest.approx
+    shared = {"trainer__placement": "colocated", "trainer__max_staleness": 0}
+    assert held(**shared)["offloaded"] == exact(12 * parameters, rel=1e-6)
+    lora = held(**shared, trainer__lora__lora_rank=16)["offloaded"]
+    assert lora == exact(4 * parameters + 12 * adapter, rel=1e-6)
+    ppo = {"trainer__algorithm__adv_estimator": "gae"}
+    assert held(**shared, **ppo)["offloaded"] == exact(12 * (parameters + value), rel=1e-5)
+    both = held(**shared, **ppo, trainer__lora__lora_rank=16)["offloaded"]
+    assert both == exact(4 * parameters + 12 * (adapter + value), rel=1e-5), "the critic has no adapter"
+    assert held(trainer__engine__offload_policy=True)["offloaded"] == exact(16 * parameters, rel=1e-6)
+    twice = held(trainer__engine__offload_policy=True, trainer__engine__fsdp_size=2)
+    assert twice["offloaded"] == exact(2 * 16 * parameters, rel=1e-6), "each pair of processes has a copy"
+    reference = held(trainer__actor__use_kl_loss=True, trainer__ref__param_offload=True)
+    assert reference["reference"] == exact(2 * parameters, rel=1e-6)
+
+
 def test_a_plan_that_does_not_fit_has_exit_code_1_and_says_what_would(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["plan", "-c", RECIPE, "--gpu", "RTX-4090", "--gpus", "2"])
     assert done.exit_code == 1
@@ -405,6 +432,53 @@ def test_a_plan_that_does_not_fit_has_exit_code_1_and_says_what_would(tmp_path: 
     assert "of the machine's memory, and it has 64.0 GiB" in host.output
     remote = CliRunner().invoke(app, ["plan", "-c", RECIPE, "rollout.engine.endpoint=http://127.0.0.1:1/v1"])
     assert isinstance(remote.exception, UserError)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "divides"),
+    [
+        ("Qwen2.5-3B", 4, True),
+        ("Qwen2.5-7B", 4, True),
+        ("Qwen2.5-7B", 7, False),
+        ("Qwen2.5-7B", 8, False),
+        ("Qwen2.5-0.5B", 4, False),
+        ("Qwen2.5-14B", 5, False),
+        ("Llama-3-8B", 16, True),
+    ],
+)
+def test_engines_have_a_number_of_gpus_that_vllm_can_divide_the_model_over(
+    model: str, size: int, divides: bool
+) -> None:
+    """vLLM divides heads and MLP, and divides or repeats heads of keys; nothing else."""
+    settings, request = build(rollout__engine__tensor_parallel_size=size), Request(KNOWN[model], H100)
+    problems = [one for one in make_plan(settings, request).problems if "vLLM ends" in one]
+    assert bool(problems) == (not divides)
+    if problems:
+        assert f"tensor_parallel_size={size} does not divide" in problems[0]
+        assert find_remedies(settings, request)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["local.gpus={rollout: [0], trainer: [1]}", "rollout.engine.tensor_parallel_size=4"],
+            "1 GPU(s) for the rollout are no multiple of 4",
+        ),
+        (["rollout.engine.args={max_num_batched_tokens: 8k}"], "max_num_batched_tokens is '8k'"),
+        (["trainer.n_gpus_per_node=8", "trainer.engine.fsdp_size=3"], "fsdp_size=3 does not divide the 8 processes"),
+        (["retriever.index={folder}"], "manifest.json is not that of an index"),
+        (["model.path={folder}"], "hidden is -1"),
+    ],
+)
+def test_what_cannot_be_planned_is_a_sentence(overrides: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"format": 1}')
+    shape = dict.fromkeys(("num_attention_heads", "intermediate_size", "num_hidden_layers", "vocab_size"), 1)
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"hidden_size": -1}))
+    named = [one.replace("{folder}", str(tmp_path)) for one in overrides]
+    ended = CliRunner().invoke(app, ["plan", "model.path=models/Qwen2.5-3B", *named])
+    assert isinstance(ended.exception, UserError)
+    assert words in str(ended.exception)
 
 
 def test_groups_that_redis_cannot_hold_are_saved_more_often() -> None:

@@ -56,7 +56,7 @@ def plan(
 
       forage plan -c configs/search_r1_nq_hotpotqa_grpo_7b.yaml --gpu A100-80GB --gpus 8 --mfu 0.35 --json
     """
-    from forage_cli.local.nvidia import list_gpus
+    from forage_cli.local.nvidia import find_smallest, list_gpus
     from forage_cli.planning.assumptions import GIB, Assumptions
     from forage_cli.planning.gpus import DEFAULT, get_gpu
     from forage_cli.planning.plan import Request, make_plan
@@ -85,8 +85,11 @@ def plan(
         search_s=search_s,
         disk=disk_gbs * 1e9,
     )
-    here = [] if gpu else [found.kind for found in list_gpus() if found.kind is not None]
-    kind = here[0] if here else get_gpu(gpu or DEFAULT)
+    here = [] if gpu else list_gpus()
+    kind = find_smallest(here) if here else get_gpu(gpu or DEFAULT)
+    if kind is None:
+        products = ", ".join(sorted({found.product for found in here}))
+        raise UserError(f"this machine's GPUs ({products}) are of a kind that no plan knows: name the nearest by --gpu")
     host = None if host_gib is None else int(host_gib * GIB)
     request = Request(read_shape(settings.model.path), kind, assumed, host, passages)
     made = make_plan(settings, request)

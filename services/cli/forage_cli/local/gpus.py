@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.console import Console
 
-from forage_cli.local.nvidia import LocalGpu, list_gpus
+from forage_cli.local.nvidia import LocalGpu, find_smallest, list_gpus
 from forage_cli.local.stack import Program, Stack, find_interpreter
 from forage_cli.planning.gpus import MIB, Gpu
 from forage_cli.planning.parts import format_seconds
@@ -83,11 +83,6 @@ def assign_gpus(settings: Settings, programs: Sequence[Program]) -> Assignment:
     request = _build_request(settings, found)
     own, others = _choose(settings, free, request)
     split = Split(len(own), len(others))
-    if split.rollout % settings.rollout.engine.tensor_parallel_size:
-        raise UserError(
-            f"local.gpus.rollout has {split.rollout} GPUs, which engines of "
-            f"{settings.rollout.engine.tensor_parallel_size} (rollout.engine.tensor_parallel_size) cannot share out"
-        )
     settings = apply_split(settings, split)
     plan = make_plan(settings, request) if request else None
     return Assignment(settings, gpus | {Program.ROLLOUT: own, Program.TRAINER: others}, plan)
@@ -158,14 +153,14 @@ def _computes_on_gpus(settings: Settings, program: Program, is_named: bool) -> b
 
 def _build_request(settings: Settings, found: Sequence[LocalGpu]) -> Request | None:
     """For a plan on the smallest of these GPUs; None: it does not know them, or the model."""
-    kinds = [kind for gpu in found if (kind := gpu.kind) is not None]
-    if len(kinds) < len(found):
+    kind = find_smallest(found)
+    if kind is None:
         return None
     try:
         shape = read_shape(settings.model.path)
     except UserError:
         return None
-    return Request(shape, replace(kinds[0], memory=min(kind.memory for kind in kinds)))
+    return Request(shape, kind)
 
 
 def _share(settings: Settings, free: Sequence[LocalGpu]) -> Settings | None:
@@ -188,8 +183,11 @@ def _choose(
     """GPUs of the engines and of the trainer."""
     rollout, trainer = settings.local.gpus.rollout, settings.local.gpus.trainer
     if settings.trainer.placement == "colocated":
-        both = rollout or trainer or tuple(free)
-        return both, both
+        both = rollout or trainer
+        if both:
+            return both, both
+        split = divide(settings, len(free))
+        return tuple(free[: split.rollout]), tuple(free[: split.trainer])
     if rollout is None and trainer is None:
         count = _split(settings, len(free), request).rollout
         return tuple(free[:count]), tuple(free[count:])

@@ -6,8 +6,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from forage_cli.local.stack import Program, find_interpreter, repository
@@ -65,6 +65,14 @@ def list_gpus() -> list[LocalGpu]:
         UserError: nvidia-smi fails, or a GPU of CUDA_VISIBLE_DEVICES is not there or is a part of one.
     """
     return _choose_visible(read_gpus())
+
+
+def find_smallest(found: Sequence[LocalGpu]) -> Gpu | None:
+    """The kind of the first with the memory of the smallest; None: there is none, or one of an unknown kind."""
+    kinds = [kind for gpu in found if (kind := gpu.kind) is not None]
+    if not found or len(kinds) < len(found):
+        return None
+    return replace(kinds[0], memory=min(kind.memory for kind in kinds))
 
 
 def read_capabilities() -> dict[int, float]:

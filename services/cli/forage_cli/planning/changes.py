@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forage_common.settings import Settings
+from forage_common.settings import Settings, check_settings
 
 
 def apply_changes(settings: Settings, changes: Mapping[str, object]) -> Settings:
     """The settings with values by their dotted names.
 
     Raises:
-        ValueError: they contradict each other then.
+        SettingsError: they contradict each other then.
     """
     tree = settings.model_dump()
     for name, value in changes.items():
@@ -20,4 +20,4 @@ def apply_changes(settings: Settings, changes: Mapping[str, object]) -> Settings
         for section in sections:
             node = node[section]
         node[key] = value
-    return Settings.model_validate(tree)
+    return check_settings(tree)

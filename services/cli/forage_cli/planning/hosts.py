@@ -8,7 +8,8 @@ from pathlib import Path
 from forage_cli.planning.parts import Part
 from forage_cli.planning.shapes import Shape
 from forage_cli.planning.streams import estimate_stream_memory, format_bytes
-from forage_cli.planning.trainer_memory import Training, count_offloaded
+from forage_cli.planning.trainer_memory import Training, count_gradients, count_offloaded
+from forage_common.errors import UserError
 from forage_common.settings import RetrievalMode, RetrieverSettings, Settings
 
 _MINILM_WIDTH, _USUAL_WIDTH = 384, 768
@@ -41,7 +42,13 @@ def _list_trainer(settings: Settings, shape: Shape, training: Training) -> list[
     engine = settings.trainer.engine
     is_colocated = settings.trainer.placement == "colocated"
     if is_colocated or engine.param_offload or engine.optimizer_offload or engine.offload_policy:
-        parts.append(Part("offloaded", own * count_offloaded(training, shape), f"by {own} process(es)"))
+        held = own * count_offloaded(training, shape)
+        if training.is_offloaded:  # AdamW computes there then, and so gradients are there
+            held += own * count_gradients(training, shape)
+        parts.append(Part("offloaded", held, f"by {own} process(es)"))
+    if training.streams_reference:
+        reference = own * training.width * shape.parameters // training.shards
+        parts.append(Part("reference", reference, f"read from the host by {own} process(es)"))
     if is_colocated:
         engines = settings.rollout.engine_replicas.min
         parts.append(Part("sleeping engines", 2 * engines * shape.parameters, f"weights of {engines}, 16 bits"))
@@ -53,8 +60,12 @@ def _describe_index(retriever: RetrieverSettings, passages: int | None) -> Part 
         return None
     manifest = _read_manifest(retriever.index)
     if manifest is not None and passages is None:
-        size = sum(int(entry["bytes"]) for entry in manifest["files"].values())
-        return Part("retriever", size, f"the files of {retriever.index}, {manifest['passages']} passages; page cache")
+        try:
+            size = sum(int(entry["bytes"]) for entry in manifest["files"].values())
+            held = f"{manifest['passages']} passages"
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise UserError(f"{retriever.index}/manifest.json is not that of an index: build it again") from None
+        return Part("retriever", size, f"the files of {retriever.index}, {held}; page cache")
     if passages is None or retriever.mode is RetrievalMode.BM25:
         return None
     width = _find_width(retriever.encoder.model)
@@ -65,7 +76,10 @@ def _describe_index(retriever: RetrieverSettings, passages: int | None) -> Part 
 def _read_manifest(folder: Path | None) -> dict[str, dict[str, dict[str, int]]] | None:
     if folder is None or not (folder / "manifest.json").is_file():
         return None
-    content: dict[str, dict[str, dict[str, int]]] = json.loads((folder / "manifest.json").read_text())
+    try:
+        content: dict[str, dict[str, dict[str, int]]] = json.loads((folder / "manifest.json").read_text())
+    except ValueError as error:
+        raise UserError(f"{folder}/manifest.json is not JSON ({error}): build the index again") from None
     return content
 
 

@@ -58,7 +58,8 @@ class Plan:
     @property
     def problems(self) -> tuple[str, ...]:
         """What does not fit, in one sentence each."""
-        return tuple(filter(None, (self._describe_trainer(), self._describe_rollout(), self._describe_host())))
+        found = self._describe_trainer(), self._describe_rollout(), self._describe_shards(), self._describe_host()
+        return tuple(filter(None, found))
 
     def _describe_trainer(self) -> str:
         memory = self.trainer
@@ -79,6 +80,20 @@ class Plan:
                 f"{format_gib(rollout.memory.limit)}"
             )
         return f"the KV cache of an engine holds {rollout.kv_tokens} tokens, less than one sequence of max_model_len"
+
+    @property
+    def can_shard(self) -> bool:
+        """Whether vLLM takes so many GPUs an engine."""
+        return self.request.shape.can_shard(self.rollout.tensor_parallel)
+
+    def _describe_shards(self) -> str:
+        if self.can_shard:
+            return ""
+        shape, size = self.request.shape, self.rollout.tensor_parallel
+        return (
+            f"rollout.engine.tensor_parallel_size={size} does not divide {shape.heads} heads, {shape.kv_heads} heads "
+            f"of keys and an MLP of {shape.intermediate}, and vLLM ends"
+        )
 
     @property
     def fits_host(self) -> bool:

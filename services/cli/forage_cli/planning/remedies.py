@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from forage_cli.planning.changes import apply_changes
 from forage_cli.planning.plan import Plan, Request, make_plan
 from forage_cli.planning.split import find_faster_split
+from forage_common.errors import SettingsError
 from forage_common.settings import AdvantageEstimator, Settings
 
 _UTILIZATIONS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -69,7 +70,7 @@ def _combine(settings: Settings, request: Request, plan: Plan) -> list[Remedy]:
 def _try(settings: Settings, request: Request, changes: Mapping[str, object]) -> Plan | None:
     try:
         return make_plan(apply_changes(settings, changes), request)
-    except ValueError:
+    except SettingsError:
         return None  # other settings exclude it
 
 
@@ -89,6 +90,8 @@ def _list_kinds(settings: Settings, plan: Plan) -> list[Iterator[dict[str, objec
         ]
     if not plan.rollout.fits:
         kinds += [_change_utilization(), _sample_fewer(settings), _shard_engines(settings)]
+    if not plan.can_shard:
+        kinds.append(_shard_less(settings))
     if not plan.fits_host:
         kinds.append(_save_more_often(settings))
     return kinds
@@ -169,6 +172,11 @@ def _shard_engines(settings: Settings) -> Iterator[dict[str, object]]:
     size = settings.rollout.engine.tensor_parallel_size
     while size < 8:
         size *= 2
+        yield {"rollout.engine.tensor_parallel_size": size}
+
+
+def _shard_less(settings: Settings) -> Iterator[dict[str, object]]:
+    for size in range(settings.rollout.engine.tensor_parallel_size - 1, 0, -1):
         yield {"rollout.engine.tensor_parallel_size": size}
 
 

@@ -8,6 +8,7 @@ from forage_cli.planning.assumptions import Assumptions
 from forage_cli.planning.parts import Memory, Part
 from forage_cli.planning.shapes import Shape
 from forage_cli.planning.work import Work
+from forage_common.errors import UserError
 from forage_common.settings import Settings
 
 _BATCHED_TOKENS = 2048
@@ -53,7 +54,7 @@ def estimate_rollout(
     width = 4 if engine.dtype in ("float", "float32") else 2
     stored = 1 if engine.args.get("quantization") == "fp8" else width
     cached = 1 if str(engine.args.get("kv_cache_dtype", "auto")).startswith("fp8") else width
-    batched = int(engine.args.get("max_num_batched_tokens") or _BATCHED_TOKENS)
+    batched = _read_batched_tokens(engine.args.get("max_num_batched_tokens"))
     budget = int(engine.gpu_memory_utilization * limit)
     parts = [
         Part("weights", stored * shape.parameters // size, f"{8 * stored} bits, over {size} GPU(s)"),
@@ -89,6 +90,16 @@ def estimate_rollout(
         full_length=tokens // engine.max_model_len,
         max_num_seqs=engine.max_num_seqs,
     )
+
+
+def _read_batched_tokens(value: object) -> int:
+    if value is None:
+        return _BATCHED_TOKENS
+    if not isinstance(value, int) or value < 1:
+        raise UserError(
+            f"rollout.engine.args.max_num_batched_tokens is {value!r}: expected a whole number of at least 1"
+        )
+    return value
 
 
 def _count_activations(shape: Shape, width: int, size: int) -> int:

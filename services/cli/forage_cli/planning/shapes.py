@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ class Shape:
         """Bytes of the KV cache of a token on one GPU; vLLM repeats heads where there are fewer than GPUs."""
         return 2 * self.layers * max(1, -(-self.kv_heads // tensor_parallel)) * self.head_size * bytes_each
 
+    def can_shard(self, tensor_parallel: int) -> bool:
+        """Whether vLLM computes it on so many GPUs: heads and the MLP are divided, or few heads of keys repeated."""
+        few, many = sorted((self.kv_heads, tensor_parallel))
+        return self.heads % tensor_parallel == self.intermediate % tensor_parallel == many % few == 0
+
     def count_flops(self, length: float) -> float:
         """Operations of a forward pass a token, in a causal sequence of this many tokens."""
         matrices = self.layers * self.layer_parameters + self.head_parameters
@@ -105,7 +111,7 @@ def read_shape(folder: Path) -> Shape:
     try:
         config = json.loads(file.read_text())
         return _parse(config, str(folder))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"{file} has no shape that a plan can use ({type(error).__name__}: {error}): expected a dense decoder in "
             "the layout of Llama or Qwen"
@@ -129,7 +135,7 @@ def _parse(config: dict[str, Any], source: str) -> Shape:
         raise ValueError("a mixture of experts")
     heads = int(config["num_attention_heads"])
     hidden = int(config["hidden_size"])
-    return Shape(
+    shape = Shape(
         source,
         hidden,
         int(config["intermediate_size"]),
@@ -141,3 +147,8 @@ def _parse(config: dict[str, Any], source: str) -> Shape:
         bool(config.get("tie_word_embeddings", False)),
         has_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
     )
+    numbers = dataclasses.asdict(shape)
+    for name in ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_size", "vocabulary"):
+        if numbers[name] < 1:
+            raise ValueError(f"{name} is {numbers[name]}")
+    return shape

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 from forage_cli.planning.changes import apply_changes
 from forage_cli.planning.plan import Plan, Request, make_plan
-from forage_common.errors import UserError
+from forage_common.errors import SettingsError, UserError
 from forage_common.settings import Settings
 
 _SHARE_MARGIN = 0.03
@@ -44,8 +45,18 @@ def divide(settings: Settings, gpus: int) -> Split:
 
 
 def apply_split(settings: Settings, split: Split) -> Settings:
-    """The settings of a run on one machine with so many GPUs each."""
-    engines = split.rollout // settings.rollout.engine.tensor_parallel_size
+    """The settings of a run on one machine with so many GPUs each.
+
+    Raises:
+        UserError: the engines' GPUs are no multiple of those of one, or other settings exclude it.
+    """
+    size = settings.rollout.engine.tensor_parallel_size
+    engines, rest = divmod(split.rollout, size)
+    if rest or not engines:
+        raise UserError(
+            f"{split.rollout} GPU(s) for the rollout are no multiple of {size}, which an engine has "
+            "(rollout.engine.tensor_parallel_size): change one of them (local.gpus says which GPUs the rollout has)"
+        )
     changes = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": split.trainer}
     replicas = {"rollout.engine_replicas.min": engines, "rollout.engine_replicas.max": engines}
     return apply_changes(settings, changes | replicas)
@@ -57,8 +68,11 @@ def find_faster_split(settings: Settings, request: Request, plan: Plan) -> tuple
         return None
     size, total = settings.rollout.engine.tensor_parallel_size, plan.gpus
     splits = [Split(own, total - own) for own in range(size, total, size)]
-    planned = [(split, make_plan(apply_split(settings, split), request)) for split in splits]
-    fitting = [(split, found) for split, found in planned if found.fits]
+    fitting = []
+    for split in splits:
+        with suppress(SettingsError):  # other settings exclude it
+            found = make_plan(apply_split(settings, split), request)
+            fitting += [(split, found)] if found.fits else []
     if not fitting:
         return None
     split, best = min(fitting, key=lambda one: one[1].step.total)
@@ -72,9 +86,12 @@ def share_gpu(settings: Settings, request: Request) -> Settings | None:
 
     The engine gets what the trainer leaves of the memory, at most half of it.
     """
+    if settings.rollout.engine.tensor_parallel_size > 1:
+        return None
     changed = apply_split(settings, Split(1, 1))
     trainer = make_plan(changed, request).trainer
-    room = math.floor(100 * (trainer.limit - trainer.total) / trainer.limit) / 100 - _SHARE_MARGIN
+    free = trainer.limit - trainer.total - request.assumed.context  # of the engine's process, outside of its share
+    room = math.floor(100 * free / trainer.limit) / 100 - _SHARE_MARGIN
     share = min(settings.rollout.engine.gpu_memory_utilization, _LARGEST_SHARE, round(room, 2))
     if share <= 0:
         return None

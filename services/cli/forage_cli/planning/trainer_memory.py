@@ -111,11 +111,18 @@ def list_moments(training: Training, shape: Shape) -> dict[str, list[Part]]:
 
 
 def count_offloaded(training: Training, shape: Shape) -> int:
-    """Bytes of parameters and moments of a process, which move where they are offloaded."""
-    models = 2 if training.has_critic else 1
-    state = models * (_MASTER * shape.parameters + 2 * _MASTER * training.trained)
+    """Bytes of parameters and moments of a process, which move where they are offloaded; gradients are gone by then."""
+    state = _MASTER * (shape.parameters + training.adapter) + 2 * _MASTER * training.trained
+    if training.has_critic:
+        state += 3 * _MASTER * count_critic_parameters(shape)
     reference = training.width * shape.parameters if training.holds_reference else 0
     return (state + reference) // training.shards
+
+
+def count_gradients(training: Training, shape: Shape) -> int:
+    """Bytes of gradients of a process."""
+    critic = count_critic_parameters(shape) if training.has_critic else 0
+    return _MASTER * (training.trained + critic) // training.shards
 
 
 def list_resident(training: Training, shape: Shape) -> list[Part]:

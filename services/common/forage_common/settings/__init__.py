@@ -24,7 +24,7 @@ from forage_common.settings.algorithm import (
 )
 from forage_common.settings.data import DataSettings, TrainFile
 from forage_common.settings.guards import GuardAction, GuardSettings
-from forage_common.settings.loading import ENV_PREFIX, load_settings, settings_from_arguments
+from forage_common.settings.loading import ENV_PREFIX, check_settings, load_settings, settings_from_arguments
 from forage_common.settings.retriever import (
     EncoderPrecision,
     EncoderSettings,

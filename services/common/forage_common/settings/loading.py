@@ -39,6 +39,15 @@ def load_settings(
         if not equals:
             raise SettingsError(f"'{override}' is not a setting: write key.key=value, for instance run.seed=1")
         _set_value(tree, key.split("."), _parse_value(value), override)
+    return check_settings(tree)
+
+
+def check_settings(tree: Mapping[str, Any]) -> Settings:
+    """The settings of a tree of values.
+
+    Raises:
+        SettingsError: as `load_settings`.
+    """
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:

@@ -151,6 +151,12 @@ class TrainerSettings(Section):
             raise ValueError(
                 f"nnodes={self.nnodes} needs a Ray cluster with so many nodes: give its address in trainer.ray.address"
             )
+        processes, shards = self.nnodes * self.n_gpus_per_node, self.engine.fsdp_size
+        if 0 < shards < processes and processes % shards:
+            raise ValueError(
+                f"engine.fsdp_size={shards} does not divide the {processes} processes of nnodes times n_gpus_per_node: "
+                "set it to a divisor, or to -1"
+            )
         return self
 
     @model_validator(mode="after")
