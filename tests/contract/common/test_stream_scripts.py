@@ -28,6 +28,8 @@ CALLS = {
     "read_replicas": (["replicas", "alive"], ["60"]),
     "reclaim": (["epoch", "replies"], ["1", GROUP, "trainer", ENTRY]),
     "reject": (["replies", "rejected"], [GROUP, ENTRY, "content", "9"]),
+    "replace_shift": (["shift", "announced"], ["shift", "another", "1"]),
+    "set_shift": (["epoch", "shift", "announced"], ["1", "another"]),
 }
 CASES = [(name, place) for name, (keys, _) in CALLS.items() for place in range(len(keys))]
 
@@ -38,6 +40,7 @@ def fill(server: redis.Redis) -> None:
         server.xgroup_create(name, GROUP, "0")
         server.xreadgroup(GROUP, "worker", {name: ">"})
     server.set("epoch", 1)
+    server.set("shift", "shift")
     server.hset("policy", mapping={"epoch": 1, "m": "policy"})
     server.hset("issued:1", "0/0", f"{ENTRY} uid")
     server.hset("issued", "9", "0/0 uid")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import pyarrow
-import pyarrow.parquet as parquet
-
 from forage_common.settings import Settings
 
 # Bytes of a token in a group, measured (tests/unit/cli/test_redis_memory.py): its id, log-probability, mask, turn and
@@ -44,6 +41,9 @@ class StreamMemory:
 
 def estimate_stream_memory(settings: Settings) -> StreamMemory:
     """Estimate the memory of a recipe's groups. Validation files that cannot be read count as empty."""
+    import pyarrow  # here, because who only asks a question needs none
+    import pyarrow.parquet as parquet
+
     rollout, trainer, data = settings.rollout, settings.trainer, settings.data
     trajectory = int(
         _TRAJECTORY
