@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from random_model import build_random_model
-from transformers import AutoConfig
+from transformers import AutoConfig, Qwen2ForCausalLM
 
 from forage_common.errors import UserError
 from forage_trainer.engine import head as head_module
@@ -190,6 +191,7 @@ def test_logits_never_exist_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gemma2", {}, "changes what its output layer computes"),
         ("granite", {"logits_scaling": 8.0}, "changes what its output layer computes"),
         ("phi", {"tie_word_embeddings": False}, "the output layer is Linear.*bias=True"),
+        ("qwen3_moe", {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}, None),
     ],
 )
 def test_models_whose_logits_are_not_a_bare_linear_layer_are_told_apart(
@@ -200,6 +202,33 @@ def test_models_whose_logits_are_not_a_bare_linear_layer_are_told_apart(
     if obstacle is not None:
         assert found is not None
         assert re.search(obstacle, found)
+
+
+class Curious(Qwen2ForCausalLM):  # type: ignore[misc, unused-ignore]
+    """A model whose pass reads a value."""
+
+    def forward(self, input_ids: torch.Tensor, **more: Any) -> Any:
+        assert input_ids.sum().item() >= 0
+        return super().forward(input_ids, **more)
+
+
+def test_a_model_that_cannot_be_asked_without_weights_keeps_its_logits() -> None:
+    obstacle = find_obstacle(Curious(build_random_model("qwen2", 1, vocab_size=99).config))
+    assert obstacle is not None
+    assert "no pass without weights" in obstacle
+
+
+def test_in_bf16_every_row_has_its_temperature_and_not_one_rounded_to_bf16() -> None:
+    draw = torch.Generator().manual_seed(1)
+    layer = FusedHead(64, 2, bias=False, dtype=torch.bfloat16)
+    hidden = (-torch.rand((1, 2000, 64), generator=draw)).bfloat16()
+    with torch.no_grad():
+        layer.weight.copy_(torch.stack([torch.ones(64), torch.zeros(64)]))
+        temperature = torch.full((2000,), 0.7)
+        layer.question = Question(torch.zeros(2000, dtype=torch.long), temperature, None, True, False)
+        log_probs = layer(hidden)[0, :, 0].double()
+    expected = torch.stack([hidden[0].double().sum(-1) / 0.7, torch.zeros(2000)], -1).log_softmax(-1)[:, 0]
+    assert float(log_probs.mean() / expected.mean()) == pytest.approx(1, abs=3e-4)
 
 
 def test_models_with_layers_that_would_mix_packed_rows_are_refused() -> None:

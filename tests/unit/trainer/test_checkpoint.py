@@ -84,12 +84,14 @@ def test_a_process_killed_between_rename_and_latest_still_has_its_checkpoint(tmp
     assert result[1].step == 6
 
 
-@pytest.mark.parametrize("damage", ["weights", "manifest"])
+@pytest.mark.parametrize("damage", ["weights", "manifest", "digest"])
 def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, damage: str) -> None:
     checkpoints = Checkpoints(tmp_path, 2, 10)
     save(checkpoints, 5)
     path = save(checkpoints, 6)
-    (path / "state/weights.pt" if damage == "weights" else path / "manifest.json").write_text("rotten")
+    without = json.dumps(json.loads((path / "manifest.json").read_text()) | {"files": {"weights.pt": None}})
+    file = path / ("state/weights.pt" if damage == "weights" else "manifest.json")
+    file.write_text(without if damage == "digest" else "rotten")
     result = checkpoints.find_newest()
     assert result is not None
     assert result[1].step == 5

@@ -21,7 +21,7 @@ from forage_trainer.engine.engine_config import build_engine_config, build_model
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.engine.verl_worker import VerlWorker
 
-PASSED = {"forward_prefetch": True, "use_no_sync_for_gradient_accumulation": True, "seed": 7}
+PASSED = {"forward_prefetch": True, "use_no_sync_for_gradient_accumulation": True, "seed": 7, "full_determinism": True}
 
 
 def build(args: dict[str, Any]) -> FSDPEngineConfig:
@@ -41,7 +41,7 @@ def test_every_field_of_verl_is_passed_set_by_a_setting_or_refused_with_a_reason
     fields = {field.name for field in dataclasses.fields(FSDPEngineConfig) if not field.name.startswith("_")}
     known = engine_config._SETTINGS.keys() | engine_config._REFUSED.keys()
     assert known <= fields
-    assert fields - known == PASSED.keys() | {"full_determinism", "wrap_policy"}
+    assert fields - known == PASSED.keys() | {"wrap_policy"}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,8 @@ def test_every_field_of_verl_is_passed_set_by_a_setting_or_refused_with_a_reason
         ("ulysses_sequence_parallel_size", 2, "each on one process; leave it out"),
         ("forward_prefetch", "yes", r"args\.forward_prefetch = 'yes' is no value for verl"),
         ("seed", True, "is no value for verl"),
+        ("seed", 7, r"args\.seed is of full_determinism, which is false: see run\.seed"),
+        ("wrap_policy", {"min_num_params": 9}, r"wrap_policy\.min_num_params means nothing to FSDP2"),
     ],
 )
 def test_a_field_that_cannot_be_passed_is_named(name: str, value: Any, message: str) -> None:

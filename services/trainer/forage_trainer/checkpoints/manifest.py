@@ -125,7 +125,7 @@ def read_checkpoint(folder: Path) -> Manifest:
     try:
         manifest = Manifest.read(folder / MANIFEST)
         altered = find_altered(folder / STATE, manifest.files)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{folder} is no complete checkpoint ({error!r}): take another") from None
     if altered:
         raise DataError(f"the checkpoint {folder} is damaged ({', '.join(altered)} changed since): take another")

@@ -57,6 +57,7 @@ _REFUSED = {
     "qat": "the engines would load its weights as they are",
 }
 """Fields that would have no effect or a wrong one, and why."""
+_WRAPPED = "transformer_layer_cls_to_wrap"
 _GPU_ATTENTION = ("flash_attention_2", "flex_attention")
 
 
@@ -193,4 +194,9 @@ def check_engine_args(args: Mapping[str, Any]) -> dict[str, Any]:
             TypeAdapter(_TYPES[name]).validate_python(value, strict=True)
         except ValidationError as error:
             raise UserError(f"{where} = {value!r} is no value for verl: {error.errors()[0]['msg']}") from None
+    if strange := args.get("wrap_policy", {}).keys() - {_WRAPPED}:
+        where = f"trainer.engine.args.wrap_policy.{min(strange)}"
+        raise UserError(f"{where} means nothing to FSDP2, which reads {_WRAPPED} alone: leave it out")
+    if "seed" in args and not args.get("full_determinism"):
+        raise UserError("trainer.engine.args.seed is of full_determinism, which is false: see run.seed, or set both")
     return dict(args)
