@@ -68,6 +68,13 @@ def test_a_field_that_cannot_be_passed_is_named(name: str, value: Any, message: 
         build({name: value})
 
 
+def test_processes_that_copies_do_not_divide_are_named() -> None:
+    for size, processes in ((-1, 3), (2, 4), (4, 2), (3, 3)):
+        resolve_engine(TrainingEngineSettings(fsdp_size=size), False, processes)
+    with pytest.raises(UserError, match=r"trainer\.engine\.fsdp_size=2 does not divide the 3 processes"):
+        resolve_engine(TrainingEngineSettings(fsdp_size=2), False, 3)
+
+
 def test_trained_weights_are_fp32_and_the_reference_is_of_the_type_of_the_passes() -> None:
     resolved = resolve_engine(TrainingEngineSettings(), True)
     trained, reference = build_engine_config(resolved, 100), build_engine_config(resolved, 100, True, False)

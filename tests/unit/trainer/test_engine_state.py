@@ -152,6 +152,19 @@ def test_a_state_of_another_model_or_without_a_file_is_named(
         shutil.rmtree(folder)
 
 
+def test_a_state_of_a_run_without_critic_or_adapter_is_named_with_the_settings(
+    worker: PolicyWorker, settings: Settings, tmp_path: Path
+) -> None:
+    worker.save(tmp_path)
+    more = ["trainer.actor.use_kl_loss=false", "trainer.algorithm.adv_estimator=gae", "trainer.lora.lora_rank=2"]
+    other = PolicyWorker(load_settings(None, [f"model.path={settings.model.path}", "trainer.threads=1", *more], {}))
+    with pytest.raises(DataError, match=r"has no critic, which trainer\.algorithm\.adv_estimator=gae needs"):
+        other.load(tmp_path)
+    (tmp_path / "critic").mkdir()
+    with pytest.raises(DataError, match=r"another model\.path or trainer\.lora: set them as they were"):
+        other.load(tmp_path)
+
+
 def rename_count(file: Path) -> None:
     """Let the schedule count the updates of a parameter that no model has."""
     content = json.loads(file.read_text())

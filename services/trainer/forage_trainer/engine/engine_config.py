@@ -61,15 +61,20 @@ _WRAPPED = "transformer_layer_cls_to_wrap"
 _GPU_ATTENTION = ("flash_attention_2", "flex_attention")
 
 
-def resolve_engine(settings: TrainingEngineSettings, on_gpu: bool) -> TrainingEngineSettings:
+def resolve_engine(settings: TrainingEngineSettings, on_gpu: bool, processes: int = 1) -> TrainingEngineSettings:
     """Fill in every choice that the settings leave open.
 
     On a GPU rows are packed, in bf16, with flash_attn or PyTorch's own kernel; on a CPU they are padded, with sdpa in
     fp32.
 
     Raises:
-        UserError: a setting needs a device or package that this machine lacks.
+        UserError: a setting needs a device or package that this machine lacks, or another number of processes.
     """
+    if 0 < settings.fsdp_size < processes and processes % settings.fsdp_size:
+        raise UserError(
+            f"trainer.engine.fsdp_size={settings.fsdp_size} does not divide the {processes} processes into equal "
+            "copies: set a divisor, or -1 for a single copy"
+        )
     gpu_only = [name for name in _GPU_ONLY if getattr(settings, name)]
     gpu_only += ["attn_implementation"] if settings.attn_implementation in _GPU_ATTENTION else []
     gpu_only += ["param_dtype"] if settings.param_dtype == "bf16" else []

@@ -26,7 +26,7 @@ from verl.utils.device import get_device_name
 from forage_common.errors import DataError
 from forage_trainer.files import write_json
 from forage_trainer.weights.model_files import LORA_META, copy_configuration
-from forage_trainer.weights.shards import describe_parts, load_parts, write_part
+from forage_trainer.weights.shards import ANOTHER, describe_parts, load_parts, write_part
 
 MODEL, OPTIMIZER = "model", "optimizer"
 _SCHEDULE, _RANDOM, _CONFIGURATION = "schedule.json", "random_rank_{rank}.json", "huggingface"
@@ -149,7 +149,7 @@ def _load_optimizer(engine: Any, folder: Path) -> None:
     parameters = dict(engine.module.named_parameters())
     found = describe_parts(folder / OPTIMIZER)
     if strange := {name.rpartition(".")[0] for name in [*found, *saved["counts"]]} - parameters.keys():
-        raise DataError(f"{folder / OPTIMIZER} is of {min(strange)}, which the model lacks: it is of another model")
+        raise DataError(f"{folder / OPTIMIZER} is of {min(strange)}, which the model lacks: {ANOTHER}")
     moments = {
         name: torch.zeros_like(parameters[name.rpartition(".")[0]].detach(), dtype=one.properties.dtype)
         for name, one in found.items()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from forage_common.errors import UserError
+from forage_common.errors import DataError, UserError
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.telemetry.logs import get_logger
 from forage_trainer.data.rows import scatter_rows, split_mini_batches
@@ -65,7 +65,7 @@ class PolicyWorker:
         self._on_gpu = torch.cuda.is_available()
         if not self._on_gpu:
             torch.set_num_threads(trainer.threads)
-        resolved = resolve_engine(trainer.engine, self._on_gpu)
+        resolved = resolve_engine(trainer.engine, self._on_gpu, self.processes.size)
         if trainer.ref.param_offload and not self._on_gpu:
             raise UserError("trainer.ref.param_offload needs a GPU, and there is none: leave it out")
         tokens, path = self._settings.ppo_max_token_len_per_gpu, settings.model.path
@@ -214,6 +214,11 @@ class PolicyWorker:
         Raises:
             DataError: it is of another model, or not complete.
         """
+        if self._critic is not None and not (folder / _CRITIC).is_dir():
+            raise DataError(
+                f"{folder} has no critic, which trainer.algorithm.adv_estimator=gae needs: set it as it was when the "
+                "run began, or give another run.id"
+            )
         self._actor.load(folder)
         if self._critic is not None:
             self._critic.worker.load(folder / _CRITIC)

@@ -24,6 +24,8 @@ from torch.distributed.tensor import DTensor
 from forage_common.errors import DataError
 from forage_trainer.weights.safetensors_file import write_unsynced
 
+ANOTHER = "it is of another model.path or trainer.lora: set them as they were, or give another run.id"
+"""Why a folder lacks tensors of a model, or has other ones."""
 _PLACES, _VERSION = {"DCP_SHARDING_INFO": "saved_offsets"}, {"DCP_VERSION": "1.0"}
 
 
@@ -57,11 +59,11 @@ def load_parts(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     found = describe_parts(folder)
     if names := sorted(found.keys() ^ tensors.keys()):
         lacking = "lacks" if names[0] in tensors else "has"
-        raise DataError(f"{folder} {lacking} {names[0]} ({len(names)} tensors differ): it is of another model")
+        raise DataError(f"{folder} {lacking} {names[0]} ({len(names)} tensors differ): {ANOTHER}")
     for name, tensor in tensors.items():
         if found[name].size != tensor.shape:
             shapes = f"{list(found[name].size)} in {folder}, and {list(tensor.shape)} here"
-            raise DataError(f"{name} is of shape {shapes}: it is of another model")
+            raise DataError(f"{name} is of shape {shapes}: {ANOTHER}")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # no process asks another one
         dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
