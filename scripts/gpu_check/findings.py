@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -116,7 +117,7 @@ def call_worker(
 
 
 def _round(value: Any) -> Any:
-    """Numbers with six significant digits."""
+    """Numbers with six significant digits; what JSON has no number for (NaN) as a word."""
     if isinstance(value, bool) or not isinstance(value, float):
         return {name: _round(one) for name, one in value.items()} if isinstance(value, dict) else value
-    return float(f"{value:.6g}")
+    return float(f"{value:.6g}") if math.isfinite(value) else str(value)

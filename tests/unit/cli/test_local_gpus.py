@@ -203,6 +203,13 @@ def test_a_driver_that_does_not_run_is_said(machine: Callable[..., None], tmp_pa
     (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2; exit 9\n")
     with pytest.raises(UserError, match=r"nvidia-smi fails: NVIDIA-SMI has failed: start NVIDIA's driver"):
         list_gpus()
+    with pytest.raises(UserError, match=r"start NVIDIA's driver"):
+        assign_gpus(load(), EVERY)
+    machine(1, cuda=None)
+    (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    assert assign_gpus(load(), EVERY).gpus == {}, "nobody needs it"
+    with pytest.raises(UserError, match=r"nvidia-smi fails: exit status 9: start"):
+        assign_gpus(load("local.gpus.retriever=[0]"), EVERY)
 
 
 def test_a_gpu_or_a_model_that_no_plan_knows_is_halved_all_the_same(machine: Callable[..., None]) -> None:

@@ -31,6 +31,7 @@ def make_settings(repeatable: bool = False, **engine: Any) -> Settings:
         ({"logprobs_mode": "raw_logprobs"}, "cannot be set: the trainer needs log-probabilities of the distribution"),
         ({"data_parallel_rank": 1}, "data_parallel_rank cannot be set: Forage places replicas itself"),
         ({"load_format": "dummy"}, "would sample from random weights"),
+        ({"load_format": "Dummy"}, "would sample from random weights"),
         ({"max_num_batched_tokens": "many"}, "max_num_batched_tokens = 'many' is no value for vLLM: Input should be a"),
         ({"kv_cache_dtype": "fp7"}, "kv_cache_dtype = 'fp7' is no value for vLLM: Input should be 'auto'"),
         ({"attention_config": {"backend": 7}}, "attention_config.backend = 7 is no value for vLLM"),

@@ -96,6 +96,8 @@ def test_a_stage_passes_only_if_all_its_checks_do(bound: dict[str, Any], value: 
     summary = found.summarize()
     assert summary["checks"]["second"]["ok"] is ok
     assert summary["status"] == ("passed" if ok else "failed")
+    found.measure(loss=value, deep={"rate": -math.inf})
+    json.dumps(found.summarize(), allow_nan=False)  # a reader of lines is promised JSON
 
 
 def test_a_stage_that_lacks_something_is_skipped_with_its_reason() -> None:

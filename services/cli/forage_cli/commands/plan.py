@@ -37,10 +37,13 @@ def plan(
     fill: Annotated[
         float, typer.Option(min=0.01, max=1, help="Mean lengths and number of searches, as a share of their limits.")
     ] = 0.5,
-    search_s: Annotated[float, typer.Option(min=0, help="Seconds of a search.")] = 0.2,
-    disk_gbs: Annotated[float, typer.Option(min=0.001, help="GB/s at which policies are written and read.")] = 1.0,
+    search_s: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds of a search.")] = 0.2,
+    disk_gbs: Annotated[
+        float, typer.Option(min=0.001, max=100_000, help="GB/s at which policies are written and read.")
+    ] = 1.0,
     host_gib: Annotated[
-        float | None, typer.Option(min=0, help="Memory of the machine of retriever and Redis.", show_default=False)
+        float | None,
+        typer.Option(min=0, max=1e6, help="Memory of the machine of retriever and Redis.", show_default=False),
     ] = None,
     passages: Annotated[
         int | None, typer.Option(min=1, help="Passages of the corpus, if its index is not here.", show_default=False)

@@ -61,14 +61,21 @@ def assign_gpus(settings: Settings, programs: Sequence[Program]) -> Assignment:
     engines and of the trainer's processes follow from it where something is trained.
 
     Raises:
-        UserError: `local.gpus` names a GPU that is not here, or gives one to a service that cannot use it.
+        UserError: `local.gpus` names a GPU that is not here, or gives one to a service that cannot use it; or the
+            driver of GPUs that are needed does not run.
     """
-    found, wanted = list_gpus(), settings.local.gpus
+    wanted = settings.local.gpus
     named = {Program.ROLLOUT: wanted.rollout, Program.TRAINER: wanted.trainer, Program.RETRIEVER: wanted.retriever}
+    users = [program for program in (Program.ROLLOUT, Program.TRAINER) if program in programs]
+    try:
+        found = list_gpus()
+    except UserError:  # a driver that does not run is of interest where somebody needs it
+        if any(named.values()) or any(_computes_on_gpus(settings, program, False) for program in users):
+            raise
+        found = []
     _check_named({program: own or () for program, own in named.items()}, [gpu.number for gpu in found])
     if not found:
         return Assignment(settings, {})
-    users = [program for program in (Program.ROLLOUT, Program.TRAINER) if program in programs]
     users = [program for program in users if _computes_on_gpus(settings, program, bool(named[program]))]
     free = [gpu.number for gpu in found if gpu.number not in wanted.retriever]
     gpus = {Program.RETRIEVER: wanted.retriever}

@@ -121,7 +121,8 @@ def _query(*fields: str) -> list[list[str]]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"{program} cannot be read ({type(error).__name__}: {error})") from None
     if done.returncode:
-        raise UserError(f"{program} fails: {' '.join((done.stderr or done.stdout).split())}: start NVIDIA's driver")
+        said = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
+        raise UserError(f"{program} fails: {said}: start NVIDIA's driver")
     return [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 

@@ -196,7 +196,7 @@ def _check_argument(name: str, value: Any, names: set[str], types: Mapping[str, 
         raise SettingsError(f"{where} is set by {_SETTINGS[name]}: set that instead")
     if name in _REFUSED or name.startswith(("data_parallel_", "master_")):
         raise SettingsError(f"{where} cannot be set: {_REFUSED.get(name, _PLACED)}; leave it out")
-    if name == "load_format" and value == "dummy":
+    if name == "load_format" and str(value).lower() == "dummy":
         raise SettingsError(f"{where} = dummy would sample from random weights until the first policy; leave it out")
     one: Any = GenericAlias(dict, (str, types[name]))
     adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(one, config=ConfigDict(arbitrary_types_allowed=True))
