@@ -42,6 +42,8 @@ def test_a_resolved_tree_reads_back_equal(tmp_path: Path) -> None:
         ("retriever.mode=magic", "'retriever.mode' is 'magic'.*'bm25'"),
         ("run.seed", "'run.seed' is not a setting: write key.key=value"),
         ("run.seed.x=1", "run.seed"),
+        ("trainer.actor.entropy_coeff=.nan", "'trainer.actor.entropy_coeff' is nan: Input should be a finite number"),
+        ("trainer.actor.optim.lr=.inf", "'trainer.actor.optim.lr' is inf: Input should be a finite number"),
     ],
 )
 def test_an_invalid_setting_is_one_sentence_with_its_name(override: str, sentence: str) -> None:

@@ -14,6 +14,6 @@ Device = Literal["auto", "cpu", "gpu"]
 
 
 class Section(BaseModel):
-    """A node of the tree: immutable, and closed to unknown keys."""
+    """A node of the tree: immutable, closed to unknown keys, and without numbers that are infinite or none."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
