@@ -100,7 +100,7 @@ def test_two_copies_of_two_shards_are_written_once_and_exported(
     sizes = [file.stat().st_size for file in (copies / "model").iterdir()]
     whole = sum(tensor.nbytes for tensor in read_whole(single / "model").values())
     assert len(sizes) == 4
-    assert whole < sum(sizes) < 1.1 * whole
+    assert whole < sum(sizes) < 1.5 * whole, "headers are large beside such small weights; both copies would be 2"
     result, expected = (export(state, tmp_path / "exported" / state.name) for state in (copies, single))
     assert result.keys() == expected.keys()
     assert all(torch.equal(result[name], expected[name]) for name in expected)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,20 +172,15 @@ def _set_step(engine: Any, step: int) -> None:
     schedule._last_lr = rates
 
 
-def _get_random_state() -> dict[str, Any]:
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    state = {"cpu": bytes(torch.get_rng_state().tolist()).hex(), "python": random.getstate()}
-    state["numpy"] = [kind, np.asarray(keys).tolist(), *rest]
+def _get_random_state() -> dict[str, str]:
+    """PyTorch's. Nothing that is trained uses Python's or numpy's, and Python's makes the ids of traces."""
+    state = {"cpu": bytes(torch.get_rng_state().tolist()).hex()}
     if torch.cuda.is_available():
         state["cuda"] = bytes(torch.cuda.get_rng_state().tolist()).hex()
     return state
 
 
-def _set_random_state(state: dict[str, Any]) -> None:
-    version, keys, gauss = state["python"]
-    random.setstate((version, tuple(keys), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+def _set_random_state(state: dict[str, str]) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["cpu"]), dtype=torch.uint8))
     if torch.cuda.is_available() and "cuda" in state:
         torch.cuda.set_rng_state(torch.frombuffer(bytearray.fromhex(state["cuda"]), dtype=torch.uint8))
