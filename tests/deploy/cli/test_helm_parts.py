@@ -247,7 +247,7 @@ def test_added_rules_and_dashboards_are_installed_unchanged(tmp_path: Path) -> N
 def test_ray_nodes_have_the_environment_of_a_local_ray() -> None:
     source = "".join(
         (REPOSITORY / f"services/rollout/forage_rollout/{name}.py").read_text()
-        for name in ("deployments/cluster", "engine/vllm_engine")
+        for name in ("deployments/cluster", "core/arguments")
     )
     expected = set(re.findall(r'^ +"((?:RAY_SERVE|VLLM|HF|TQDM|OMP)_[A-Z_]+)": ', source, re.MULTILINE))
     expected.discard("RAY_SERVE_CONTROL_LOOP_INTERVAL_S")  # only for small machines
