@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AllowInfNan, BaseModel, ConfigDict, Field
 
 # A string in the annotation names the type in descriptions.
 Address = Annotated[str, Field(pattern=r"^[^:/\s]+:\d{1,5}$"), "host:port"]
-Params = Annotated[dict[str, float | int | str | bool], "map of values"]
+# Whose parameters they are checks them, and names what it expected.
+Params = Annotated[dict[str, Annotated[float, AllowInfNan(True)] | int | str | bool], "map of values"]
 
 Device = Literal["auto", "cpu", "gpu"]
 
