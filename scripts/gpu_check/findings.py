@@ -13,6 +13,7 @@ from typing import Any
 
 from forage_cli.local.nvidia import LocalGpu, find_cuda, list_gpus
 from forage_cli.local.stack import Program, find_interpreter
+from forage_cli.planning.shapes import KNOWN
 
 HERE = Path(__file__).resolve().parent
 
@@ -114,6 +115,21 @@ def call_worker(
     reply: dict[str, Any] = json.loads(lines[-1])
     print(f"{script} {' '.join(map(str, arguments))}: {lines[-1][:2000]}", file=sys.stderr)
     return reply
+
+
+def make_model(folder: Path) -> None:
+    """Write a model of the shape of Qwen2.5-0.5B with random weights."""
+    shape = KNOWN["Qwen2.5-0.5B"]
+    values = {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "tie_word_embeddings": shape.is_tied,
+    }
+    call_worker(Program.TRAINER, "make_model.py", [folder, json.dumps(values)])
 
 
 def _round(value: Any) -> Any:

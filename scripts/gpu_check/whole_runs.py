@@ -6,10 +6,10 @@ from pathlib import Path
 
 import end_to_end
 from end_to_end import EndToEnd
-from findings import Findings, call_worker
+from findings import Findings, make_model
 from service import free_base_port
 
-from forage_cli.local.stack import Program, repository
+from forage_cli.local.stack import repository
 
 FOLDER = repository() / "runs/gpu-check"
 
@@ -45,5 +45,5 @@ def find_model(findings: Findings) -> tuple[Path, str]:
         )
     folder = FOLDER / "random-0.5b"
     if not (folder / "config.json").exists():
-        call_worker(Program.TRAINER, "make_model.py", [folder, "0.5b"])
+        make_model(folder)
     return folder, "random weights, 0.5B"

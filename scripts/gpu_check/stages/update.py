@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from findings import Findings, call_worker
+from findings import Findings, call_worker, make_model
 
 from forage_cli.local.stack import Program, repository
 from forage_cli.planning.assumptions import GIB
@@ -111,7 +111,7 @@ def _compare(findings: Findings, label: str, found: Update, expected: Update, bo
 def _time_update(findings: Findings, folder: Path) -> None:
     """Time updates of a model of the shape of Qwen2.5-0.5B with random weights in bf16, and compare with the plan."""
     model = folder / "model"
-    call_worker(Program.TRAINER, "make_model.py", [model, "0.5b"])
+    make_model(model)
     groups, samples, length = TIMED
     limits = [f"trainer.actor.ppo_mini_batch_size={groups}", f"data.train_batch_size={groups}",
               f"trainer.actor.ppo_max_token_len_per_gpu={groups * samples * length // 2}",

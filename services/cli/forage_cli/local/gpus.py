@@ -12,7 +12,7 @@ from forage_cli.local.stack import Program, Stack, find_interpreter
 from forage_cli.planning.gpus import MIB, Gpu
 from forage_cli.planning.parts import format_seconds
 from forage_cli.planning.plan import Plan, Request, make_plan
-from forage_cli.planning.shapes import read_shape
+from forage_cli.planning.shapes import Shape, read_shape
 from forage_cli.planning.split import Split, apply_split, divide, find_faster_split, share_gpu
 from forage_common.devices import resolve_device
 from forage_common.errors import UserError
@@ -160,14 +160,15 @@ def _computes_on_gpus(settings: Settings, program: Program, is_named: bool) -> b
 
 def _build_request(settings: Settings, found: Sequence[LocalGpu]) -> Request | None:
     """For a plan on the smallest of these GPUs; None: it does not know them, or the model."""
-    kind = find_smallest(found)
-    if kind is None:
-        return None
+    kind, shape = find_smallest(found), _find_shape(settings)
+    return None if kind is None or shape is None else Request(shape, kind)
+
+
+def _find_shape(settings: Settings) -> Shape | None:
     try:
-        shape = read_shape(settings.model.path)
+        return read_shape(settings.model.path)
     except UserError:
         return None
-    return Request(shape, kind)
 
 
 def _share(settings: Settings, free: Sequence[LocalGpu]) -> Settings | None:
@@ -175,9 +176,8 @@ def _share(settings: Settings, free: Sequence[LocalGpu]) -> Settings | None:
     wanted, trainer = settings.local.gpus, settings.trainer
     if len(free) != 1 or trainer.placement == "colocated" or wanted.rollout or wanted.trainer:
         return None
-    try:
-        shape = read_shape(settings.model.path)
-    except UserError:
+    shape = _find_shape(settings)
+    if shape is None:
         return None
     # Speeds do not matter here, so a GPU that no plan knows will do.
     [gpu] = free
