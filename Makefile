@@ -5,14 +5,14 @@ FORAGE := .venvs/cli/bin/forage
 UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.txt mkdocs
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-long test-compose lint format docs docs-serve reference dashboards \
+.PHONY: help setup demo test test-all test-long test-compose lint format screenshots console docs docs-serve reference dashboards \
   chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start gpu-check simulate chaos soak-reward \
   version release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
 
-setup: ## install one environment per service in .venvs/, when needed (DEVICE=gpu, and DEVICE=cpu to go back)
+setup: ## install one environment per service in .venvs/ and build the console's pages, when needed (DEVICE=gpu, and DEVICE=cpu to go back)
 	@scripts/setup.sh $(if $(DEVICE),--device '$(DEVICE)')
 
 demo: setup ## train the tiny policy to search, with a live view, in five to ten minutes (SEED=0)
@@ -31,11 +31,21 @@ test-all: ## run every test: `make test`, then `make test-long`
 test-compose: setup ## run the Docker Compose stack in a real engine: build, train, kill, recover (5 minutes and the builds)
 	@FORAGE_DOCKER_TESTS=1 $(PYTHON) -m pytest -rs tests/deploy/cli/test_compose_engine.py
 
-lint: setup ## check style, types, layers of imports, shell scripts, protos, generated code
+lint: setup ## check style, types, layers of imports, shell scripts, protos, the front end, generated code
 	@scripts/lint.sh
 
-format: setup ## format the Python code
+format: setup ## format the Python code and the front end
 	@.venvs/cli/bin/ruff check --fix-only --quiet . ; .venvs/cli/bin/ruff format --quiet .
+	@scripts/console.sh format
+
+screenshots: setup console ## write the pictures of the console, docs/images, of a run and of a short demo (RUN=runs/latest)
+	@.venvs/console/bin/python scripts/screenshots.py $(RUN)
+	@FORAGE_SCREENSHOTS=1 .venvs/console/bin/python -m pytest -q tests/system/console -k followed
+
+console: ## build the console's front end into services/console/forage_console/static/, with the types of its interface
+	@scripts/setup.sh console
+	@scripts/console.sh types
+	@scripts/console.sh build
 
 docs: ## build the documentation site into site/; a dead link or a page outside mkdocs.yml fails
 	@scripts/setup.sh cli
@@ -106,4 +116,5 @@ release: setup ## check, build wheels, chart and list of images into dist/, and 
 	@$(PYTHON) scripts/release.py build
 
 clean: ## remove environments, caches, built data and runs
-	rm -rf .venvs .cache data runs dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venvs .cache data runs dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  services/console/web/node_modules services/console/forage_console/static

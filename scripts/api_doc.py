@@ -1,7 +1,7 @@
 """Generates docs/reference/api.md and docs/reference/openapi/ from the protos and from the services' HTTP routes.
 
 .venvs/cli/bin/python scripts/api_doc.py                writes the page and the OpenAPI files
-.venvs/<service>/bin/python scripts/api_doc.py NAME     prints the OpenAPI description of retriever or rollout
+.venvs/<service>/bin/python scripts/api_doc.py NAME     prints that of retriever or rollout, or the console's section
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ DOCUMENT = REPOSITORY / "docs/reference/api.md"
 OPENAPI = REPOSITORY / "docs/reference/openapi"
 SERVICES = {"retriever": "retriever.http_address", "rollout": "rollout.http_address"}
 """Service with an HTTP API → setting of its address."""
+CONSOLE = "console.http_address"
 _INTRODUCTION = """# API
 
 This page lists the HTTP routes and the gRPC services of Forage. The contracts are the files of `proto/forage/v1`: each
 message on a stream or a wire is one of them. `make reference` generates this page.
 
-Every service answers `GET /healthz`, `GET /readyz`, `GET /waitz` and `GET /metrics` at its `health_address` (the
-retriever at its `http_address`), and every gRPC service offers health checks and reflection. `/waitz` lists
+Every service answers `GET /healthz`, `GET /readyz`, `GET /waitz` and `GET /metrics` at its `health_address` (retriever
+and console at their `http_address`), and every gRPC service offers health checks and reflection. `/waitz` lists
 [every wait in progress](../reliability.md#waits). With `*.auth_token_file` set, calls carry the token as
 `authorization: Bearer TOKEN`.
 """
@@ -43,6 +44,26 @@ def describe_http_api(service: str) -> str:
     # Routes are described without a backend: their functions are not called.
     arguments = [None] * (2 if service == "retriever" else 3)
     return json.dumps(module.make_app(*arguments).openapi(), indent=1, ensure_ascii=False) + "\n"
+
+
+def render_console_section() -> str:
+    """Render the routes of the console, which must be installed in this environment."""
+    from upath import UPath
+
+    from forage_common.settings import Settings
+    from forage_console.app import make_app
+    from forage_console.context import Console
+
+    description = make_app(Console(UPath("runs"), Settings())).openapi()
+    lines = ["## HTTP: console\n", f"At `{CONSOLE}`, for its own pages: it may change with every version.\n"]
+    lines.append(
+        "A console that runs describes it in full at `/api/openapi.json`. What moves are server-sent events.\n"
+    )
+    lines.append("| route | what |\n|---|---|")
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            lines.append(_row(f"`{method.upper()} {path}`", operation.get("description", "").partition("\n")[0]))
+    return "\n".join(lines) + "\n"
 
 
 def render_http_section(service: str, description: Mapping[str, Any]) -> str:
@@ -212,11 +233,15 @@ def _write() -> None:
         text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         (OPENAPI / f"{service}.json").write_text(text, encoding="utf-8")
         parts.append(render_http_section(service, json.loads(text)))
+    command = [str(REPOSITORY / ".venvs/console/bin/python"), __file__, "console"]
+    parts.append(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     DOCUMENT.write_text("\n".join([*parts, render_grpc_section()]), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
+    if sys.argv[1:] == ["console"]:
+        sys.stdout.write(render_console_section())
+    elif sys.argv[1:]:
         sys.stdout.write(describe_http_api(sys.argv[1]))
     else:
         _write()

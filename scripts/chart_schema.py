@@ -212,6 +212,20 @@ class ExternalRedis(Secret):
     url: str = Field("", pattern="^(rediss?://.+)?$")
 
 
+class Ingress(Values):
+    enabled: bool = False
+    className: str = ""
+    host: str = Field("", description="name under which browsers reach the console")
+    tlsSecret: str = ""
+    annotations: dict[str, str] = {}
+
+
+class Console(StoppableComponent):
+    enabled: bool = False
+    auth: Secret = Secret()
+    ingress: Ingress = Ingress()
+
+
 class RedisStorage(Values):
     storageClassName: str = ""
     size: Quantity = ""
@@ -270,12 +284,14 @@ class EgressPeers(Values):
 
 class NetworkPolicy(Values):
     enabled: bool = True
-    clients: dict[Literal["retriever", "reward", "rollout", "redis"], list[Object]] = {}
+    clients: dict[Literal["retriever", "reward", "rollout", "redis", "console"], list[Object]] = {}
     metricsFrom: list[Object] = []
     objectStore: EgressPeers = EgressPeers()
     apiServer: EgressPeers = EgressPeers()
     collector: EgressPeers = EgressPeers()
-    extraEgress: dict[Literal["retriever", "reward", "rollout", "trainer", "redis", "test"], list[Object]] = {}
+    extraEgress: dict[
+        Literal["retriever", "reward", "rollout", "trainer", "redis", "console", "test"], list[Object]
+    ] = {}
 
 
 class ServiceMonitor(Values):
@@ -325,6 +341,7 @@ class ChartValues(Values):
     reward: Server = Server()
     rollout: Rollout = Rollout()
     trainer: Trainer = Trainer()
+    console: Console = Console()
     ray: Ray = Ray()
     redis: Redis = Redis()
     networkPolicy: NetworkPolicy = NetworkPolicy()

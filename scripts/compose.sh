@@ -21,7 +21,7 @@ require_docker() {
 create_secrets() {
   local folder=deploy/compose/secrets name
   mkdir -p "$folder" && chmod 700 "$folder"
-  for name in redis-password rollout-token grafana-password; do
+  for name in redis-password rollout-token console-token grafana-password; do
     [ -s "$folder/$name" ] || { head -c 512 /dev/urandom | LC_ALL=C tr -dc 'A-Za-z0-9' | head -c 40; echo; } > "$folder/$name"
     chmod 644 "$folder/$name"
   done
@@ -60,10 +60,11 @@ up() {
   docker compose up --detach --remove-orphans "$@"
   wait_until_ready
   local service address
-  for service in grafana:3000 prometheus:9090 retriever:18610; do
+  for service in console:18650 grafana:3000 prometheus:9090 retriever:18610; do
     if address=$(docker compose port "${service%:*}" "${service#*:}" 2>/dev/null); then printf '  %-11s http://%s\n' "${service%:*}" "$address"; fi
   done
-  echo "  'make logs SERVICE=trainer' follows the training; Grafana's admin password is in deploy/compose/secrets/grafana-password"
+  echo "  'make logs SERVICE=trainer' follows the training; the console's token is in deploy/compose/secrets/console-token,"
+  echo "  Grafana's admin password in deploy/compose/secrets/grafana-password"
 }
 
 command=${1:-}; shift || true

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Builds the images that the chart and docker-compose.yml use: forage/<service>:<version>, with the chart's appVersion.
-# usage: [SERVICES="reward cli"] [GPU=1|base] [PYTHON_IMAGE=…] [GPU_IMAGE=…] [REGISTRY=…] images.sh [option of docker build …]
+# usage: [SERVICES="reward cli"] [GPU=1|base] [PYTHON_IMAGE=…] [NODE_IMAGE=…] [GPU_IMAGE=…] [REGISTRY=…] images.sh [option of docker build …]
 #   GPU=1         builds retriever, rollout and trainer with their CUDA wheels, as forage/<service>:<version>-gpu
 #   GPU=base      the same on images that bring torch and vLLM: pytorch/pytorch and vllm/vllm-openai, or GPU_IMAGE
 #   PYTHON_IMAGE  base image of all others, instead of the one in services/Dockerfile
+#   NODE_IMAGE    image that builds the console's pages, instead of the one in services/Dockerfile
 #   REGISTRY      prefix of the names, for example registry.example/team
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=$(sed -nE 's/^appVersion: "(.*)"$/\1/p' deploy/helm/forage/Chart.yaml)
-known=(cli reward retriever rollout trainer) on_gpus=(retriever rollout trainer)
+known=(cli console reward retriever rollout trainer) on_gpus=(retriever rollout trainer)
 device=cpu suffix='' options=() services=("${known[@]}")
 case ${GPU:-} in
   '') ;;
@@ -20,6 +21,7 @@ esac
 [ "$device" = cpu ] || { suffix=-gpu; services=("${on_gpus[@]}"); }
 [ -z "${SERVICES:-}" ] || read -ra services <<< "$SERVICES"
 [ -z "${PYTHON_IMAGE:-}" ] || options+=(--build-arg "PYTHON_IMAGE=$PYTHON_IMAGE")
+[ -z "${NODE_IMAGE:-}" ] || options+=(--build-arg "NODE_IMAGE=$NODE_IMAGE")
 [ -z "${GPU_IMAGE:-}" ] || [ "$device" = gpu-base ] || { echo "images: GPU_IMAGE is a base of GPU=base, and GPU is '${GPU:-}'" >&2; exit 2; }
 [ -z "${GPU_IMAGE:-}" ] || options+=(--build-arg "TORCH_IMAGE=$GPU_IMAGE" --build-arg "VLLM_IMAGE=$GPU_IMAGE")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every static check.
-# usage: lint.sh [style|types|imports|shell|protos …]      all of them by default
+# usage: lint.sh [style|types|imports|shell|protos|web …]      all of them by default
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$PWD/.venvs/cli/bin
@@ -22,10 +22,12 @@ shell() {
 
 protos() { (cd proto && "$bin/buf" lint) && scripts/proto.sh --check; }
 
-[ $# -gt 0 ] || set -- style types imports shell protos
+web() { scripts/console.sh check; }
+
+[ $# -gt 0 ] || set -- style types imports shell protos web
 for check in "$@"; do
-  [[ $check =~ ^(style|types|imports|shell|protos)$ ]] ||
-    { echo "lint: '$check' is not a check, expected style, types, imports, shell or protos" >&2; exit 2; }
+  [[ $check =~ ^(style|types|imports|shell|protos|web)$ ]] ||
+    { echo "lint: '$check' is not a check, expected style, types, imports, shell, protos or web" >&2; exit 2; }
   "$check" || { echo "lint: $check failed" >&2; exit 1; }
 done
 echo "lint: all checks passed"

@@ -15,7 +15,7 @@ resolve() {
   [ ! -f nodeps.in ] || cat nodeps.in >> "$lock"
 }
 
-for service in cli retriever reward rollout trainer; do
+for service in cli console retriever reward rollout trainer; do
   (
     cd "$service"
     if [ -n "$links" ]; then options=(--find-links "$links"); else options=(--torch-backend cpu); fi

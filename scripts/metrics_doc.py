@@ -24,6 +24,7 @@ SERVICES = {
     "A counter does not fall when a replica restarts.",
     "retriever": "At `retriever.http_address`.",
     "reward": "At `reward.health_address`, summed over all workers.",
+    "console": "At `console.http_address`.",
     "common": "Of every service that calls others or has a health endpoint, besides its own.",
 }
 _SUFFIX = {"counter": "_total", "info": "_info"}
@@ -32,7 +33,7 @@ _INTRODUCTION = """# Metrics
 Every metric of every service, with type, labels and meaning. Each service exposes its own for Prometheus:
 
 ```
-curl localhost:18641/metrics      # the trainer; retriever 18610, reward 18621, rollout 18631
+curl localhost:18641/metrics      # the trainer; retriever 18610, reward 18621, rollout 18631, console 18650
 ```
 
 Scrape each service under a job of its name (`job="trainer"`, …), as compose and the chart do: the dashboards

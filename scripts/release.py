@@ -35,6 +35,8 @@ PLACES = {
     ".env": r"^FORAGE_VERSION=(.+)$",
 }
 """Files (globs) that contain the version, and the pattern whose first group is the version."""
+PAGES = "services/console/forage_console/static/index.html"
+"""A file that is built, not committed, and that a wheel has to contain."""
 CHANGELOG = "CHANGELOG.md"
 _VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
 _UNRELEASED = "## [Unreleased]"
@@ -123,6 +125,8 @@ def build(tag: bool) -> None:
         raise ReleaseError(f"the tag {name} exists: set the next version with 'make version VERSION=…'")
     if subprocess.run([REPOSITORY / "scripts/lint.sh"]).returncode:
         raise ReleaseError("'make lint' fails (see above): correct that first")
+    if subprocess.run([REPOSITORY / "scripts/console.sh"]).returncode:
+        raise ReleaseError("the console's pages could not be built (see above)")
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     for project in sorted(REPOSITORY.glob("services/*/pyproject.toml")):
@@ -144,7 +148,8 @@ def build(tag: bool) -> None:
 
 
 def find_missing_files(folder: Path) -> list[str]:
-    """List the committed files of packages and chart that no wheel or chart in `folder` contains as a regular file.
+    """List files of packages and chart that no wheel or chart in `folder` contains as a regular file: all that are
+    committed, and the console's pages.
 
     Every wheel needs a license of its own: hatchling packs the LICENSE beside each pyproject.toml. The chart's rules
     and dashboards are symbolic links in the repository.
@@ -159,8 +164,8 @@ def find_missing_files(folder: Path) -> list[str]:
     for chart in folder.glob("forage-*.tgz"):
         with tarfile.open(chart) as archive:
             packed |= {f"deploy/helm/{member.name}" for member in archive.getmembers() if member.isfile()}
-    committed = _run("git", "ls-files", "services/*/forage_*", CHART).splitlines()
-    return unlicensed + [file for file in committed if re.sub(r"^services/\w+/", "services/*/", file) not in packed]
+    expected = [*_run("git", "ls-files", "services/*/forage_*", CHART).splitlines(), PAGES]
+    return unlicensed + [file for file in expected if re.sub(r"^services/\w+/", "services/*/", file) not in packed]
 
 
 def list_images(version: str) -> list[str]:

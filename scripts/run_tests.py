@@ -6,7 +6,8 @@
     run_tests.py unit -- -k streams       options after `--` go to pytest
 
 A test is in `tests/<kind>/<part>/`. The kind decides when it runs; the part decides in which environment: that of the
-service before the first underscore. A test file elsewhere is an error, because nothing would run it.
+service before the first underscore. A test file elsewhere is an error, because nothing would run it. The tests of the
+console's front end, beside its sources, run with the kind `unit`, unless there are options for pytest.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TESTS = REPOSITORY / "tests"
+FRONT_END = REPOSITORY / "services/console/web/src"
 REPORTS = REPOSITORY / ".cache/tests"
 QUICK = ("unit", "contract", "e2e")
 LONG = ("long", "deploy", "browser", "system", "chaos")
@@ -65,14 +67,16 @@ class Job:
     def report(self) -> Path:
         return REPORTS / f"{self.name.replace('/', '-')}.xml"
 
-    def run(self, options: Sequence[str]) -> None:
-        """Run pytest, read its report, and print its output at once, so that parallel runs do not mix theirs."""
-        self.report.unlink(missing_ok=True)
+    def make_command(self, options: Sequence[str]) -> list[str]:
         python = REPOSITORY / ".venvs" / self.environment / "bin/python"
-        command = [str(python), "-m", "pytest", f"--junitxml={self.report}", *options, str(self.folder)]
+        return [str(python), "-m", "pytest", f"--junitxml={self.report}", *options, str(self.folder)]
+
+    def run(self, options: Sequence[str]) -> None:
+        """Run the tests, read the report, and print the output at once, so that parallel runs do not mix theirs."""
+        self.report.unlink(missing_ok=True)
         started = time.monotonic()
         ended = subprocess.run(
-            command,
+            self.make_command(options),
             cwd=REPOSITORY,
             env=_environment(),
             stdin=subprocess.DEVNULL,
@@ -87,6 +91,16 @@ class Job:
             self.cases = list(_read_cases(self.report))
         with _print_lock:
             print(f"── {self.name} ({self.environment}, {self.seconds:.0f} s)\n{ended.stdout}", end="", flush=True)
+
+
+class FrontEndJob(Job):
+    """Vitest over the front end of the console."""
+
+    name = "unit/console_web"
+    environment = "node"
+
+    def make_command(self, options: Sequence[str]) -> list[str]:
+        return [str(REPOSITORY / "scripts/console.sh"), "test", str(self.report)]
 
 
 _print_lock = threading.Lock()
@@ -119,10 +133,11 @@ def find_misplaced_tests() -> list[str]:
     return misplaced
 
 
-def list_jobs(kinds: Iterable[str]) -> list[Job]:
+def list_jobs(kinds: Sequence[str]) -> list[Job]:
     """List one job for every folder of these kinds that contains tests; trainer and rollout, the longest, first."""
     folders = (folder for kind in kinds for folder in sorted((TESTS / kind).glob("*"), reverse=True) if folder.is_dir())
-    return [Job(folder) for folder in folders if any(folder.rglob("test_*.py"))]
+    jobs = [Job(folder) for folder in folders if any(folder.rglob("test_*.py"))]
+    return [*jobs, FrontEndJob(FRONT_END)] if "unit" in kinds else jobs
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, run: Callable[[Job], None]) -> None:
@@ -162,7 +177,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"run_tests: no kind runs {', '.join(misplaced)}: move them to tests/<kind>/<service>/", file=sys.stderr)
         return 2
     REPORTS.mkdir(parents=True, exist_ok=True)
-    jobs = list_jobs(kinds)
+    jobs = [job for job in list_jobs(kinds) if not options or not isinstance(job, FrontEndJob)]
     run_jobs(jobs, max(1, min(4, os.cpu_count() or 1)), lambda job: job.run(options))
     return summarize(jobs)
 
@@ -183,7 +198,7 @@ def summarize(jobs: Sequence[Job]) -> int:
                 print(f"failed: {name} ({job.name})")
         if job.status and not any(outcome == "failed" for _, _, outcome in job.cases):
             count["failed"] += 1
-            print(f"failed: {job.name} ended with pytest's exit code {job.status}")
+            print(f"failed: {job.name} ended with exit code {job.status}")
     print(", ".join(f"{number} {outcome}" for outcome, number in count.items()))
     return 1 if count["failed"] else 0
 

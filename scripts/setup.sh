@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs one environment per service under .venvs/, from its lock file. Returns within a second if all are current.
+# Installs one environment per service under .venvs/, from its lock file, and builds the console's pages. Returns within
+# a second if all are current.
 # usage: setup.sh [--production] [--device cpu|gpu|gpu-base] [service …]
-#   --production       leaves out the tools of tests and lint
+#   --production       leaves out the tools of tests and lint, and the pages: an image has its own stage for them
 #   --device cpu       what runs anywhere; the default
 #   --device gpu       torch, vLLM and FAISS built for CUDA (requirements.gpu.lock), for services that have such a lock
 #   --device gpu-base  torch and vLLM of the system's Python, as in the official GPU images
@@ -23,7 +24,7 @@ while [[ "${1:-}" == --* ]]; do
   esac
   shift
 done
-known=(cli retriever reward rollout trainer)
+known=(cli console retriever reward rollout trainer)
 services=("${@:-}")
 [ -n "${services[0]}" ] || services=("${known[@]}")
 for service in "${services[@]}"; do
@@ -93,6 +94,15 @@ check_disk() {
     fail "the GPU environments of $* need $needed GB and $PWD has $free GB free: make room, or choose fewer (scripts/setup.sh --device gpu trainer)"
 }
 
+# Builds the console's pages, where it is among the services.
+build_pages() {
+  [[ -z "$production" && " ${services[*]} " = *" console "* ]] || return 0
+  scripts/console.sh build || {
+    [ -z "${CI:-}" ] || exit 2
+    echo "setup: everything but the console's pages is installed: 'make console' builds them when npm's registry can be reached" >&2
+  }
+}
+
 mkdir -p .venvs
 stale=()
 for service in "${services[@]}"; do
@@ -103,7 +113,7 @@ check_disk "${stale[@]}"
 for service in "${services[@]}"; do
   [ -z "$asked" ] || [ ! -f "services/$service/requirements.gpu.lock" ] || echo "$asked" > ".venvs/$service.device"
 done
-[ "${#stale[@]}" -gt 0 ] || exit 0
+[ "${#stale[@]}" -gt 0 ] || { build_pages; exit; }
 [ -x "$uv" ] && "$uv" --version >/dev/null 2>&1 || install_uv
 
 for service in "${stale[@]}"; do
@@ -126,3 +136,4 @@ for service in "${stale[@]}"; do
   "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${libraries[@]/#/-e}" -e "services/$service"
   print_stamp "$service" "$device" > "$folder/.installed"
 done
+build_pages

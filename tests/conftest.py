@@ -69,13 +69,13 @@ def redis_server(tmp_path: Path, redis_binary: str, free_address: Callable[[], s
         server.kill()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def free_base_port() -> Callable[[], int]:
-    """A port from which a whole stack's ports (the next 50) are free."""
+    """A port from which a whole stack's ports (the next 60) are free."""
 
     def find() -> int:
-        for base in range(21000 + os.getpid() % 100 * 50, 32000, 50):
-            if all(_is_free(base + offset) for offset in (0, 10, 11, 20, 21, 30, 31, 32, 41)):
+        for base in range(21000 + os.getpid() % 100 * 60, 32000, 60):
+            if all(_is_free(base + offset) for offset in (0, 10, 11, 20, 21, 30, 31, 32, 41, 50)):
                 return base
         raise AssertionError("no free range of ports")
 
@@ -104,7 +104,7 @@ def small_demo(tmp_path: Path, free_base_port: Callable[[], int]) -> Iterator[Ca
         ]
         folder = tmp_path / f"demo-{len(demos)}"  # of its own: `latest` in it is its run
         folder.mkdir()
-        demos.append(Demo(REPOSITORY, folder, free_base_port(), small))
+        demos.append(Demo(folder, free_base_port(), small))
         return demos[-1]
 
     yield make

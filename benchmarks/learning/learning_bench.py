@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from forage_cli.local.demo import interrupt_on_signals
+from forage_cli.local.processes import interrupt_on_signals
 from forage_cli.local.stack import repository, shift_ports
-from forage_cli.runs.folder import RunFolder
 from forage_common.settings import load_settings
+from forage_records.run_folder import RunFolder
 
 TICK_S = 1.0
 Runs = dict[str, dict[int, "Run"]]

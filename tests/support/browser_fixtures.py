@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,23 +21,36 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",  # a page that needs the network fails
 )
 
+MISSING = "no Chromium: apt-get install chromium chromium-driver"
 
-@pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+
+@contextmanager
+def open_chromium(profile: Path) -> Iterator[Chrome]:
     """The browser and the driver of the system: given by path, Selenium looks for neither and downloads nothing."""
     binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if binary is None or driver is None:
-        pytest.skip("no Chromium: apt-get install chromium chromium-driver")
+        raise FileNotFoundError(MISSING)
     options = ChromeOptions()
     options.binary_location = binary
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     if os.geteuid() == 0:
         options.add_argument("--no-sandbox")  # Chromium refuses to sandbox what root runs
     browser = Chrome(options, ChromeService(driver))
-    yield browser
-    browser.quit()
+    try:
+        yield browser
+    finally:
+        browser.quit()
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    """The browser; without one, tests that need it are skipped."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip(MISSING)
+    with open_chromium(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
 
 
 @pytest.fixture

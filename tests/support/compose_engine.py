@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -22,6 +23,7 @@ PORTS = {
     "RETRIEVER_PORT": 28610,
     "ROLLOUT_GRPC_PORT": 28630,
     "ROLLOUT_HTTP_PORT": 28632,
+    "CONSOLE_PORT": 28650,
     "PROMETHEUS_PORT": 28690,
     "GRAFANA_PORT": 28700,
 }
@@ -72,17 +74,17 @@ class Stack:
         """Build or pull every image of the profile; those that no registry gives are built from Debian's packages."""
         if not self._has_or_pulls(BASE):
             self._run(str(_DOCKER / "base_image.sh"), BASE, timeout_s=600)
+        dockerfile = (REPOSITORY / "services/Dockerfile").read_text()
+        [(node, version)] = re.findall(r"(?m)^ARG NODE_IMAGE=(node:([\d.]+)\S*)$", dockerfile)
+        if not self._has_or_pulls(node):
+            self._build_stand_in("node", node, "--build-arg", f"VERSION={version}")
         # The engine's bridge network may lack name resolution; the host's network has it.
         self._run("scripts/images.sh", "--network", "host", timeout_s=3000)
         services = json.loads(self.compose("config", "--format", "json"))["services"]
         for service, target in STAND_INS.items():
             image = services[service]["image"]
             if not self._has_or_pulls(image):
-                with (_DOCKER / "StandIns.Dockerfile").open() as dockerfile:
-                    self._run(
-                        "docker", "build", "--network", "host", "--target", target, "--tag", image, "-",
-                        stdin=dockerfile, timeout_s=600,
-                    )  # fmt: skip
+                self._build_stand_in(target, image)
         if not self._has_or_pulls(services["grafana"]["image"]):
             self.up_options = ["--pull", "never", "--scale", "grafana=0"]
 
@@ -138,6 +140,13 @@ class Stack:
         label = f"label=com.docker.compose.project={PROJECT}"
         kinds = (("ps", "--all"), ("network", "ls"), ("volume", "ls"))
         return " ".join(self._run("docker", *kind, "--quiet", "--filter", label) for kind in kinds).split()
+
+    def _build_stand_in(self, target: str, image: str, *options: str) -> None:
+        with (_DOCKER / "StandIns.Dockerfile").open() as dockerfile:
+            self._run(
+                "docker", "build", "--network", "host", "--target", target, "--tag", image, *options, "-",
+                stdin=dockerfile, timeout_s=600,
+            )  # fmt: skip
 
     def _has_or_pulls(self, image: str) -> bool:
         return self._try("docker", "image", "inspect", image) or self._try("docker", "pull", image)

@@ -13,7 +13,7 @@ from deployment_tools import REPOSITORY, compose
 
 FILE = REPOSITORY / "docker-compose.yml"
 PROFILES = ("cpu", "gpu")
-SERVICES = ("retriever", "reward", "rollout", "trainer", "cli")
+SERVICES = ("retriever", "reward", "rollout", "trainer", "console", "cli")
 """Images that are built from this repository."""
 Object = dict[str, Any]
 

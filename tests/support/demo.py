@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,17 +17,17 @@ import psutil
 from forage_cli.runs.history import Report, check
 
 T = TypeVar("T")
-FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()"]
+REPOSITORY = Path(__file__).resolve().parents[2]
+FORAGE = [str(REPOSITORY / ".venvs/cli/bin/python"), "-c", "from forage_cli.main import main; main()"]
 PROGRAMS = ("trainer", "rollout", "reward", "retriever", "redis")
 
 
 class Demo:
     """One run's command and folder. `steps` counts the optimizer steps that it has reported."""
 
-    def __init__(self, repository: Path, folder: Path, base_port: int, settings: list[str]) -> None:
+    def __init__(self, folder: Path, base_port: int, settings: list[str]) -> None:
         self.base_port = base_port
         self.runs = folder / "runs"
-        self._repository = repository
         self._settings = [f"run.dir={self.runs}", *settings]
         self._log = folder / "demo.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -35,9 +35,7 @@ class Demo:
     def start(self, *options: str) -> None:
         command = [*FORAGE, "demo", *options, *self._settings]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self._repository, start_new_session=True
-            )
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=REPOSITORY, start_new_session=True)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -86,11 +84,26 @@ class Demo:
 
     def kill(self, program: str) -> None:
         """kill -9 the process that the supervisor started for a program."""
+        self._find(program).kill()
+
+    @contextmanager
+    def pause(self, program: str) -> Iterator[None]:
+        """Freeze a program and all that it started, so that the run cannot end meanwhile."""
+        process = self._find(program)
+        frozen = [process, *process.children(recursive=True)]
+        for member in frozen:
+            member.suspend()
+        try:
+            yield
+        finally:
+            for member in frozen:
+                member.resume()
+
+    def _find(self, program: str) -> psutil.Process:
         for child in psutil.Process(self.process.pid).children():
             if _read_environment(child).get("FORAGE_RUN_TOKEN", "").startswith(f"{program}-"):
-                child.kill()
-                return
-        raise AssertionError(f"no {program} process to kill")
+                return child
+        raise AssertionError(f"no {program} process runs")
 
     def interrupt(self) -> None:
         """Interrupt the demo as Ctrl-C does."""

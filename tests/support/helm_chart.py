@@ -76,9 +76,24 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
             "image": {"digest": DIGEST},
             "exporter": {"enabled": True, "image": {"digest": DIGEST}},
         },
+        "console": {
+            **_SCHEDULING,
+            "enabled": True,
+            "image": {"digest": DIGEST},
+            "ingress": {
+                "enabled": True,
+                "className": "nginx",
+                "host": "forage.example",
+                "tlsSecret": "forage-tls",
+                "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "3600"},
+            },
+        },
         "storage": {"shared": {"storageClassName": "nfs"}},
         "networkPolicy": {
-            "clients": {"rollout": [{"namespaceSelector": {"matchLabels": {"team": "search"}}}]},
+            "clients": {
+                "rollout": [{"namespaceSelector": {"matchLabels": {"team": "search"}}}],
+                "console": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}],
+            },
             "extraEgress": {"reward": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": 443}]}]},
         },
     },
@@ -126,6 +141,7 @@ MATRIX: dict[str, Mapping[str, Any] | Path] = {
         "trainer": {**_SCHEDULING, "mode": "rayjob", "nodes": 2},
     },
     "probes during training": {"settings": {"trainer": {"probe": {"freq": 10}}}},
+    "console": {"console": {"enabled": True, "auth": {"existingSecret": "console-token"}}},
     "serve only": {"trainer": {"mode": "none"}, "retriever": {"data": {"kind": "shared"}}},
     "train only": {"rollout": {"mode": "none"}, "retriever": {"enabled": False}, "reward": {"enabled": False}},
     "retriever only": {

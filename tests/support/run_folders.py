@@ -7,21 +7,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forage_cli.runs.folder import RunFolder
 from forage_common.settings import Settings
+from forage_records.run_folder import RunFolder
 
 Row = Mapping[str, Any]
 
 
 def write_run(folder: Path, validations: Mapping[str, Sequence[Row]], steps: Iterable[Row]) -> RunFolder:
     """A run that has ended. The first trajectory of a validation decides its exact match."""
+    taken = list(steps)
     (folder / "settings.yaml").write_text(Settings().to_yaml())
     (folder / "validation").mkdir()
     for label, rows in validations.items():
-        summary = {"em": rows[0]["em"], "count": len(rows)}
+        last = 0 if label == "before" else len(taken) if label == "after" else int("0" + label.rpartition("-")[2])
+        summary = {"em": rows[0]["em"], "count": len(rows), "version": last}
         (folder / "validation" / f"{label}.json").write_text(json.dumps(summary))
         (folder / "validation" / f"{label}.jsonl").write_text(write_lines(rows))
-    (folder / "metrics.jsonl").write_text(write_lines(steps))
+    (folder / "metrics.jsonl").write_text(write_lines(taken))
     return RunFolder.open(folder)
 
 

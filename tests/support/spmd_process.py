@@ -84,6 +84,7 @@ def run(worker: PolicyWorker, settings: Settings, state: Path) -> dict[str, torc
     advantages = torch.linspace(-1, 1, batch.mask.numel()).view_as(batch.mask) * batch.mask
     returns = advantages.flip(0) * 2
     results = {"old": old, "reference": reference, "values": values}
+    results["old_too"], results["entropies"] = worker.log_probs_and_entropies(batch)
 
     def step(name: str) -> None:
         result = worker.update(batch, advantages, reference, old, 2)
@@ -99,7 +100,8 @@ def run(worker: PolicyWorker, settings: Settings, state: Path) -> dict[str, torc
     step("again")
     results["log_probs"], results["critic"] = worker.log_probs(batch), worker.values(batch)
     single = worker.update(batch, advantages, reference, None, 2)
-    results["seen"] = single.log_probs
+    assert single.entropies is not None
+    results["seen"], results["seen_entropies"] = single.log_probs, single.entropies
     return results | {f"weights.{name}": tensor for name, tensor in worker.weights(torch.float32).items()}
 
 

@@ -15,7 +15,7 @@ from scipy import stats
 
 from forage_common.v1.probe_pb2 import Probed, ProbePoint
 from forage_common.v1.trajectory_pb2 import Status
-from forage_probe.statistics import estimate_mean
+from forage_records.statistics import estimate_mean
 
 PREMATURE = 0.4
 """Rank correlation of confidence and thought below which the answer is taken to precede the thought."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from forage_common.clients.calls import RefusedError
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import DataError
 from forage_common.settings import Settings
-from forage_common.v1.trajectory_pb2 import Prompt, Purpose, Sampling, Trajectory
-from forage_records.questions import Question
+from forage_common.text.search_prompt import format_search_prompt
+from forage_common.v1.trajectory_pb2 import ChatMessage, Prompt, Purpose, Sampling, Trajectory
+
+if TYPE_CHECKING:  # questions need pyarrow, which the rollout service's environment lacks
+    from forage_records.questions import Question
 
 
 def build_prompts(
@@ -37,6 +42,20 @@ def build_prompts(
         )
         for index, question in enumerate(questions)
     ]
+
+
+def build_ask_prompt(settings: Settings, question: str, temperature: float = 0.0, environment: str = "") -> Prompt:
+    """Build the prompt that asks one question for one trajectory."""
+    return Prompt(
+        run_id=settings.run.id,
+        group_uid=f"ask/{time.time_ns()}",
+        data_source=next(iter(settings.reward.routes)),
+        messages=[ChatMessage(role="user", content=format_search_prompt(question))],
+        samples=1,
+        sampling=Sampling(temperature=temperature),
+        purpose=Purpose.PURPOSE_ASK,
+        environment=environment,
+    )
 
 
 def trajectory_ids(prompt: Prompt) -> set[str]:

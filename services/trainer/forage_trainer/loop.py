@@ -17,6 +17,7 @@ from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1.trajectory_pb2 import Policy
+from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
@@ -31,6 +32,7 @@ from forage_trainer.data.dataset import make_batches
 from forage_trainer.data.digests import digest_tokens
 from forage_trainer.data.feeder import Feeder
 from forage_trainer.data.routes import EnvironmentCheck
+from forage_trainer.data.selection import SELECTED_NONE
 from forage_trainer.engine.policy_worker import PolicyWorker
 from forage_trainer.reporting.guards import Guards
 from forage_trainer.reporting.lines import StepLines, describe_policy
@@ -42,6 +44,7 @@ from forage_trainer.shifts import Shifts
 from forage_trainer.step import PolicyStep, Stopwatch
 from forage_trainer.validation.evaluation import Validation
 from forage_trainer.validation.probe import ValidationProbe
+from forage_trainer.validation.schedule import Validations
 from forage_trainer.waiting import RedisRetry
 from forage_trainer.weights.direct_sender import open_sender
 from forage_trainer.weights.dtype import copy_weights
@@ -77,7 +80,7 @@ class TrainingLoop:
         self._disk = self._retry.disk
         self._data_digest = train.digest
         self._total = trainer.total_training_steps
-        self._state, self._metrics_file = StateFile(folder), MetricsFile(folder)
+        self._state, self._metrics_file, self._events = StateFile(folder), MetricsFile(folder), EventLog(folder)
         checkpoints = folder / "checkpoints"
         self._checkpoints = Checkpoints(checkpoints, trainer.max_ckpt_to_keep, worker.parameters, worker.world_size)
         self._uploader = Uploader(checkpoints, trainer.upload_url, settings.run.id) if trainer.upload_url else None
@@ -98,9 +101,9 @@ class TrainingLoop:
         self._step_files = StepFiles(settings)
         self._tracker = Tracker(settings)
         self._lines = StepLines(self._metrics_file, self._tracker, self._total, self._disk)
-        self._validation = Validation(
-            settings, streams, validation.rows, self._state, self._retry, health, self._on_silence, check=check
-        )
+        shared = self._state, self._retry, health, self._on_silence, check
+        build = partial(Validations, settings, lambda questions: Validation(settings, streams, questions, *shared))
+        self._validations = build(train.rows, validation.rows, self._record_validation, self._events)
         self._validation_probe = ValidationProbe(settings, validation.rows, self._state) if trainer.probe.freq else None
         self._refusals = Refusals(streams, self._retry, health)
         self._version = 0
@@ -112,7 +115,7 @@ class TrainingLoop:
         self._parts: dict[str, Stateful] = {
             "guards": self._guards,
             "kl": self._step.kl,
-            "validation": self._validation,
+            **self._validations.parts,
         }
 
     def run(self) -> None:
@@ -141,6 +144,11 @@ class TrainingLoop:
             if self._uploader is not None:
                 self._uploader.close(self._settings.trainer.upload_wait_s if done else 0.0)
 
+    @property
+    def step(self) -> int:
+        """The last step that was taken."""
+        return self._version
+
     def _train(self) -> None:
         self._state.set(Phase.STARTING, "taking over the run")
         has_begun = any((self._settings.run.folder / "policies").glob("v*"))
@@ -156,24 +164,22 @@ class TrainingLoop:
         held = self._batcher.start(max(self._version, self._replay_until))
         epoch = self._streams.epoch
         get_logger().info("trainer_started", step=self._version, total=self._total, epoch=epoch, groups_held=held)
+        kind = EventKind.START if start.checkpoint is None else EventKind.RESUME
+        self._events.append(kind, f"at step {self._version} of {self._total}, as epoch {epoch}", self._version)
         self._health.mark_started()
-        if self._settings.trainer.val_before_train and self._version == 0:
-            self._validation.begin("before", policy)
-            self._feeder.issue_up_to_bound(0)  # sampled while the last answers of the validation are awaited
-            self._record_validation(self._validation.finish())
-        self._disk(lambda: self._checkpoints.mark_best(self._validation.scores()))
-        self._validation.resume()
+        if self._version == 0:
+            self._validations.begin_first(policy, lambda: self._feeder.issue_up_to_bound(0))
+        self._disk(lambda: self._checkpoints.mark_best(self._validations.scores()))
+        self._validations.resume()
         # The previous process may have died before it began these.
-        self._validate_step(policy)
+        self._validations.begin(policy)
         self._probe(policy)
         while self._version < self._total:
             policy = self._take_step(policy)
             self._poll()
-            self._validate_step(policy)
+            self._validations.begin(policy)
             self._probe(policy)
-        self._record_validation(self._validation.finish())
-        self._validation.begin("after", policy)
-        self._record_validation(self._validation.finish())
+        self._validations.end(policy)
         self._batcher.clear()
         self._state.set(Phase.DONE, f"{self._total} steps", self._total, self._total)
         get_logger().info("trainer_done", step=self._version)
@@ -196,22 +202,28 @@ class TrainingLoop:
 
     def _train_on(self, batch: Batch, policy: Policy, clock: Stopwatch, began: float) -> Policy:
         step = batch.number
+        late = self._feeder.find_latest(step, batch.stragglers)
+        files = self._step_files
+        on_record = (lambda one: self._disk(lambda: files.write(step, late, one))) if files.is_kept(step) else None
         if self._rollbacks.is_skipped(step):
-            get_logger().warning("step_skipped", step=step, reason="a guard rolled the run back because of it")
-            metrics = compute_trajectory_metrics(batch.groups, policy.version)
-            metrics |= batch.metrics | {"dead_groups": 0, "guards": ["skipped"]}
+            why = "a guard rolled the run back because of it"
+            get_logger().warning("step_skipped", step=step, reason=why)
+            self._events.append(EventKind.SKIP, f"trains on nothing: {why}", step)
+            metrics = compute_trajectory_metrics(batch.groups, policy.version) | batch.metrics
+            metrics |= {"dead_groups": 0, "guards": ["skipped"]}
+            if on_record is not None:
+                on_record(StepRecord(batch, SELECTED_NONE, policy.version, unused=why))
         else:
-            on_record = partial(self._keep_record, step) if self._step_files.is_kept(step) else None
             with self._batcher.assemble_ahead():
                 metrics = self._step(batch, policy, clock, self._stop.check, on_record)
             metrics["tokens_digest"] = digest_tokens(batch.groups)
             self._check_guards(step, metrics, len(batch.groups), clock, began)
         self._version = step
         if step > self._replay_until:
-            self._pending.add(batch, policy.epoch, self._feeder.find_latest(step, batch.stragglers))
+            self._pending.add(batch, policy.epoch, late)
             self._batcher.mark_consumed(step)
         is_saved = step % self._settings.trainer.save_freq == 0
-        must_last = step == self._total or self._is_validated(step) or self._is_stream_full()
+        must_last = step == self._total or self._validations.is_due(step) or self._is_stream_full()
         with clock("publish"):
             self._settle_policy(wait=True)
             # Refused where a later trainer works: nothing below is done then.
@@ -229,9 +241,6 @@ class TrainingLoop:
             line |= self._lines.build(step, metrics, clock.seconds, time.perf_counter() - began)
         self._lines.report(line)
         return policy
-
-    def _keep_record(self, step: int, record: StepRecord) -> None:
-        self._disk(lambda: self._step_files.write(step, record))
 
     def _save_checkpoint(self, line: dict[str, Any], wait: bool) -> None:
         """Begin a checkpoint once the one before is over; with `wait`, return once it is durable and acknowledged."""
@@ -270,10 +279,11 @@ class TrainingLoop:
 
     def _settle_checkpoint(self, wait: bool) -> None:
         """Acknowledge what the checkpoint that was begun last has consumed, once it is durable."""
-        saved = self._checkpoints.settle(wait, self._validation.open_versions)
+        saved = self._checkpoints.settle(wait, self._validations.open_versions)
         if saved is None:
             return
         get_logger().info("checkpoint_saved", step=parse_step(saved), folder=str(saved))
+        self._events.append(EventKind.CHECKPOINT, f"{saved.parent.name}/{saved.name}", parse_step(saved))
         self._acknowledge(parse_step(saved))
         self._kept_groups.prune(self._checkpoints.oldest_kept())
         if self._uploader is not None:
@@ -296,24 +306,10 @@ class TrainingLoop:
         limit = self._retry(self._streams.read_byte_limit)
         return 0 < limit <= self._retry(lambda: self._streams.measure_bytes(self._streams.trajectories))
 
-    def _is_validated(self, step: int) -> bool:
-        """Whether a validation follows this step. Such a step has a checkpoint too, which may be the best one."""
-        frequency = self._settings.trainer.test_freq
-        return frequency > 0 and step % frequency == 0 and 0 < step < self._total
-
-    def _validate_step(self, policy: Policy) -> None:
-        """Begin the validation that follows this step, if any, and wait for it unless it overlaps with training."""
-        if not self._is_validated(self._version):
-            return
-        self._record_validation(self._validation.finish())
-        self._validation.begin(f"step-{self._version}", policy)
-        if self._settings.trainer.validation_mode != "overlapped":
-            self._record_validation(self._validation.finish())
-
     def _poll(self) -> None:
         """Take note of what went on beside the training."""
         self._settle_policy(wait=False)
-        self._record_validation(self._validation.poll())
+        self._validations.poll()
         self._end_checkpoint(wait=False)
 
     def _poll_in_wait(self) -> None:
@@ -326,11 +322,10 @@ class TrainingLoop:
             if self._pending.steps:
                 self._save_checkpoint(self._lines.last, wait=True)
 
-    def _record_validation(self, result: dict[str, Any] | None) -> None:
+    def _record_validation(self, result: dict[str, Any]) -> None:
         """Send a result to the trackers under the current step: some trackers refuse an earlier one."""
-        if result is not None:
-            self._tracker.log_validation(self._version, result)
-            self._disk(lambda: self._checkpoints.mark_best(self._validation.scores()))
+        self._tracker.log_validation(self._version, result)
+        self._disk(lambda: self._checkpoints.mark_best(self._validations.scores()))
 
     def _probe(self, policy: Policy) -> None:
         """Probe the policy if the schedule says so."""
@@ -347,6 +342,7 @@ class TrainingLoop:
         trips = self._guards.check(metrics, groups)
         metrics["guards"] = [trip.guard for trip in trips]
         for trip in trips:
+            self._events.append(EventKind.GUARD, f"{trip.guard} ({trip.action}): {trip.reason}", step)
             get_logger().warning("guard_tripped", step=step, guard=trip.guard, action=trip.action, reason=trip.reason)
         if trips and trips[0].action != "warn":
             self._retry(self._streams.check_epoch)  # what a superseded trainer computes is not the run's

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from forage_common.errors import DiskFullError, FencedError, UserError
+from forage_common.errors import DiskFullError, FencedError, ForageError, UserError
 from forage_common.files.model_folder import check_model_folder
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.stop import Stop, Stopped
@@ -13,14 +15,19 @@ from forage_common.streams.durability import require_durability
 from forage_common.streams.history import open_history
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.logs import get_logger
+from forage_records.events import EventKind, EventLog
 from forage_records.questions import Questions, read_questions
 from forage_trainer.checkpoints.rollbacks import RolledBackError
 from forage_trainer.data.batcher import BatchTimeoutError, StaleGroupsError
 from forage_trainer.data.chat_tokenizer import ChatTokenizer
 from forage_trainer.data.dataset import make_batches, report_questions
 from forage_trainer.data.routes import EnvironmentCheck, check_rewards
+from forage_trainer.reporting.settings_file import write_settings
 from forage_trainer.shifts import ShiftError, Shifts
 from forage_trainer.waiting import CALL_TIMEOUT_S, CollectiveTimeoutError, RedisRetry
+
+if TYPE_CHECKING:
+    from forage_trainer.loop import TrainingLoop
 
 _GIVEN_UP = (FencedError, BatchTimeoutError, CollectiveTimeoutError, StaleGroupsError, DiskFullError, ShiftError)
 EXIT_FAILED, EXIT_ROLLED_BACK, EXIT_STOPPED = 1, 3, 143
@@ -129,6 +136,7 @@ def _train(
     retry = RedisRetry(stop, health)
     retry(lambda: require_durability(streams, settings.redis))
     EnvironmentCheck(settings, streams, (train, validation), retry, stop)()
+    write_settings(settings)
     trainer, shifts = settings.trainer, None
     if trainer.placement == "colocated":
         shifts = Shifts(streams, retry, stop, trainer.batch_timeout_s)
@@ -140,9 +148,29 @@ def _train(
         health.wait_for("start", "building the engine")
         worker = PolicyWorker(settings)
         try:
-            TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health, shifts).run()
+            loop = TrainingLoop(settings, streams, worker, train, validation, pad_id, stop, health, shifts)
+            with _record_end(settings, loop):
+                loop.run()
         finally:
             worker.close()
     finally:
         if shifts is not None:
             shifts.close()
+
+
+@contextmanager
+def _record_end(settings: Settings, loop: TrainingLoop) -> Iterator[None]:
+    """Write how the training ends into the run's events."""
+    events = EventLog(settings.run.folder)
+    try:
+        yield
+    except Stopped:
+        events.append(EventKind.STOP, "the trainer was asked to stop", loop.step)
+        raise
+    except RolledBackError as error:
+        events.append(EventKind.ROLLBACK, str(error), loop.step + 1)
+        raise
+    except ForageError as error:
+        events.append(EventKind.FAILURE, str(error), loop.step)
+        raise
+    events.append(EventKind.END, f"{loop.step} steps", loop.step)

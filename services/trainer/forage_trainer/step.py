@@ -98,10 +98,11 @@ class PolicyStep:
         metrics |= leave_out_unusable(groups, self._trainer)
         selected = select_trajectories(groups, algorithm)
         metrics |= {"dead_groups": selected.dead_groups, "filtered_groups": len(selected.filtered)}
+        record = StepRecord(batch, selected, policy.version)
         tensors = build_step_tensors(selected, policy.version, policy.epoch, self._pad_id, algorithm)
         if tensors is None:
             which = "valid trajectories of unequal reward" if selected.filtered else "valid trajectories"
-            return self._skip_update(batch, policy, metrics, f"no group has enough {which}", on_record)
+            return self._skip_update(record, metrics, f"no group has enough {which}", on_record)
         tensors, overlong = subtract_penalties(tensors, algorithm.overlong)
         metrics |= overlong
         # During the critic's warm-up the actor is not updated, and the same policy is published again.
@@ -111,12 +112,12 @@ class PolicyStep:
             with clock("probe"):
                 overconfidence = self._penalty.measure_overconfidence(selected.trajectories, policy, check)
             metrics |= self._penalty.compute_metrics(overconfidence, selected.trajectories)
-        record = StepRecord(groups, selected.trajectories, policy.version, tensors, overconfidence=overconfidence)
+        record = replace(record, tensors=tensors, overconfidence=overconfidence)
         try:
-            record, estimate_metrics = self._estimate(record, tensors, clock, check)
+            record, estimate_metrics = self._estimate(record, tensors, clock, check, on_record is not None)
         except NonFiniteValueError as error:
             # Nothing may be trained on it. The loss that there is not trips the guard, which decides how to go on.
-            return self._skip_update(batch, policy, metrics | {"loss": math.nan}, str(error), on_record)
+            return self._skip_update(record, metrics | {"loss": math.nan}, str(error), on_record)
         metrics |= estimate_metrics
         advantages, returns, old = record.advantages, record.returns, record.log_probs
         assert advantages is not None
@@ -124,15 +125,17 @@ class PolicyStep:
         if algorithm.overlong.filter:
             trained, metrics["overlong_filtered"] = mask_cut(tensors, record.rows)
             if trained is None:
-                return self._skip_update(batch, policy, metrics, "a limit cut off every trajectory", on_record)
+                return self._skip_update(record, metrics, "a limit cut off every trajectory", on_record)
             tensors = trained
+            record = replace(record, tensors=trained)
         if self._critic is not None and record.values is not None:
             with clock("critic"):
                 metrics |= self._critic.update_critic(tensors, record.values, returns, self._batch_size)
         if updates_actor:
             with clock("update"):
                 result = self._worker.update(tensors, advantages, record.reference, old, self._batch_size)
-            record = replace(record, log_probs=result.log_probs)
+            entropies = result.entropies if self._takes_one_update else record.entropies
+            record = replace(record, log_probs=result.log_probs, entropies=entropies)
             metrics |= self._update_metrics(tensors, record.reference, result)
         if on_record is not None:
             on_record(record)
@@ -140,31 +143,41 @@ class PolicyStep:
 
     def _skip_update(
         self,
-        batch: Batch,
-        policy: Policy,
+        record: StepRecord,
         metrics: dict[str, Any],
         reason: str,
         on_record: Callable[[StepRecord], object] | None,
     ) -> dict[str, Any]:
         names = ("dead_groups", "filtered_groups", "too_long_trajectories", "cut_trajectories")
         unused = {name: metrics[name] for name in names}
-        get_logger().warning("step_without_update", batch=batch.number, **unused, reason=reason)
+        get_logger().warning("step_without_update", batch=record.batch.number, **unused, reason=reason)
         if on_record is not None:
-            on_record(StepRecord(batch.groups, (), policy.version))
+            on_record(StepRecord(record.batch, record.selected, record.version, unused=reason))
         return metrics | to_verl_names(metrics)
 
     def _estimate(
-        self, record: StepRecord, tensors: StepTensors, clock: Stopwatch, check: Callable[[], None]
+        self,
+        record: StepRecord,
+        tensors: StepTensors,
+        clock: Stopwatch,
+        check: Callable[[], None],
+        with_entropies: bool,
     ) -> tuple[StepRecord, dict[str, Any]]:
         """Compute the input of the updates; returns the record with it, and metrics.
 
         The record's log_probs are those of the policy before any update, None where the settings need none.
+
+        Args:
+            with_entropies: whether entropies are wanted; a single update gives them anyway.
         """
         algorithm = self._trainer.algorithm
-        old = values = None
-        if algorithm.use_kl_in_reward or self._worker.updates_per_step(self._batch_size) > 1:
+        old = values = entropies = None
+        if algorithm.use_kl_in_reward or not self._takes_one_update:
             with clock("logp"):
-                old = self._worker.log_probs(tensors)
+                if with_entropies and not self._takes_one_update:
+                    old, entropies = self._worker.log_probs_and_entropies(tensors)
+                else:
+                    old = self._worker.log_probs(tensors)
             check()
         with clock("ref"):
             reference = self._worker.reference_log_probs(tensors)
@@ -209,8 +222,13 @@ class PolicyStep:
             log_probs=old,
             reference=reference,
             values=values,
+            entropies=entropies,
         )
         return record, metrics
+
+    @property
+    def _takes_one_update(self) -> bool:
+        return self._worker.updates_per_step(self._batch_size) == 1
 
     def _update_metrics(
         self, tensors: StepTensors, reference: torch.Tensor | None, result: UpdateResult

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -79,6 +80,35 @@ def test_a_client_lists_the_data_sources_that_have_a_reward(service: Service) ->
             await client.close()
 
     assert asyncio.run(ask()) == {"world_facts", "nq", "composed", "shadowed", "user"}
+
+
+def explain(service: Service, item: reward_pb2.ScoreItem, score: trajectory_pb2.Score) -> str:
+    async def ask() -> str:
+        client = RewardClient(Settings(reward=RewardSettings(grpc_address=service.address)))
+        try:
+            return await client.explain(item, score)
+        finally:
+            await client.close()
+
+    return asyncio.run(ask())
+
+
+def test_the_score_that_a_client_sends_is_explained_and_not_computed_again(service: Service) -> None:
+    (scored,) = service.open_stub().Score(reward_pb2.ScoreRequest(items=[ITEM]), timeout=20).items
+    scored.score.components.add(name="bonus", raw=7.0, weighted=3.5)  # no reward of this service gives it
+    text = explain(service, ITEM, scored.score)
+    steps = [line.split("│")[2].strip() for line in text.splitlines() if line.count("│") == 4]
+    assert steps[:4] == ["<think>", "t", "</think>", "<search>"]
+    assert "score of search_r1_format" in text
+    assert "+3.5" in text
+    assert "'Oslo'" in text
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_an_item_without_text_of_the_model_cannot_be_explained(service: Service) -> None:
+    with pytest.raises(grpc.RpcError, match="no span was written by the model"):
+        explain(service, reward_pb2.ScoreItem(), trajectory_pb2.Score())
 
 
 def test_sigterm_stops_the_service_in_order(start: StartReward) -> None:

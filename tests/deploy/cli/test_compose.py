@@ -38,6 +38,7 @@ METRICS_ADDRESSES = {
     "reward": "reward.health_address",
     "rollout": "rollout.health_address",
     "trainer": "trainer.health_address",
+    "console": "console.http_address",
 }
 """Job of Prometheus → setting with the address of its metrics."""
 
@@ -182,7 +183,7 @@ def test_ports_are_published_on_loopback_only(stack: Object) -> None:
             published[int(port["published"])] = (name.removesuffix("-gpu"), port["target"])
     assert published == {
         18610: ("retriever", 18610), 18630: ("rollout", 18630), 18632: ("rollout", 18632),
-        9090: ("prometheus", 9090), 3000: ("grafana", 3000),
+        18650: ("console", 18650), 9090: ("prometheus", 9090), 3000: ("grafana", 3000),
     }  # fmt: skip
 
 
@@ -240,7 +241,7 @@ def test_every_service_loads_its_settings_and_reaches_the_others(stack: Object) 
             continue
         settings = load_settings_of(stack, service)
         reachable = list_reachable(stack, service)
-        for setting, address in list_addresses(settings, [*SERVING[1:], Program.TRAINER]).items():
+        for setting, address in list_addresses(settings, [*SERVING[1:], Program.TRAINER, Program.CONSOLE]).items():
             host, port = split_address(address)
             section = setting.partition(".")[0]
             assert port == ports[setting], (name, setting)
@@ -262,13 +263,14 @@ def test_trainer_and_rollout_reach_each_other_where_they_reach_redis(stack: Obje
 def test_only_the_users_of_redis_reach_it(stack: Object) -> None:
     reaching = [name for name, service in list_services(stack) if "redis" in list_reachable(stack, service)]
     callers = {name.removesuffix("-gpu") for name in reaching}
-    assert callers == {"redis", "exporter", "rollout", "trainer", "forage"}
+    assert callers == {"redis", "exporter", "rollout", "trainer", "console", "forage"}
     for name in callers - {"redis", "exporter"}:
         service = _find_service(stack, name)
         settings = load_settings_of(stack, service)
         assert settings.redis.url == "redis://redis:6379/0"
         secrets = {secret["target"] for secret in service["secrets"]}
-        assert {str(settings.redis.password_file), str(settings.rollout.auth_token_file)} == secrets, name
+        own = {str(settings.console.auth_token_file)} if name == "console" else set()
+        assert {str(settings.redis.password_file), str(settings.rollout.auth_token_file)} | own == secrets, name
 
 
 def test_redis_writes_to_disk_before_its_reply(stack: Object) -> None:
@@ -299,6 +301,14 @@ def test_files_of_a_run_are_on_a_volume(stack: Object) -> None:
     volumes = {mount["target"]: mount["source"] for mount in retriever["volumes"]}
     assert volumes == {"/data": "data", "/cache": "indexes"}
     assert load_settings_of(stack, retriever).retriever.cache_dir.is_relative_to("/cache")
+
+
+def test_what_the_console_derives_from_runs_is_on_a_volume(stack: Object) -> None:
+    console = stack["services"]["console"]
+    volumes = {mount["target"]: mount["source"] for mount in console["volumes"] if mount["type"] == "volume"}
+    assert volumes == {"/data": "data", "/cache": "console"}
+    assert load_settings_of(stack, console).console.cache_dir.is_relative_to("/cache")
+    assert not any(mount.startswith("/cache") for mount in console["tmpfs"]), "its memory is limited"
 
 
 def test_the_environment_selects_another_recipe() -> None:

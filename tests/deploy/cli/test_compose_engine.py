@@ -10,7 +10,7 @@ from compose_engine import PORTS, Stack
 
 pytestmark = [pytest.mark.timeout(7200)]
 STEPS = 5
-JOBS = {"retriever", "reward", "rollout", "trainer", "redis"}
+JOBS = {"retriever", "reward", "rollout", "trainer", "console", "redis"}
 _LEDGER = """
 import json
 from forage_cli.runs.ledger import count_groups
@@ -40,7 +40,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def test_no_group_is_lost_or_duplicated_by_a_kill_and_a_restart_of_the_stack(stack: Stack) -> None:
     output = stack.up()
-    for port in ("PROMETHEUS_PORT", "RETRIEVER_PORT"):
+    for port in ("PROMETHEUS_PORT", "RETRIEVER_PORT", "CONSOLE_PORT"):
         assert f"http://127.0.0.1:{PORTS[port]}" in output
 
     stack.wait_for(lambda: stack.query("forage_trainer_step").get("trainer", 0) >= 1, 600)

@@ -20,6 +20,11 @@ CALLS: dict[tuple[str, str], set[Ports]] = {
     ("rollout", "redis"): {6379},
     ("trainer", "redis"): {6379},
     ("trainer", "reward"): {18620},
+    ("console", "retriever"): {18610},
+    ("console", "reward"): {18620, 18621},
+    ("console", "rollout"): {18630, 18631},
+    ("console", "trainer"): {18641},
+    ("console", "redis"): {6379},
     ("test", "rollout"): {18630, 18631, 18632},
 }
 """(caller, service) → ports, as in docs/explanation/architecture.md."""
@@ -191,6 +196,11 @@ def test_external_traffic_is_limited_to_scraper_clients_object_store_and_collect
     assert ('{"namespaceSelector": {"matchLabels": {"team": "search"}}}', [18630, 18632]) in list_external(
         "every option on", "rollout", "ingress"
     )
+    ingress = list_external("every option on", "console", "ingress")
+    assert [("ingress-nginx" in peer, "monitoring" in peer, ports) for peer, ports in ingress] == [
+        (True, False, [18650]),
+        (False, True, [18650]),
+    ]
     internet = ('{"ipBlock": {"cidr": "0.0.0.0/0"}}', [443])
     assert internet in list_external("every option on", "retriever", "egress")
     assert internet in list_external("every option on", "trainer", "egress")

@@ -28,7 +28,7 @@ class ContainerProcess:
     def __init__(
         self, component: str, settings: Mapping[str, Any], folder: Path, free_address: Callable[[], str]
     ) -> None:
-        objects = render_values({"settings": settings})
+        objects = render_values({"settings": settings, "console": {"enabled": component == "console"}})
         [(_, pod)] = list_pods(find_object(objects, "Deployment", component))
         [self.container] = [container for container, is_init in list_containers(pod["spec"]) if not is_init]
         self.ports = {port["name"]: free_address().rpartition(":")[2] for port in self.container["ports"]}
@@ -36,7 +36,8 @@ class ContainerProcess:
         file.write_text(self._relocate(read_settings(objects), folder))
         replacements = {"python": str(REPOSITORY / f".venvs/{component}/bin/python")}
         replacements["/etc/forage/settings/settings.yaml"] = str(file)
-        environment = {entry["name"]: self._relocate(entry["value"], folder) for entry in self.container["env"]}
+        given = {entry["name"]: entry["value"] for entry in self.container["env"] if "value" in entry}
+        environment = {name: self._relocate(value, folder) for name, value in given.items()}
         paths = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
         self.process = subprocess.Popen(
             [replacements.get(word, word) for word in self.container["command"]],
@@ -48,6 +49,7 @@ class ContainerProcess:
     def _relocate(self, text: str, folder: Path) -> str:
         for port in self.container["ports"]:
             text = text.replace(f"0.0.0.0:{port['containerPort']}", f"127.0.0.1:{self.ports[port['name']]}")
+        text = text.replace("/etc/forage/", f"{folder}/etc/forage/")
         return text.replace("/data/", f"{folder}/data/").replace("/cache/", f"{folder}/cache/")
 
     def passes(self, probe: str) -> bool:
@@ -85,13 +87,16 @@ def start(tmp_path: Path, free_address: Callable[[], str]) -> Iterator[Callable[
         running.process.wait()
 
 
-@pytest.mark.parametrize("component", ["reward", "retriever"])
+@pytest.mark.parametrize("component", ["reward", "retriever", "console"])
 def test_a_container_passes_its_probes_and_exits_on_sigterm(
     component: str, start: Callable[..., ContainerProcess], tmp_path: Path
 ) -> None:
     corpus = tmp_path / "data/world/corpus.jsonl"
     corpus.parent.mkdir(parents=True)
     corpus.write_text(json.dumps({"id": "1", "contents": '"Mongolia"\nThe capital is Ulaanbaatar.'}) + "\n")
+    token = tmp_path / "etc/forage/console-token/token"
+    token.parent.mkdir(parents=True)
+    token.write_text("secret")
     running = start(component, {"retriever": {"mode": "bm25"}})
     deadline = time.monotonic() + 200
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):

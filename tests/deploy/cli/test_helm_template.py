@@ -161,6 +161,13 @@ def test_every_recipe_is_accepted_as_settings(recipe: Path) -> None:
         ({"settings": {"reward": {"grpc_address": "other:1"}}}, "settings.reward.grpc_address is set"),
         ({"settings": {"redis": {"url": "redis://x/0"}}}, "settings.redis.url is set"),
         ({"settings": {"rollout": {"auth_token_file": "/x"}}}, "set rollout.auth.existingSecret"),
+        ({"settings": {"console": {"auth_token_file": "/x"}}}, "set console.auth.existingSecret"),
+        ({"console": {"ingress": {"enabled": True}}}, "enable the console too"),
+        ({"console": {"enabled": True, "ingress": {"enabled": True}}}, "set it to the name that browsers use"),
+        (
+            {"console": {"enabled": True, "ingress": {"enabled": True, "host": "forage.example"}}},
+            "set networkPolicy.clients.console",
+        ),
         ({"settings": {"rollout": {"ray_address": "auto"}}}, "set rollout.mode"),
         ({"redis": {"external": {"url": "redis://x:6379/0"}}}, "set redis.enabled=false"),
         ({"redis": {"enabled": False}}, "set redis.external.url or redis.external.existingSecret"),
@@ -260,6 +267,7 @@ def test_a_changed_setting_restarts_the_components_that_read_it() -> None:
         "reward": ({"reward": {"workers": 2}}, {"reward", "rollout", "trainer"}),
         "retriever": ({"retriever": {"topk": 5}}, {"retriever", "rollout", "trainer"}),
         "tracing": ({"tracing": {"enabled": True}}, {"retriever", "reward", "rollout", "trainer"}),
+        "console": ({"console": {"trace_url": "https://tempo.example/{trace_id}"}}, set()),
     }
     for settings, restarted in changed.values():
         after = read_checksums(settings)

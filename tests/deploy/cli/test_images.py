@@ -1,4 +1,4 @@
-"""The images: rules for the Dockerfile, and with FORAGE_DOCKER_TESTS=1 two images built and run."""
+"""The images: rules for the Dockerfile, and with FORAGE_DOCKER_TESTS=1 three images built and run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helm_chart import CHART, list_containers, list_pods, render
 
 from forage_common.settings import Settings
 
-SERVICES = ("cli", "reward", "retriever", "rollout", "trainer")
+SERVICES = ("cli", "console", "reward", "retriever", "rollout", "trainer")
 """Images, named like the folders in services/."""
 GPU_SERVICES = ("retriever", "rollout", "trainer")
 OWNER = "10001:10001"
@@ -232,7 +232,7 @@ def test_the_chart_uses_images_that_exist_and_their_commands(name: str) -> None:
     [
         (
             {"SERVICES": "reward judge"},
-            "SERVICES contains judge, expected some of: cli reward retriever rollout trainer",
+            "SERVICES contains judge, expected some of: cli console reward retriever rollout trainer",
         ),
         ({"SERVICES": "reward", "GPU": "1"}, "reward has no GPU image, expected some of: retriever rollout trainer"),
         ({"GPU": "2"}, "GPU is '2', expected 1 or base"),
@@ -265,10 +265,10 @@ def run_docker(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def built() -> None:
-    """Images forage/cli and forage/reward of the working tree, built by scripts/images.sh."""
+    """Images forage/cli, forage/console and forage/reward of the working tree, built by scripts/images.sh."""
     if os.environ.get("FORAGE_DOCKER_TESTS") != "1":
         pytest.skip("builds images: set FORAGE_DOCKER_TESTS=1 where a Docker engine runs")
-    environment = os.environ | {"SERVICES": "cli reward", "REGISTRY": REGISTRY}
+    environment = os.environ | {"SERVICES": "cli console reward", "REGISTRY": REGISTRY}
     ended = subprocess.run([SCRIPT, "--network", "host"], env=environment, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr[-2000:]
 
@@ -278,6 +278,43 @@ def reward(built: None) -> Iterator[str]:
     name = run_docker("run", "--detach", *HARDENED, f"{REGISTRY}/forage/reward:{VERSION}")
     yield name
     run_docker("rm", "--force", name)
+
+
+@pytest.fixture
+def console(built: None, tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "token").write_text("token-of-the-test")
+    (tmp_path / "runs").mkdir()
+    tmp_path.chmod(0o755)
+    name = run_docker(
+        "run", "--detach", *HARDENED, "--volume", f"{tmp_path}:/mounted:ro", f"{REGISTRY}/forage/console:{VERSION}",
+        "console.auth_token_file=/mounted/token", "run.dir=/mounted/runs",
+    )  # fmt: skip
+    yield name
+    run_docker("rm", "--force", name)
+
+
+_READ_PAGES = """
+import json, re, urllib.error, urllib.request
+
+def read(path, **headers):
+    try:
+        return urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:18650{path}", headers=headers))
+    except urllib.error.HTTPError as error:
+        return error
+
+token = {"Authorization": "Bearer token-of-the-test"}
+index = read("/", **token)
+[style] = re.findall(r'href="(/assets/[^"]+[.]css)"', index.read().decode())
+runs = json.load(read("/api/runs", **token))["runs"]
+print(read("/").status, index.status, read(style, **token).headers.get_content_type(), runs)
+"""
+
+
+def wait_until_healthy(container: str) -> None:
+    deadline = time.monotonic() + 60
+    while (state := run_docker("inspect", "--format", "{{.State.Health.Status}}", container)) != "healthy":
+        assert time.monotonic() < deadline, f"{state}: {run_docker('logs', container)}"
+        time.sleep(1)
 
 
 @pytest.mark.timeout(1200)
@@ -294,13 +331,33 @@ def test_the_command_writes_the_world_on_a_read_only_file_system(built: None) ->
 
 @pytest.mark.timeout(1200)
 def test_the_reward_becomes_healthy_and_drains_on_stop(reward: str) -> None:
-    deadline = time.monotonic() + 60
-    while (state := run_docker("inspect", "--format", "{{.State.Health.Status}}", reward)) != "healthy":
-        assert time.monotonic() < deadline, f"{state}: {run_docker('logs', reward)}"
-        time.sleep(1)
+    wait_until_healthy(reward)
     run_docker("stop", "--time", "30", reward)
     assert run_docker("inspect", "--format", "{{.State.ExitCode}}", reward) == "0"
     assert '"event": "draining"' in run_docker("logs", reward)
+
+
+@pytest.mark.timeout(1200)
+def test_the_console_shows_its_pages_behind_its_token_and_ends_on_stop(console: str) -> None:
+    wait_until_healthy(console)
+    assert run_docker("exec", console, "python", "-c", _READ_PAGES).split() == ["401", "200", "text/css", "[]"]
+    run_docker("stop", "--time", "30", console)
+    assert run_docker("inspect", "--format", "{{.State.ExitCode}}", console) == "0"
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*HARDENED, "IMAGE"], "console.auth_token_file is not set"),
+        (["--read-only", "IMAGE", "console.http_address=127.0.0.1:18650"], "docker run --tmpfs /tmp"),
+    ],
+)
+def test_the_console_says_what_a_container_lacks(built: None, arguments: list[str], message: str) -> None:
+    image = f"{REGISTRY}/forage/console:{VERSION}"
+    command = ["docker", "run", "--rm", *(image if argument == "IMAGE" else argument for argument in arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
 
 
 def test_labels_are_those_of_this_checkout(built: None) -> None:

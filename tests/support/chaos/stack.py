@@ -109,7 +109,7 @@ class Stack:
     def start(self, *more: str) -> None:
         """Start the run, or resume it if it has begun."""
         how = ["--resume"] if self.starts else ["--base-port", str(self.base_port), f"run.id={self.run_id}"]
-        command = [*FORAGE, "demo", *how, f"run.dir={self.folder / 'runs'}", *self.settings, *more]
+        command = [*FORAGE, "demo", "--no-console", *how, f"run.dir={self.folder / 'runs'}", *self.settings, *more]
         self.starts += 1
         environment = os.environ | (self.store.environment if self.store else {})
         with (self.folder / "demo.log").open("ab") as log:

@@ -77,6 +77,7 @@ class Scenario:
     in_flight: groups that a dispatcher runs at once. full_every: as of `trainer.publish`.
     has_storage: policies are copied to an object store. shard_bytes: of published policies; all is one tensor or both.
     shares_cache: all engines are on one machine.
+    watch_freq: as of `trainer.watch_questions`.
     is_colocated: trainer and engines take turns on the same GPUs, whatever max_staleness and validation_mode say.
     ranges: shortest and longest seconds of each activity, drawn log-uniformly.
     """
@@ -101,6 +102,7 @@ class Scenario:
     ranges: dict[str, tuple[float, float]]
     faults: tuple[Fault, ...]
     is_colocated: bool = False
+    watch_freq: int = 0
 
     def build_settings(self, folder: Path) -> Settings:
         return Settings.model_validate(
@@ -117,6 +119,7 @@ class Scenario:
                     "save_freq": self.save_freq,
                     "test_freq": self.test_freq,
                     "validation_mode": "paused" if self.is_colocated else self.validation_mode,
+                    "watch_questions": {"freq": self.watch_freq, "count": 2},
                     "max_ckpt_to_keep": self.keep,
                     "max_refills": self.max_refills,
                     "publish": {
@@ -173,6 +176,7 @@ def draw_scenario(seed: int, kinds: Sequence[str] = KINDS) -> Scenario:
         ranges=ranges,
         faults=tuple(_draw_fault(draw, commits, kinds) for _ in range(count)),
         is_colocated=draw.random() < 0.25,
+        watch_freq=draw.choice((0, 2, 3)),
     )
 
 

@@ -184,13 +184,16 @@ def _check(settings: Settings, train: Any, scenario: Scenario) -> Iterator[str]:
     labels = {"before": 0, "after": total}
     if trainer.test_freq > 0:
         labels |= {f"step-{step}": step for step in range(trainer.test_freq, total, trainer.test_freq)}
+    if watch := trainer.watch_questions.freq:
+        labels |= {f"watch-{step}": step for step in (*range(0, total, watch), total)}
     for label, version in labels.items():
         try:
             result = json.loads((folder / "validation" / f"{label}.json").read_text())
         except OSError:
             yield f"validation {label} has no result"
             continue
-        if (result["version"], result["count"]) != (version, VALIDATION_QUESTIONS):
+        count = trainer.watch_questions.count if label.startswith("watch-") else VALIDATION_QUESTIONS
+        if (result["version"], result["count"]) != (version, count):
             yield f"validation {label}: {result}"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     reported = [line["step"] for line in lines]

@@ -73,7 +73,7 @@ def test_without_nvidia_smi_nothing_is_divided(monkeypatch: pytest.MonkeyPatch, 
 
 def test_eight_gpus_are_halved(machine: Callable[..., None]) -> None:
     machine(8)
-    shown = {"redis": "", "reward": "", "retriever": "", "rollout": "0,1,2,3", "trainer": "4,5,6,7"}
+    shown = {"redis": "", "reward": "", "retriever": "", "rollout": "0,1,2,3", "trainer": "4,5,6,7", "console": ""}
     assert show(load()) == shown
     assignment = assign_gpus(load("rollout.engine.tensor_parallel_size=2"), EVERY)
     settings = assignment.settings

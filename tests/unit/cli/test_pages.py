@@ -1,4 +1,4 @@
-"""Pages: values are escaped, figures use the page's colours, trajectories are split at tags and marks."""
+"""Pages: values are escaped, figures use the page's colours."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from forage_cli.reports import figures, page
-from forage_cli.reports.spans import Block, Mark, split_spans
-from forage_common.v1.trajectory_pb2 import Role, Span
+from forage_records.spans import Mark
 
 TEMPLATE = """{% extends "base.html" %}
 {% from "parts.html" import table, tiles %}
@@ -80,33 +79,6 @@ def test_a_trajectory_keeps_its_text_and_drops_newlines_at_the_ends_of_spans(pac
     assert '<span data-within="answer"> c </span>' in text
 
 
-def read_block(block: Block) -> list[str]:
-    return [f"[{piece.mark.label}]" if piece.mark else f"{piece.within}:{piece.text}" for piece in block.pieces]
-
-
-@pytest.mark.parametrize(
-    ("marks", "expected"),
-    [
-        ([], ["think:<think>", "think:abc", "think:</think>", ":x"]),
-        ([8], ["think:<think>", "think:a", "[8]", "think:bc", "think:</think>", ":x"]),
-        ([10, 7, 10], ["think:<think>", "[7]", "think:abc", "[10]", "[10]", "think:</think>", ":x"]),
-        ([0, 3], ["[0]", "[3]", "think:<think>", "think:abc", "think:</think>", ":x"]),
-        ([-5, 19, 99], ["[-5]", "think:<think>", "think:abc", "think:</think>", ":x", "[19]", "[99]"]),
-        ([18], ["think:<think>", "think:abc", "think:</think>", "[18]", ":x"]),
-    ],
-)
-def test_marks_split_the_text_at_their_positions(marks: list[int], expected: list[str]) -> None:
-    (block,) = split_spans([{"role": "model", "text": "<think>abc</think>x"}], [Mark(at, str(at)) for at in marks])
-    assert read_block(block) == expected
-
-
-def test_marks_count_over_all_spans_and_spans_may_be_messages() -> None:
-    spans = [Span(role=Role.ROLE_PROMPT, text="ab"), Span(role=Role.ROLE_ENV, text="cd")]
-    one, other = split_spans(spans, [Mark(2, "edge"), Mark(3, "in")])
-    assert (one.role, other.role) == ("prompt", "env")
-    assert (read_block(one), read_block(other)) == ([":ab", "[edge]"], [":c", "[in]", ":d"])
-
-
 @figures.apply_style()
 def draw(color: str) -> Figure:
     figure, axes = pyplot.subplots(figsize=(4, 3))
@@ -129,9 +101,52 @@ def test_figures_use_the_colours_of_the_page_and_share_no_ids() -> None:
         assert {a or b for a, b in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text)} <= set(own)
 
 
+TEXT = ("ink", "quiet", "accent", "good", "bad", "warn", "info", "author-model", "author-env", "author-prompt")
+BEHIND_INK = ("negative", "neutral", "positive", *(f"scale-{place}" for place in range(5)))
+MARKS = tuple(f"series-{place}" for place in range(6))
+
+
+def read_themes() -> dict[str, dict[str, str]]:
+    """Name of a theme → its tokens."""
+    css = Path(page.__file__).with_name("theme.css").read_text()
+    blocks = re.findall(r"(:root[^{;]*)\{(.*?)\}", css, re.DOTALL)
+    found = {selector.strip(): dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", body)) for selector, body in blocks}
+    return {selector: tokens for selector, tokens in found.items() if tokens}
+
+
+def compute_contrast(one: str, other: str) -> float:
+    """WCAG 2's contrast of two colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
 def test_the_page_defines_every_colour_of_figures_in_light_and_dark() -> None:
-    css = Path(page.__file__).with_name("page.css").read_text()
-    light, dark = css.split("@media (prefers-color-scheme: dark)")[:2]
+    light, *others = read_themes().values()
     for colour, variable in figures.VARIABLES.items():
-        assert f"{variable}: {colour};" in light, "the light page draws as the PNG does"
-        assert re.search(rf"{variable}: #[0-9a-f]{{6}};", dark)
+        name = variable.removeprefix("--")
+        assert light[name] == colour, "the light page draws as the PNG does"
+        assert all(name in theme for theme in others)
+
+
+def test_a_chosen_theme_has_the_colours_of_the_readers() -> None:
+    light, dark, chosen = read_themes().values()
+    assert chosen == dark
+    assert dark.keys() == light.keys()
+
+
+def test_contrasts_suffice_in_every_theme() -> None:
+    assert compute_contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert compute_contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+    for theme, tokens in read_themes().items():
+        grounds = [tokens[name] for name in ("paper", "card", "shade")]
+        pairs = [(name, 4.5, [*grounds, tokens.get(f"{name}-shade", grounds[0])]) for name in TEXT]
+        pairs += [(name, 3.0, grounds) for name in MARKS]
+        pairs += [(name, 4.5, [tokens["ink"]]) for name in BEHIND_INK]
+        for name, least, others in pairs:
+            assert min(compute_contrast(tokens[name], other) for other in others) >= least, (theme, name)

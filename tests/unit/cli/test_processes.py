@@ -41,13 +41,17 @@ def wait_until(supervisor: Supervisor, condition: Callable[[], bool], timeout_s:
         time.sleep(0.02)
 
 
-def test_a_killed_service_is_restarted(tmp_path: Path, supervisor: Supervisor) -> None:
+def test_a_killed_service_is_restarted(tmp_path: Path) -> None:
+    said: list[tuple[str, str]] = []
+    supervisor = Supervisor(on_restart=lambda name, why: said.append((name, why)))
     supervisor.start(build_service(tmp_path, FOREVER))
     first = supervisor.pid("worker")
     assert first is not None
     os.kill(first, signal.SIGKILL)
     wait_until(supervisor, lambda: supervisor.pid("worker") not in (None, first))
     assert supervisor.restarts == {"worker": 1}
+    supervisor.stop()
+    assert said == [("worker", "worker died after 0 s (exit code -9)")]
 
 
 def test_processes_left_by_a_killed_service_are_killed_before_its_restart(
@@ -91,6 +95,19 @@ def test_a_service_that_keeps_dying_is_an_error_that_names_its_log(tmp_path: Pat
     supervisor.start(build_service(tmp_path, "raise SystemExit(7)"))
     with pytest.raises(ServiceDiedError, match=r"exit code 7.*worker\.log"):
         wait_until(supervisor, lambda: False, 30)
+
+
+@pytest.mark.parametrize(("code", "reason"), [("2", "no such file"), ("7", "died 5 times in a row")])
+def test_the_others_go_on_without_an_optional_service_that_cannot_start(
+    tmp_path: Path, supervisor: Supervisor, code: str, reason: str
+) -> None:
+    program = f"import sys; print('forage worker: no such file', file=sys.stderr); sys.exit({code})"
+    supervisor.start(build_service(tmp_path, program, optional=True))
+    wait_until(supervisor, lambda: bool(supervisor.given_up), 30)
+    assert reason in supervisor.given_up["worker"]
+    restarts = supervisor.restarts
+    supervisor.tick()
+    assert (supervisor.pid("worker"), supervisor.restarts) == (None, restarts)
 
 
 def test_a_service_is_started_again_while_its_disk_is_full(

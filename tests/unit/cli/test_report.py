@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib import pyplot
+from matplotlib.figure import Figure
 from rich.console import Console
 from run_folders import write_run
 
 from forage_cli.local import live
 from forage_cli.local.demo import print_summary
+from forage_cli.local.stack import TRAINING, Program
 from forage_cli.reports import run_report as report
-from forage_cli.runs.folder import RunFolder
 from forage_cli.runs.ledger import GroupCounts, count_groups
 from forage_cli.terminal import trajectories as show
 from forage_common.settings import RedisSettings, Settings
 from forage_common.streams.client import StreamClient
 from forage_common.v1.trajectory_pb2 import LedgerEntry, Prompt, Purpose
+from forage_records.run_folder import RunFolder, estimate_time_left
 
 
 def build_trajectory(question: str, em: float, answer: str = "x") -> dict[str, object]:
@@ -74,25 +79,105 @@ def test_the_page_is_self_contained_and_escapes_what_the_policy_wrote(run: RunFo
     assert json.loads((run.path / "summary.json").read_text()) == summary
 
 
-def test_examples_are_the_same_questions_before_and_after_improved_ones_first(run: RunFolder) -> None:
-    before, after = report.select_examples(run, "before"), report.select_examples(run, "after")
-    assert [row["question"] for row in before] == [row["question"] for row in after]
-    assert (before[0]["em"], after[0]["em"]) == (0.0, 1.0)
+def test_examples_are_chosen_at_random_by_the_seed_and_are_the_same_before_and_after(tmp_path: Path) -> None:
+    rows = [build_trajectory(f"q{number}", float(number > 15)) for number in range(20)]
+    # Two that were asked at one end only: there is nothing to compare them with.
+    run = write_run(tmp_path, {"before": [*rows, build_trajectory("once", 1.0)], "after": rows[::-1]}, [{"step": 1}])
+    chosen = [
+        [[row["question"] for row in report.select_examples(run, label, seed)] for label in ("before", "after")]
+        for seed in range(40)
+    ]
+    assert all(before == after and len(set(before)) == report.EXAMPLES for before, after in chosen)
+    assert chosen[0][0] == [row["question"] for row in report.select_examples(run, "after", 0)], "the seed decides"
+    right = sum(name in ("q16", "q17", "q18", "q19") for before, _ in chosen for name in before)
+    assert 10 <= right <= 40, "a fifth of the questions is right, and about a fifth of 120 examples"
+    assert report.describe_examples(run, 7) == "3 of 20 held-out questions, chosen at random by the run's seed 7"
+    summary = report.summarise(run, Settings(), GroupCounts(0, 0, 0, 0), {}, 1.0)
+    assert "3 of 20 held-out questions, chosen at random by the run" in report.write_report(run, summary).read_text()
+    console = Console(record=True, width=200)
+    print_summary(run, summary, run.path / "report.html", console)
+    assert "3 of 20 held-out questions, chosen at random by the run's seed 0" in console.export_text()
+
+
+def read_lines(figure: Figure) -> dict[str, list[list[float]]]:
+    """Label → values of a drawn line."""
+    drawn = [line for axes in figure.axes for line in axes.get_lines()]
+    found = {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in drawn}
+    pyplot.close(figure)
+    return {label: points for label, points in found.items() if not label.startswith("_")}
+
+
+def test_the_curve_draws_every_validation_and_names_who_was_asked(tmp_path: Path) -> None:
+    steps = [{"step": n, "em_mean": None if n == 2 else 0.25 * n, "kl_ref": None} for n in (1, 2, 3, 4)]
+    validations = {
+        label: [build_trajectory("q", em)]
+        for label, em in (("before", 0.0), ("step-2", 0.5), ("after", 1.0), ("watch-2", 0.75), ("step-10", 0.25))
+    }
+    run = write_run(tmp_path, validations, steps)
+    assert run.list_validations() == ["before", "step-2", "step-10", "after", "watch-2"]
+    figure = report.draw_curve(run)
+    assert len(figure.axes) == 1, "no KL was computed"
+    lines = read_lines(figure)
+    assert set(lines) == {"EM, sampled (training questions)", "EM, greedy (held-out questions)"}
+    assert lines["EM, greedy (held-out questions)"] == [[0, 0.0], [2, 0.5], [4, 1.0], [10, 0.25]], "not the watched one"
+    sampled = [y for _, y in lines["EM, sampled (training questions)"]]
+    assert math.isnan(sampled[1]), "unknown is a gap, not 0"
+    assert sampled[2] == pytest.approx(0.8 * 0.25 + 0.2 * 0.75)
+    text = report.write_report(run, report.summarise(run, Settings(), GroupCounts(0, 0, 0, 0), {}, 1.0)).read_text()
+    assert "for every validation" in text
+    assert "KL divergence" not in text
+
+
+def test_rewards_of_ones_own_are_drawn_where_there_is_no_exact_match(tmp_path: Path) -> None:
+    steps = [
+        {"step": n, "em_mean": None, "reward_mean": -2.0 * n, "reward/length": -3.0 * n, "reward/style": 1.0 * n,
+         "kl_ref": 0.1}
+        for n in (1, 2)
+    ]  # fmt: skip
+    unjudged = build_trajectory("q", 0.0) | {"em": None, "reward": 3.0}
+    run = write_run(tmp_path, {"before": [unjudged], "after": [unjudged]}, steps)
+    lines = read_lines(report.draw_curve(run))
+    assert set(lines) == {"mean reward, sampled (training questions)", "of it length", "of it style"}
+    assert [y for _, y in lines["mean reward, sampled (training questions)"]] == pytest.approx([-2.0, -2.4])
+    summary = report.summarise(run, Settings(), GroupCounts(0, 0, 0, 0), {}, 1.0)
+    assert summary["em_gain"] is None
+    text = report.write_report(run, summary).read_text()
+    assert "The exact match of sampled answers is not known in this run." in text
+    assert text.count(">not judged<") == 2
+    assert ">wrong<" not in text
+    assert "KL divergence" in text
+
+
+def test_a_run_without_steps_has_a_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {}, [])
+    summary = report.summarise(run, Settings(), GroupCounts(0, 0, 0, 0), {}, 1.0)
+    assert "0 optimizer steps" in report.write_report(run, summary).read_text()
 
 
 def test_the_live_view_shows_progress_restarts_and_time_left(run: RunFolder) -> None:
-    view = live.LiveView(run, 10, 0.0)
+    view = live.LiveView(run, 10, 0.0, [*TRAINING, Program.CONSOLE], "http://127.0.0.1:18650")
     view.restarts = {"trainer": 2}
     console = Console(record=True, width=140, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(view)
     text = console.export_text()
     assert "step 3/10" in text
+    assert "console  http://127.0.0.1:18650" in text
+    assert "● console" not in text, "no run waits for it"
     assert "trainer ↻2" in text
     assert "left 54 s" in text, "7 steps at 2 s and the validation that follows"
 
 
+def test_the_live_view_of_a_run_without_exact_match_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {"before": [build_trajectory("q", 0.0) | {"em": None}]}, [{"step": 1, "em_mean": None}])
+    console = Console(record=True, width=140, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(live.LiveView(run, 10, 0.0, [*TRAINING]))
+    text = console.export_text()
+    assert re.search(r"EM of sampled answers +–", text)
+    assert "greedy test EM" not in text
+
+
 def test_no_time_left_is_estimated_before_the_third_step(run: RunFolder) -> None:
-    assert live.estimate_time_left(run.read_steps()[:2], 10, "training") is None
+    assert estimate_time_left(run.read_steps()[:2], 10, "training") is None
     assert live.format_duration(None) == "…"
     assert live.format_duration(245) == "4 min 05 s"
 
@@ -100,6 +185,8 @@ def test_no_time_left_is_estimated_before_the_third_step(run: RunFolder) -> None
 def test_the_sparkline_spans_its_range_and_has_a_limited_width() -> None:
     assert live.draw_sparkline([0.0, 1.0, 2.0, -1.0]) == "▁██▁"
     assert len(live.draw_sparkline([0.5] * 1000, 60)) == 60
+    assert live.draw_sparkline([0.0, None, 1.0]) == "▁ █"
+    assert live.draw_sparkline([None, None, 0.0, None], 2) == " ▁"
 
 
 def test_printed_trajectories_show_the_author_of_each_text(run: RunFolder) -> None:

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from forage_cli.terminal.trajectories import render_comparison
 from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
+from forage_records.replay import Change, Comparison
 from forage_records.trajectory_file import TrajectoryWriter, read_trajectories
 
 FORAGE = [sys.executable, "-c", "from forage_cli.main import main; main()", "rollout"]
@@ -84,3 +87,17 @@ def test_invalid_requests_end_with_one_sentence_and_exit_code_2(stored: Path, tm
         assert (ended.returncode, ended.stdout) == (2, ""), arguments
         assert sentence in ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+def test_a_comparison_names_what_changed_most() -> None:
+    comparison = Comparison(total=10)
+    comparison.diverged[""] = 10
+    comparison.statuses["STATUS_OK", "STATUS_TIMEOUT"] = 1
+    comparison.metrics["score"] = Change(count=9, before=1.8, after=5.4, changed=8)
+    comparison.largest.append((0.8, "run/world/test/8/0/3", 0.2, 1.0, "because"))
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render_comparison(comparison, rerun=True))
+    text = console.export_text()
+    assert "identical 10 of 10" in text
+    assert "0.2000 → 1.0000  run/world/test/8/0/3  because" in text
+    assert "1 went from STATUS_OK to STATUS_TIMEOUT" in text

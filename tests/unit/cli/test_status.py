@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forage_cli.local.family import RunProcess, fetch_stacks, list_processes
-from forage_cli.local.inspection import format_wait, inspect_run
+from forage_cli.local.inspection import inspect_run
 from forage_cli.local.processes import Service
 from forage_cli.local.stack import RECORD, STACKS, Program, Stack
 from forage_cli.local.watch import Watch
@@ -188,9 +188,3 @@ def test_nothing_runs(settings: Settings) -> None:
     assert code == 1
     assert output.count("not running") == len(Program)
     assert list_processes(settings.run.folder / RECORD) == {}
-
-
-def test_an_overdue_wait_says_so() -> None:
-    wait = {"what": "gold", "on": "x", "detail": "", "count": 3, "idle": False, "waited_s": 70.0}
-    wait["gives_up_in_s"] = -10.0
-    assert format_wait(wait) == "waits for gold, 3 times, on x, since 70 s; should have given up 10 s ago"

@@ -12,14 +12,14 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from forage_cli.commands.trajectories import trajectories
-from forage_cli.runs.trajectory_rows import Filter, compute_sort_value, find_changes, read_step_rows, sort_rows
-from forage_cli.runs.view_options import Colour, SortKey
 from forage_cli.terminal.tokens import colour_response, compute_scale
 from forage_common.errors import DataError, UserError
 from forage_common.settings import Settings
 from forage_common.text.token_texts import TokenTexts
 from forage_common.v1.trajectory_pb2 import GroundTruth, Role, Score, Span, Status, Trajectory
 from forage_records.step_file import StepRow, step_file_path, write_step
+from forage_records.trajectory_rows import Filter, compute_sort_value, find_changes, read_step_rows, sort_rows
+from forage_records.view_options import Colour, SortKey
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = REPOSITORY / "models" / "tiny-policy"
@@ -192,7 +192,7 @@ def test_tokens_are_listed_by_their_difference_of_log_probabilities(run: Path) -
 def test_the_error_for_a_missing_validation_or_step_lists_the_existing_ones(run: Path) -> None:
     for options, error, sentence in (
         (["--step", "15"], DataError, "no trajectories of step 15 (saved: 10, 20)"),
-        (["--label", "step-3"], DataError, "no trajectories of 'step-3' yet (there are: after, before)"),
+        (["--label", "step-3"], DataError, "no trajectories of 'step-3' yet (there are: before, after)"),
         (["--colour", "advantage"], UserError, "name one, for instance --step 10"),
         (["--tokens", "3"], UserError, "name one, for instance --step 10"),
     ):

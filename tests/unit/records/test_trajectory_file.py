@@ -20,7 +20,15 @@ from forage_common.v1.trajectory_pb2 import (
     Trajectory,
     Turn,
 )
-from forage_records.trajectory_file import FileHeader, TrajectoryWriter, read_header, read_ids, read_trajectories
+from forage_records.trajectory_file import (
+    FileHeader,
+    TrajectoryWriter,
+    extract_question,
+    read_header,
+    read_ids,
+    read_trajectories,
+    read_with_columns,
+)
 
 
 def build_trajectory(number: int) -> Trajectory:
@@ -38,6 +46,7 @@ def build_trajectory(number: int) -> Trajectory:
         spans=[Span(role=Role.ROLE_PROMPT, begin=0, end=2, text="Who? 誰"), Span(role=Role.ROLE_MODEL, text="me")],
         turns=[Turn(index=1, action=ActionKind.ACTION_KIND_ANSWER, content="me", tag="answer")],
         score=Score(status=Status.STATUS_OK, total=0.5, reward="search_r1_format"),
+        validation_score=Score(status=Status.STATUS_OK, total=1.0),
         status=Status.STATUS_OK,
         finished=True,
         ground_truth=GroundTruth(targets=["me", "myself"]),
@@ -65,7 +74,52 @@ def test_other_tools_see_columns(tmp_path: Path) -> None:
     assert (first["prompt"], first["response"], first["answer"]) == ("Who? 誰", "me", "me")
     assert (first["targets"], first["status"], first["score"]) == (["me", "myself"], "OK", 0.5)
     assert (first["policy_version"], first["turns"], first["finished"]) == (7, 1, True)
+    assert (first["question"], first["reason"], first["em"], first["response_tokens"]) == ("Who? 誰", None, 1.0, 2)
+    assert (first["policy_version_min"], failed["policy_version_min"]) == (7, None)
     assert (failed["status"], failed["score"], failed["answer"]) == ("TIMEOUT", None, None)
+    assert (failed["reason"], failed["em"]) == ("failed: TIMEOUT", None)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "end", "question"),
+    [
+        ("<|im_start|>user\nUse <search>. Question: Who?\n<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>", "Who?"),
+        ("<|im_start|>system\nBe kind<|im_end|>\n<|im_start|>user\nWho\nis it?<|im_end|>\n<|im_start|>assistant\n",
+         "<|im_end|>", "Who\nis it?"),
+        ("<|start_header_id|>user<|end_header_id|>\n\nWho?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+         "<|eot_id|>", "Who?"),
+        ("<bos><start_of_turn>user\nWho?<end_of_turn>\n<start_of_turn>model\n", "<end_of_turn>", "Who?"),
+        ("Which user\nasks?", "<|im_end|>", "Which user\nasks?"),
+        ("Question: first? Question: second?", "", "second?"),
+        ("a plain text", "", "a plain text"),
+        ("", "<|im_end|>", ""),
+    ],
+)  # fmt: skip
+def test_the_question_is_found_in_a_rendered_prompt(prompt: str, end: str, question: str) -> None:
+    assert extract_question(prompt, end) == question
+
+
+def test_a_long_trajectory_can_be_read_without_its_neighbours(tmp_path: Path) -> None:
+    file = tmp_path / "out.parquet"
+    long = [build_trajectory(number) for number in range(20)]
+    for one in long:
+        one.spans[1].text = "word " * 200_000
+    with TrajectoryWriter(file, "", extra_columns=[("values", pa.list_(pa.float32()))]) as writer:
+        for number, one in enumerate(long):
+            writer.write(one, {"values": [float(number)] * 3})
+    metadata = pq.read_metadata(file)
+    sizes = [metadata.row_group(place).num_rows for place in range(metadata.num_row_groups)]
+    assert max(sizes) <= 5, "about 2 MB a row: the response twice"
+    assert sum(sizes) == 20
+    assert list(read_trajectories(file)) == long
+    for number in (0, 7, 19):
+        assert list(read_with_columns(file, ["values"], ["later"], only=[number])) == [
+            (long[number], {"values": [number] * 3, "later": None})
+        ]
+    assert [one for one, _ in read_with_columns(file, [], only={19, 0, 1, 7})] == [long[at] for at in (0, 1, 7, 19)]
+    for missing in (-1, 20):
+        with pytest.raises(DataError, match=f"has no row {missing}: it has 20, from 0"):
+            list(read_with_columns(file, [], only=[missing]))
 
 
 def test_a_file_is_kept_after_an_interruption_and_can_be_continued(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from release import (
+    PAGES,
     PLACES,
     REPOSITORY,
     ReleaseError,
@@ -86,10 +87,11 @@ def test_every_service_has_an_image_and_gpu_services_have_two() -> None:
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    """A folder with a wheel and a chart that contain the committed files of every package and of the chart."""
-    listed = subprocess.check_output(
+    """A folder with a wheel and a chart that contain the committed files of packages and chart, and pages."""
+    committed = subprocess.check_output(
         ["git", "ls-files", "services/*/forage_*", "deploy/helm"], cwd=REPOSITORY, text=True
     )
+    listed = f"{committed}{PAGES}"
     with (
         zipfile.ZipFile(tmp_path / "forage-0-py3-none-any.whl", "w") as wheel,
         tarfile.open(tmp_path / "forage-0.tgz", "w:gz", dereference=True) as chart,
@@ -111,6 +113,7 @@ def test_files_that_a_wheel_or_the_chart_lacks_are_found(packed: Path) -> None:
     (packed / "forage-0-py3-none-any.whl").unlink()
     missing = find_missing_files(packed)
     assert {"services/cli/forage_cli/reports/run.html", "services/common/forage_common/py.typed"} <= set(missing)
+    assert PAGES in missing
     assert not any(file.startswith("deploy/") for file in missing)
 
 
@@ -122,7 +125,7 @@ def test_a_wheel_without_a_license_is_found(packed: Path) -> None:
 
 def test_every_package_has_the_license_that_its_wheel_contains() -> None:
     packages = sorted(REPOSITORY.glob("services/*/pyproject.toml"))
-    assert len(packages) == 9
+    assert len(packages) == 10
     for package in packages:
         assert (package.parent / "LICENSE").read_bytes() == (REPOSITORY / "LICENSE").read_bytes()
 

@@ -65,6 +65,21 @@ def test_every_part_runs_in_the_environment_of_its_service() -> None:
     assert environments["unit/common"] == environments["unit/probe"] == environments["unit/cli"] == "cli"
     assert environments["unit/models"] == environments["unit/policies"] == environments["unit/trainer"] == "trainer"
     assert environments["contract/rollout_deployments"] == "rollout"
+    assert environments["unit/console_web"] == "node"
+
+
+def test_options_for_pytest_do_not_go_to_the_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def keep(jobs: list[Job], workers: int, run: object) -> None:
+        asked.append([job.name for job in jobs])
+
+    monkeypatch.setattr(run_tests, "run_jobs", keep)
+    assert main(["unit"]) == main(["unit", "--", "-k", "streams"]) == 0
+    with_it, without_it = asked
+    assert [name for name in with_it if name not in without_it] == ["unit/console_web"]
+    assert main(["contract"]) == 0
+    assert "unit/console_web" not in asked[-1]
 
 
 def test_a_system_runs_beside_other_tests_but_not_beside_a_system() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from check_structure import REPOSITORY
 
-SERVICES = ("cli", "retriever", "reward", "rollout", "trainer")
+SERVICES = ("cli", "console", "retriever", "reward", "rollout", "trainer")
 ON_GPUS = ("retriever", "rollout", "trainer")
 DECIDED_BY_CUDA_BUILDS = {"torch", "triton", "apache-tvm-ffi"}
 """Packages whose version may differ: torch in its suffix, the others because torch or vLLM for CUDA ask for theirs."""
@@ -69,6 +69,7 @@ class Checkout:
         (root / "wheels").mkdir()
         (root / "wheels/torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
         self.add_command(".venvs/uv/bin/uv", INSTALLER)
+        self.add_command("scripts/console.sh", '#!/bin/sh\necho "console.sh $*" >> "$LOG"\n')
 
     def add_command(self, name: str, text: str) -> None:
         file = self.root / name
@@ -109,7 +110,7 @@ def checkout(tmp_path: Path) -> Checkout:
         (["--device", ""], "setup: --device is '', expected cpu, gpu or gpu-base"),
         (["--device"], "setup: --device is '', expected cpu, gpu or gpu-base"),
         (["--gpu"], "setup: --gpu is not an option, expected --production or --device"),
-        (["judge"], "setup: 'judge' is not a service, expected some of: cli retriever reward rollout trainer"),
+        (["judge"], "setup: 'judge' is not a service, expected some of: cli console retriever reward rollout trainer"),
     ],
 )
 def test_wrong_arguments_install_nothing(checkout: Checkout, arguments: list[str], message: str) -> None:
@@ -132,7 +133,7 @@ def test_an_environment_stays_on_its_device_until_another_is_named(checkout: Che
     status, errors, _ = checkout.run("--device", "cpu")
     assert errors == "setup: installing the trainer environment (cpu) …\n"
     assert checkout.lock == read_lock(REPOSITORY / "services/trainer/requirements.lock")
-    assert checkout.run() == (0, "", "")
+    assert checkout.run() == (0, "", "console.sh build\n")
 
 
 def test_cuda_wheels_are_not_looked_for_where_a_cpu_build_would_do(checkout: Checkout) -> None:
@@ -165,3 +166,16 @@ def test_gpu_environments_need_room(checkout: Checkout) -> None:
     assert "(cpu)" in checkout.run("rollout")[1], "what was not installed is not asked for again"
     assert checkout.run("--device", "gpu", "trainer", FREE_KB="6000000")[0] == 0
     assert checkout.run("--device", "cpu", FREE_KB="1")[0] == 0, "uv says what lacks"
+
+
+def test_the_consoles_pages_are_built_wherever_it_is_set_up_but_in_an_image(checkout: Checkout) -> None:
+    assert "console.sh" not in checkout.run("cli")[2]
+    assert checkout.run("console")[2].splitlines()[-1] == "console.sh build"
+    assert checkout.run("console") == (0, "", "console.sh build\n"), "the script itself knows whether anything changed"
+    assert "console.sh" not in checkout.run("--production", "console")[2]
+    checkout.add_command("scripts/console.sh", "#!/bin/sh\necho 'console: no network' >&2\nexit 2\n")
+    status, errors, _ = checkout.run("console", CI="")
+    assert (status, errors.splitlines()[-2]) == (0, "console: no network")
+    assert "'make console' builds them" in errors.splitlines()[-1], "all else works without the pages"
+    status, errors, _ = checkout.run("console", CI="true")
+    assert (status, errors.splitlines()[-1]) == (2, "console: no network")

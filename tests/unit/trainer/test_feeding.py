@@ -149,6 +149,8 @@ def test_a_group_beyond_the_bound_is_dropped_and_issued_again(bench: Callable[..
     batch = b.batcher.next_batch(4, 5.0)
     assert [g.attempt for g in batch.groups] == [0, 1, 0]
     assert batch.stale == 1
+    [dropped] = batch.dropped
+    assert (dropped.position, dropped.attempt, dropped.reason.partition(":")[0]) == (1, 0, "stale")
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE
 
 

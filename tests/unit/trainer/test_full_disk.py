@@ -22,6 +22,7 @@ from forage_common.telemetry.health import Health
 from forage_trainer.checkpoints.checkpoint import Checkpoints
 from forage_trainer.checkpoints.kept_groups import KeptGroups
 from forage_trainer.data.batcher import Batch
+from forage_trainer.data.selection import SELECTED_NONE
 from forage_trainer.files import write_json
 from forage_trainer.reporting.progress import MetricsFile, Phase, StateFile
 from forage_trainer.reporting.trajectories import StepFiles, StepRecord
@@ -30,6 +31,7 @@ from forage_trainer.waiting import DiskRetry
 
 __all__ = ["small_disk"]
 GROUPS = [make_group(f"q/{n}", [0.0, 1.0] * 8, position=n) for n in range(16)]
+BATCH = Batch(3, tuple(Entry(b"1-0", group) for group in GROUPS), 0)
 LONG = "x" * 50_000
 MODEL = Path(__file__).parents[3] / "models/tiny-policy"
 
@@ -42,13 +44,13 @@ def save_checkpoint(folder: Path) -> Any:
 
 def write_step_file(folder: Path) -> Any:
     settings = load_settings(None, [f"run.dir={folder}", "run.id=r", f"model.path={MODEL}"], {})
-    return StepFiles(settings).write(3, StepRecord(GROUPS, (), 2))
+    return StepFiles(settings).write(3, (), StepRecord(BATCH, SELECTED_NONE, 2))
 
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "json": lambda folder: write_json(folder / "rollbacks.json", LONG),
     "metrics": lambda folder: MetricsFile(folder).append({"step": 2, "text": LONG}),
-    "kept groups": lambda folder: KeptGroups(folder).write(Batch(3, tuple(Entry(b"1-0", g) for g in GROUPS), 0)),
+    "kept groups": lambda folder: KeptGroups(folder).write(BATCH),
     "answers": lambda folder: StoredAnswers(folder, "after", 1).append(GROUPS),
     "checkpoint": save_checkpoint,
     "step file": write_step_file,

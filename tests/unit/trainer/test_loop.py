@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from redis import Redis
 from trainer_parts import ScriptedRollout, read_lines, write_model, write_questions
 
 from forage_common.errors import FencedError, UserError
@@ -22,8 +23,9 @@ from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, TrajectoryGroup
 from forage_policies.digests import compute_digest
 from forage_policies.storage import StorageError
+from forage_records.events import read_events
 from forage_records.questions import read_questions
-from forage_records.step_file import step_file_path
+from forage_records.step_file import read_group_fates, step_file_path
 from forage_trainer.checkpoints import checkpoint
 from forage_trainer.data import arrivals
 from forage_trainer.data.batcher import Batch, BatchTimeoutError
@@ -232,7 +234,7 @@ def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(
 ) -> None:
     drop = ["trainer.straggler_timeout_s=2", "trainer.partial_groups=drop", "trainer.max_staleness=0"]
     refill = ["trainer.algorithm.filter_groups=true", "trainer.max_refills=1"]
-    settings = train(*drop, *refill, rollout=rollout)
+    settings = train(*drop, *refill, "trainer.rollout_data_freq=1", rollout=rollout)
     result = read_metrics(settings)
     assert [line["dropped_stragglers"] for line in result] == [0, 1, 0]
     assert [line["refilled_groups"] for line in result] == [2, 1, 2]
@@ -244,10 +246,49 @@ def test_dropped_groups_are_in_the_ledger_and_refills_are_counted(
     asked = [issue.group_uid for issue in issues if (issue.batch, issue.position) == (2, 0)]
     assert len(asked) == rollout.unanswered_attempt + 1
     missing = asked[-1]
+    fates = read_group_fates(step_file_path(settings.run.folder, 2)) or []
+    late = [fate.uid for fate in fates if fate.reason == "straggler: it did not arrive in time"]
+    assert late == [missing]
+    assert [fate.fate for fate in fates if fate.position == 1] == ["dropped", "trained"], "refilled, then trained on"
     assert [list(ledger[step].dropped_group_uids) for step in (1, 2, 3)] == [[], [missing], []]
     assert [len(ledger[step].group_uids) for step in (1, 2, 3)] == [2, 1, 2]
     streams = StreamClient(settings.redis, settings.run.id)
     assert [streams.count_backlog(name) for name in (streams.prompts, streams.trajectories)] == [0, 0]
+
+
+@pytest.mark.parametrize("mode", ["paused", "overlapped"])
+def test_watched_questions_are_the_same_all_run_long_and_change_nothing_else(
+    train: Callable[..., Settings], mode: str
+) -> None:
+    watch = ["trainer.watch_questions.freq=2", "trainer.watch_questions.count=3", f"trainer.validation_mode={mode}"]
+    train(*watch, "trainer.total_training_steps=3")
+    settings = train(*watch, "trainer.total_training_steps=4", "trainer.logger=[tensorboard]")
+    read_metrics(settings)
+    folder = settings.run.folder
+    labels = ["watch-0", "watch-2", "watch-3", "watch-4"]
+    assert sorted(file.stem for file in (folder / "validation").glob("watch-*.json")) == labels
+    asked = [[row["uid"] for row in read_lines(folder / "validation" / f"{label}.jsonl")] for label in labels]
+    assert asked == [asked[0]] * 4
+    assert len(asked[0]) == 3
+    assert all(uid.startswith("world_facts/train/") and uid.endswith("/0") for uid in asked[0])
+    for label in labels:
+        result = json.loads((folder / "validation" / f"{label}.json").read_text())
+        assert (result["version"], result["count"], result["failed"]) == (int(label[6:]), 3, 0)
+    row = read_lines(folder / "validation" / "watch-2.jsonl")[0]
+    assert (row["status"], row["sample"], row["reason"], row["data_source"]) == ("OK", 0, None, "world_facts")
+    assert row["policy_version_min"] >= 2
+    assert set(row["timings"]) == {"queued_s", "generate_s", "retrieve_s", "score_s", "total_s"}
+    assert [part["name"] for part in row["components"]] == ["format"]
+    assert (folder / "checkpoints" / "best").read_text() == "step_4\n", "not by watch-3, whose EM is 1"
+    streams = StreamClient(settings.redis, settings.run.id)
+    assert [streams.count_backlog(name) for name in (streams.prompts, streams.trajectories)] == [0, 0]
+    assert not list(Redis.from_url(settings.redis.url).scan_iter("*watch*")), "nothing of them is left"
+    events = [(event.kind, event.step) for event in read_events(folder)]
+    assert events[0] == ("start", 0)
+    assert [step for kind, step in events if kind == "watch"] == [0, 2, 3, 4]
+    assert [step for kind, step in events if kind == "validation"] == [0, 3, 4]
+    assert ("resume", 3) in events
+    assert ("checkpoint", 2) in events, "what was watched can be sampled again"
 
 
 def test_a_finished_run_that_validates_can_be_extended(train: Callable[..., Settings]) -> None:

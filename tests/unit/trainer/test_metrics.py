@@ -46,6 +46,27 @@ def test_both_sums_of_a_score_with_turns_are_reported() -> None:
     assert metrics["reward_turn_sum_mean"] == pytest.approx(0.6)
 
 
+def test_components_add_up_to_the_mean_reward_and_sources_have_an_exact_match_of_their_own() -> None:
+    one, other, failed = (build_trajectory("a", number, 0.0) for number in range(3))
+    for row, parts, em, source in (
+        (one, {"format": 0.2, "answer": 0.8}, 1.0, "nq"),
+        (other, {"format": 0.1}, 0.0, "hotpot"),
+    ):
+        del row.score.components[:]
+        for name, weighted in parts.items():
+            row.score.components.add(name=name, raw=9.0, weighted=weighted)
+        row.score.total, row.data_source = sum(parts.values()), source
+        row.validation_score.CopyFrom(Score(status=Status.STATUS_OK, total=em))
+    failed.status = Status.STATUS_TIMEOUT
+    metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[one, other, failed])], 0)
+    assert metrics["reward/format"] == pytest.approx(0.15)
+    assert metrics["reward/answer"] == pytest.approx(0.4)
+    assert metrics["reward_mean"] == pytest.approx(0.55)
+    assert (metrics["em/nq"], metrics["em/hotpot"], metrics["em_mean"]) == (1.0, 0.0, 0.5)
+    nothing = compute_trajectory_metrics([TrajectoryGroup(trajectories=[failed])], 0)
+    assert not [name for name in nothing if name.startswith(("reward/", "em/"))]
+
+
 def test_rows_without_state_tokens_are_counted() -> None:
     rows = make_group("a", [0.0, 1.0])
     rows.trajectories.append(build_trajectory("a", 2, 1.0, turns=()))

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from trainer_parts import PROMPT_TOKENS, build_trajectory, write_model
@@ -108,6 +109,32 @@ def test_log_probs_equal_those_of_a_plain_forward_at_the_temperature_of_each_row
         torch.testing.assert_close(result[i, :length], expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(reference[i, :length], expected, atol=1e-5, rtol=0)
         assert not result[i, length:].any()
+
+
+def test_entropies_equal_those_of_a_plain_forward_with_and_without_a_pass_of_their_own(
+    worker: PolicyWorker, settings: Settings
+) -> None:
+    groups, model = build_groups(), load_plain_model(settings.model.path)
+    for row, temperature in zip(flatten(groups), itertools.cycle((0.7, 1.0, 1.3)), strict=False):
+        row.sampling.temperature = temperature
+    batch = build_tensors(groups)
+    log_probs, entropies = worker.log_probs_and_entropies(batch)
+    torch.testing.assert_close(log_probs, worker.log_probs(batch))
+    result, _ = take_step(worker, groups)
+    assert result.entropies is not None
+    for i, row in enumerate(flatten(groups)):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([list(row.token_ids)])).logits[0, PROMPT_TOKENS - 1 : -1]
+        scaled = logits.double().numpy() / row.sampling.temperature
+        odds = np.exp(scaled - scaled.max(-1, keepdims=True))
+        shares = odds / odds.sum(-1, keepdims=True)
+        expected, length = -(shares * np.log(shares)).sum(-1), len(row.loss_mask)
+        assert expected.min() > 0.1
+        for found in (entropies, result.entropies):
+            np.testing.assert_allclose(found[i, :length].numpy(), expected, atol=1e-4)
+            assert not found[i, length:].any()
+    inside = result.entropies[batch.mask.bool()]
+    assert result.entropy == pytest.approx(float(inside.mean()))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])

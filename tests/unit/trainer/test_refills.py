@@ -36,7 +36,15 @@ def test_a_group_of_equal_rewards_is_replaced_up_to_max_refills(
             b.reply(prompt, rewards[prompt.position, attempt])
     batch = b.batcher.next_batch(1, 5.0)
     assert [g.group_uid for g in batch.groups] == [uids[-1] for uids in met.values()]
-    assert batch.metrics == {"dropped_stale": 0, "dropped_stragglers": 0, "refilled_groups": 3}
+    assert batch.metrics == {
+        "dropped_stale": 0,
+        "dropped_stragglers": 0,
+        "refilled_groups": 3,
+        "rollout_idle_s": None,  # of a first batch
+    }
+    assert [(d.uid, d.position, d.attempt, d.reason.partition(":")[0]) for d in batch.dropped] == [
+        (met[position][attempt], position, attempt, "equal") for position, attempt in ((1, 0), (2, 0), (2, 1))
+    ]
     assert len({uid.rpartition("/")[0] for uid in met[2]}) == 3, "each time another question"
     assert b.claim_prompts() == []
     assert b.streams.count_backlog(b.streams.trajectories) == SIZE

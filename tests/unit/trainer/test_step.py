@@ -36,6 +36,9 @@ class Worker:
     def log_probs(self, batch: StepTensors) -> torch.Tensor:
         return self._said("log_probs", batch, -5.5)
 
+    def log_probs_and_entropies(self, batch: StepTensors) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._said("log_probs_and_entropies", batch, -5.5), torch.full_like(batch.mask, 2.0)
+
     def reference_log_probs(self, batch: StepTensors) -> torch.Tensor | None:
         return self._said("reference", batch, -6.0) if self._reference else None
 
@@ -61,7 +64,7 @@ class Worker:
         self.given["batch"] = batch
         self.given |= {"batch": batch, "advantages": advantages, "reference": reference, "old": old}
         own = torch.full_like(batch.mask, -5.5)
-        return UpdateResult(own, 1.5, 2.5, 1e-6, 0.1, 0.3, {"actor/pg_loss": 0.2})
+        return UpdateResult(own, 1.5, 2.5, 1e-6, 0.1, 0.3, {"actor/pg_loss": 0.2}, torch.full_like(own, 3.0))
 
     def _said(self, what: str, batch: StepTensors, value: float) -> torch.Tensor:
         self.asked.append(what)
@@ -134,8 +137,8 @@ def test_a_trajectory_longer_than_a_micro_batch_is_left_out_with_a_status(model:
     assert len(worker.given["advantages"]) == 2
     assert (metrics["too_long_trajectories"], metrics["cut_trajectories"]) == (1, 0)
     assert whole.trajectories[2].status == Status.STATUS_INVALID_INPUT
-    detail = f"has {limit + 1} tokens, and trainer.{model}.ppo_max_token_len_per_gpu is {limit}"
-    assert whole.trajectories[2].status_detail == f"left out of the step: {detail}"
+    detail = f"too long: it has {limit + 1} tokens, and trainer.{model}.ppo_max_token_len_per_gpu is {limit}"
+    assert whole.trajectories[2].status_detail == f"left out of the step, {detail}"
 
 
 def test_an_overlong_penalty_changes_advantages_and_no_reported_reward() -> None:
@@ -296,6 +299,26 @@ def test_the_record_of_a_step_has_its_rows_and_tensors() -> None:
         assert (records[0].log_probs is None) == (warmup == 1)
         step(Batch(2, batch.entries[1:], 0), Policy(version=1, epoch=1), Stopwatch(), lambda: None, records.append)
         assert (records[1].rows, records[1].tensors, len(records[1].groups)) == ((), None, 1)
+
+
+@pytest.mark.parametrize(
+    ("updates", "overrides", "asked", "entropy"),
+    [
+        (1, [], ["reference", "update"], 3.0),
+        (1, KL, ["log_probs", "reference", "update"], 3.0),
+        (2, [], ["log_probs_and_entropies", "reference", "update"], 2.0),
+    ],
+)
+def test_entropies_come_with_a_pass_that_is_taken_anyway(
+    updates: int, overrides: list[str], asked: list[str], entropy: float
+) -> None:
+    batch = Batch(1, (Entry(b"1-0", make_group("a", [0.0, 1.0])),), 0)
+    for keep, expected in ((True, asked), (False, [name.partition("_and")[0] for name in asked])):
+        worker, records = Worker(updates), list[StepRecord]()
+        step = PolicyStep(build_settings(*overrides), worker, 0)  # type: ignore[arg-type]
+        step(batch, Policy(epoch=1), Stopwatch(), lambda: None, records.append if keep else None)
+        assert worker.asked == expected, "a step whose record nobody keeps computes none"
+        assert all(record.entropies is not None and record.entropies.eq(entropy).all() for record in records)
 
 
 def test_metrics_have_verls_names_beside_ours() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from full_disk import limit_file_size
+from prometheus_client import REGISTRY
 from trainer_parts import build_trajectory, read_lines
 
 from forage_common.errors import DiskFullError
@@ -24,6 +25,7 @@ from forage_trainer.reporting.metrics import compute_trajectory_metrics
 from forage_trainer.reporting.progress import StateFile
 from forage_trainer.validation.answers import StoredAnswers
 from forage_trainer.validation.evaluation import RETRIES, Validation
+from forage_trainer.validation.schedule import choose_watched
 from forage_trainer.waiting import RedisRetry
 
 COUNT = 4
@@ -321,3 +323,56 @@ def test_a_batch_without_a_valid_trajectory_has_no_means() -> None:
     failed = build_trajectory("a", 2, 7.0, status=Status.STATUS_INTERNAL, turns=())
     metrics = compute_trajectory_metrics([TrajectoryGroup(trajectories=[failed])], version=5)
     assert (metrics["reward_mean"], metrics["em_mean"], metrics["staleness_max"]) == (None, None, None)
+
+
+def test_watched_questions_follow_from_the_seed_and_are_spread_over_the_files() -> None:
+    rows = [Question("q", "train", i, (), GroundTruth(), f"question {i}") for i in range(1000)]
+
+    def choose(seed: int, count: int = 8) -> list[int]:
+        watch = [f"run.seed={seed}", f"trainer.watch_questions.count={count}"]
+        return [question.index for question in choose_watched(rows, load_settings(None, watch, {}))]
+
+    assert choose(1) == choose(1) == sorted(set(choose(1)))
+    assert choose(1) != choose(2)
+    assert set(choose(1, 4)) < set(choose(1)), "with more questions the others stay"
+    assert 300 < sum(sum(choose(seed)) for seed in range(50)) / 400 < 700
+    assert choose(1, 5000) == list(range(1000))
+
+
+def test_watched_questions_are_in_no_score_and_no_metric_of_validations(
+    make: Callable[..., tuple[Validation, Answering, StreamClient]],
+) -> None:
+    validation, answering, _ = make()
+    result = run(validation, "watch-6", POLICY, answering)
+    assert result is not None
+    assert result["em"] == 0.5
+    assert validation.scores() == {}
+    assert REGISTRY.get_sample_value("forage_trainer_validation_em", {"label": "watch-6"}) is None
+    run(validation, "step-6", POLICY, answering)
+    assert validation.scores() == {6: 0.5}
+    assert REGISTRY.get_sample_value("forage_trainer_validation_em", {"label": "step-6"}) == 0.5
+
+
+def test_a_watched_question_needs_no_exact_match(
+    make: Callable[..., tuple[Validation, Answering, StreamClient]], tmp_path: Path
+) -> None:
+    def reply_unjudged(prompt: Prompt) -> TrajectoryGroup:
+        group = build_reply(prompt)
+        group.trajectories[0].validation_score.Clear()
+        group.trajectories[0].score.status = Status.STATUS_OK if prompt.position else Status.STATUS_INTERNAL
+        return group
+
+    validation, answering, _ = make(reply_unjudged)
+    watched = run(validation, "watch-6", POLICY, answering)
+    assert watched is not None
+    assert (watched["em"], watched["count"], watched["failed"]) == (None, COUNT, 1), "without a reward it failed"
+    rows = read_lines(tmp_path / "v" / "validation" / "watch-6.jsonl")
+    assert [(row["em"], bool(row["spans"])) for row in rows] == [
+        (None, False),
+        (None, True),
+        (None, True),
+        (None, True),
+    ]
+    held_out = run(validation, "step-6", POLICY, answering)
+    assert held_out is not None
+    assert held_out["failed"] == COUNT, "of which the exact match is all that is asked"

@@ -47,6 +47,7 @@ retriever: {http: 18610, grpc: 18611}
 reward: {grpc: 18620, health: 18621}
 rollout: {grpc: 18630, health: 18631, http: 18632}
 trainer: {health: 18641}
+console: {http: 18650}
 redis: {redis: 6379}
 {{- end }}
 
@@ -75,12 +76,17 @@ ports from which Linux takes any free one; transfers of policies use such, and e
 - {from: trainer, to: rollout, range: true}
 - {from: rollout, to: rollout, range: true}
 {{- end }}
+- {from: console, to: retriever, ports: [http]}
+- {from: console, to: reward, ports: [grpc, health]}
+- {from: console, to: rollout, ports: [grpc, health]}
+- {from: console, to: trainer, ports: [health]}
+- {from: console, to: redis, ports: [redis]}
 - {from: test, to: rollout, ports: [grpc, http, health]}
 {{- end }}
 
 {{/* Components that this release installs, as a list. */}}
 {{- define "forage.components" -}}
-{{- range $component := list "retriever" "reward" "redis" }}
+{{- range $component := list "retriever" "reward" "redis" "console" }}
 {{- if (index $.Values $component).enabled }}
 - {{ $component }}
 {{- end }}

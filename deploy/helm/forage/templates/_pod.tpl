@@ -113,10 +113,10 @@ annotations:
 {{- range $port, $number := index (include "forage.ports" .root | fromYaml) .component }}
 - {name: FORAGE__{{ upper $.component }}__{{ upper $port }}_ADDRESS, value: "0.0.0.0:{{ $number }}"}
 {{- end }}
-{{- if has .component (list "rollout" "trainer") }}
+{{- if has .component (list "rollout" "trainer" "console") }}
 {{ include "forage.redis.env" .root }}
 {{- end }}
-{{- if has .component (list "rollout" "trainer") }}
+{{- if has .component (list "rollout" "trainer" "console") }}
 {{- with .root.Values.objectStore.env }}
 {{ toYaml . }}
 {{- end }}
@@ -140,7 +140,7 @@ annotations:
 {{- end }}
 
 {{- define "forage.envFrom" -}}
-{{- if has .component (list "rollout" "trainer") }}
+{{- if has .component (list "rollout" "trainer" "console") }}
 {{- with .root.Values.objectStore.existingSecret }}
 envFrom:
   - secretRef: {name: {{ . }}}
@@ -159,8 +159,11 @@ envFrom:
 {{- if ne .component "reward" }}
 - {name: data, mountPath: /data}
 {{- end }}
-{{- if and (eq .component "rollout") .root.Values.rollout.auth.enabled (include "forage.answers" .root) }}
+{{- if and (has .component (list "rollout" "console")) .root.Values.rollout.auth.enabled (include "forage.answers" .root) }}
 - {name: token, mountPath: /etc/forage/token, readOnly: true}
+{{- end }}
+{{- if eq .component "console" }}
+- {name: console-token, mountPath: /etc/forage/console-token, readOnly: true}
 {{- end }}
 {{- end }}
 
@@ -181,9 +184,13 @@ envFrom:
 - name: data
   persistentVolumeClaim: {claimName: {{ include "forage.shared.claim" .root }}}
 {{- end }}
-{{- if and (eq .component "rollout") .root.Values.rollout.auth.enabled (include "forage.answers" .root) }}
+{{- if and (has .component (list "rollout" "console")) .root.Values.rollout.auth.enabled (include "forage.answers" .root) }}
 - name: token
   secret: {secretName: {{ include "forage.token.secret" .root }}, defaultMode: 0440}
+{{- end }}
+{{- if eq .component "console" }}
+- name: console-token
+  secret: {secretName: {{ include "forage.console.secret" .root }}, defaultMode: 0440}
 {{- end }}
 {{- if include "forage.fetches" . }}
 - name: fetch

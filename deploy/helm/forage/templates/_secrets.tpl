@@ -8,6 +8,10 @@
 {{- default (printf "%s-rollout-token" (include "forage.fullname" .)) .Values.rollout.auth.existingSecret -}}
 {{- end }}
 
+{{- define "forage.console.secret" -}}
+{{- default (printf "%s-console-token" (include "forage.fullname" .)) .Values.console.auth.existingSecret -}}
+{{- end }}
+
 {{- define "forage.ray.secret" -}}
 {{- default (printf "%s-ray" (include "forage.fullname" .)) .Values.ray.auth.existingSecret -}}
 {{- end }}

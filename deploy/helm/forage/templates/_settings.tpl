@@ -4,6 +4,7 @@
 run: {dir: /data/runs}
 retriever: {cache_dir: /cache/retriever}
 rollout: {weights: {cache_dir: /cache/policies}}
+console: {cache_dir: /cache/console}
 {{- if .Values.world.enabled }}
 data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.parquet], corpus: /data/world/corpus.jsonl}
 {{- end }}
@@ -23,6 +24,9 @@ data: {train_files: [/data/world/train.parquet], val_files: [/data/world/test.pa
 {{- end }}
 {{- if and (include "forage.answers" .) .Values.rollout.auth.enabled }}
 {{- $_ := set $own.rollout "auth_token_file" "/etc/forage/token/token" }}
+{{- end }}
+{{- if .Values.console.enabled }}
+{{- $_ := set $own.console "auth_token_file" "/etc/forage/console-token/token" }}
 {{- end }}
 {{- if eq .Values.trainer.mode "rayjob" }}
 {{- $_ := set $own.trainer "nnodes" .Values.trainer.nodes }}
@@ -66,9 +70,12 @@ key `n` of `rollout.n` means false: this restores the name.
 {{- mergeOverwrite $settings (include "forage.settings.own" . | fromYaml) | toYaml -}}
 {{- end }}
 
-{{/* A part restarts only when the settings that it reads have changed. The trainer reads all. */}}
+{{/* A part restarts only when the settings that it reads have changed. Trainer and console read all. */}}
 {{- define "forage.settings.checksum" -}}
 {{- $settings := include "forage.settings" .root | fromYaml -}}
+{{- if ne .component "console" }}
+{{- $settings = omit $settings "console" }}
+{{- end }}
 {{- if eq .component "retriever" }}
 {{- $settings = pick $settings "retriever" "data" "tracing" }}
 {{- else if eq .component "reward" }}

@@ -21,6 +21,20 @@
 {{- if hasKey (default dict $settings.rollout) "auth_token_file" }}
 {{- fail "settings.rollout.auth_token_file is set, but the chart mounts this file: set rollout.auth.existingSecret instead" }}
 {{- end }}
+{{- if hasKey (default dict $settings.console) "auth_token_file" }}
+{{- fail "settings.console.auth_token_file is set, but the chart mounts this file: set console.auth.existingSecret instead" }}
+{{- end }}
+{{- with $values.console.ingress }}
+{{- if and .enabled (not $values.console.enabled) }}
+{{- fail "console.ingress.enabled is true and console.enabled is false: enable the console too" }}
+{{- end }}
+{{- if and .enabled (not .host) }}
+{{- fail "console.ingress.enabled is true and console.ingress.host is empty: set it to the name that browsers use" }}
+{{- end }}
+{{- if and .enabled $values.networkPolicy.enabled (not (index $values.networkPolicy.clients "console")) }}
+{{- fail "console.ingress.enabled is true, but the network policy lets no ingress controller in: set networkPolicy.clients.console to the controller's pods" }}
+{{- end }}
+{{- end }}
 {{- range $name := list "ray_address" "use_existing_app" }}
 {{- if hasKey (default dict $settings.rollout) $name }}
 {{- fail (printf "settings.rollout.%s is set, but the chart starts Ray itself: set rollout.mode to deployment or rayservice instead" $name) }}

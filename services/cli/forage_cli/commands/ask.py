@@ -39,11 +39,12 @@ def ask(
       forage ask "What is the capital of Mongolia?"
     """
     from forage_cli.local import serving
+    from forage_records.sampling import build_ask_prompt
 
     console = Console()
     settings = load_run_settings(config, None, base_port, "ask")
     with serving.ensure_services(settings, console, model=model or find_latest_policy(settings.run.dir)) as settings:
-        prompt = serving.build_ask_prompt(settings, question, temperature, environment)
+        prompt = build_ask_prompt(settings, question, temperature, environment)
         succeeded = asyncio.run(_print_events(settings, prompt, question, console))
     raise typer.Exit(0 if succeeded else 1)
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -43,7 +43,7 @@ def doctor(config: Config = None, base_port: BasePort = None) -> None:
 
 def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     """Check everything that a local run needs, one thing at a time."""
-    from forage_cli.local import demo, nvidia, preflight, redis_memory, stack
+    from forage_cli.local import console, demo, nvidia, preflight, redis_memory, stack
     from forage_cli.planning.streams import estimate_stream_memory, format_bytes
     from forage_common.files.model_folder import check_model_folder
     from forage_common.settings import load_settings
@@ -68,7 +68,7 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
             python, cuda = stack.find_interpreter(program), nvidia.find_cuda(program)
             yield Check(f"{program} environment", f"{python} ({f'GPU, CUDA {cuda}' if cuda else 'CPU'})")
         except UserError as error:
-            yield Check(f"{program} environment", "missing", str(error))
+            yield Check(f"{program} environment", "missing", str(error), fatal=program is not stack.Program.CONSOLE)
         else:
             builds |= {program: cuda} if cuda else {}
     yield from check_gpus(builds)
@@ -87,8 +87,9 @@ def run_checks(config: Path | None, base_port: int | None) -> Iterator[Check]:
     fix = "; ".join(redis_memory.check_redis(settings))
     yield Check("redis memory", f"up to {format_bytes(groups.maxmemory)}", fix, fatal=False)
     yield _run_check("model", str(settings.model.path), check_model_folder, settings.model.path)
-    for name, address in stack.list_addresses(settings, stack.Program).items():
+    for name, address in stack.list_addresses(settings, stack.TRAINING).items():
         yield _run_check(name, address, preflight.check_port, name, address)
+    yield replace(_run_check("console", console.find_url(settings), console.check_console, settings), fatal=False)
 
 
 def check_gpus(builds: Mapping[str, str]) -> Iterator[Check]:

@@ -131,8 +131,8 @@ def run(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="FOLDER[:POLICY[/METHOD]]")],
-    b: Annotated[str, typer.Argument(metavar="B", help="FOLDER[:POLICY[/METHOD]]")],
+    a: Annotated[str, typer.Argument(metavar="A", help="FOLDER\\[:POLICY\\[/METHOD]]")],
+    b: Annotated[str, typer.Argument(metavar="B", help="FOLDER\\[:POLICY\\[/METHOD]]")],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Report page to write.", show_default="comparison.html in the folder of B"),
@@ -144,8 +144,9 @@ def compare(
     POLICY defaults to the first of the folder, METHOD to search.
     """
     from forage_cli.evaluation import report, tables
-    from forage_cli.evaluation.compare import Outcome, read_first_samples
     from forage_cli.evaluation.compare import compare_selections as compared
+    from forage_cli.evaluation.compare import read_first_samples
+    from forage_records.statistics import Outcome
 
     console = Console()
     comparison = compared(a, b)

@@ -105,9 +105,9 @@ def replay(
     """
     from forage_cli.local import serving
     from forage_cli.local.stack import SERVING, Program
-    from forage_cli.runs.replay import Comparison
     from forage_cli.terminal import trajectories as show
     from forage_common.errors import UserError
+    from forage_records.replay import Comparison
     from forage_records.trajectory_file import TrajectoryWriter, read_header, read_ids
 
     if rescore == rerun:
@@ -144,7 +144,7 @@ def replay(
 def _select_trajectories(file: Path, done: set[str], limit: int | None, rescore: bool) -> Iterable[Trajectory]:
     from itertools import islice
 
-    from forage_cli.runs.replay import is_scored
+    from forage_records.replay import is_scored
     from forage_records.trajectory_file import read_trajectories
 
     for trajectory in islice(read_trajectories(file), limit):
@@ -155,10 +155,10 @@ def _select_trajectories(file: Path, done: set[str], limit: int | None, rescore:
 async def _replay_trajectories(
     rescore: bool, chosen: Iterable[Trajectory], settings: Settings, end_of_turn: str
 ) -> AsyncGenerator[Pair, None]:
-    from forage_cli.runs.replay import make_rerun, make_rescore
     from forage_common.clients.concurrency import map_concurrently
     from forage_common.clients.reward import RewardClient
     from forage_common.clients.rollout import RolloutClient
+    from forage_records.replay import make_rerun, make_rescore
 
     async with AsyncExitStack() as stack:
         if rescore:

@@ -67,8 +67,8 @@ def compare_runs(
 
       forage compare-runs runs/first runs/second
     """
-    from forage_cli.runs import comparison
-    from forage_cli.runs.folder import RunFolder
+    from forage_records import comparison
+    from forage_records.run_folder import RunFolder
 
     result = comparison.compare_runs(RunFolder.open(first), RunFolder.open(second))
     table = make_table("step", "tokens", "", "weights", "", left=5)

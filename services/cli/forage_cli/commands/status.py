@@ -25,8 +25,9 @@ def status(
     is stopped or silent.
     """
     from forage_cli.local.family import fetch_stacks
-    from forage_cli.local.inspection import describe_replica, inspect_run
-    from forage_cli.local.stack import STACKS, Program, list_health_urls, shift_ports
+    from forage_cli.local.inspection import inspect_run
+    from forage_cli.local.stack import STACKS, Program, shift_ports
+    from forage_common.clients.health import describe_replica, list_health_urls
     from forage_common.errors import UnavailableError
     from forage_common.settings import load_settings
     from forage_common.streams.client import StreamClient
@@ -50,7 +51,7 @@ def status(
         lines.append(f"prompts queued {prompts}, groups queued {groups}")
 
     found = inspect_run(settings, [read_streams])
-    urls = {Program.REDIS: settings.redis.url, **list_health_urls(settings)}
+    urls = {"redis": settings.redis.url, **list_health_urls(settings)}
     table = make_table("service", "state", "process", "address", left=4)
     for program, one in found.items():
         main = next((process for process in one.processes if process.is_main), None)
@@ -71,6 +72,7 @@ def status(
             console.print(texts[process.pid], highlight=False, markup=False, soft_wrap=True)
         if not processes:
             console.print("no process of this run was started on this machine by 'forage up' or 'forage demo'")
+    del found[Program.CONSOLE]  # no run needs it
     silent = any(one.stopped or one.state == "silent" for one in found.values())
     waiting = any(not one.is_ready for program, one in found.items() if program is not Program.TRAINER)
     raise typer.Exit(1 if silent or waiting else 0)

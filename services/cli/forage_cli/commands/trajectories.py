@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from forage_cli.runs.view_options import Colour, SortKey
+from forage_records.view_options import Colour, SortKey
 
 if TYPE_CHECKING:
-    from forage_cli.runs.folder import Row, RunFolder
+    from forage_records.run_folder import Row, RunFolder
 
 
 def trajectories(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")] = Path("runs/latest"),
-    label: Annotated[str, typer.Option(help="Validation to read: before, after, step-<n>.")] = "after",
+    label: Annotated[
+        str, typer.Option(help="Validation to read: before, after, step-<n>; watch-<n>: watched questions.")
+    ] = "after",
     step: Annotated[
         int | None,
         typer.Option(
@@ -60,12 +62,12 @@ def trajectories(
 
       forage trajectories --step 10 --sort mismatch --tokens 5
     """
-    from forage_cli.runs.folder import RunFolder
-    from forage_cli.runs.trajectory_rows import STEP, Filter, sort_rows
     from forage_cli.terminal import tokens as show_tokens
     from forage_cli.terminal import trajectories as show
     from forage_common.errors import UserError
     from forage_common.text.token_texts import TokenTexts
+    from forage_records.run_folder import RunFolder
+    from forage_records.trajectory_rows import STEP, Filter, sort_rows
 
     if step is None and (tokens or colour is not Colour.AUTHOR or sort in (SortKey.ADVANTAGE, SortKey.MISMATCH)):
         raise UserError("advantage and mismatch exist only for a training step: name one, for instance --step 10")
@@ -96,9 +98,9 @@ def _read_rows(folder: RunFolder, label: str, step: int | None) -> list[Row]:
     Raises:
         DataError: the run does not have them; the message says which it has.
     """
-    from forage_cli.runs.trajectory_rows import read_step_rows
     from forage_common.errors import DataError
     from forage_records.step_file import list_saved_steps, step_file_path
+    from forage_records.trajectory_rows import read_step_rows
 
     if step is not None:
         kept = list_saved_steps(folder.path)
@@ -116,15 +118,16 @@ def _read_rows(folder: RunFolder, label: str, step: int | None) -> list[Row]:
 def _print_changes(console: Console, before: list[Row], after: list[Row], count: int) -> None:
     from statistics import fmean
 
-    from forage_cli.runs.trajectory_rows import find_changes
     from forage_cli.terminal import trajectories as show
+    from forage_records.trajectory_rows import find_changes
 
     common = find_changes(before, after)
     for change in common[:count]:
         console.print(show.render_panel(change.before[0], title=f"before: mean reward {change.reward_before:.3g}"))
         console.print(show.render_panel(change.after[0], title=f"after: mean reward {change.reward_after:.3g}"))
     if not common:
-        console.print("the two have no question in common", style="dim")
+        hint = "compare validations, or watched questions (watch-<n>, see trainer.watch_questions)"
+        console.print(f"the two have no question in common: {hint}", style="dim")
         return
     better = sum(change.gain > 0 for change in common)
     worse = sum(change.gain < 0 for change in common)

@@ -5,26 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
 
-from forage_cli.evaluation.differences import Difference, paired_difference
 from forage_cli.evaluation.measures import QuestionResult
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.results import ALL, read_rows, trajectory_file
 from forage_common.errors import DataError, UserError
 from forage_common.v1.trajectory_pb2 import Trajectory
+from forage_records.statistics import Difference, Outcome, paired_difference
 from forage_records.trajectory_file import read_trajectories
-
-
-class Outcome(StrEnum):
-    """Change of a question from A to B; with several samples, of the share that is right."""
-
-    WON = "won"
-    LOST = "lost"
-    BOTH = "both"
-    NEITHER = "neither"
 
 
 @dataclass(frozen=True)
@@ -48,6 +38,7 @@ class Pair:
 
     @property
     def outcome(self) -> Outcome:
+        """With several samples, the change of the share that is right."""
         before, after = self.a.em or 0.0, self.b.em or 0.0
         if before == after:
             return Outcome.BOTH if after else Outcome.NEITHER

@@ -14,7 +14,8 @@ from rich.console import Console
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.policies import EvaluatedPolicy, Kind
 from forage_cli.local import serving
-from forage_cli.local.stack import SERVING, Program, list_health_urls, probe_readiness
+from forage_cli.local.stack import SERVING, Program, probe_readiness
+from forage_common.clients.health import list_health_urls
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import UnavailableError, UserError
 from forage_common.settings import RewardRoute, Settings

@@ -11,10 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from forage_cli.runs.folder import RunFolder
 from forage_common.errors import DataError, UserError
 from forage_common.files.model_folder import check_model_folder, read_model_shapes
 from forage_policies.folders import open_whole
+from forage_records.run_folder import RunFolder
 
 RUNNING = "running"
 _NAMED = re.compile(r"([\w.@-]+)=(.+)")

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from forage_cli.evaluation import plots
-from forage_cli.evaluation.compare import Comparison, Outcome, Pair, Selection, read_first_samples
+from forage_cli.evaluation.compare import Comparison, Pair, Selection, read_first_samples
 from forage_cli.evaluation.layouts import SEARCH_R1, make_search_r1_rows
 from forage_cli.evaluation.measures import QuestionResult
 from forage_cli.evaluation.methods import Method
 from forage_cli.evaluation.results import ALL, group_by_source, read_rows, write_summary
 from forage_cli.reports import figures, page
 from forage_common.files import durable
+from forage_records.statistics import Outcome
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 SHOWN = 24

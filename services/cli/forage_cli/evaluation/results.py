@@ -21,7 +21,7 @@ from forage_cli.evaluation.plan import ROWS, Item, read_manifest
 from forage_common.errors import DataError
 from forage_common.files import durable
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
-from forage_probe.statistics import estimate_mean
+from forage_records.statistics import estimate_mean
 from forage_records.trajectory_file import TrajectoryWriter
 
 RESULTS, TRAJECTORIES = "results.json", "trajectories"

@@ -9,12 +9,13 @@ from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from forage_cli.evaluation.compare import Comparison, Outcome
+from forage_cli.evaluation.compare import Comparison
 from forage_cli.evaluation.layouts import SEARCH_R1, LayoutRow
 from forage_cli.evaluation.methods import Method
 from forage_cli.terminal import trajectories as show
 from forage_cli.terminal.tables import make_table
 from forage_common.v1.trajectory_pb2 import Role, Trajectory
+from forage_records.statistics import Outcome
 
 Metrics = Mapping[str, Any]
 

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.live import Live
 
 from forage_cli.local import preflight
+from forage_cli.local.console import add_console, find_url
 from forage_cli.local.gpus import build_stack
 from forage_cli.local.live import LiveView, format_step
-from forage_cli.local.stack import Program, Stack, end_earlier_stack, point_latest, repository, shift_ports
+from forage_cli.local.processes import interrupt_on_signals
+from forage_cli.local.stack import TRAINING, Program, Stack, end_earlier_stack, point_latest, repository, shift_ports
 from forage_cli.local.watch import Watch
 from forage_cli.reports import run_report as report
-from forage_cli.runs.folder import RunFolder
 from forage_cli.runs.ledger import count_groups
 from forage_cli.terminal import trajectories as show
 from forage_common.errors import UserError
 from forage_common.settings import Settings, load_settings
 from forage_common.streams.client import StreamClient
+from forage_records.run_folder import RunFolder
 
 POLL_INTERVAL_S = 0.5
 _TICKS_PER_PROBE = 6
@@ -46,12 +46,12 @@ def load_resumed_settings(overrides: Sequence[str]) -> Settings:
     return load_settings(file, overrides)
 
 
-def run_demo(settings: Settings, console: Console) -> report.Summary:
+def run_demo(settings: Settings, console: Console, with_console: bool = True) -> report.Summary:
     """Train to the end and write the report. Ctrl-C stops every process; the run can be resumed."""
     prepare_world(settings, console)
-    programs = tuple(Program)
     end_earlier_stack(settings)
-    preflight.check_all(settings, programs)
+    preflight.check_all(settings, TRAINING)
+    programs = add_console(settings, TRAINING, console) if with_console else TRAINING
     stack = build_stack(settings, programs, console)
     settings = stack.settings
     folder = RunFolder(stack.folder)
@@ -101,24 +101,9 @@ def prepare_world(settings: Settings, console: Console) -> None:
             build_world(folder, 0)
 
 
-@contextmanager
-def interrupt_on_signals() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as Ctrl-C until the block ends."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 def _watch_training(stack: Stack, folder: RunFolder, started: float, console: Console) -> None:
     total = stack.settings.trainer.total_training_steps
-    view = LiveView(folder, total, started)
+    view = LiveView(folder, total, started, stack.programs, find_url(stack.settings))
     supervisor = stack.supervisor
     printed_steps, detail, tick = len(folder.read_steps()), "", 0
     live = Live(view, console=console, refresh_per_second=2, transient=False) if console.is_terminal else nullcontext()
@@ -143,10 +128,12 @@ def _watch_training(stack: Stack, folder: RunFolder, started: float, console: Co
 
 def print_summary(folder: RunFolder, summary: report.Summary, page: Path, console: Console) -> None:
     """Print what a finished run ends with: examples, the change of the exact match, counts, files."""
+    seed = int(summary["seed"] or 0)
     for label in ("before", "after"):
         console.rule(f"{label} training")
-        for row in report.select_examples(folder, label):
+        for row in report.select_examples(folder, label, seed):
             console.print(show.render_panel(row))
+    console.print(report.describe_examples(folder, seed), style="dim", highlight=False)
     console.rule("the run")
     before, after = (_format_em(summary[name]) for name in ("em_before", "em_after"))
     console.print(f"greedy test EM  {before} → [bold]{after}[/]   ", highlight=False)
@@ -157,6 +144,7 @@ def print_summary(folder: RunFolder, summary: report.Summary, page: Path, consol
         highlight=False,
     )
     console.print(f"report  {page}\ncurve   {folder.path / 'curve.png'}\nsummary {folder.path / 'summary.json'}")
+    console.print("look at it again in a browser: [bold]forage console[/]", highlight=False)
 
 
 def _format_em(em: object) -> str:

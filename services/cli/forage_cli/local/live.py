@@ -13,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from forage_cli.local.stack import Program
-from forage_cli.runs.folder import Row, RunFolder
+from forage_records.run_folder import Row, RunFolder, estimate_time_left
 
 _SPARK = "▁▂▃▄▅▆▇█"
 _SHOWN_STEPS = 8
-_VALIDATION_S = 40.0
 
 COLUMNS = {
     "step": ("step", "{:.0f}"),
@@ -32,22 +31,17 @@ COLUMNS = {
 }
 
 
-def draw_sparkline(values: Sequence[float], width: int = 60) -> str:
-    """Draw values in 0..1 as one line of block characters, the newest on the right."""
+def draw_sparkline(values: Sequence[float | None], width: int = 60) -> str:
+    """Draw values in 0..1 as one line of block characters, the newest on the right; unknown ones are gaps."""
     if len(values) > width:
         size = len(values) / width
-        values = [fmean(values[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))]) for i in range(width)]
-    return "".join(_SPARK[min(7, max(0, int(value * 8)))] for value in values)
+        values = [_mean(values[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))]) for i in range(width)]
+    return "".join(" " if value is None else _SPARK[min(7, max(0, int(value * 8)))] for value in values)
 
 
-def estimate_time_left(steps: Sequence[Row], total: int, phase: str) -> float | None:
-    """Estimate the seconds until the run ends from the pace of the last 20 steps; None before the third step."""
-    if len(steps) < 3:
-        return None
-    recent = steps[-20:]
-    pace = (float(recent[-1]["time"]) - float(recent[0]["time"])) / (len(recent) - 1)
-    left = (total - int(steps[-1]["step"])) * pace
-    return left + (_VALIDATION_S if phase != "done" else 0)
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def format_duration(seconds: float | None) -> str:
@@ -61,8 +55,16 @@ def format_duration(seconds: float | None) -> str:
 class LiveView:
     """Renders a run from its folder; the caller sets `waiting` and `restarts`, which are not in the folder."""
 
-    def __init__(self, run: RunFolder, total_steps: int, started: float) -> None:
+    def __init__(
+        self, run: RunFolder, total_steps: int, started: float, programs: Sequence[Program], console_url: str = ""
+    ) -> None:
+        """
+        Args:
+            console_url: where the console is, if it is one of the programs.
+        """
         self._run = run
+        self._programs = [program for program in programs if program is not Program.CONSOLE]
+        self._console_url = console_url if Program.CONSOLE in programs else ""
         self._total = total_steps
         self._started = started
         self.waiting: Mapping[Program, str] = {}
@@ -90,16 +92,19 @@ class LiveView:
             table.add_row(*(_format_cell(row.get(key), form) for key, form in COLUMNS.values()))
         parts: list[RenderableType] = [header, Text(""), self._services(), Text(""), table]
         if steps:
-            em = [float(row.get("em_mean") or 0) for row in steps]
-            parts += [Text(""), Text(f"EM of sampled answers  {draw_sparkline(em)}  {em[-1]:.2f}", style="green")]
+            em = [row.get("em_mean") for row in steps]
+            last = "–" if em[-1] is None else f"{em[-1]:.2f}"
+            parts += [Text(""), Text(f"EM of sampled answers  {draw_sparkline(em)}  {last}", style="green")]
         before = self._run.read_validation("before")
-        if before is not None:
+        if before is not None and before.get("em") is not None:
             parts.append(Text(f"greedy test EM before training: {before['em']:.3f}", style="cyan"))
+        if self._console_url:
+            parts += [Text(""), Text(f"console  {self._console_url}")]
         yield Panel(Group(*parts), title="forage", subtitle=str(self._run.path), border_style="blue")
 
     def _services(self) -> Text:
         line = Text()
-        for program in Program:
+        for program in self._programs:
             wait = self.waiting.get(program)
             line.append(f"{'●' if wait is None else '○'} ", style="green" if wait is None else "yellow")
             line.append(str(program))

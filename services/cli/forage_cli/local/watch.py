@@ -39,6 +39,7 @@ class Watch:
         self._news: list[str] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
+        self._given_up: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> Watch:
@@ -50,7 +51,11 @@ class Watch:
 
     def tick(self, say: Callable[[str], object]) -> None:
         """Restart services that died, as `Supervisor.tick` does, and say who stands still and who goes on since."""
-        self._stack.supervisor.tick()
+        supervisor = self._stack.supervisor
+        supervisor.tick()
+        for name in supervisor.given_up.keys() - self._given_up:
+            self._given_up.add(name)
+            say(f"the run goes on without the {name}: {supervisor.given_up[name]}")
         with self._lock:
             news, self._news = self._news, []
         for sentence in news:
@@ -60,7 +65,8 @@ class Watch:
         while not self._over.wait(_INTERVAL_S):  # wait: pause between two rounds
             family = list_family(self._stack.supervisor.tokens, ())
             for program in self._stack.programs:
-                self._look_at(program, [one for one in family if one.service == program])
+                if program is not Program.CONSOLE:
+                    self._look_at(program, [one for one in family if one.service == program])
 
     def _look_at(self, program: Program, processes: list[RunProcess]) -> None:
         pid = self._stack.supervisor.pid(program)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from forage_cli.probe.show import METRICS
 from forage_cli.reports import figures, page
-from forage_cli.reports.spans import Mark
 from forage_common.settings import Settings
 from forage_common.text.token_texts import TokenTexts
 from forage_common.v1.probe_pb2 import CotBoundary, Probed
 from forage_common.v1.trajectory_pb2 import Status, Trajectory
 from forage_probe import metrics
 from forage_probe.contexts import NothingToProbeError, find_thought
+from forage_records.spans import Mark
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

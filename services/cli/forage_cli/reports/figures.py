@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK, QUIET, LINE = "#20262e", "#66707c", "#dedbd3"
-GREEN, BLUE, AMBER, PURPLE, RED, TEAL = SERIES = ("#2f8f5b", "#3b78c4", "#c77d1e", "#8a5fb5", "#c2504a", "#2f9393")
+INK, QUIET, LINE = "#20262e", "#5c6570", "#dedbd3"
+GREEN, BLUE, AMBER, PURPLE, RED, TEAL = SERIES = ("#2f8f5b", "#3b78c4", "#bb7212", "#8a5fb5", "#c2504a", "#2f9393")
 # These colours become the page's CSS variables, so that they follow its theme; any other colour stays.
 VARIABLES = {INK: "--ink", QUIET: "--quiet", LINE: "--line"} | {
     colour: f"--series-{place}" for place, colour in enumerate(SERIES)

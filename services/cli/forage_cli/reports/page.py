@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from forage_cli.reports.spans import split_spans
+from forage_records.spans import split_spans
 
 _HERE = "forage_cli.reports"
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from forage_cli.runs.trajectory_rows import compute_differences
-from forage_cli.runs.view_options import Colour
 from forage_cli.terminal.tables import make_table
 from forage_cli.terminal.trajectories import STYLES
 from forage_common.text.token_texts import TokenTexts
 from forage_records.step_file import StepRow
+from forage_records.trajectory_rows import compute_differences
+from forage_records.view_options import Colour
 
 _GOOD, _BAD = (0, 200, 0), (220, 40, 40)
 

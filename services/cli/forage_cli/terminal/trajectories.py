@@ -8,12 +8,12 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from forage_cli.runs.folder import Row
 from forage_cli.terminal.tables import make_table
 from forage_common.v1.rollout_pb2 import RunStreamResponse
+from forage_records.run_folder import Row
 
 if TYPE_CHECKING:
-    from forage_cli.runs.replay import Comparison
+    from forage_records.replay import Comparison
 
 STYLES = {"model": "bold", "env": "cyan", "prompt": "dim"}
 
@@ -35,17 +35,17 @@ def render_panel(row: Row, title: str = "", body: Text | None = None) -> Rendera
         for span in row["spans"]:
             if span["role"] != "prompt":
                 body.append(span["text"], style=STYLES.get(span["role"], ""))
-    right = float(row.get("em") or 0) > 0
+    em = row.get("em")
+    judged, colour = ("not judged", "yellow") if em is None else ("right", "green") if em > 0 else ("wrong", "red")
     verdict = Text()
-    verdict.append("right" if right else "wrong", style="bold green" if right else "bold red")
+    verdict.append(judged, style=f"bold {colour}")
     if row.get("reward") is not None:
         verdict.append(f"   reward {row['reward']:.3g}", style="dim")
     verdict.append(f"   accepted: {' | '.join(row.get('targets') or ['–'])}", style="dim")
     if row.get("trace_id"):
         verdict.append(f"   trace {row['trace_id']}", style="dim")
     question = Text(row["question"], style="bold magenta")
-    style = "green" if right else "red"
-    return Panel(Group(question, body, verdict), title=title or None, border_style=style, title_align="left")
+    return Panel(Group(question, body, verdict), title=title or None, border_style=colour, title_align="left")
 
 
 def render_comparison(found: Comparison, rerun: bool) -> RenderableType:

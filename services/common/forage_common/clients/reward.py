@@ -14,13 +14,15 @@ from forage_common.telemetry import tracing
 from forage_common.v1.reward_pb2 import (
     DescribeRequest,
     DescribeResponse,
+    ExplainRequest,
+    ExplainResponse,
     ScoredItem,
     ScoreItem,
     ScoreRequest,
     ScoreResponse,
 )
 from forage_common.v1.reward_pb2_grpc import RewardStub
-from forage_common.v1.trajectory_pb2 import Trajectory, Turn
+from forage_common.v1.trajectory_pb2 import Score, Trajectory, Turn
 
 _MESSAGE_BYTES = 256 * 2**20
 _DESCRIBE_S = 4.0
@@ -61,6 +63,12 @@ class RewardClient:
         attempt = partial(self._stub.Describe, DescribeRequest(), timeout=_DESCRIBE_S)
         reply: DescribeResponse = await call(self._circuit, attempt, _DESCRIBE_S)
         return frozenset(use.data_source for reward in reply.rewards for use in reward.uses if not use.shadow)
+
+    async def explain(self, item: ScoreItem, score: Score) -> str:
+        """Explain the score of an item for people; raises as `score`."""
+        attempt = partial(self._stub.Explain, ExplainRequest(item=item, score=score), timeout=_DESCRIBE_S)
+        reply: ExplainResponse = await call(self._circuit, attempt, _DESCRIBE_S)
+        return reply.text
 
     async def close(self) -> None:
         await self._channel.close()

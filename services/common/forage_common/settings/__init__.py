@@ -22,6 +22,7 @@ from forage_common.settings.algorithm import (
     OverlongSettings,
     RewardPlacement,
 )
+from forage_common.settings.console import ConsoleSettings
 from forage_common.settings.data import DataSettings, TrainFile
 from forage_common.settings.guards import GuardAction, GuardSettings
 from forage_common.settings.loading import ENV_PREFIX, check_settings, load_settings, settings_from_arguments

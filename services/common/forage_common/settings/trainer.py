@@ -53,6 +53,15 @@ class ProbeSettings(Section):
     timeout_s: float = Field(600.0, gt=0, description="Longest wait of the training; unfinished probes are skipped")
 
 
+class WatchSettings(Section):
+    """Training questions that are answered greedily again and again, to see how one answer changes."""
+
+    freq: int = Field(
+        0, ge=0, description="Interval in steps, which have a checkpoint too; also before and after training; 0: never"
+    )
+    count: int = Field(8, ge=1, description="Questions, chosen by run.seed and the same all run long")
+
+
 class RaySettings(Section):
     """The Ray cluster whose actors are the trainer's processes."""
 
@@ -103,6 +112,7 @@ class TrainerSettings(Section):
         description="Validation between two steps: paused: training waits for it; overlapped: training continues",
     )
     val_before_train: bool = Field(True, description="Validate the initial policy")
+    watch_questions: WatchSettings = WatchSettings()
     probe: ProbeSettings = ProbeSettings()
     logger: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         (), description="Experiment trackers that get the metrics, besides metrics.jsonl and Prometheus"

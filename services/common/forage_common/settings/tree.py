@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import yaml
 from pydantic import model_validator
 
 from forage_common.errors import SettingsError
 from forage_common.settings.base import Section
+from forage_common.settings.console import ConsoleSettings
 from forage_common.settings.data import DataSettings
 from forage_common.settings.retriever import RetrieverSettings
 from forage_common.settings.reward import RewardSettings
@@ -28,6 +32,7 @@ class Settings(Section):
     rollout: RolloutSettings = RolloutSettings()
     trainer: TrainerSettings = TrainerSettings()
     tracing: TracingSettings = TracingSettings()
+    console: ConsoleSettings = ConsoleSettings()
     local: LocalSettings = LocalSettings()
 
     @model_validator(mode="after")
@@ -80,6 +85,17 @@ class Settings(Section):
                     f"trainer.placement=colocated needs {name}={expected or repr(expected)}, not {value}: {reason}"
                 )
         return self
+
+    @property
+    def runs_address(self) -> str:
+        """The folder that the console shows: an address with a protocol, or an absolute path."""
+        address = self.console.runs or str(self.run.dir)
+        return address if "://" in address else str(Path(address).resolve())
+
+    @property
+    def runs_digest(self) -> str:
+        """Tells consoles of other folders apart, and strangers nothing."""
+        return hashlib.sha256(self.runs_address.encode()).hexdigest()[:16]
 
     def check_sampling(self) -> None:
         """Check that the trainer can score what the engine samples: ratios would carry any other difference.

@@ -60,9 +60,13 @@ class RunKeys:
         Raises:
             FencedError: a later trainer has taken over.
         """
-        latest = int(self._call(self._redis.get, self.key("epoch")) or 0)
+        latest = self.read_epoch()
         if latest > self.epoch:
             raise _make_fenced_error(latest)
+
+    def read_epoch(self) -> int:
+        """The epoch of the latest trainer; 0 before the first."""
+        return int(self._call(self._redis.get, self.key("epoch")) or 0)
 
     def read_server(self, section: str) -> dict[str, Any]:
         """Read a section of what the server says about itself (INFO)."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from forage_common.v1 import trajectory_pb2 as forage__common_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66orage_common/v1/reward.proto\x12\tforage.v1\x1a!forage_common/v1/trajectory.proto\"\xba\x01\n\tScoreItem\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x02 \x01(\t\x12\x1e\n\x05spans\x18\x03 \x03(\x0b\x32\x0f.forage.v1.Span\x12,\n\x0cground_truth\x18\x04 \x01(\x0b\x32\x16.forage.v1.GroundTruth\x12\x13\n\x0b\x65nd_of_turn\x18\x05 \x01(\t\x12\x1e\n\x05turns\x18\x06 \x03(\x0b\x32\x0f.forage.v1.Turn\"3\n\x0cScoreRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.forage.v1.ScoreItem\"p\n\nScoredItem\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x1f\n\x05score\x18\x02 \x01(\x0b\x32\x10.forage.v1.Score\x12*\n\x10validation_score\x18\x03 \x01(\x0b\x32\x10.forage.v1.Score\"5\n\rScoreResponse\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.forage.v1.ScoredItem\"D\n\x12ScoreStreamRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\"\n\x04item\x18\x02 \x01(\x0b\x32\x14.forage.v1.ScoreItem\"F\n\x13ScoreStreamResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12#\n\x04item\x18\x02 \x01(\x0b\x32\x15.forage.v1.ScoredItem\"\x1f\n\x0f\x44\x65scribeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"i\n\x10\x44\x65scribeResponse\x12-\n\x07rewards\x18\x01 \x03(\x0b\x32\x1c.forage.v1.RewardDescription\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x15\n\rconfig_digest\x18\x03 \x01(\t\"\x94\x01\n\x11RewardDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\x08\x12.\n\nparameters\x18\x04 \x03(\x0b\x32\x1a.forage.v1.RewardParameter\x12\"\n\x04uses\x18\x05 \x03(\x0b\x32\x14.forage.v1.RewardUse\"Q\n\x0fRewardParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x15\n\rdefault_value\x18\x03 \x01(\t\x12\x0b\n\x03\x64oc\x18\x04 \x01(\t\"\xcf\x01\n\tRewardUse\x12\x13\n\x0b\x64\x61ta_source\x18\x01 \x01(\t\x12\x11\n\tcomponent\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x30\n\x06params\x18\x04 \x03(\x0b\x32 .forage.v1.RewardUse.ParamsEntry\x12\x0e\n\x06shadow\x18\x05 \x01(\x08\x1aH\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.forage.v1.ParameterValue:\x02\x38\x01\"^\n\x0eParameterValue\x12\x10\n\x06number\x18\x01 \x01(\x01H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x0e\n\x04\x66lag\x18\x04 \x01(\x08H\x00\x42\x07\n\x05value\"\xb5\x01\n\x0eUserRewardCall\x12\"\n\x04item\x18\x01 \x01(\x0b\x32\x14.forage.v1.ScoreItem\x12\x35\n\x06params\x18\x02 \x03(\x0b\x32%.forage.v1.UserRewardCall.ParamsEntry\x1aH\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.forage.v1.ParameterValue:\x02\x38\x01\x32\xdb\x01\n\x06Reward\x12:\n\x05Score\x12\x17.forage.v1.ScoreRequest\x1a\x18.forage.v1.ScoreResponse\x12P\n\x0bScoreStream\x12\x1d.forage.v1.ScoreStreamRequest\x1a\x1e.forage.v1.ScoreStreamResponse(\x01\x30\x01\x12\x43\n\x08\x44\x65scribe\x12\x1a.forage.v1.DescribeRequest\x1a\x1b.forage.v1.DescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66orage_common/v1/reward.proto\x12\tforage.v1\x1a!forage_common/v1/trajectory.proto\"\xba\x01\n\tScoreItem\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x02 \x01(\t\x12\x1e\n\x05spans\x18\x03 \x03(\x0b\x32\x0f.forage.v1.Span\x12,\n\x0cground_truth\x18\x04 \x01(\x0b\x32\x16.forage.v1.GroundTruth\x12\x13\n\x0b\x65nd_of_turn\x18\x05 \x01(\t\x12\x1e\n\x05turns\x18\x06 \x03(\x0b\x32\x0f.forage.v1.Turn\"3\n\x0cScoreRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.forage.v1.ScoreItem\"p\n\nScoredItem\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x1f\n\x05score\x18\x02 \x01(\x0b\x32\x10.forage.v1.Score\x12*\n\x10validation_score\x18\x03 \x01(\x0b\x32\x10.forage.v1.Score\"5\n\rScoreResponse\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.forage.v1.ScoredItem\"D\n\x12ScoreStreamRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\"\n\x04item\x18\x02 \x01(\x0b\x32\x14.forage.v1.ScoreItem\"F\n\x13ScoreStreamResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12#\n\x04item\x18\x02 \x01(\x0b\x32\x15.forage.v1.ScoredItem\"\x1f\n\x0f\x44\x65scribeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"i\n\x10\x44\x65scribeResponse\x12-\n\x07rewards\x18\x01 \x03(\x0b\x32\x1c.forage.v1.RewardDescription\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x15\n\rconfig_digest\x18\x03 \x01(\t\"U\n\x0e\x45xplainRequest\x12\"\n\x04item\x18\x01 \x01(\x0b\x32\x14.forage.v1.ScoreItem\x12\x1f\n\x05score\x18\x02 \x01(\x0b\x32\x10.forage.v1.Score\"\x1f\n\x0f\x45xplainResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x94\x01\n\x11RewardDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\x08\x12.\n\nparameters\x18\x04 \x03(\x0b\x32\x1a.forage.v1.RewardParameter\x12\"\n\x04uses\x18\x05 \x03(\x0b\x32\x14.forage.v1.RewardUse\"Q\n\x0fRewardParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x15\n\rdefault_value\x18\x03 \x01(\t\x12\x0b\n\x03\x64oc\x18\x04 \x01(\t\"\xcf\x01\n\tRewardUse\x12\x13\n\x0b\x64\x61ta_source\x18\x01 \x01(\t\x12\x11\n\tcomponent\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x30\n\x06params\x18\x04 \x03(\x0b\x32 .forage.v1.RewardUse.ParamsEntry\x12\x0e\n\x06shadow\x18\x05 \x01(\x08\x1aH\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.forage.v1.ParameterValue:\x02\x38\x01\"^\n\x0eParameterValue\x12\x10\n\x06number\x18\x01 \x01(\x01H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x0e\n\x04\x66lag\x18\x04 \x01(\x08H\x00\x42\x07\n\x05value\"\xb5\x01\n\x0eUserRewardCall\x12\"\n\x04item\x18\x01 \x01(\x0b\x32\x14.forage.v1.ScoreItem\x12\x35\n\x06params\x18\x02 \x03(\x0b\x32%.forage.v1.UserRewardCall.ParamsEntry\x1aH\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.forage.v1.ParameterValue:\x02\x38\x01\x32\x9d\x02\n\x06Reward\x12:\n\x05Score\x12\x17.forage.v1.ScoreRequest\x1a\x18.forage.v1.ScoreResponse\x12P\n\x0bScoreStream\x12\x1d.forage.v1.ScoreStreamRequest\x1a\x1e.forage.v1.ScoreStreamResponse(\x01\x30\x01\x12\x43\n\x08\x44\x65scribe\x12\x1a.forage.v1.DescribeRequest\x1a\x1b.forage.v1.DescribeResponse\x12@\n\x07\x45xplain\x12\x19.forage.v1.ExplainRequest\x1a\x1a.forage.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,20 +52,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_end=663
   _globals['_DESCRIBERESPONSE']._serialized_start=665
   _globals['_DESCRIBERESPONSE']._serialized_end=770
-  _globals['_REWARDDESCRIPTION']._serialized_start=773
-  _globals['_REWARDDESCRIPTION']._serialized_end=921
-  _globals['_REWARDPARAMETER']._serialized_start=923
-  _globals['_REWARDPARAMETER']._serialized_end=1004
-  _globals['_REWARDUSE']._serialized_start=1007
-  _globals['_REWARDUSE']._serialized_end=1214
-  _globals['_REWARDUSE_PARAMSENTRY']._serialized_start=1142
-  _globals['_REWARDUSE_PARAMSENTRY']._serialized_end=1214
-  _globals['_PARAMETERVALUE']._serialized_start=1216
-  _globals['_PARAMETERVALUE']._serialized_end=1310
-  _globals['_USERREWARDCALL']._serialized_start=1313
-  _globals['_USERREWARDCALL']._serialized_end=1494
-  _globals['_USERREWARDCALL_PARAMSENTRY']._serialized_start=1142
-  _globals['_USERREWARDCALL_PARAMSENTRY']._serialized_end=1214
-  _globals['_REWARD']._serialized_start=1497
-  _globals['_REWARD']._serialized_end=1716
+  _globals['_EXPLAINREQUEST']._serialized_start=772
+  _globals['_EXPLAINREQUEST']._serialized_end=857
+  _globals['_EXPLAINRESPONSE']._serialized_start=859
+  _globals['_EXPLAINRESPONSE']._serialized_end=890
+  _globals['_REWARDDESCRIPTION']._serialized_start=893
+  _globals['_REWARDDESCRIPTION']._serialized_end=1041
+  _globals['_REWARDPARAMETER']._serialized_start=1043
+  _globals['_REWARDPARAMETER']._serialized_end=1124
+  _globals['_REWARDUSE']._serialized_start=1127
+  _globals['_REWARDUSE']._serialized_end=1334
+  _globals['_REWARDUSE_PARAMSENTRY']._serialized_start=1262
+  _globals['_REWARDUSE_PARAMSENTRY']._serialized_end=1334
+  _globals['_PARAMETERVALUE']._serialized_start=1336
+  _globals['_PARAMETERVALUE']._serialized_end=1430
+  _globals['_USERREWARDCALL']._serialized_start=1433
+  _globals['_USERREWARDCALL']._serialized_end=1614
+  _globals['_USERREWARDCALL_PARAMSENTRY']._serialized_start=1262
+  _globals['_USERREWARDCALL_PARAMSENTRY']._serialized_end=1334
+  _globals['_REWARD']._serialized_start=1617
+  _globals['_REWARD']._serialized_end=1902
 # @@protoc_insertion_point(module_scope)

@@ -49,6 +49,11 @@ class RewardStub:
                 request_serializer=forage__common_dot_v1_dot_reward__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=forage__common_dot_v1_dot_reward__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/forage.v1.Reward/Explain',
+                request_serializer=forage__common_dot_v1_dot_reward__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=forage__common_dot_v1_dot_reward__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class RewardServicer:
@@ -75,6 +80,13 @@ class RewardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Explains a score for people, as `forage reward explain` does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RewardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_RewardServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=forage__common_dot_v1_dot_reward__pb2.DescribeRequest.FromString,
                     response_serializer=forage__common_dot_v1_dot_reward__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=forage__common_dot_v1_dot_reward__pb2.ExplainRequest.FromString,
+                    response_serializer=forage__common_dot_v1_dot_reward__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Reward:
             '/forage.v1.Reward/Describe',
             forage__common_dot_v1_dot_reward__pb2.DescribeRequest.SerializeToString,
             forage__common_dot_v1_dot_reward__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/forage.v1.Reward/Explain',
+            forage__common_dot_v1_dot_reward__pb2.ExplainRequest.SerializeToString,
+            forage__common_dot_v1_dot_reward__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class RewardStub:
     """
     Describe: _grpc.UnaryUnaryMultiCallable[_reward_pb2.DescribeRequest, _reward_pb2.DescribeResponse]
     """Describes the rewards, their parameters and uses, and the configuration being served."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ExplainRequest, _reward_pb2.ExplainResponse]
+    """Explains a score for people, as `forage reward explain` does."""
 
 @_typing.type_check_only
 class RewardAsyncStub(RewardStub):
@@ -49,6 +51,8 @@ class RewardAsyncStub(RewardStub):
     """
     Describe: _aio.UnaryUnaryMultiCallable[_reward_pb2.DescribeRequest, _reward_pb2.DescribeResponse]  # type: ignore[assignment]
     """Describes the rewards, their parameters and uses, and the configuration being served."""
+    Explain: _aio.UnaryUnaryMultiCallable[_reward_pb2.ExplainRequest, _reward_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Explains a score for people, as `forage reward explain` does."""
 
 class RewardServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -75,5 +79,13 @@ class RewardServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_reward_pb2.DescribeResponse, _abc.Awaitable[_reward_pb2.DescribeResponse]]:
         """Describes the rewards, their parameters and uses, and the configuration being served."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _reward_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reward_pb2.ExplainResponse, _abc.Awaitable[_reward_pb2.ExplainResponse]]:
+        """Explains a score for people, as `forage reward explain` does."""
 
 def add_RewardServicer_to_server(servicer: RewardServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,8 +22,8 @@ from forage_common.files.parquet_rows import stream_parquet_rows
 from forage_common.settings import RewardRoute, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
 from forage_reward.command.dumps import DumpRow, RowError, parse_row, split_raw_text
-from forage_reward.command.explain import render_explanation
 from forage_reward.command.score_file import ANY, MALFORMED, Summary, score_lines
+from forage_reward.explanation import render_explanation
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
 from forage_reward.router import RewardRouter
@@ -81,7 +81,7 @@ def explain(
         item.data_source = ANY if reward else source
         score = from_proto(router.score(item).score)
     console = Console()
-    for part in render_explanation(row, score):
+    for part in render_explanation(row.view, row.truth, score):
         console.print(part, markup=False, highlight=False)
 
 

@@ -21,6 +21,7 @@ from forage_common.telemetry import tracing
 from forage_common.telemetry.tracing import SpanKind
 from forage_common.v1 import reward_pb2, reward_pb2_grpc
 from forage_reward.deadline import compute_deadline
+from forage_reward.explanation import write_explanation
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
 from forage_reward.router import RewardRouter
@@ -30,6 +31,7 @@ from forage_reward.serve.peer_workers import PeerWorkers, WorkerAddress
 from forage_reward.serve.score_stream import ScoreStream
 from forage_reward.serve.scoring import QueueFullError, ScoringQueue
 from forage_reward.serve.shadow import ShadowScorer
+from forage_reward.wire import InvalidItemError, from_proto, read_truth, read_view
 
 MAX_MESSAGE_BYTES = 256 * 2**20
 """Size of a request or reply: enough for thousands of long trajectories, and bounded."""
@@ -101,6 +103,19 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         return reward_pb2.DescribeResponse(
             rewards=rewards, version=everything.version, config_digest=everything.config_digest
         )
+
+    async def Explain(
+        self, request: reward_pb2.ExplainRequest, context: grpc.aio.ServicerContext
+    ) -> reward_pb2.ExplainResponse:
+        REQUESTS.labels("Explain").inc()
+        try:
+            view, truth = read_view(request.item), read_truth(request.item)
+        except InvalidItemError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("unreachable: abort raises") from None
+        # On a thread: a long text takes a while, and scores do not wait for it.
+        text = await asyncio.to_thread(write_explanation, view, truth, from_proto(request.score))
+        return reward_pb2.ExplainResponse(text=text)
 
 
 def _open_span(

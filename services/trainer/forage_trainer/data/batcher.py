@@ -19,10 +19,12 @@ from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import Wait, waiting
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
+from forage_records.step_file import Fate, GroupFate
 from forage_trainer.data import spans
 from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
 from forage_trainer.data.dataset import refill_number
 from forage_trainer.data.feeder import Feeder
+from forage_trainer.data.idle import IdleTime
 from forage_trainer.waiting import RedisRetry
 
 LOG_INTERVAL_S = 10.0
@@ -34,6 +36,11 @@ WAIT_SECONDS = Counter("forage_trainer_wait_seconds_total", "Time waited for gro
 DROPPED = Counter("forage_trainer_groups_dropped_total", "Groups that are not trained on", ["reason"])
 for _reason in ("stale", "duplicate", "equal", "failed", "straggler"):
     DROPPED.labels(_reason)  # exported as 0 from the start
+_REPLACED = {
+    "stale": "sampled under a policy older than trainer.max_staleness allows, and issued again",
+    "equal": "all rewards are equal, and another question took its place (trainer.max_refills)",
+    "failed": "a service failed, and the question was issued again (run.repeatable)",
+}
 
 
 class BatchTimeoutError(ForageError):
@@ -50,24 +57,29 @@ class Batch:
 
     stale: groups that were dropped as stale and issued again.
     stragglers: positions without a group, because it did not arrive in time.
+    dropped: groups of this batch that others have replaced; only those that this process has dropped.
+    rollout_idle_s: see `IdleTime`; None where it is unknown.
     """
 
     number: int
     entries: tuple[Entry[TrajectoryGroup], ...]
     stale: int
     stragglers: tuple[int, ...] = ()
+    dropped: tuple[GroupFate, ...] = ()
+    rollout_idle_s: float | None = None
 
     @property
     def groups(self) -> list[TrajectoryGroup]:
         return [entry.message for entry in self.entries]
 
     @property
-    def metrics(self) -> dict[str, int]:
-        """Counts of dropped and refilled groups; refilled: replaced because their rewards were all equal."""
+    def metrics(self) -> dict[str, float | None]:
+        """Counts of dropped and refilled groups, and the pause; refilled: replaced because their rewards were equal."""
         return {
             "dropped_stale": self.stale,
             "dropped_stragglers": len(self.stragglers),
             "refilled_groups": sum(refill_number(group.group_uid) for group in self.groups),
+            "rollout_idle_s": self.rollout_idle_s,
         }
 
 
@@ -110,6 +122,8 @@ class Batcher:
         self._late: Entries = []
         self._consumed = 0
         self._stale: dict[int, int] = {}
+        self._dropped: dict[int, list[GroupFate]] = {}
+        self._idle = IdleTime()
 
     def start(self, consumed: int) -> int:
         """Forget batches up to `consumed`, and reclaim what an earlier process had claimed. Returns groups held."""
@@ -175,7 +189,9 @@ class Batcher:
         self._health.mark_ready("batch")
         held = self._held[number]
         self._taken = {entry.id for entry in held.values()}
-        return Batch(number, tuple(held[p] for p in sorted(held)), self._stale.get(number, 0), tuple(missing))
+        entries, dropped = tuple(held[p] for p in sorted(held)), tuple(self._dropped.get(number, ()))
+        idle_s = self._idle.measure(entries)
+        return Batch(number, entries, self._stale.get(number, 0), tuple(missing), dropped, idle_s)
 
     @contextmanager
     def assemble_ahead(self) -> Iterator[None]:
@@ -209,6 +225,7 @@ class Batcher:
         held = self._held.pop(number, {})
         self._late += [entry for entry in held.values() if entry.id not in self._taken]
         self._stale.pop(number, None)
+        self._dropped.pop(number, None)
         self._consumed = max(self._consumed, number)
 
     def clear(self) -> None:
@@ -307,6 +324,9 @@ class Batcher:
         self._arrivals.discard([entry.id])
         DROPPED.labels(reason).inc()
         group = entry.message
+        if because := _REPLACED.get(reason):
+            fate = GroupFate(group.group_uid, group.position, group.attempt, Fate.DROPPED, f"{reason}: {because}")
+            self._dropped.setdefault(group.batch, []).append(fate)
         spans.record_drop(group, reason)
         get_logger().info(
             "group_dropped",

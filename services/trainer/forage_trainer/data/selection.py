@@ -13,6 +13,9 @@ from forage_common.v1.trajectory_pb2 import Status, Trajectory, TrajectoryGroup
 from forage_trainer.algorithms.estimators.groups import find_participants
 from forage_trainer.algorithms.token_rewards import to_structured_reward
 
+LEFT_OUT = "left out of the step, "
+"""What the detail of a status begins with where `leave_out_unusable` has given it."""
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -28,6 +31,9 @@ class Selection:
     positions: tuple[int, ...]
     dead_groups: int
     filtered: tuple[int, ...]
+
+
+SELECTED_NONE = Selection((), (), 0, ())
 
 
 def select_trajectories(groups: Sequence[TrajectoryGroup], settings: AlgorithmSettings) -> Selection:
@@ -61,13 +67,13 @@ def leave_out_unusable(groups: Sequence[TrajectoryGroup], settings: TrainerSetti
         cut = next((turn for turn in trajectory.turns if turn.context_begin), None)
         if len(trajectory.token_ids) > limit:
             counts["too_long_trajectories"] += 1
-            detail = f"has {len(trajectory.token_ids)} tokens, and {name} is {limit}"
+            detail = f"too long: it has {len(trajectory.token_ids)} tokens, and {name} is {limit}"
         elif cut is not None and not settings.algorithm.train_cut_contexts:
             counts["cut_trajectories"] += 1
-            detail = f"turn {cut.index} was sampled without the first {cut.context_begin} tokens"
+            detail = f"cut context: turn {cut.index} was sampled without the first {cut.context_begin} tokens"
         else:
             continue
-        trajectory.status, trajectory.status_detail = Status.STATUS_INVALID_INPUT, f"left out of the step: {detail}"
+        trajectory.status, trajectory.status_detail = Status.STATUS_INVALID_INPUT, LEFT_OUT + detail
     return counts
 
 

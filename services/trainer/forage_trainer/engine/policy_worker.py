@@ -38,6 +38,7 @@ class UpdateResult:
     """The result of a step's updates.
 
     log_probs: (rows, tokens), before any update of this step; entropy: mean over the tokens trained on, or NaN.
+    entropies: (rows, tokens), of the rows of the first update, before it; None if there was none.
     metrics: means of verl's metrics over the updates, under verl's names (`actor/…`).
     """
 
@@ -48,6 +49,7 @@ class UpdateResult:
     clip_fraction: float
     loss: float
     metrics: dict[str, float]
+    entropies: torch.Tensor | None = None
 
 
 class PolicyWorker:
@@ -109,6 +111,12 @@ class PolicyWorker:
         return self._actor.infer(batch, "log_probs")
 
     @collective
+    def log_probs_and_entropies(self, batch: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the same, and the entropies of the distributions that the tokens are of, in one pass."""
+        log_probs, entropies = self._actor.infer_together(batch, "log_probs", "entropy")
+        return log_probs, entropies
+
+    @collective
     def reference_log_probs(self, batch: Rows) -> torch.Tensor | None:
         """Compute the initial policy's log-probabilities, (rows, tokens); None where no KL needs them."""
         if not self._has_reference:
@@ -155,7 +163,7 @@ class PolicyWorker:
         minis = [rows for rows in cuts if batch.mask[rows].any()]
         self._loss.clear()
         updates: list[dict[str, float]] = []
-        log_probs, entropy = old, _NAN
+        log_probs, entropy, entropies = old, _NAN, None
         for number, rows in enumerate(minis):
             updates.append(
                 self._actor.update(
@@ -167,7 +175,10 @@ class PolicyWorker:
                 )
             )
             if number == 0:
-                log_probs, entropy = self._collect_passes(batch.mask, rows, old)
+                log_probs, entropies = self._collect_passes(batch.mask, old)
+                inside = torch.zeros_like(batch.mask)
+                inside[rows] = batch.mask[rows]
+                entropy = float((entropies * inside).sum() / inside.sum())
         return UpdateResult(
             log_probs=torch.zeros_like(batch.mask) if log_probs is None else log_probs,
             entropy=entropy,
@@ -176,6 +187,7 @@ class PolicyWorker:
             clip_fraction=mean([m.get("actor/pg_clipfrac", _NAN) for m in updates]),
             loss=mean([m["loss"] for m in updates]),
             metrics={name: mean([m[key] for m in updates]) for key, name in _map_loss_metrics(updates[0]).items()},
+            entropies=entropies,
         )
 
     @collective
@@ -295,17 +307,13 @@ class PolicyWorker:
             raise ValueError("there is no critic: trainer.algorithm.adv_estimator is not gae")
         return self._critic
 
-    def _collect_passes(
-        self, mask: torch.Tensor, rows: list[int], old: torch.Tensor | None
-    ) -> tuple[torch.Tensor, float]:
-        """Collect log-probabilities (unless `old` has them) and mean entropy of the last update's rows."""
+    def _collect_passes(self, mask: torch.Tensor, old: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Collect log-probabilities (unless `old` has them) and entropies of the last update's rows."""
         passes = self._loss.passes
         if old is None:
             old = self.processes.sum(scatter_rows(mask, [(numbers, log_probs) for numbers, log_probs, _ in passes]))
-        entropy = scatter_rows(mask, [(numbers, values) for numbers, _, values in passes if values is not None])
-        inside = torch.zeros_like(mask)
-        inside[rows] = mask[rows]
-        return old, float((self.processes.sum(entropy) * inside).sum() / inside.sum())
+        entropies = scatter_rows(mask, [(numbers, values) for numbers, _, values in passes if values is not None])
+        return old, self.processes.sum(entropies)
 
 
 def _map_loss_metrics(names: Iterable[str]) -> dict[str, str]:

@@ -98,16 +98,25 @@ class VerlWorker:
             engine.module.to("cpu" if device == "cpu" else get_device_id(), non_blocking=True)
 
     def infer(self, batch: Rows, name: str, **options: Any) -> torch.Tensor:
-        """Compute `name` (log_probs or values) of the response tokens, (rows, tokens); 0 after a row's end.
+        """Compute `name` (log_probs, entropy or values) of the response tokens, (rows, tokens); 0 after a row's end.
+
+        Args:
+            options: of verl's `infer_batch`.
+        """
+        (result,) = self.infer_together(batch, name, **options)
+        return result
+
+    def infer_together(self, batch: Rows, *names: str, **options: Any) -> tuple[torch.Tensor, ...]:
+        """Compute what is named in one pass, each as `infer` does.
 
         Args:
             options: of verl's `infer_batch`.
         """
         data = self._shard(batch.data)
-        tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False, **options)
-        packed = tu.get(self._worker.infer_batch(data), name)
-        response = no_padding_2_padding(packed, data)
-        return self._processes.sum(scatter_rows(batch.mask, [(data["row"], response)]))
+        tu.assign_non_tensor(data, compute_loss=False, calculate_entropy="entropy" in names, **options)
+        output = self._worker.infer_batch(data)
+        responses = [no_padding_2_padding(tu.get(output, name), data) for name in names]
+        return tuple(self._processes.sum(scatter_rows(batch.mask, [(data["row"], part)])) for part in responses)
 
     def update(self, data: TensorDict, rows: Sequence[int], **options: Any) -> dict[str, float]:
         """Take one update on the given rows; returns metrics under verl's names.

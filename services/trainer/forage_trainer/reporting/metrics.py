@@ -80,6 +80,7 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
     """Compute means over the trajectories of a batch that policy `version` trains on.
 
     Failed trajectories are in none of the means: a failure is not a reward of 0. A mean over no trajectory is None.
+    `reward/<component>` is what a component adds to `reward_mean`, `em/<data source>` the part of `em_mean`.
     `reward_mean` is of totals, in which turns count by their mean; in `reward_turn_sum_mean` they count by the sum of
     the turns that have tokens, which is the reward that turn_proportional places.
     """
@@ -95,7 +96,12 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
         "reward_turn_sum_mean": _mean(
             compute_token_rewards(t, RewardPlacement.TURN_PROPORTIONAL).turn_sum for t in judged if is_valid(t)
         ),
+        **{f"reward/{name}": added for name, added in sum_components(judged).items()},
         "em_mean": exact_match(completed),
+        **{
+            f"em/{source}": exact_match(t for t in completed if t.data_source == source)
+            for source in sorted({t.data_source for t in completed})
+        },
         "search_rate": _mean(float(t.valid_searches > 0) for t in completed),
         "searches_mean": _mean(float(t.valid_searches) for t in completed),
         "format_rate": format_rate(completed),
@@ -115,6 +121,15 @@ def compute_trajectory_metrics(groups: Sequence[TrajectoryGroup], version: int) 
         "state_tokens": state_tokens,
         "coverage": state_tokens / response_tokens if response_tokens else None,
     }
+
+
+def sum_components(judged: Sequence[Trajectory]) -> dict[str, float]:
+    """Compute what each component adds to the mean reward; a trajectory without it gets nothing from it."""
+    sums: dict[str, float] = {}
+    for trajectory in judged:
+        for part in trajectory.score.components:
+            sums[part.name] = sums.get(part.name, 0.0) + part.weighted
+    return {name: total / len(judged) for name, total in sorted(sums.items())}
 
 
 def exact_match(trajectories: Iterable[Trajectory]) -> float | None:

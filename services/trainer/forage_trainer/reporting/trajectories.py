@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -13,7 +14,10 @@ from forage_common.files import durable
 from forage_common.files.model_folder import read_end_of_turn
 from forage_common.settings import Settings
 from forage_common.v1.trajectory_pb2 import Trajectory, TrajectoryGroup
-from forage_records.step_file import StepRow, list_saved_steps, step_file_path, write_step
+from forage_records.step_file import Fate, GroupFate, StepRow, list_saved_steps, step_file_path, write_step
+from forage_records.trajectory_file import explain_failure
+from forage_trainer.data.batcher import Batch
+from forage_trainer.data.selection import LEFT_OUT, Selection, is_valid
 from forage_trainer.data.tensors import StepTensors
 
 
@@ -21,15 +25,16 @@ from forage_trainer.data.tensors import StepTensors
 class StepRecord:
     """A step's values for its trajectories; tensors are (rows, tokens), or None where the settings need none.
 
-    groups: all groups of the batch; rows: the trajectories that took part, in the order of the tensors' rows.
     version: of the policy that was trained.
-    log_probs: the trainer's, before its first update.
+    tensors: their rows are `rows`; None where the step took no update.
+    log_probs, entropies: the trainer's, before its first update.
     token_rewards: after the KL penalty; advantages: after the penalty for overconfidence.
     overconfidence: of each row, None for a row that was not probed; None where no row was.
+    unused: why the step took no update; empty where it did.
     """
 
-    groups: Sequence[TrajectoryGroup]
-    rows: Sequence[Trajectory]
+    batch: Batch
+    selected: Selection
     version: int
     tensors: StepTensors | None = None
     advantages: torch.Tensor | None = None
@@ -39,6 +44,18 @@ class StepRecord:
     reference: torch.Tensor | None = None
     values: torch.Tensor | None = None
     overconfidence: Sequence[float | None] | None = None
+    entropies: torch.Tensor | None = None
+    unused: str = ""
+
+    @property
+    def groups(self) -> list[TrajectoryGroup]:
+        """All groups of the batch."""
+        return self.batch.groups
+
+    @property
+    def rows(self) -> tuple[Trajectory, ...]:
+        """The trajectories that took part, in the order of the tensors' rows."""
+        return () if self.tensors is None else self.selected.trajectories
 
 
 class StepFiles:
@@ -48,21 +65,26 @@ class StepFiles:
         self._folder = settings.run.folder
         self._every = settings.trainer.rollout_data_freq
         self._keep = settings.trainer.rollout_data_to_keep
+        self._min_samples = settings.trainer.algorithm.adv_estimator.min_samples
         self._end_of_turn = read_end_of_turn(settings.model.path)
 
     def is_kept(self, step: int) -> bool:
         """Whether this step's trajectories are kept."""
         return self._every > 0 and step % self._every == 0
 
-    def write(self, step: int, record: StepRecord) -> Path:
+    def write(self, step: int, late: Sequence[str], record: StepRecord) -> Path:
         """Write a step's file and delete the oldest one; a file of the step from before a restart is replaced.
+
+        Args:
+            late: uids of the groups that did not arrive in time, in the order of the batch's `stragglers`.
 
         Raises:
             DiskFullError: there is no room.
         """
         file = step_file_path(self._folder, step)
+        fates = list_fates(record, self._min_samples, late)
         with durable.detect_full_disk(file):
-            write_step(file, self._end_of_turn, build_rows(step, record))
+            write_step(file, self._end_of_turn, build_rows(step, record, fates), fates)
         # Files of later steps are from before a restart; this process will replace them.
         upto = [kept for kept in list_saved_steps(self._folder) if kept <= step]
         for old in upto[: -self._keep] if self._keep else ():
@@ -70,13 +92,35 @@ class StepFiles:
         return file
 
 
-def build_rows(step: int, record: StepRecord) -> Iterator[StepRow]:
-    """Build the rows of all trajectories of the batch; those that took no part have no values of the step."""
+def list_fates(record: StepRecord, min_samples: int, late: Sequence[str] = ()) -> list[GroupFate]:
+    """List what became of every group that was issued for the step, by position.
+
+    Args:
+        min_samples: valid trajectories that the estimator needs of a group.
+        late: see `StepFiles.write`.
+    """
+    fates = list(record.batch.dropped)
+    for position, uid in zip(record.batch.stragglers, late, strict=False):
+        fates.append(GroupFate(uid, position, 0, Fate.DROPPED, "straggler: it did not arrive in time"))
+    for group in record.groups:
+        fate, reason = _find_fate(group, record, min_samples)
+        fates.append(GroupFate(group.group_uid, group.position, group.attempt, fate, reason))
+    return sorted(fates, key=lambda fate: (fate.position, fate.attempt))
+
+
+def build_rows(step: int, record: StepRecord, fates: Sequence[GroupFate]) -> Iterator[StepRow]:
+    """Build the rows of all trajectories of the batch; those that took no part have no values of the step.
+
+    Args:
+        fates: of the step's groups.
+    """
     row_numbers = {trajectory.id: row for row, trajectory in enumerate(record.rows)}
+    reasons = {fate.uid: f"group {fate.fate}: {fate.reason}" for fate in fates if fate.fate is not Fate.DROPPED}
     for trajectory in chain.from_iterable(group.trajectories for group in record.groups):
         row = row_numbers.get(trajectory.id)
         if row is None or record.tensors is None:
-            yield StepRow(trajectory, step, record.version, trained=False)
+            reason = _explain_invalid(trajectory) or reasons[trajectory.group_uid]
+            yield StepRow(trajectory, step, record.version, trained=False, reason=reason)
             continue
         length = len(trajectory.loss_mask)
         mask = record.tensors.mask[row, :length]
@@ -95,7 +139,36 @@ def build_rows(step: int, record: StepRecord) -> Iterator[StepRow]:
             reference_log_probs=_slice_row(record.reference, row, length),
             values=_slice_row(record.values, row, length),
             overconfidence=None if record.overconfidence is None else record.overconfidence[row],
+            entropies=_slice_row(record.entropies, row, length),
+            reason=None if mask.any() else "cut off by a limit: in the baseline of its group, not in the losses",
         )
+
+
+def _find_fate(group: TrajectoryGroup, record: StepRecord, min_samples: int) -> tuple[Fate, str]:
+    valid = sum(map(is_valid, group.trajectories))
+    if valid < max(1, min_samples):
+        failures = Counter(_explain_invalid(trajectory) for trajectory in group.trajectories)
+        kinds = "; ".join(f"{count} × {reason}" for reason, count in failures.most_common() if reason)
+        needs = f"{valid} of {len(group.trajectories)} trajectories are valid, {max(1, min_samples)} needed"
+        return Fate.DEAD, f"{needs} ({kinds})" if kinds else needs
+    if group.position in record.selected.filtered:
+        return Fate.FILTERED, "all rewards are equal"
+    if record.unused:
+        return Fate.UNUSED, f"the step took no update: {record.unused}"
+    return Fate.TRAINED, ""
+
+
+def _explain_invalid(trajectory: Trajectory) -> str | None:
+    """Explain why a trajectory may not enter loss and baseline; None where it may."""
+    if trajectory.status_detail.startswith(LEFT_OUT):
+        return trajectory.status_detail.removeprefix(LEFT_OUT)
+    if is_valid(trajectory):
+        return None
+    if reason := explain_failure(trajectory):
+        return reason
+    if 1 not in trajectory.loss_mask:
+        return "invalid: no token of the policy"
+    return "invalid: a reward that is not finite, or values that are missing for some tokens"
 
 
 def _slice_row(tensor: torch.Tensor | None, row: int, length: int) -> list[float] | None:

@@ -17,6 +17,7 @@ from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import Wait, waiting
 from forage_common.v1.trajectory_pb2 import Policy, Prompt, Purpose, Sampling, Trajectory, TrajectoryGroup
 from forage_records.questions import Question
+from forage_records.run_folder import WATCH
 from forage_trainer.data import spans
 from forage_trainer.data.arrivals import Arrivals, Entries, Receiver
 from forage_trainer.data.batcher import LOG_INTERVAL_S, BatchTimeoutError
@@ -24,7 +25,7 @@ from forage_trainer.data.feeder import ISSUED
 from forage_trainer.files import write_json, write_text
 from forage_trainer.reporting.progress import Phase, StateFile
 from forage_trainer.validation.answers import StoredAnswers
-from forage_trainer.validation.results import build_record, is_judged, list_sources, summarize
+from forage_trainer.validation.results import build_record, is_judged, is_rewarded, list_sources, summarize
 from forage_trainer.waiting import RedisRetry
 
 RETRIES = 2
@@ -54,8 +55,18 @@ class _Evaluation:
     next: int = 0
 
 
+def name_watch(version: int) -> str:
+    """The label of an evaluation of the watched questions."""
+    return f"{WATCH}{version}"
+
+
+def is_watch(label: str) -> bool:
+    """Whether a label is of watched questions."""
+    return label.startswith(WATCH)
+
+
 class Validation:
-    """The evaluations of one run, each done once and written to `<run folder>/validation/`.
+    """The evaluations of one set of questions in one run, each done once and written to `<run folder>/validation/`.
 
     After `begin`, `poll` collects answers while training continues, and `finish` waits for the rest.
 
@@ -100,9 +111,11 @@ class Validation:
             return False
 
     def scores(self) -> dict[int, float]:
-        """Policy version → mean exact match, of all evaluations whose result is on disk."""
+        """Policy version → mean exact match, of all evaluations of held-out questions whose result is on disk."""
         scores: dict[int, float] = {}
         for file in sorted(self._folder.glob("*.json")):
+            if is_watch(file.stem):
+                continue
             try:
                 result = json.loads(file.read_text())
                 scores[int(result["version"])] = float(result["em"])
@@ -241,7 +254,7 @@ class Validation:
             if group.batch != evaluation.policy.version or group.position in evaluation.answers:
                 continue  # of an earlier validation of this label, or a second answer
             spans.record_claim(group)
-            if self._find_answer(group) is not None or group.attempt >= RETRIES:
+            if self._find_answer(evaluation, group) is not None or group.attempt >= RETRIES:
                 final.append(group)
             else:
                 self._issue(evaluation, group.position, group.attempt + 1)
@@ -255,11 +268,13 @@ class Validation:
     def _take(self, evaluation: _Evaluation, groups: Iterable[TrajectoryGroup]) -> None:
         for group in groups:
             if group.position < len(self._questions):
-                evaluation.answers.setdefault(group.position, self._find_answer(group))
+                evaluation.answers.setdefault(group.position, self._find_answer(evaluation, group))
                 evaluation.outstanding.discard(group.position)
 
-    def _find_answer(self, group: TrajectoryGroup) -> Trajectory | None:
-        return next((trajectory for trajectory in group.trajectories if is_judged(trajectory)), None)
+    def _find_answer(self, evaluation: _Evaluation, group: TrajectoryGroup) -> Trajectory | None:
+        """The answer that counts; a watched question needs no exact match, which rewards of one's own may lack."""
+        counts = is_rewarded if is_watch(evaluation.label) else is_judged
+        return next((trajectory for trajectory in group.trajectories if counts(trajectory)), None)
 
     def _close(self, stream: str, policy: Policy, stored: StoredAnswers) -> None:
         """Delete what Redis and files hold of an evaluation whose result is written."""
@@ -282,10 +297,15 @@ class Validation:
         self._retry.disk(lambda: write_json(self._folder / f"{label}.json", result))
         self._open = None
         self._close(evaluation.stream, policy, evaluation.stored)
+        if not is_watch(label):
+            self._export(result)
+        get_logger().info("validated", **result)
+        return result
+
+    def _export(self, result: dict[str, Any]) -> None:
+        """Set the Prometheus metrics."""
         if result["em"] is not None:
-            EM.labels(label).set(result["em"])
+            EM.labels(result["label"]).set(result["em"])
         for source in list_sources(self._questions):
             if (em := result[f"em/{source}"]) is not None:
                 SOURCE_EM.labels(source).set(em)
-        get_logger().info("validated", **result)
-        return result

@@ -9,12 +9,18 @@ from google.protobuf.json_format import MessageToDict
 
 from forage_common.v1.trajectory_pb2 import ActionKind, Role, Status, Trajectory
 from forage_records.questions import Question
+from forage_records.trajectory_file import explain_failure, read_exact_match
 from forage_trainer.reporting.metrics import exact_match, format_rate
 
 
 def is_judged(trajectory: Trajectory) -> bool:
     """Whether a trajectory is a result of the policy, and not a failure of a service."""
     return trajectory.status == Status.STATUS_OK and trajectory.validation_score.status == Status.STATUS_OK
+
+
+def is_rewarded(trajectory: Trajectory) -> bool:
+    """Whether a trajectory has what it would be trained on with, an exact match or not."""
+    return trajectory.status == Status.STATUS_OK and trajectory.score.status == Status.STATUS_OK
 
 
 def later_version_share(trajectories: Iterable[Trajectory], version: int) -> float | None:
@@ -61,17 +67,37 @@ def summarize(questions: Sequence[Question], answers: Mapping[int, Trajectory | 
 
 def build_record(question: Question, trajectory: Trajectory | None) -> dict[str, Any]:
     """Build a question's line of the validation's JSON lines, which reports read."""
-    record = {"uid": question.uid(0), "question": question.text, "targets": list(question.ground_truth.targets)}
+    record = {
+        "uid": question.uid(0),
+        "data_source": question.data_source,
+        "question": question.text,
+        "targets": list(question.ground_truth.targets),
+    }
     if trajectory is None:
         return record | {"failed": True, "em": None, "answer": None, "spans": [], "turns": []}
+    score, versions = trajectory.score, [segment.version for segment in trajectory.segments]
     answers = [turn.content for turn in trajectory.turns if turn.action == ActionKind.ACTION_KIND_ANSWER]
     return record | {
         "failed": False,
-        "em": trajectory.validation_score.total,
-        "reward": trajectory.score.total,
+        "em": read_exact_match(trajectory),
+        "reward": trajectory.score.total if score.status == Status.STATUS_OK else None,
+        "reward_name": score.reward,
+        "components": [{"name": c.name, "raw": c.raw, "weighted": c.weighted} for c in score.components],
+        "detail": score.detail,
+        "status": Status.Name(trajectory.status).removeprefix("STATUS_"),
+        "reason": explain_failure(trajectory),
         "answer": answers[-1] if answers else None,
         "finished": trajectory.finished,
         "truncated": trajectory.truncated,
+        "searches": trajectory.valid_searches,
+        "response_tokens": len(trajectory.loss_mask),
+        "sample": trajectory.sample,
+        "policy_version": max(versions, default=None),
+        "policy_version_min": min(versions, default=None),
+        "timings": MessageToDict(
+            trajectory.timings, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        ),
+        "replica": trajectory.replica,
         "trace_id": trajectory.trace_id,
         "spans": [
             {"role": Role.Name(span.role).removeprefix("ROLE_").lower(), "text": span.text} for span in trajectory.spans

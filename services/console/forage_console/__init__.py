@@ -1,0 +1,1 @@
+"""The console: runs and trajectories in a browser."""

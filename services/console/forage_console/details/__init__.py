@@ -1,0 +1,1 @@
+"""What the pages Step, Trajectory and Group show."""

@@ -1,0 +1,1 @@
+"""What the services of a run say and do now."""

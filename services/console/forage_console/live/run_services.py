@@ -1,0 +1,123 @@
+"""The services of a run: where they are, and whether they are still this run's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import yaml
+from upath import UPath
+
+from forage_common.clients.calls import RefusedError
+from forage_common.errors import ForageError
+from forage_common.settings import RedisSettings, Settings, check_settings
+from forage_common.streams.client import StreamClient
+from forage_console.security.addresses import is_loopback
+
+RECORD = "processes.json"
+_MOST_BYTES = 1024 * 1024
+_CONNECT_S = 1.0
+_USED: dict[str, tuple[str, ...]] = {
+    "run": ("id", "dir"),
+    "redis": tuple(RedisSettings.model_fields),
+    "reward": ("grpc_address", "health_address", "routes"),
+    "retriever": ("http_address", "grpc_address"),
+    "rollout": (
+        *("grpc_address", "health_address", "http_address", "auth_token_file"),
+        *("trajectory_timeout_s", "score_timeout_s"),
+    ),
+    "trainer": ("health_address",),
+    "console": ("http_address",),
+}
+"""What the console needs of a run's settings; the rest may be of another version of Forage."""
+_ADDRESSES = (
+    ("reward", "grpc_address"),
+    ("reward", "health_address"),
+    ("retriever", "http_address"),
+    ("rollout", "grpc_address"),
+    ("rollout", "health_address"),
+    ("trainer", "health_address"),
+)
+
+
+def load_run_settings(folder: UPath, own: Settings) -> Settings:
+    """Load the settings of a run, with the addresses at which its services are asked.
+
+    A folder of runs may come from anywhere. So only this machine is asked, or what the console's own settings name; and
+    files of secrets are those of the console's own settings, where it has any.
+
+    Raises:
+        RefusedError: they cannot be read, or name other machines.
+    """
+    if own.run.id == folder.name:
+        return own.model_copy(update={"redis": own.redis.model_copy(update={"timeout_s": _CONNECT_S})})
+    try:
+        with (folder / "settings.yaml").open("rb") as file:
+            tree = yaml.safe_load(file.read(_MOST_BYTES))
+        settings = check_settings(_select(tree))
+    except (OSError, yaml.YAMLError, ValueError, ForageError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise RefusedError(f"the settings of {folder.name} cannot be read: {reason}") from None
+    for section, name in _ADDRESSES:
+        address, known = (getattr(getattr(one, section), name) for one in (settings, own))
+        if address != known and not is_loopback(address):
+            raise _make_error(folder, f"{section}.{name}", address)
+    if settings.redis.url != own.redis.url and not is_local_url(settings.redis.url):
+        raise _make_error(folder, "redis.url", urlsplit(settings.redis.url).hostname or "another machine")
+    redis = {name: value for name, value in own.redis if name.endswith("_file") and value is not None}
+    rollout = {"auth_token_file": own.rollout.auth_token_file or settings.rollout.auth_token_file}
+    return settings.model_copy(
+        update={
+            "redis": settings.redis.model_copy(update=redis | {"timeout_s": _CONNECT_S}),
+            "rollout": settings.rollout.model_copy(update=rollout),
+        }
+    )
+
+
+def _select(tree: object) -> dict[str, dict[str, Any]]:
+    sections = tree if isinstance(tree, dict) else {}
+    found = {name: section for name in _USED if isinstance(section := sections.get(name), dict)}
+    return {name: {key: section[key] for key in _USED[name] if key in section} for name, section in found.items()}
+
+
+def is_local_url(url: str) -> bool:
+    """Whether a server of Redis is on this machine."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return True
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    return all(is_loopback(host if ":" in host else f"{host}:0") for host in hosts)
+
+
+def _make_error(folder: UPath, name: str, value: str) -> RefusedError:
+    return RefusedError(
+        f"the services of {folder.name} are elsewhere ({name} is {value}): start the console with the settings of the "
+        f"run, forage console --config {folder}/settings.yaml"
+    )
+
+
+def open_streams(settings: Settings) -> StreamClient:
+    """Open the streams of a run for a quick look."""
+    return StreamClient(settings.redis, settings.run.id, patience_s=_CONNECT_S)
+
+
+def is_alive(folder: UPath) -> bool:
+    """Whether the supervisor on this machine that started the services of a run lives."""
+    if not isinstance(folder, Path):
+        return False
+    try:
+        supervisor = json.loads((folder / RECORD).read_text())["supervisor"]
+        return psutil.pid_exists(int(supervisor["pid"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return False
+
+
+def describe_end(folder: UPath) -> str:
+    """Say that the services of a run have ended, with the remedy."""
+    return (
+        f"the services of {folder.name} have ended, or serve another run: 'forage demo --resume' continues the latest "
+        "run, and 'forage up' serves a policy"
+    )

@@ -1,0 +1,1 @@
+"""What the pages about runs show, computed from their folders."""

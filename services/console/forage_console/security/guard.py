@@ -1,0 +1,196 @@
+"""What every request passes first: host, origin, sizes, token. It also adds the headers of every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import quote
+
+from prometheus_client import Counter, Gauge
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forage_common.settings import ConsoleSettings
+from forage_common.telemetry.logs import get_logger
+from forage_console.security.access import Access, TooManyTriesError
+from forage_console.security.addresses import is_loopback
+from forage_console.security.headers import add_headers
+
+COOKIE = "forage_console"
+LOGIN = "/login"
+PROBES = frozenset({"/healthz", "/readyz", "/waitz", "/metrics"})
+MAX_BODY_BYTES = 256 * 2**10
+MAX_URL_BYTES = 16 * 2**10
+MAX_STREAMS = 64
+"""Streams of events that are open at the same time; each browser tab has one or two."""
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+REFUSED = Counter("forage_console_refused_total", "Requests that the guard refused", ["reason"])
+for _reason in ("size", "path", "host", "origin", "token", "tries", "streams"):
+    REFUSED.labels(_reason)  # so that a scrape shows 0 before the first event
+ANSWERED = Counter("forage_console_requests_total", "Requests by the status of the answer", ["status"])
+STREAMS = Gauge("forage_console_streams", "Streams of events that are open")
+
+
+class GuardError(HTTPException):  # type: ignore[misc]
+    """A request that goes no further; the sentence is for its user."""
+
+    def __init__(self, status: int, reason: str, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(status, detail, headers)
+        self.reason = reason
+
+
+class Guard:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, settings: ConsoleSettings, access: Access) -> None:
+        self._app = app
+        self._access = access
+        self._streams = 0
+        host = settings.http_address.rpartition(":")[0]
+        self._hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", host, *settings.hosts))
+        # Elsewhere the token protects against pages that rebind a name of theirs to this address: they have no cookie.
+        self._checks_host = is_loopback(settings.http_address) or bool(settings.hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(send)
+        request = Request(scope)
+        try:
+            self._check(request)
+            with self._count_stream(request):
+                await self._app(scope, _limit_body(receive), answer.send)
+        except GuardError as refused:
+            REFUSED.labels(refused.reason).inc()
+            await answer.replace(_reply(request, refused), scope, receive)
+        except Exception:  # noqa: BLE001 - the log has it, and the browser a sentence
+            get_logger().exception("request_failed", method=request.method, path=request.url.path[:500])
+            detail = "the console failed to answer: its log says why"
+            await answer.replace(JSONResponse({"detail": detail}, 500), scope, receive)
+
+    @contextmanager
+    def _count_stream(self, request: Request) -> Iterator[None]:
+        """Count a request for a stream of events while it is answered."""
+        path = request.url.path
+        is_stream = path.endswith("/events") or (request.method == "POST" and path.endswith("/ask"))
+        if is_stream and self._streams >= MAX_STREAMS:
+            detail = f"{MAX_STREAMS} pages follow runs already: close some of them"
+            raise GuardError(503, "streams", detail, {"Retry-After": "10"})
+        self._streams += is_stream
+        STREAMS.set(self._streams)
+        try:
+            yield
+        finally:
+            self._streams -= is_stream
+            STREAMS.set(self._streams)
+
+    def _check(self, request: Request) -> None:
+        """
+        Raises:
+            GuardError: the request may not pass.
+        """
+        path = request.url.path
+        if len(request.scope.get("raw_path") or b"") + len(request.scope["query_string"]) > MAX_URL_BYTES:
+            raise GuardError(414, "size", f"the address is longer than {MAX_URL_BYTES} bytes: send a shorter filter")
+        if "\0" in path:
+            raise GuardError(404, "path", "there is no such page")
+        if path in PROBES:
+            return
+        headers = request.headers
+        self._check_host(headers)
+        if request.method not in _READS:
+            self._check_origin(headers)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+            raise GuardError(413, "size", f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
+        if path != LOGIN and not self._access.is_open:
+            self._check_access(request)
+
+    def _check_host(self, headers: Headers) -> None:
+        """Refuse names of others that lead to this machine: their pages could read every answer."""
+        if self._checks_host and _split_host(headers.get("host", "")) not in self._hosts:
+            known = ", ".join(sorted(self._hosts))
+            raise GuardError(
+                403, "host", f"the console is not reached under this name, only under {known}: see console.hosts"
+            )
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Refuse what the page of another site sends."""
+        origin = headers.get("origin")
+        if origin is None:
+            is_own = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+        else:
+            place = origin.partition("://")[2].lower()  # no path follows the host in an Origin
+            is_own = place != "" and (place == headers.get("host", "").lower() or _split_host(place) in self._hosts)
+        if not is_own:
+            raise GuardError(403, "origin", "this was sent by the page of another site: use the console's own pages")
+
+    def _check_access(self, request: Request) -> None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        try:
+            if scheme.lower() == "bearer" and self._access.admits_token(token.strip(), find_client(request)):
+                return
+        except TooManyTriesError as error:
+            raise GuardError(429, "tries", str(error), {"Retry-After": f"{error.wait_s:.0f}"}) from None
+        if not self._access.admits_session(request.cookies.get(COOKIE, "")):
+            detail = "this console needs its token: sign in at /login, or send it as 'Authorization: Bearer TOKEN'"
+            raise GuardError(401, "token", detail, {"WWW-Authenticate": "Bearer"})
+
+
+def find_client(request: Request) -> str:
+    """The address that a request comes from."""
+    return request.client.host if request.client else ""
+
+
+def _split_host(value: str) -> str:
+    """The name in a Host header, without its port."""
+    name, _, port = value.lower().rpartition(":")
+    return name if name and port.isdecimal() else value.lower()
+
+
+def _reply(request: Request, refused: GuardError) -> Response:
+    """The answer to a refused request; a browser that opens a page without a session is sent to the login."""
+    is_page = not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", "")
+    if refused.status_code == 401 and is_page and request.method in _READS:
+        wanted = quote(f"{request.url.path}?{request.url.query}".rstrip("?"), safe="")
+        return RedirectResponse(f"{LOGIN}?next={wanted}", 303)
+    return JSONResponse({"detail": refused.detail}, refused.status_code, refused.headers)
+
+
+class _Answer:
+    """What is sent back: with the headers of every answer, and counted."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_started = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._is_started = True
+            add_headers(MutableHeaders(scope=message))
+            ANSWERED.labels(str(message["status"])).inc()
+        await self._send(message)
+
+    async def replace(self, response: Response, scope: Scope, receive: Receive) -> None:
+        """Send another answer, unless one has begun: that one ends where it is."""
+        if not self._is_started:
+            await response(scope, receive, self.send)
+
+
+def _limit_body(receive: Receive) -> Receive:
+    """Receive a body whose length was not announced up to the limit."""
+    received = 0
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > MAX_BODY_BYTES:
+            raise GuardError(413, "size", f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
+        return message
+
+    return limited

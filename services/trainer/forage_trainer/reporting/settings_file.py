@@ -1,0 +1,28 @@
+"""`<run folder>/settings.yaml`, where no command has written it: in containers and on clusters."""
+
+from __future__ import annotations
+
+import re
+
+from forage_common.errors import DiskFullError
+from forage_common.settings import Settings
+from forage_common.telemetry.logs import get_logger
+from forage_trainer.files import write_text
+
+_HEAD = "# The settings that the trainer was started with, without passwords in URLs.\n"
+_SECRET = re.compile(r"(\w+://)[^/@\s]*:[^/@\s]*@")
+
+
+def write_settings(settings: Settings) -> None:
+    """Write the settings for those who read the run; a file of `forage demo` or `forage up` stays as it is.
+
+    Those commands start the trainer from their file. A folder that cannot be written is only logged: the run itself
+    finds out whether it can go on.
+    """
+    path = settings.run.folder / "settings.yaml"
+    try:
+        if path.exists() and not path.read_text(encoding="utf-8").startswith(_HEAD):
+            return
+        write_text(path, _HEAD + _SECRET.sub(r"\1***@", settings.to_yaml()))
+    except (OSError, ValueError, DiskFullError) as error:
+        get_logger().warning("settings_not_written", file=str(path), reason=str(error))

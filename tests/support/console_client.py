@@ -1,0 +1,53 @@
+"""The console's interface without a server, for tests of its replies."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+from upath import UPath
+
+from forage_common.settings import ConsoleSettings, Settings
+from forage_console.app import make_app
+from forage_console.context import Console
+
+
+class ConsoleClient:
+    """Asks the interface over the runs of a folder."""
+
+    def __init__(self, runs: Path | UPath) -> None:
+        self._cache = tempfile.TemporaryDirectory(prefix="console-test-")
+        own = ConsoleSettings(cache_dir=Path(self._cache.name))
+        self._app = make_app(Console(UPath(runs), Settings(console=own)))
+
+    def ask(self, path: str, **query: Any) -> httpx.Response:
+        """Send a GET request below /api; an exception in the console is the test's."""
+        return self._request("GET", path, params=query)
+
+    def send(self, method: str, path: str, body: Any) -> httpx.Response:
+        """Send a request with a body below /api."""
+        return self._request(method, path, json=body)
+
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:
+                return await client.request(method, f"/api{path}", **options)
+
+        return asyncio.run(send())
+
+    def read(self, path: str, **query: Any) -> Any:
+        """The reply to a request that must succeed."""
+        reply = self.ask(path, **query)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def read_problem(self, path: str, status: int, **query: Any) -> str:
+        """The sentence of a request that must fail."""
+        reply = self.ask(path, **query)
+        assert reply.status_code == status, reply.text
+        assert list(reply.json()) == ["detail"]
+        return str(reply.json()["detail"])

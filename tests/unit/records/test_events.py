@@ -1,0 +1,59 @@
+"""The events of a run: appended by several processes, read while they are being written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forage_common.errors import DiskFullError
+from forage_common.files import durable
+from forage_records.events import FILE, Event, EventKind, EventLog, parse_events, read_events
+
+
+def test_events_of_several_writers_are_read_in_order(tmp_path: Path) -> None:
+    assert read_events(tmp_path) == []
+    trainer, supervisor = EventLog(tmp_path), EventLog(tmp_path)
+    trainer.append(EventKind.START, "at step 0 of 40, as epoch 1", 0)
+    supervisor.append(EventKind.RESTART, "exit code -9 – 誰", service="rollout")
+    trainer.append(EventKind.CHECKPOINT, "checkpoints/step_5", 5)
+    events = read_events(tmp_path)
+    assert [(e.kind, e.step, e.service) for e in events] == [
+        ("start", 0, "trainer"),
+        ("restart", None, "rollout"),
+        ("checkpoint", 5, "trainer"),
+    ]
+    assert events[1].text == "exit code -9 – 誰"
+    assert events[0].time <= events[1].time <= events[2].time
+
+
+def test_damaged_lines_and_later_kinds_do_not_hide_the_others() -> None:
+    text = '\n'.join((
+        '{"time": 1.5, "kind": "start", "text": "a", "step": 0}',
+        "no JSON", "[1]", '{"time": "x", "kind": "start", "text": "a"}', '{"kind": "start"}',
+        '{"time": 2, "kind": "of a later version", "text": "b", "step": null, "service": "reward", "more": 1}',
+        '{"time": 3, "kind": "chec',
+    ))  # fmt: skip
+    assert list(parse_events(text)) == [
+        Event(1.5, "start", "a", 0),
+        Event(2.0, "of a later version", "b", None, "reward"),
+    ]
+
+
+def test_a_full_disk_does_not_hold_up_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = EventLog(tmp_path)
+    log.append(EventKind.START, "first", 0)
+
+    def fail(file: Path, data: bytes) -> None:
+        raise DiskFullError(f"{file}: no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "append", fail)
+        log.append(EventKind.CHECKPOINT, "lost", 5)
+    assert "event_not_written" in capsys.readouterr().out
+    EventLog(tmp_path / "missing").append(EventKind.START, "no such folder", 0)
+    log.append(EventKind.END, "last", 9)
+    assert [event.text for event in read_events(tmp_path)] == ["first", "last"]
+    assert (tmp_path / FILE).read_text().endswith("\n")
