@@ -39,14 +39,19 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
-def bind(server: Any, address: str) -> None:
+def bind(server: Any, address: str, credentials: Any = None) -> None:
     """Let a gRPC server that is not started yet listen on an address.
+
+    Args:
+        credentials: its TLS; None: plain text.
 
     Raises:
         UserError: the port is in use.
     """
     try:
-        bound = server.add_insecure_port(address)
+        bound = (
+            server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+        )
     except RuntimeError as error:
         raise port_in_use_error(address, OSError(str(error))) from None
     if bound == 0:

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 
-from forage_common.clients.auth import authorization_metadata
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
 from forage_common.errors import SettingsError
+from forage_common.security.tokens import authorization_metadata
 from forage_common.settings import Settings
 
 

@@ -19,7 +19,7 @@ import openai
 import pytest
 from rollout_parts import ADDRESSES, Services, build_prompt, get, list_waiting, publish, wait_until, write_small_corpus
 
-from forage_common.clients.auth import authorization_metadata
+from forage_common.security.tokens import authorization_metadata
 from forage_common.settings import RedisSettings
 from forage_common.streams.client import StreamClient
 from forage_common.v1.rollout_pb2 import (

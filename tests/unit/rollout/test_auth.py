@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forage_common.clients.auth import authorization_metadata, read_token
 from forage_common.errors import SettingsError
-from forage_rollout.token_file import TokenFile
+from forage_common.security.tokens import TokenFile, authorization_metadata, read_token
 
 
 @pytest.mark.parametrize(

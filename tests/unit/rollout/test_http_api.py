@@ -16,13 +16,13 @@ from google.protobuf.json_format import ParseDict
 from otlp_receiver import Receiver
 from rollout_backend import LINES, AgentBackend, LineEngine
 
+from forage_common.security.tokens import TokenFile
 from forage_common.settings import EngineSettings, RolloutSettings, Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.http_api import MAX_BODY_BYTES, make_app
-from forage_rollout.token_file import TokenFile
 
 SIZES = {"max_start_length": 2000, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}
 

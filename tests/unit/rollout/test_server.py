@@ -12,7 +12,7 @@ import pytest
 from otlp_receiver import Receiver
 from rollout_backend import LINES, AgentBackend, LineEngine
 
-from forage_common.clients.auth import authorization_metadata
+from forage_common.security.tokens import TokenFile, authorization_metadata
 from forage_common.settings import EngineSettings, RolloutSettings, Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
@@ -29,7 +29,6 @@ from forage_common.v1.trajectory_pb2 import ActionKind, ChatMessage, Policy, Pro
 from forage_rollout.metrics import Snapshot
 from forage_rollout.serve.backend import ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
-from forage_rollout.token_file import TokenFile
 from forage_rollout.weights.policy import find_oldest
 
 SIZES = {"max_start_length": 500, "max_prompt_length": 5000, "max_obs_length": 500, "max_response_length": 500}

@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from forage_common.clients.auth import authorization_metadata
 from forage_common.clients.calls import GRPC_RECONNECT, RefusedError, call
 from forage_common.clients.circuit import Circuit
 from forage_common.errors import SettingsError, UnavailableError
+from forage_common.security.tokens import authorization_metadata
 from forage_common.settings import Settings
 from forage_common.v1.rollout_pb2 import (
     GetStatusRequest,

@@ -36,6 +36,7 @@ from forage_common.settings.retriever import (
 from forage_common.settings.reward import RewardComponent, RewardRoute, RewardSettings, UserReward
 from forage_common.settings.rollout import EngineSettings, EnvironmentRoute, ReplicaSettings, RolloutSettings
 from forage_common.settings.run import LocalGpuSettings, LocalSettings, ModelSettings, RedisSettings, RunSettings
+from forage_common.settings.security import SecuritySettings, TlsSettings
 from forage_common.settings.tracing import TracingSettings
 from forage_common.settings.trainer import PublishSettings, TrainerSettings
 from forage_common.settings.tree import Settings

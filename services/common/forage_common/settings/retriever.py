@@ -50,6 +50,9 @@ class RetrieverSettings(Section):
 
     http_address: Address = Field("127.0.0.1:18610", description="Address of POST /retrieve, health and metrics")
     grpc_address: Address = Field("127.0.0.1:18611", description="Address of the gRPC API")
+    auth_token_file: Path | None = Field(
+        None, description="File with the bearer tokens, a line each, one of which callers must send; null: no token"
+    )
     index: Path | None = Field(
         None, description="Index folder made by `forage index build`; null: built from data.corpus at start"
     )

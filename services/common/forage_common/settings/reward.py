@@ -75,6 +75,9 @@ class RewardSettings(Section):
 
     grpc_address: Address = Field("127.0.0.1:18620", description="Address of the gRPC API")
     health_address: Address = Field("127.0.0.1:18621", description="Address of health and metrics over HTTP")
+    auth_token_file: Path | None = Field(
+        None, description="File with the bearer tokens, a line each, one of which callers must send; null: no token"
+    )
     routes: dict[str, RewardRoute] = Field(
         default_factory=lambda: {"world_facts": RewardRoute(name="search_r1_format")},
         description="Reward of each data source (data_source in the Parquet file)",

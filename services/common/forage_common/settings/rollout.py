@@ -106,7 +106,7 @@ class RolloutSettings(Section):
     health_address: Address = Field("127.0.0.1:18631", description="Address of health and metrics over HTTP")
     http_address: Address = Field("127.0.0.1:18632", description="Address of /v1/ask and the OpenAI-compatible API")
     auth_token_file: Path | None = Field(
-        None, description="File with the bearer token that HTTP and gRPC clients must send; null: no token"
+        None, description="File with the bearer tokens, a line each, one of which callers must send; null: no token"
     )
     environments: dict[str, EnvironmentRoute] = Field(
         default_factory=dict, description="Environment of each data source; search for those not listed"

@@ -46,7 +46,12 @@ class RedisSettings(Section):
         description="URL of the server: redis://[user[:password]@]host:port/database; rediss:// for TLS; unix://path;"
         " redis+sentinel://host:port,host:port/master asks sentinels for the primary; redis+cluster://host:port,host:port",
     )
-    password_file: Path | None = Field(None, description="File with the server's password, if the URL has none")
+    username: str = Field(
+        "", pattern=r"^[A-Za-z0-9_-]*$", description="User of `forage redis acl`, if the URL names none; empty: default"
+    )
+    password_file: Path | None = Field(
+        None, description="File with the user's password, if the URL has none; it is read again when it changes"
+    )
     sentinel_password_file: Path | None = Field(None, description="File with the sentinels' own password, if any")
     ca_file: Path | None = Field(None, description="PEM file of the authority that signed the server's certificate")
     cert_file: Path | None = Field(

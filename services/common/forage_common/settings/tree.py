@@ -16,6 +16,7 @@ from forage_common.settings.retriever import RetrieverSettings
 from forage_common.settings.reward import RewardSettings
 from forage_common.settings.rollout import RolloutSettings
 from forage_common.settings.run import LocalSettings, ModelSettings, RedisSettings, RunSettings
+from forage_common.settings.security import SecuritySettings, TlsSettings
 from forage_common.settings.tracing import TracingSettings
 from forage_common.settings.trainer import TrainerSettings
 
@@ -33,6 +34,8 @@ class Settings(Section):
     trainer: TrainerSettings = TrainerSettings()
     tracing: TracingSettings = TracingSettings()
     console: ConsoleSettings = ConsoleSettings()
+    tls: TlsSettings = TlsSettings()
+    security: SecuritySettings = SecuritySettings()
     local: LocalSettings = LocalSettings()
 
     @model_validator(mode="after")

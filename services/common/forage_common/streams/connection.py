@@ -19,8 +19,8 @@ from redis.connection import parse_url
 from redis.retry import Retry
 
 from forage_common.addresses import split_address
-from forage_common.clients.auth import read_token
 from forage_common.errors import ForageError, SettingsError, UnavailableError
+from forage_common.security.tokens import read_token
 from forage_common.settings import RedisSettings
 
 _MEBI = 2**20

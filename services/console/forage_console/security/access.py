@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from forage_common.clients.auth import read_token
 from forage_common.errors import SettingsError
+from forage_common.security.tokens import read_token
 from forage_common.settings import ConsoleSettings
 from forage_common.telemetry.logs import get_logger
 from forage_console.security.addresses import is_loopback

@@ -9,14 +9,13 @@ from typing import Any
 
 import httpx
 
-from forage_common.clients.auth import HEADER
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
 from forage_common.errors import SettingsError, UnavailableError
+from forage_common.security.tokens import HEADER, TokenFile
 from forage_common.settings import EngineSettings
 from forage_rollout.engine.openai import PATHS, ResponseHead
 from forage_rollout.loop.tokens import FileTokenizer
-from forage_rollout.token_file import TokenFile
 
 START_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 5.0

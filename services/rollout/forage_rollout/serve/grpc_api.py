@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import grpc
 
 from forage_common.addresses import bind
-from forage_common.clients.auth import HEADER
 from forage_common.errors import UnavailableError
+from forage_common.security.tokens import HEADER, TokenFile
 from forage_common.telemetry import tracing
 from forage_common.telemetry.tracing import Span, SpanKind
 from forage_common.v1.rollout_pb2 import (
@@ -33,7 +33,6 @@ from forage_common.v1.rollout_pb2_grpc import RolloutServicer, add_RolloutServic
 from forage_common.v1.trajectory_pb2 import Prompt
 from forage_rollout.serve.backend import RefusedPolicyError, ServeBackend, ServiceState
 from forage_rollout.serve.prompt_checks import InvalidPromptError, check_prompt
-from forage_rollout.token_file import TokenFile
 
 SERVICE = DESCRIPTOR.services_by_name["Rollout"].full_name
 _MESSAGE_BYTES = 64 * 2**20

@@ -17,8 +17,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
-from forage_common.clients.auth import HEADER
 from forage_common.errors import UnavailableError
+from forage_common.security.tokens import HEADER, TokenFile
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
@@ -28,7 +28,6 @@ from forage_rollout.engine.openai import PATHS
 from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, build_answer, build_event
 from forage_rollout.serve.prompt_checks import InvalidPromptError, check_prompt
-from forage_rollout.token_file import TokenFile
 
 MAX_BODY_BYTES = 16 * 2**20
 PING_INTERVAL_S = 15

@@ -16,6 +16,7 @@ from forage_common.addresses import listen
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import UnavailableError
 from forage_common.files.model_folder import check_model_folder
+from forage_common.security.tokens import TokenFile
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry import tracing
@@ -32,7 +33,6 @@ from forage_rollout.loop.trajectory_builder import Limits
 from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
 from forage_rollout.serve.http_api import make_app
-from forage_rollout.token_file import TokenFile
 
 log = get_logger()
 _STOP_TIMEOUT_S = 6.0

@@ -10,11 +10,11 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from forage_common.clients.auth import authorization_metadata
 from forage_common.clients.calls import RefusedError
 from forage_common.clients.concurrency import map_concurrently
 from forage_common.clients.rollout import RolloutClient
 from forage_common.errors import SettingsError
+from forage_common.security.tokens import authorization_metadata
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting

@@ -1,0 +1,1 @@
+"""What protects the wires: certificates, tokens, signatures, and the record of who changed what."""

@@ -1,0 +1,162 @@
+"""TLS of servers and clients, from the one section `tls` of the settings. Files that change are read again."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from forage_common.errors import SettingsError
+from forage_common.security.file_stamp import Stamp, read_stamp
+from forage_common.settings import TlsSettings
+from forage_common.telemetry.logs import get_logger
+
+
+class Certificates:
+    """The files of the settings. A change that cannot be read, or does not fit together, keeps the last good ones.
+
+    Raises:
+        SettingsError: a file cannot be read, or certificate and key do not belong together, at the start.
+    """
+
+    def __init__(self, tls: TlsSettings) -> None:
+        self._files = {name: path for name in ("cert", "key", "ca") if (path := getattr(tls, name)) is not None}
+        self._stamps, self._contents = self._read()
+        self._check()
+
+    @property
+    def cert(self) -> bytes | None:
+        return self._contents.get("cert")
+
+    @property
+    def key(self) -> bytes | None:
+        return self._contents.get("key")
+
+    @property
+    def ca(self) -> bytes | None:
+        return self._contents.get("ca")
+
+    def refresh(self) -> bool:
+        """Read the files again where one has changed; returns whether there is something new."""
+        try:
+            if {name: read_stamp(file) for name, file in self._files.items()} == self._stamps:
+                return False
+            before = self._contents
+            self._stamps, self._contents = self._read()
+            try:
+                self._check()
+            except SettingsError:
+                self._contents = before
+                raise
+        except (OSError, SettingsError) as error:
+            get_logger().warning("certificates_kept", detail=str(error))
+            return False
+        get_logger().info("certificates_reloaded")
+        return True
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Let new connections of a context use these certificates."""
+        if "cert" in self._files:
+            context.load_cert_chain(self._files["cert"], self._files["key"])
+        if self.ca is not None:
+            context.load_verify_locations(cadata=self.ca.decode("ascii"))
+
+    def _read(self) -> tuple[dict[str, Stamp], dict[str, bytes]]:
+        stamps, contents = {}, {}
+        for name, file in self._files.items():
+            try:
+                stamps[name], contents[name] = read_stamp(file), file.read_bytes()
+            except OSError as error:
+                raise SettingsError(f"tls.{name} {file} cannot be read ({error.strerror}): give a PEM file") from None
+        return stamps, contents
+
+    def _check(self) -> None:
+        try:
+            self.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        except (ssl.SSLError, ValueError) as error:
+            files = ", ".join(f"tls.{name} {file}" for name, file in self._files.items())
+            raise SettingsError(f"{files}: not PEM files that belong together ({error})") from None
+
+
+def check_server(tls: TlsSettings, service: str) -> None:
+    """Check that a service has what it shows to its callers.
+
+    Raises:
+        SettingsError: TLS is on and the service has no certificate.
+    """
+    if tls.is_on and tls.cert is None:
+        raise SettingsError(
+            f"tls.ca is set, so every wire speaks TLS, and the {service} has no certificate: set tls.cert and tls.key"
+        )
+
+
+def make_server_context(tls: TlsSettings, *, ask_client_cert: bool = True) -> ssl.SSLContext | None:
+    """The context of an HTTP server; None where no wire speaks TLS.
+
+    Args:
+        ask_client_cert: whether require_client_cert holds for all of this server's connections.
+
+    Raises:
+        SettingsError: a file is wrong.
+    """
+    if not tls.is_on:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    Certificates(tls).load_into(context)
+    if tls.require_client_cert:
+        context.verify_mode = ssl.CERT_REQUIRED if ask_client_cert else ssl.CERT_OPTIONAL
+    return context
+
+
+def make_client_context(tls: TlsSettings) -> ssl.SSLContext | bool:
+    """What httpx takes as `verify`: a context with the authority and this client's certificate; else True.
+
+    Raises:
+        SettingsError: a file is wrong.
+    """
+    if not tls.is_on:
+        return True
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    Certificates(tls).load_into(context)
+    return context
+
+
+def http_scheme(tls: TlsSettings) -> str:
+    """The scheme of every HTTP address of the services."""
+    return "https" if tls.is_on else "http"
+
+
+def make_grpc_server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
+    """Credentials that look at the files at each handshake; None where no wire speaks TLS.
+
+    Raises:
+        SettingsError: a file is wrong.
+    """
+    if not tls.is_on:
+        return None
+    files = Certificates(tls)
+
+    def configure() -> Any:
+        return grpc.ssl_server_certificate_configuration([(files.key, files.cert)], root_certificates=files.ca)
+
+    def fetch() -> Any:
+        return configure() if files.refresh() else None
+
+    return grpc.dynamic_ssl_server_credentials(configure(), fetch, tls.require_client_cert)
+
+
+def open_channel(address: str, tls: TlsSettings, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
+    """Open a channel to a service.
+
+    Raises:
+        SettingsError: a file is wrong.
+    """
+    if not tls.is_on:
+        return grpc.aio.insecure_channel(address, options=list(options))
+    files = Certificates(tls)
+    credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
+    return grpc.aio.secure_channel(address, credentials, options=list(options))
