@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from forage_common.addresses import bind
+from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
@@ -140,7 +141,7 @@ class GrpcServer:
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),  # else a second server would silently share the port
         ]
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(interceptors=(CallGuard(),), options=options)
         self._server.add_generic_rpc_handlers((_build_handlers(RetrieverServicer(retrieval, ready)),))
         self._probes = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._probes, self._server)

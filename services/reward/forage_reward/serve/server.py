@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import generate_latest
 
 from forage_common.addresses import bind
+from forage_common.call_guard import CallGuard
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.tracing import SpanKind
@@ -208,7 +209,7 @@ async def _start_grpc(
         ("grpc.so_reuseport", int(shared)),  # otherwise a second service would share the port unnoticed
         ("grpc.max_connection_age_ms", CONNECTION_AGE_MS),
     ]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
+    server = grpc.aio.server(interceptors=(CallGuard(),), options=options, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
     reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)
     probes = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(probes, server)

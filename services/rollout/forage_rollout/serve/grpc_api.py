@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import grpc
 
 from forage_common.addresses import bind
+from forage_common.call_guard import CallGuard
 from forage_common.errors import UnavailableError
 from forage_common.security.tokens import HEADER, TokenFile
 from forage_common.telemetry import tracing
@@ -159,7 +160,7 @@ def make_server(address: str, servicer: RolloutServicer, token: TokenFile | None
         UserError: the port is in use.
     """
     server = grpc.aio.server(
-        interceptors=() if token is None else (TokenInterceptor(token),),
+        interceptors=(*(() if token is None else (TokenInterceptor(token),)), CallGuard()),
         options=[
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", _MESSAGE_BYTES),
