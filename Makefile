@@ -6,7 +6,7 @@ UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.txt mkdocs
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-long test-compose lint format screenshots console docs docs-serve reference dashboards \
-  chart-schema proto lock images up down logs bench bench-faiss bench-retriever-start gpu-check simulate chaos soak-reward \
+  chart-schema proto lock pin-images images up down logs bench bench-faiss bench-retriever-start gpu-check simulate chaos soak-reward \
   version release clean
 
 help: ## list the targets
@@ -72,6 +72,9 @@ proto: setup ## generate forage_common/v1 from proto/
 
 lock: setup ## pin requirements.in of every service into requirements.lock and requirements.gpu.lock
 	@scripts/lock.sh
+
+pin-images: setup ## write the digests of other people's images, deploy/images.yaml, into the files that use them (needs their registry)
+	@$(PYTHON) scripts/resolve_images.py
 
 images: ## build the container images (GPU=1 or base, SERVICES="reward cli", REGISTRY=…)
 	@scripts/images.sh

@@ -64,7 +64,7 @@ up() {
     if address=$(docker compose port "${service%:*}" "${service#*:}" 2>/dev/null); then printf '  %-11s http://%s\n' "${service%:*}" "$address"; fi
   done
   echo "  'make logs SERVICE=trainer' follows the training; the console's token is in deploy/compose/secrets/console-token,"
-  echo "  Grafana's admin password in deploy/compose/secrets/grafana-password"
+  echo "  the password of Grafana's user admin in deploy/compose/secrets/grafana-password"
 }
 
 command=${1:-}; shift || true

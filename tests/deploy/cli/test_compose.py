@@ -191,7 +191,7 @@ def test_images_are_pinned_and_equal_those_of_the_chart(stack: Object) -> None:
     chart = yaml.safe_load((REPOSITORY / "deploy/helm/forage/Chart.yaml").read_text())
     values = yaml.safe_load((REPOSITORY / "deploy/helm/forage/values.yaml").read_text())
     for name, service in list_services(stack):
-        repository, _, tag = service["image"].rpartition(":")
+        repository, _, tag = service["image"].partition("@")[0].rpartition(":")
         assert repository, name
         assert any(letter.isdigit() for letter in tag), name
         if (own := find_image_service(service)) is not None:
@@ -199,9 +199,10 @@ def test_images_are_pinned_and_equal_those_of_the_chart(stack: Object) -> None:
             assert tag.removesuffix("-gpu") == chart["appVersion"], name
             assert f"forage/{own}:{tag}" in list_images(chart["appVersion"]), name
     redis, exporter = values["redis"]["image"], values["redis"]["exporter"]["image"]
-    assert stack["services"]["redis"]["image"] == f"{redis['repository']}:{redis['tag']}"
+    tags = {name: stack["services"][name]["image"].partition("@")[0] for name in ("redis", "exporter")}
+    assert tags["redis"] == f"{redis['repository']}:{redis['tag']}"
     # The alpine variant has a shell, which reads the password from its file.
-    assert stack["services"]["exporter"]["image"] == f"{exporter['repository']}:{exporter['tag']}-alpine"
+    assert tags["exporter"] == f"{exporter['repository']}:{exporter['tag']}-alpine"
 
 
 def test_mounted_files_exist_and_are_read_only(stack: Object) -> None:
@@ -346,6 +347,14 @@ def test_prometheus_accepts_its_configuration_and_finds_all_rule_files(stack: Ob
     )
     assert ended.returncode == 0, ended.stderr
     assert f"{len(list((REPOSITORY / 'deploy/prometheus/rules').glob('*.yaml')))} rule files found" in ended.stdout
+
+
+def test_grafana_shows_nothing_without_a_login(stack: Object) -> None:
+    grafana = stack["services"]["grafana"]
+    environment = grafana["environment"]
+    assert environment["GF_AUTH_ANONYMOUS_ENABLED"] == environment["GF_USERS_ALLOW_SIGN_UP"] == "false"
+    assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/secrets/grafana-password"
+    assert [secret["source"] for secret in grafana["secrets"]] == ["grafana-password"]
 
 
 def test_grafana_has_the_data_source_and_the_dashboards(stack: Object) -> None:
