@@ -57,6 +57,15 @@ def test_config_explain_prints_every_setting_of_a_section() -> None:
     assert "rollout.engine.max_model_len" in names
 
 
+@pytest.mark.parametrize("arguments", [["config", "show"], ["config", "explain", "redis.url"]])
+def test_passwords_in_urls_are_not_printed(arguments: list[str]) -> None:
+    text = run_forage(*arguments, "redis.url=redis://forage:secret-word@host:6379/0").stdout
+    assert "redis://***@host:6379/0" in text
+    refused = run_forage(*arguments, "redis.url=http://forage:secret-word@host")
+    assert "secret-word" not in text + refused.stderr
+    assert "redis.url" in refused.stderr
+
+
 def test_config_show_explains_every_setting() -> None:
     text = run_forage("config", "show", "--explain").stdout
     assert all(f"\n{setting.name} = " in f"\n{text}" for setting in describe_settings())

@@ -37,6 +37,7 @@ def show(
       forage config show --explain
     """
     from forage_common.settings import load_settings
+    from forage_common.text.redaction import redact_text
 
     console = Console()
     settings = load_settings(config, overrides or [])
@@ -45,7 +46,7 @@ def show(
 
         _print_explained(describe_settings(), settings, console)
         return
-    text = settings.to_yaml()
+    text = redact_text(settings.to_yaml())
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"))
     else:
@@ -110,8 +111,11 @@ def _print_explained(descriptions: list[SettingDescription], settings: Settings,
 
 def _format_value(values: Any, setting: SettingDescription) -> str:
     """The current value as YAML on one line; "–" where the key of a map, or the item of a list, is not known."""
+    from forage_common.text.redaction import redact_text
+
     for part in setting.name.split("."):
         if not isinstance(values, dict) or part not in values:
             return "–"
         values = values[part]
-    return str(yaml.safe_dump(values, default_flow_style=True, width=1000)).removesuffix("...\n").strip()
+    text = str(yaml.safe_dump(values, default_flow_style=True, width=1000)).removesuffix("...\n").strip()
+    return redact_text(text)

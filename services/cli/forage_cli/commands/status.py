@@ -31,6 +31,7 @@ def status(
     from forage_common.errors import UnavailableError
     from forage_common.settings import load_settings
     from forage_common.streams.client import StreamClient
+    from forage_common.text.redaction import redact_url
 
     console = Console()
     settings = load_settings(find_latest_settings(config), shift_ports(base_port))
@@ -51,7 +52,7 @@ def status(
         lines.append(f"prompts queued {prompts}, groups queued {groups}")
 
     found = inspect_run(settings, [read_streams])
-    urls = {"redis": settings.redis.url, **list_health_urls(settings)}
+    urls = {"redis": redact_url(settings.redis.url), **list_health_urls(settings)}
     table = make_table("service", "state", "process", "address", left=4)
     for program, one in found.items():
         main = next((process for process in one.processes if process.is_main), None)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from forage_common.errors import SettingsError
 from forage_common.settings.tree import Settings
+from forage_common.text.redaction import redact_text
 
 ENV_PREFIX = "FORAGE__"
 
@@ -112,7 +113,7 @@ def _describe_error(error: ValidationError) -> str:
     if isinstance(first["input"], Mapping):  # a rule between settings, whose sentence names them
         sentence = first["msg"].removeprefix("Value error, ")
         return f"{f'setting {name!r}: ' if name else ''}{sentence}{more}"
-    return f"setting '{name}' is {first['input']!r}: {first['msg']}{more}"
+    return redact_text(f"setting '{name}' is {first['input']!r}: {first['msg']}{more}")
 
 
 def _list_keys(path: Sequence[str]) -> list[str]:
