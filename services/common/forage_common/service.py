@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from forage_common.errors import UserError
+from forage_common.security.profile import check_profile
 from forage_common.settings import Settings, settings_from_arguments
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs, get_logger
@@ -29,6 +30,7 @@ def run_service(name: str, main: Callable[[Settings], None]) -> None:
     log = get_logger()
     try:
         settings = settings_from_arguments(sys.argv[1:])
+        check_profile(settings, name)
         tracing.start(settings, name)
         main(settings)
     except UserError as error:

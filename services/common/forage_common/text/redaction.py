@@ -1,4 +1,4 @@
-"""Texts and settings without credentials: for errors, logs, trackers, reports, pages, and whoever reads over a shoulder."""
+"""Texts and settings without credentials: for errors, logs, trackers, reports and pages."""
 
 from __future__ import annotations
 

@@ -1,0 +1,51 @@
+"""What the profile `hardened` asks of a service before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from forage_common.errors import SettingsError
+from forage_common.settings import Settings
+
+_WITH_TOKEN = ("retriever", "reward", "rollout", "console")
+_WITH_REDIS = ("rollout", "trainer")
+_WITH_USER_CODE = ("reward", "rollout")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def check_profile(settings: Settings, service: str) -> None:
+    """Check that a service has what `security.profile` asks for.
+
+    Raises:
+        SettingsError: something is missing; the message lists all of it, each with its remedy.
+    """
+    if settings.security.profile == "hardened" and (missing := list(list_missing(settings, service))):
+        raise SettingsError(f"security.profile is hardened, and the {service} lacks: {'; '.join(missing)}")
+
+
+def list_missing(settings: Settings, service: str) -> Iterator[str]:
+    """What a service lacks of the profile `hardened`, each with its remedy."""
+    tls, security = settings.tls, settings.security
+    if tls.cert is None:
+        yield "TLS (set tls.cert, tls.key and tls.ca)"
+    elif not tls.require_client_cert:
+        yield "mutual TLS (set tls.require_client_cert=true)"
+    if service in _WITH_TOKEN and getattr(settings, service).auth_token_file is None:
+        yield f"a token of its callers (set {service}.auth_token_file)"
+    if service in _WITH_REDIS:
+        yield from _list_missing_of_redis(settings)
+    if service == "trainer" and security.signing_key_file is None:
+        yield "a key that signs policies (set security.signing_key_file)"
+    if service in ("trainer", "rollout") and not security.require_signed:
+        yield "signatures (set security.require_signed=true and security.verify_key_file)"
+    if service in _WITH_USER_CODE and security.user_code != "require":
+        yield "a sandbox of rewards and environments of your own (set security.user_code=require)"
+
+
+def _list_missing_of_redis(settings: Settings) -> Iterator[str]:
+    url = urlsplit(settings.redis.url)
+    if not (settings.redis.username or url.username):
+        yield "a user of Redis with few rights (set redis.username and password_file; see `forage redis acl`)"
+    if not (url.scheme.startswith("rediss") or url.scheme == "unix" or url.hostname in _LOOPBACK):
+        yield "TLS to Redis (write rediss:// in redis.url; on this machine alone it needs none)"
