@@ -3,7 +3,7 @@ SEED ?= 0
 PYTHON := .venvs/cli/bin/python
 FORAGE := .venvs/cli/bin/forage
 UV_RUN := .venvs/uv/bin/uv run --quiet --no-project --python $(PYTHON)
-MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.txt mkdocs
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(UV_RUN) --with-requirements docs/requirements.lock mkdocs
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-long test-compose lint format screenshots console docs docs-serve reference dashboards \
   chart-schema proto lock pin-images images up down logs bench bench-faiss bench-retriever-start gpu-check simulate chaos soak-reward \
@@ -62,7 +62,7 @@ reference: setup ## generate the pages of docs/reference that come from the code
 	@$(PYTHON) scripts/metrics_doc.py
 
 dashboards: setup ## generate deploy/grafana/dashboards from the code beside it
-	@$(UV_RUN) --with-requirements deploy/grafana/requirements.txt deploy/grafana/build.py
+	@$(UV_RUN) --with-requirements deploy/grafana/requirements.lock deploy/grafana/build.py
 
 chart-schema: setup ## generate the chart's values.schema.json from the settings
 	@$(PYTHON) scripts/chart_schema.py
@@ -70,7 +70,7 @@ chart-schema: setup ## generate the chart's values.schema.json from the settings
 proto: setup ## generate forage_common/v1 from proto/
 	@scripts/proto.sh
 
-lock: setup ## pin requirements.in of every service into requirements.lock and requirements.gpu.lock
+lock: setup ## pin requirements.in of every service into requirements.lock and requirements.gpu.lock, with hashes
 	@scripts/lock.sh
 
 pin-images: setup ## write the digests of other people's images, deploy/images.yaml, into the files that use them (needs their registry)

@@ -78,7 +78,7 @@ def _mermaid() -> bytes:
     """mermaid.js from the package mermaidx, which carries the file of the npm package unchanged."""
     found = importlib.util.find_spec("mermaidx")
     if found is None or found.origin is None:
-        raise RuntimeError("mermaidx is missing: install docs/requirements.txt, or run 'make docs'")
+        raise RuntimeError("mermaidx is missing: install docs/requirements.lock, or run 'make docs'")
     content = (Path(found.origin).parent / "assets/mermaid.js").read_bytes()
     if hashlib.sha256(content).hexdigest() != MERMAID_SHA256:
         raise RuntimeError("mermaid.js of the package mermaidx is not mermaid 11.16.0: check docs/requirements.txt")

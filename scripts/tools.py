@@ -46,8 +46,13 @@ def install_hadolint() -> Path:
 
 
 def install_packages(name: str, *requirements: str) -> Path:
-    """Install packages into a folder, as `pip install --target` does, and return it; `-r FILE` is allowed."""
-    arguments = ["pip", "install", "--python", sys.executable, "--no-deps", *requirements]
+    """Install packages into a folder, as `pip install --target` does, and return it.
+
+    Args:
+        requirements: packages, or `-r` and a lock, whose hashes the files must have.
+    """
+    hashes = ["--require-hashes"] if "-r" in requirements else []
+    arguments = ["pip", "install", "--python", sys.executable, "--no-deps", *hashes, *requirements]
     return install(name, lambda folder: run_uv(*arguments, "--target", str(folder)))
 
 

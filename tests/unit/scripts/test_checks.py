@@ -28,13 +28,13 @@ def test_each_limit_is_enforced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for number in range(check_structure.MAX_MODULES + 1):
         write_module(tmp_path, f"a/forage_a/part/m{number}.py", 1)
     write_module(tmp_path, "a/forage_a/long.py", check_structure.MAX_LINES + 1)
-    for number in range(13):
-        write_module(tmp_path, f"common/forage_common/m{number}.py", 390)
+    for number in range(check_structure.MAX_COMMON_LINES // 390 + 1):
+        write_module(tmp_path, f"common/forage_common/p{number % 2}/m{number}.py", 390)
     monkeypatch.setattr(check_structure, "REPOSITORY", tmp_path)
     long, flat, common = check_structure.find_violations()
     assert long.startswith("services/a/forage_a/long.py has 401 lines")
     assert flat.startswith("services/a/forage_a/part has 16 modules")
-    assert common.startswith("forage_common has 5070 lines")
+    assert common.startswith("forage_common has 6630 lines")
 
 
 @pytest.mark.parametrize(

