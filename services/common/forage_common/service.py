@@ -11,6 +11,8 @@ from forage_common.settings import Settings, settings_from_arguments
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import configure_logs, get_logger
 from forage_common.telemetry.stacks import write_stacks_on_signal
+from forage_common.text.redaction import redact_text
+from forage_common.text.terminal import echo
 
 _SETTINGS_HELP = """\
 Settings come from FILE, then from the environment (FORAGE__RUN__SEED=1), then from the command line (run.seed=1).
@@ -34,7 +36,7 @@ def run_service(name: str, main: Callable[[Settings], None]) -> None:
         tracing.start(settings, name)
         main(settings)
     except UserError as error:
-        print(f"forage {name}: {error}", file=sys.stderr)
+        echo(f"forage {name}: {redact_text(str(error))}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -18,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from forage_common.errors import ForageError
 from forage_common.files.durable import detect_full_disk
+from forage_common.text.redaction import redact_text
 from forage_policies.parallel import map_parallel
 
 _RANGE = 32 * 2**20
@@ -26,7 +27,10 @@ _PROBE = ".probe"
 
 
 class StorageError(ForageError):
-    """An address cannot be read or written."""
+    """An address cannot be read or written. The sentence does not hold the address's credentials."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(redact_text(sentence))
 
 
 class StorageRefusedError(StorageError):

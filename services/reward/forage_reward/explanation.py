@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from io import StringIO
 from itertools import islice
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from forage_common.text.answers import em_check, is_retrieval_correct
+from forage_common.text.console import TextConsole
 from forage_reward.parsing.answers import extract_observations, extract_solution
 from forage_reward.parsing.sequence import is_valid_sequence, walk
 from forage_reward.score import Score, Status
@@ -24,7 +25,7 @@ _COLUMNS = 100
 def write_explanation(view: TrajectoryView, truth: GroundTruth, score: Score) -> str:
     """The explanation as plain text, in lines of at most 100 columns."""
     text = StringIO()
-    console = Console(file=text, width=_COLUMNS, color_system=None, legacy_windows=False)
+    console = TextConsole(file=text, width=_COLUMNS, color_system=None, legacy_windows=False)
     for part in render_explanation(view, truth, score):
         console.print(part, markup=False, highlight=False)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from forage_common.command import run_command
 from forage_common.settings import PublishSettings
 from forage_common.telemetry.logs import configure_logs
+from forage_common.text.console import TextConsole
 
 app = typer.Typer(
     help="Checkpoints of the trainer, for other programs.",
@@ -54,7 +54,9 @@ def export_checkpoint(
     checkpoint = find_checkpoint(source, best)
     files = export_policy(checkpoint, out, torch.bfloat16 if dtype is Precision.BF16 else torch.float32, shard_bytes)
     size = sum(file.bytes for file in files)
-    Console().print(f"{out}: {checkpoint.name} as {dtype.value}, {len(files)} file(s) of weights, {size / 1e6:.1f} MB")
+    TextConsole().print(
+        f"{out}: {checkpoint.name} as {dtype.value}, {len(files)} file(s) of weights, {size / 1e6:.1f} MB"
+    )
 
 
 def main() -> None:

@@ -264,7 +264,7 @@ def test_passwords_are_not_shown(client: ConsoleClient, runs: Path) -> None:
     change_settings(runs / "one", redis__url="rediss://user:hunter2@host:1/0")
     reply = client.ask("/runs/one")
     assert "hunter2" not in reply.text
-    assert reply.json()["settings"]["redis"]["url"] == "rediss://…@host:1/0"
+    assert reply.json()["settings"]["redis"]["url"] == "rediss://***@host:1/0"
     assert reply.json()["changed"] == ["redis.url"]
 
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from forage_cli.commands.options import BasePort, Config, load_run_settings
+from forage_common.text.console import TextConsole
 
 if TYPE_CHECKING:
     from forage_common.settings import Settings
@@ -41,7 +42,7 @@ def ask(
     from forage_cli.local import serving
     from forage_records.sampling import build_ask_prompt
 
-    console = Console()
+    console = TextConsole()
     settings = load_run_settings(config, None, base_port, "ask")
     with serving.ensure_services(settings, console, model=model or find_latest_policy(settings.run.dir)) as settings:
         prompt = build_ask_prompt(settings, question, temperature, environment)

@@ -12,6 +12,9 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from forage_cli.commands.options import Config, Overrides
+from forage_common.text.console import TextConsole
+from forage_common.text.redaction import redact_settings
+from forage_common.text.terminal import echo
 
 if TYPE_CHECKING:
     from forage_cli.settings_reference import SettingDescription
@@ -37,20 +40,19 @@ def show(
       forage config show --explain
     """
     from forage_common.settings import load_settings
-    from forage_common.text.redaction import redact_text
 
-    console = Console()
+    console = TextConsole()
     settings = load_settings(config, overrides or [])
     if explain:
         from forage_cli.settings_reference import describe_settings
 
         _print_explained(describe_settings(), settings, console)
         return
-    text = redact_text(settings.to_yaml())
+    text = settings.to_yaml(redacted=True)
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"))
     else:
-        typer.echo(text, nl=False)
+        echo(text.removesuffix("\n"))
 
 
 @app.command()
@@ -71,7 +73,7 @@ def explain(
     from forage_common.settings import load_settings
 
     settings = load_settings(config, overrides or [])
-    _print_explained(explain_setting(key), settings, Console())
+    _print_explained(explain_setting(key), settings, TextConsole())
 
 
 @app.command()
@@ -98,11 +100,11 @@ def check(overrides: Overrides = None, config: Config = None) -> None:
     typer.echo("the settings are valid, and the files they name can be used")
     typer.echo(f"Redis: {estimate_stream_memory(settings)}")
     for problem in (*check_redis(settings), *find_environment_problems(settings), *find_plan_problems(settings)):
-        typer.echo(f"warning: {problem}", err=True)
+        echo(f"warning: {problem}", err=True)
 
 
 def _print_explained(descriptions: list[SettingDescription], settings: Settings, console: Console) -> None:
-    values = settings.model_dump(mode="json")
+    values = redact_settings(settings.model_dump(mode="json"))
     for setting in descriptions:
         console.print(f"{setting.name} = {_format_value(values, setting)}", style="bold", highlight=False, markup=False)
         text = "\n".join(filter(None, (setting.summary, setting.description)))
@@ -111,11 +113,8 @@ def _print_explained(descriptions: list[SettingDescription], settings: Settings,
 
 def _format_value(values: Any, setting: SettingDescription) -> str:
     """The current value as YAML on one line; "–" where the key of a map, or the item of a list, is not known."""
-    from forage_common.text.redaction import redact_text
-
     for part in setting.name.split("."):
         if not isinstance(values, dict) or part not in values:
             return "–"
         values = values[part]
-    text = str(yaml.safe_dump(values, default_flow_style=True, width=1000)).removesuffix("...\n").strip()
-    return redact_text(text)
+    return str(yaml.safe_dump(values, default_flow_style=True, width=1000)).removesuffix("...\n").strip()

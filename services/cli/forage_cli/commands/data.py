@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from forage_common.text.console import TextConsole
 
 app = typer.Typer(help="Make data sets.", no_args_is_help=True)
 Seed = Annotated[int, typer.Option(help="Seed of splits, samples and phrasings.", min=0)]
@@ -17,7 +18,7 @@ def world(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(
     """Make the built-in task: a corpus of world facts, with one- and two-hop questions split by entity."""
     from forage_cli.datasets.world.write import build_world
 
-    console = Console()
+    console = TextConsole()
     with console.status("making the world facts …"):
         summary = build_world(out, seed)
     console.print(summary, highlight=False)
@@ -30,7 +31,7 @@ def knowledge_graph(
     """Make the world facts as a knowledge graph: triples, and questions whose prompt explains the query tool."""
     from forage_cli.datasets.world.knowledge_graph import build_knowledge_graph
 
-    console = Console()
+    console = TextConsole()
     with console.status("making the knowledge graph …"):
         summary = build_knowledge_graph(out, seed)
     console.print(summary, highlight=False)
@@ -59,7 +60,7 @@ def countdown(
         sizes = [int(size) for size in numbers.split(",")]
     except ValueError:
         raise UserError(f"--numbers is {numbers!r}: give sizes joined by commas, for instance 3,4") from None
-    console = Console()
+    console = TextConsole()
     with console.status("making the problems …"):
         summary = build_countdown(out, {"train": train, "test": test}, sizes, max_target, seed, max_number)
     console.print(summary, highlight=False)
@@ -87,7 +88,7 @@ def public(
     from forage_cli.datasets.public_questions import convert_collection, fetch_collection
 
     source = str(context.info_name)
-    console = Console()
+    console = TextConsole()
     with console.status(f"making {source} …"):
         files = dict(map(_parse_split_file, file)) if file else fetch_collection(source, cache)
         summary = convert_collection(source, files, out or Path("data") / source)

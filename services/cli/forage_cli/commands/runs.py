@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from forage_cli.terminal.tables import make_table
+from forage_common.text.console import TextConsole
 
 _SHOWN = 20
 
@@ -35,7 +35,7 @@ def check_history(
     from forage_cli.runs.operations import RESULTS
 
     report = check(run)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = TextConsole(soft_wrap=True, highlight=False, markup=False)
     table = make_table("operation", "all", *RESULTS)
     for kind, counts in report.count_by_kind().items():
         table.add_row(kind, *map(str, (counts.total(), *(counts[name] for name in RESULTS))))
@@ -78,6 +78,6 @@ def compare_runs(
             one, other = pair.show(name)
             cells += [one, "equal" if pair.is_equal(name) else f"differs from {other}"]
         table.add_row(str(pair.step), *cells)
-    Console(soft_wrap=True, highlight=False).print(table)
+    TextConsole(soft_wrap=True, highlight=False).print(table)
     typer.echo(json.dumps(result.to_json()))
     raise typer.Exit(0 if result.first_difference is None else 1)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from forage_cli.commands.options import BasePort, Config, Overrides
+from forage_common.text.console import TextConsole
 
 WithConsole = Annotated[
     bool, typer.Option("--console/--no-console", help="Serve the console, which shows the run in a browser.")
@@ -43,7 +43,7 @@ def demo(
         settings = local.load_resumed_settings(overrides or [])
     else:
         settings = local.load_demo_settings(seed, config, overrides or [], base_port)
-    local.run_demo(settings, Console(), console)
+    local.run_demo(settings, TextConsole(), console)
 
 
 def up(
@@ -72,7 +72,7 @@ def up(
     from forage_cli.local.watch import Watch
     from forage_common.settings import load_settings
 
-    output = Console()
+    output = TextConsole()
     settings = load_settings(config, [*shift_ports(base_port), *(overrides or [])])
     programs: tuple[Program, ...] = TRAINING if train else SERVING
     local.prepare_world(settings, output)
@@ -88,9 +88,8 @@ def up(
                 serving.publish(settings, settings.model.path)
             with output.status("starting …") as spinner:
                 serving.wait_until_ready(stack, spinner)
-            output.print(
-                f"ready: [bold]forage ask[/], [bold]forage status[/]; logs in {stack.folder / 'logs'}; Ctrl-C stops"
-            )
+            output.print("ready: [bold]forage ask[/], [bold]forage status[/]; logs in ", end="", markup=True)
+            output.print(f"{stack.folder / 'logs'}; Ctrl-C stops")
             with Watch(stack) as watch:
                 while not (train and stack.supervisor.is_done(Program.TRAINER)):
                     watch.tick(lambda sentence: output.print(sentence, highlight=False, soft_wrap=True))
@@ -152,7 +151,7 @@ def console(
     if token_file is not None:
         overrides.append(f"console.auth_token_file={json.dumps(str(token_file))}")
     settings = load_settings(config, overrides)
-    raise typer.Exit(serve_console(settings, Console(soft_wrap=True, highlight=False), page, open_page))
+    raise typer.Exit(serve_console(settings, TextConsole(soft_wrap=True, highlight=False), page, open_page))
 
 
 def find_runs(given: str) -> tuple[str, str]:

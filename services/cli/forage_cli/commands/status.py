@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from forage_cli.commands.options import BasePort, Config
 from forage_cli.terminal.tables import make_table
+from forage_common.text.console import TextConsole
+from forage_common.text.redaction import redact_url
 
 
 def status(
@@ -31,9 +33,8 @@ def status(
     from forage_common.errors import UnavailableError
     from forage_common.settings import load_settings
     from forage_common.streams.client import StreamClient
-    from forage_common.text.redaction import redact_url
 
-    console = Console()
+    console = TextConsole()
     settings = load_settings(find_latest_settings(config), shift_ports(base_port))
     lines: list[str] = []
 
@@ -47,7 +48,7 @@ def status(
         except UnavailableError:
             return
         if policy is not None:
-            lines.append(f"policy v{policy.version} (epoch {policy.epoch}) {policy.uri}")
+            lines.append(f"policy v{policy.version} (epoch {policy.epoch}) {redact_url(policy.uri)}")
             lines.extend(f"  {name} {describe_replica(replica)}" for name, replica in replicas.items())
         lines.append(f"prompts queued {prompts}, groups queued {groups}")
 
@@ -56,7 +57,7 @@ def status(
     table = make_table("service", "state", "process", "address", left=4)
     for program, one in found.items():
         main = next((process for process in one.processes if process.is_main), None)
-        state = f"[{'green' if one.is_ready and not one.stopped else 'yellow'}]{one.state}[/]"
+        state = Text(one.state, style="green" if one.is_ready and not one.stopped else "yellow")
         pid = f"{main.pid}{' stopped' if main.is_stopped else ''}" if main is not None else ""
         table.add_row(program, state, pid, urls[program])
     console.print(table)
@@ -70,7 +71,7 @@ def status(
         texts = fetch_stacks(processes, settings.run.folder.absolute() / STACKS)
         for process in processes:
             console.rule(f"{process.service}: {process}", align="left")
-            console.print(texts[process.pid], highlight=False, markup=False, soft_wrap=True)
+            console.print(texts[process.pid], highlight=False, soft_wrap=True)
         if not processes:
             console.print("no process of this run was started on this machine by 'forage up' or 'forage demo'")
     del found[Program.CONSOLE]  # no run needs it

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from forage_common.text.console import TextConsole
 from forage_records.view_options import Colour, SortKey
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def trajectories(
     folder = RunFolder.open(run)
     rows = _read_rows(folder, label, step)
     chosen = list(filter(Filter(None if right == wrong else right, source, find, min_reward, max_reward), rows))
-    console = Console()
+    console = TextConsole()
     if against:
         earlier = _read_rows(folder, against, int(against) if against.isdecimal() else None)
         _print_changes(console, earlier, chosen, count)

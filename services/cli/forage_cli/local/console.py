@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 from rich.console import Console
+from rich.text import Text
 
 from forage_cli.local.processes import end_with_parent, interrupt_on_signals
 from forage_cli.local.stack import Program, find_interpreter, repository
@@ -18,6 +19,7 @@ from forage_common.addresses import listen
 from forage_common.clients.health import list_health_urls
 from forage_common.errors import UserError
 from forage_common.settings import ENV_PREFIX, Settings
+from forage_common.text.redaction import redact_url
 
 PAGE = Path("services/console/forage_console/static/index.html")
 _ANSWER_S = 2.0
@@ -85,7 +87,7 @@ def serve_console(settings: Settings, console: Console, page: str, open_page: bo
     """
     url = find_url(settings) + page
     if check_console(settings):
-        console.print(f"these runs are shown already: [bold]{url}[/]")
+        console.print(Text.assemble("these runs are shown already: ", (url, "bold")))
         _open(url, open_page)
         return 0
     command = [str(find_interpreter(Program.CONSOLE)), "-m", "forage_console", "--config", "/dev/stdin"]
@@ -105,7 +107,8 @@ def serve_console(settings: Settings, console: Console, page: str, open_page: bo
             if process.poll() is None:
                 token = settings.console.auth_token_file
                 sign_in = "" if token is None else f"; sign in with the token of {token}"
-                console.print(f"console  [bold]{url}[/]  shows {settings.runs_address}{sign_in}; Ctrl-C stops it")
+                shows = f"  shows {redact_url(settings.runs_address)}{sign_in}; Ctrl-C stops it"
+                console.print(Text.assemble("console  ", (url, "bold"), shows))
                 _open(url, open_page)
             return process.wait()  # wait: the life of the console, which Ctrl-C ends
         except KeyboardInterrupt:

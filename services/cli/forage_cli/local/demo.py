@@ -69,7 +69,7 @@ def run_demo(settings: Settings, console: Console, with_console: bool = True) ->
             raise
         except KeyboardInterrupt:
             minutes_file.write_text(f"{(time.time() - started) / 60:.3f}\n")
-            console.print("stopping …  (continue with [bold]forage demo --resume[/])")
+            console.print("stopping …  (continue with [bold]forage demo --resume[/])", markup=True)
             raise
         finally:
             stack.stop()
@@ -136,7 +136,7 @@ def print_summary(folder: RunFolder, summary: report.Summary, page: Path, consol
     console.print(report.describe_examples(folder, seed), style="dim", highlight=False)
     console.rule("the run")
     before, after = (_format_em(summary[name]) for name in ("em_before", "em_after"))
-    console.print(f"greedy test EM  {before} → [bold]{after}[/]   ", highlight=False)
+    console.print(f"greedy test EM  {before} → [bold]{after}[/]   ", highlight=False, markup=True)
     console.print(
         f"{summary['steps']} steps in {summary['minutes']} min · groups issued {summary['groups_issued']}, trained on "
         f"{summary['groups_trained']}, lost {summary['groups_lost']}, twice {summary['groups_duplicated']} · "
@@ -144,7 +144,7 @@ def print_summary(folder: RunFolder, summary: report.Summary, page: Path, consol
         highlight=False,
     )
     console.print(f"report  {page}\ncurve   {folder.path / 'curve.png'}\nsummary {folder.path / 'summary.json'}")
-    console.print("look at it again in a browser: [bold]forage console[/]", highlight=False)
+    console.print("look at it again in a browser: [bold]forage console[/]", highlight=False, markup=True)
 
 
 def _format_em(em: object) -> str:

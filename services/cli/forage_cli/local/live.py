@@ -100,7 +100,7 @@ class LiveView:
             parts.append(Text(f"greedy test EM before training: {before['em']:.3f}", style="cyan"))
         if self._console_url:
             parts += [Text(""), Text(f"console  {self._console_url}")]
-        yield Panel(Group(*parts), title="forage", subtitle=str(self._run.path), border_style="blue")
+        yield Panel(Group(*parts), title="forage", subtitle=Text(str(self._run.path)), border_style="blue")
 
     def _services(self) -> Text:
         line = Text()

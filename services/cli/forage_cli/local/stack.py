@@ -109,6 +109,15 @@ def shift_ports(base: int | None) -> list[str]:
     return [f"redis.url=redis://127.0.0.1:{base}/0", *moved]
 
 
+def _write_settings(file: Path, settings: Settings) -> None:
+    """Write the settings that the programs are started with; only this user may read credentials."""
+    text = settings.to_yaml()
+    mode = 0o666 if text == settings.to_yaml(redacted=True) else 0o600
+    file.unlink(missing_ok=True)  # an earlier file may be open to all
+    with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, mode)) as stream:
+        stream.write(text)
+
+
 def end_earlier_stack(settings: Settings) -> None:
     """End what a stack of this run left running when its supervisor was killed: it holds the ports and the data."""
     end_leftovers(settings.run.folder.absolute() / RECORD)
@@ -136,7 +145,7 @@ class Stack:
     def start(self) -> None:
         """Write the settings and start every program."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "settings.yaml").write_text(self.settings.to_yaml())
+        _write_settings(self.folder / "settings.yaml", self.settings)
         shutil.rmtree(self.folder / STACKS, ignore_errors=True)  # of processes that have ended
         for program in self.programs:
             self.supervisor.start(self._service(program))

@@ -16,7 +16,7 @@ T = TypeVar("T")
 def show_progress(console: Console, description: str, total: int) -> Iterator[Callable[[], None]]:
     """Show a bar until the block ends; yields the function to call after each item."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from forage_cli.terminal.tables import make_table
 from forage_cli.terminal.trajectories import STYLES
+from forage_common.text.terminal import printable
 from forage_common.text.token_texts import TokenTexts
 from forage_records.step_file import StepRow
 from forage_records.trajectory_rows import compute_differences
@@ -36,7 +37,7 @@ def colour_response(step: StepRow, texts: TokenTexts, colour: Colour, scale: flo
             if place in values
             else STYLES["model" if own.loss_mask[place] else "env"]
         )
-        body.append(text, style=style)
+        body.append(printable(text), style=style)
     return body
 
 

@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from forage_cli.terminal.tables import make_table
+from forage_common.text.terminal import printable
 from forage_common.v1.rollout_pb2 import RunStreamResponse
 from forage_records.run_folder import Row
 
@@ -21,7 +22,7 @@ STYLES = {"model": "bold", "env": "cyan", "prompt": "dim"}
 def render_event(event: RunStreamResponse) -> Text:
     """Render an event of a running trajectory: the policy's text (bold) or an observation (cyan)."""
     author = "model" if event.WhichOneof("event") == "acted" else "env"
-    return Text(event.text.strip("\n"), style=STYLES[author])
+    return Text(printable(event.text.strip("\n")), style=STYLES[author])
 
 
 def render_panel(row: Row, title: str = "", body: Text | None = None) -> RenderableType:
@@ -34,18 +35,20 @@ def render_panel(row: Row, title: str = "", body: Text | None = None) -> Rendera
         body = Text()
         for span in row["spans"]:
             if span["role"] != "prompt":
-                body.append(span["text"], style=STYLES.get(span["role"], ""))
+                body.append(printable(span["text"]), style=STYLES.get(span["role"], ""))
     em = row.get("em")
     judged, colour = ("not judged", "yellow") if em is None else ("right", "green") if em > 0 else ("wrong", "red")
     verdict = Text()
     verdict.append(judged, style=f"bold {colour}")
     if row.get("reward") is not None:
         verdict.append(f"   reward {row['reward']:.3g}", style="dim")
-    verdict.append(f"   accepted: {' | '.join(row.get('targets') or ['–'])}", style="dim")
+    verdict.append(printable(f"   accepted: {' | '.join(row.get('targets') or ['–'])}"), style="dim")
     if row.get("trace_id"):
-        verdict.append(f"   trace {row['trace_id']}", style="dim")
-    question = Text(row["question"], style="bold magenta")
-    return Panel(Group(question, body, verdict), title=title or None, border_style=colour, title_align="left")
+        verdict.append(printable(f"   trace {row['trace_id']}"), style="dim")
+    question = Text(printable(row["question"]), style="bold magenta")
+    return Panel(
+        Group(question, body, verdict), title=Text(title) if title else None, border_style=colour, title_align="left"
+    )
 
 
 def render_comparison(found: Comparison, rerun: bool) -> RenderableType:
@@ -73,5 +76,5 @@ def render_comparison(found: Comparison, rerun: bool) -> RenderableType:
     if found.largest:
         parts.append(Text("largest changes of the score", style="dim"))
     for _, id, one, other, detail in sorted(found.largest, reverse=True):
-        parts.append(Text(f"  {one:.4f} → {other:.4f}  {id}  {detail}"))
+        parts.append(Text(printable(f"  {one:.4f} → {other:.4f}  {id}  {detail}")))
     return Group(*parts)

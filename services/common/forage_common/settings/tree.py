@@ -19,6 +19,7 @@ from forage_common.settings.run import LocalSettings, ModelSettings, RedisSettin
 from forage_common.settings.security import SecuritySettings, TlsSettings
 from forage_common.settings.tracing import TracingSettings
 from forage_common.settings.trainer import TrainerSettings
+from forage_common.text.redaction import redact_settings
 
 
 class Settings(Section):
@@ -132,6 +133,11 @@ class Settings(Section):
                 f"is the most that {models}: raise it to {longest}, or make trajectories shorter"
             )
 
-    def to_yaml(self) -> str:
-        """The tree as YAML, which `load_settings` reads back to an equal tree."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+    def to_yaml(self, redacted: bool = False) -> str:
+        """The tree as YAML, which `load_settings` reads back to an equal tree.
+
+        Args:
+            redacted: without credentials, for people and for other programs.
+        """
+        tree = self.model_dump(mode="json")
+        return yaml.safe_dump(redact_settings(tree) if redacted else tree, sort_keys=False)

@@ -20,6 +20,7 @@ from forage_common.settings import Settings
 from forage_common.telemetry.trace_context import HEADER as HEADER
 from forage_common.telemetry.trace_context import Attributes as Attributes
 from forage_common.telemetry.trace_context import traceparent as traceparent
+from forage_common.text.redaction import redact_text
 
 if TYPE_CHECKING:
     from forage_common.telemetry.otlp import Tracer
@@ -87,7 +88,7 @@ def current_span() -> Span:
 
 def mark_failed(span: Span, detail: str) -> None:
     """Set a span's status to error, though nothing was raised."""
-    span.set_status(StatusCode.ERROR, detail)
+    span.set_status(StatusCode.ERROR, redact_text(detail))
 
 
 def trace_headers() -> dict[str, str]:

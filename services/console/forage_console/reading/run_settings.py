@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,11 +12,11 @@ import yaml
 from upath import UPath
 
 from forage_common.settings import Settings
+from forage_common.text.redaction import redact_settings
 from forage_console.reading.files import Row, describe
 
 _MOST_BYTES = 1024 * 1024
 _MOST_VALUES = 20_000
-_CREDENTIALS = re.compile(r"(?<=://)[^@/\s]+(?=@)")
 _UNREADABLE = "settings.yaml cannot be read"
 
 
@@ -79,7 +78,7 @@ def read_settings(file: UPath) -> RunSettings:
         if not isinstance(tree, dict):
             return RunSettings(problem=f"{_UNREADABLE}: it holds no settings")
         budget = [_MOST_VALUES]
-        clean = _clean(tree, budget)
+        clean = redact_settings(_clean(tree, budget))
         return RunSettings(clean, dict(_flatten(clean)))
     except FileNotFoundError:
         return RunSettings()  # `forage up` writes it; a trainer that was started by itself, as in a container, does not
@@ -105,9 +104,7 @@ def _clean(value: Any, budget: list[int]) -> Any:
         return {str(name): _clean(part, budget) for name, part in value.items()}
     if isinstance(value, list):
         return [_clean(part, budget) for part in value]
-    if isinstance(value, str):
-        return _CREDENTIALS.sub("…", value)
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _flatten(tree: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import psutil
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from forage_common.settings import RetrievalMode, RetrieverSettings
 from forage_common.telemetry.logs import get_logger
+from forage_common.text.console import TextConsole
 from forage_retriever.command.questions import read_questions
 from forage_retriever.corpus.read import split_contents
 from forage_retriever.index import load, manifest
@@ -54,7 +54,7 @@ def benchmark_index(
     for row in rows:
         cells = (f"{row[key]:,.1f}" for key in ("qps", "cpu_ms", "p50_ms", "p99_ms"))
         table.add_row(row["mode"], str(row["batch"]), *cells)
-    console = Console()
+    console = TextConsole()
     console.print(table)
     console.print(
         f"ready in {ready_s:.1f} s; memory {memory.rss / _MIB:,.0f} MiB,"

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
 from forage_common.errors import DataError, SettingsError
 from forage_common.settings import RetrievalMode, RetrieverSettings
+from forage_common.text.console import TextConsole
 from forage_retriever.command.bench import list_modes, measure_throughput, open_index
 from forage_retriever.command.questions import Question, read_questions
 from forage_retriever.index import load
@@ -44,7 +44,7 @@ def evaluate_index(
     """
     questions = read_questions(questions_file)
     index = open_index(folder, settings)
-    console = Console()
+    console = TextConsole()
     quality = {mode: _measure_quality(index, mode, questions) for mode in list_modes(index)}
     if not any(rows[ALL]["hit@10"] for rows in quality.values()):
         raise DataError(

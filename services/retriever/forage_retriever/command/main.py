@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -17,6 +16,7 @@ from forage_common.command import run_command
 from forage_common.errors import SettingsError
 from forage_common.settings import RetrievalMode, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
+from forage_common.text.console import TextConsole
 from forage_retriever.corpus.read import hash_corpus as corpus_digest
 from forage_retriever.index import manifest
 from forage_retriever.index.build import build_index
@@ -151,8 +151,8 @@ def inspect(
 @app.command()
 def verify(folder: Folder) -> None:
     """Check every file against the manifest. Exit code 1: a file is damaged."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = TextConsole(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     for one in _list_indexes(folder):
         try:
             description = manifest.read_manifest(one)
@@ -254,7 +254,7 @@ def _list_indexes(folder: Path) -> list[Path]:
 
 def _print_index(folder: Path) -> None:
     for one in _list_indexes(folder):
-        Console(soft_wrap=True).print(_index_table(one, manifest.read_manifest(one)), markup=False)
+        TextConsole(soft_wrap=True).print(_index_table(one, manifest.read_manifest(one)), markup=False)
 
 
 def _index_table(folder: Path, description: Manifest) -> Table:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from forage_common.telemetry.logs import get_logger
+from forage_common.text.console import TextConsole
 
 LOG_INTERVAL_S = 2.0
 
@@ -49,7 +50,7 @@ class BarReport:
     """Shows a bar for each stage on a terminal."""
 
     def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[count]}"))
         rate = TextColumn("{task.fields[rate]}")
         self._bars = Progress(*columns, rate, TimeRemainingColumn(elapsed_when_finished=True), console=console)
         self._tasks: dict[str, TaskID] = {}
@@ -76,7 +77,7 @@ class BarReport:
 @contextmanager
 def open_report() -> Iterator[Report]:
     """A report: bars where standard error is a terminal, log lines elsewhere. Says on Ctrl-C that work is kept."""
-    console = Console(stderr=True)
+    console = TextConsole(stderr=True)
     try:
         if console.is_terminal:
             with BarReport(console) as bars:

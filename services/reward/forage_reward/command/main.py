@@ -12,7 +12,6 @@ from typing import Annotated, TextIO
 import typer
 import yaml
 from pydantic_core import PydanticUndefined
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -21,6 +20,7 @@ from forage_common.errors import DataError, SettingsError
 from forage_common.files.parquet_rows import stream_parquet_rows
 from forage_common.settings import RewardRoute, Settings, load_settings
 from forage_common.telemetry.logs import configure_logs
+from forage_common.text.console import TextConsole
 from forage_reward.command.dumps import DumpRow, RowError, parse_row, split_raw_text
 from forage_reward.command.score_file import ANY, MALFORMED, Summary, score_lines
 from forage_reward.explanation import render_explanation
@@ -57,7 +57,7 @@ def list_rewards() -> None:
             default = "…" if field.default is PydanticUndefined else str(field.default)
             defaults.append(f"{parameter}={default if len(default) <= 30 else '…'}")
         table.add_row(name, reward.summary, "\n".join(defaults))
-    Console().print(table, markup=False)
+    TextConsole().print(table, markup=False)
 
 
 @app.command()
@@ -80,7 +80,7 @@ def explain(
         item = build_item(row.view, row.truth)
         item.data_source = ANY if reward else source
         score = from_proto(router.score(item).score)
-    console = Console()
+    console = TextConsole()
     for part in render_explanation(row.view, row.truth, score):
         console.print(part, markup=False, highlight=False)
 
@@ -100,12 +100,12 @@ def score(
     """Score every row of a dump: spans or raw text, with targets or ground_truth. Exit code 1: some are malformed."""
     out = output or (Path("scores.jsonl") if file == "-" else Path(file).with_suffix(".scores.jsonl"))
     partial = out.with_name(out.name + ".part")
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with (
         _open_router(reward, param or [], config) as (router, routes),
         _open_lines(file) as lines,
         _open_output(partial) as stream,
-        Progress(*columns, console=Console(stderr=True)) as progress,
+        Progress(*columns, console=TextConsole(stderr=True)) as progress,
     ):
         if not reward and data_source and data_source not in routes:
             raise SettingsError(f"data source '{data_source}' has no route: known are {', '.join(sorted(routes))}")
@@ -202,7 +202,7 @@ def _parse_one_row(text: str, targets: list[str]) -> DumpRow:
 
 
 def _print_summary(summary: Summary, out: Path) -> None:
-    console = Console()
+    console = TextConsole()
     table = Table("data source", "rows", "mean score", "mean validation", "statuses", title="scores")
     for name, source in sorted(summary.sources.items()):
         statuses = ", ".join(f"{status} {count}" for status, count in sorted(source.statuses.items()))

@@ -17,6 +17,7 @@ from forage_common.errors import UserError
 from forage_common.files import durable
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import idling, waiting
+from forage_common.text.redaction import redact_text, redact_url
 from forage_trainer.checkpoints.manifest import MANIFEST, list_checkpoints
 from forage_trainer.files import remove_folder, remove_leftovers, stage_folder
 
@@ -46,8 +47,8 @@ class Uploader:
             self._system, root = url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise UserError(
-                f"trainer.upload_url = '{url}' cannot be used ({error}): install what fsspec needs for it into the "
-                "trainer's environment, or give another address"
+                f"trainer.upload_url = '{redact_url(url)}' cannot be used ({redact_text(str(error))}): install what "
+                "fsspec needs for it into the trainer's environment, or give another address"
             ) from None
         self._root = f"{root.rstrip('/')}/{run_id}"
         self._folder = checkpoints / ".upload"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from forage_common.errors import DiskFullError
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
-from forage_common.text.redaction import redact_text
 from forage_trainer.files import write_text
 
-_HEAD = "# The settings that the trainer was started with, without passwords in URLs.\n"
+_HEAD = "# The settings that the trainer was started with, without credentials.\n"
 
 
 def write_settings(settings: Settings) -> None:
@@ -21,6 +20,6 @@ def write_settings(settings: Settings) -> None:
     try:
         if path.exists() and not path.read_text(encoding="utf-8").startswith(_HEAD):
             return
-        write_text(path, _HEAD + redact_text(settings.to_yaml()))
+        write_text(path, _HEAD + settings.to_yaml(redacted=True))
     except (OSError, ValueError, DiskFullError) as error:
         get_logger().warning("settings_not_written", file=str(path), reason=str(error))

@@ -17,6 +17,7 @@ from prometheus_client import Counter
 from forage_common.errors import UserError
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
+from forage_common.text.redaction import redact_settings, redact_text
 from forage_trainer.reporting.metrics import VERL_NAMES
 
 FAILED = Counter("forage_trainer_tracking_failures_total", "Steps whose metrics a tracker did not accept", ["backend"])
@@ -34,8 +35,6 @@ PHASES = {
 _OWN = "forage/"
 _VERLS = set(VERL_NAMES.values())
 _RENAMED = {"tokens": "perf/total_num_tokens", "step": "training/global_step"}
-_SECRET: dict[str, Any] = {"redis": True, "trainer": {"upload_url"}}
-"""Settings that may hold credentials, which are not sent to trackers."""
 
 
 def to_tracker_metrics(line: Mapping[str, Any]) -> dict[str, float]:
@@ -92,7 +91,7 @@ class Tracker:
                     settings.trainer.project_name,
                     settings.run.id,
                     names,
-                    settings.model_dump(mode="json", exclude=_SECRET),
+                    redact_settings(settings.model_dump(mode="json", exclude={"redis"})),
                 )
         except Exception as error:  # whatever a tracker's own library raises
             raise UserError(f"trainer.logger {names}: a tracker does not start ({_format_error(error)})") from error
@@ -157,4 +156,4 @@ def require_backend(backend: str) -> None:
 
 
 def _format_error(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return redact_text(" ".join(str(error).split()))[:200] or type(error).__name__

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from forage_common.errors import UserError
 from forage_common.telemetry.logs import get_logger
+from forage_common.text.redaction import redact_url
 from forage_common.v1.trajectory_pb2 import Policy, PolicyFile
 from forage_policies.digests import verify_digest
 from forage_policies.folders import name_folder, name_whole
@@ -47,8 +48,8 @@ class PolicyStore:
             place = find_local_folder(uri) or uri.rstrip("/")
         except StorageError as error:
             raise UserError(
-                f"trainer.publish.uri = '{uri}' cannot be used ({error}): install what fsspec needs for it into the "
-                "environments of trainer and rollout service, or give another address"
+                f"trainer.publish.uri = '{redact_url(uri)}' cannot be used ({error}): install what fsspec needs for it "
+                "into the environments of trainer and rollout service, or give another address"
             ) from None
         self._root = f"{place}/{run_id}" if uri else ""
         if uri:
