@@ -90,7 +90,7 @@ async def measure(settings: RedisSettings, engines: int, groups: int) -> dict[st
         "engines": engines,
         "groups": groups,
         "calls_of_engines": asked / _ROUNDS,
-        "calls_of_redis": calls.get("xread", 0) + calls.get("evalsha", 0),
+        "calls_of_redis": sum(calls.get(name, 0) for name in ("xread", "fcall", "fcall_ro")),
         "calls_of_engines_before": engines * groups,
         "looks_per_s_before": engines / _LOOK_S,
         "published_to_begun_ms": round(1e3 * statistics.mean(begins), 1),

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import redis
+from stream_calls import CALLS, ENTRY, GROUP
 
-import forage_common.streams
 from forage_common.settings import RedisSettings
-from forage_common.streams.script_files import read_script
+from forage_common.streams.functions import build_library, list_scripts, name_function
 
-GROUP, ENTRY = "forage", "1-0"
-CALLS = {
-    "acknowledge": (["epoch", "replies", "ledger", "issued:1", "issued"], ["1", GROUP, "1", "entry", ENTRY]),
-    "acknowledge_policy": (["replicas", "alive", "served"], ["engine", "policy"]),
-    "acquire_epoch": (["epoch", "policy"], ["1"]),
-    "close_stream": (["epoch", "replies", "issued:1"], ["1"]),
-    "create_group": (["validation", "issued:1"], [GROUP]),
-    "declare_environments": (["environments"], ["{}", "15"]),
-    "discard": (["epoch", "replies"], ["1", GROUP, ENTRY]),
-    "find_absent": (["prompts", "issued:1"], []),
-    "finish": (["prompts", "replies", "trajectories"], [GROUP, ENTRY, "group"]),
-    "issue": (["epoch", "prompts", "issued:1", "ledger"], ["1", "5/0", "uid", "prompt", "1"]),
-    "prune": (["epoch", "replicas", "alive", "prompts", "replies"], ["1", GROUP, "60", "0"]),
-    "publish": (["epoch", "policy", "announced", "served"], ["1", "policy"]),
-    "read_replicas": (["replicas", "alive"], ["60"]),
-    "reclaim": (["epoch", "replies"], ["1", GROUP, "trainer", ENTRY]),
-    "reject": (["replies", "rejected"], [GROUP, ENTRY, "content", "9"]),
-    "replace_shift": (["shift", "announced"], ["shift", "another", "1"]),
-    "set_shift": (["epoch", "shift", "announced"], ["1", "another"]),
-}
 CASES = [(name, place) for name, (keys, _) in CALLS.items() for place in range(len(keys))]
 
 
 def fill(server: redis.Redis) -> None:
+    server.function_load(build_library().code)
     for name in ("prompts", "replies", "trajectories"):
         server.xadd(name, {"m": "message"}, id=ENTRY)
         server.xgroup_create(name, GROUP, "0")
@@ -54,8 +33,7 @@ def dump_all(server: redis.Redis) -> dict[bytes, bytes]:
 
 
 def test_every_script_is_called() -> None:
-    folder = Path(next(iter(forage_common.streams.__path__))) / "scripts"
-    assert sorted(CALLS) == sorted(file.stem for file in folder.glob("*.lua") if file.stem != "fence")
+    assert sorted(CALLS) == list(list_scripts())
 
 
 @pytest.mark.parametrize(("name", "place"), CASES, ids=[f"{name}-{CALLS[name][0][place]}" for name, place in CASES])
@@ -69,7 +47,7 @@ def test_a_key_of_another_type_leaves_all_others_as_they_were(
     server.sadd(keys[place], "of another type")
     before = dump_all(server)
     try:
-        server.eval(read_script(name), len(keys), *keys, *arguments)
+        server.fcall(name_function(name), len(keys), *keys, *arguments)
     except redis.ResponseError:
         assert dump_all(server) == before
 
@@ -79,6 +57,6 @@ def test_an_issue_table_that_was_tampered_with_leaves_its_batch_unacknowledged(r
     fill(server)
     server.hset("issued:1", "1/0", "nonsense")
     keys, arguments = CALLS["acknowledge"]
-    assert server.eval(read_script("acknowledge"), len(keys), *keys, *arguments) == 1
+    assert server.fcall(name_function("acknowledge"), len(keys), *keys, *arguments) == 1
     assert server.hget("ledger", "1") == b"entry"
     assert server.xlen("replies") == 0

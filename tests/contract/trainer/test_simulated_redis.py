@@ -13,7 +13,7 @@ import redis
 from simulation.redis_store import Store
 
 from forage_common.settings import RedisSettings
-from forage_common.streams.script_files import read_script
+from forage_common.streams.functions import build_library, is_read_only, name_function
 
 _ID = re.compile(rb"\d{13}-\d+")
 _STREAMS, _CONSUMERS, _GROUP = ("prompts", "replies"), ("a", "b"), "forage"
@@ -77,6 +77,7 @@ class Pair:
         self._store = Store(lambda: int(time.time() * 1000))
         self._ids: dict[bool, list[bytes]] = {True: [], False: []}
         self.answered = 0
+        assert len({self._ask(is_real, ("FUNCTION LOAD", build_library().code)) for is_real in (True, False)}) == 1
 
     @property
     def count(self) -> int:
@@ -87,10 +88,7 @@ class Pair:
         self._compare(command, [self._ask(is_real, command) for is_real in (True, False)])
 
     def run_script(self, name: str, keys: list[str], arguments: list[Any]) -> None:
-        text = read_script(name)
-        shas = [self._ask(is_real, ("SCRIPT LOAD", text)) for is_real in (True, False)]
-        assert shas[0] == shas[1]
-        self.run("EVALSHA", shas[0], len(keys), *keys, *arguments)
+        self.run("FCALL_RO" if is_read_only(name) else "FCALL", name_function(name), len(keys), *keys, *arguments)
 
     def _ask(self, is_real: bool, command: tuple[Any, ...]) -> Any:
         ids = self._ids[is_real]
@@ -107,7 +105,7 @@ class Pair:
     def _compare(self, command: tuple[Any, ...], answers: list[Any]) -> None:
         for is_real, answer in zip((True, False), answers, strict=True):
             self._learn(is_real, answer)
-        if any("XADD" in str(word) or word == "EVALSHA" for word in command):
+        if any("XADD" in str(word) or word == "FCALL" for word in command):
             for is_real in (True, False):
                 for stream in _STREAMS:
                     self._learn(is_real, self._ask(is_real, ("XRANGE", stream, "-", "+")))

@@ -19,7 +19,7 @@ from simulation.scenario import Fault
 from simulation.world import Killed, Process, World
 
 _READS = {"hget", "hgetall", "xlen", "exists", "get", "ping", "xpending", "find_absent", "read_replicas", "info"}
-_READS |= {"xread", "script load", "unknown script", "memory usage"}
+_READS |= {"xread", "function load", "unknown function", "memory usage"}
 _OF_REDIS = {"lost reply", "redis down", "redis lost", "redis tail lost", "out of reach"}
 _LOSSES = {"redis lost", "redis tail lost", "prompt deleted", "group deleted", "group garbled"}
 _PUBLISHED = "write policies/v"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable
-from functools import cache
-from importlib import resources
 from typing import Any
 from unittest import mock
 
 import redis
 
 from forage_common.streams.connection import notice_lost_reply
-from forage_common.streams.script_files import read_script
+from forage_common.streams.functions import build_library
 from forage_common.v1.trajectory_pb2 import TrajectoryGroup
 from simulation.redis_store import Store
 from simulation.redis_streams import Stream
@@ -25,13 +22,6 @@ _NO_GROUPS = (b"rejected", b"announced", b"served")
 _GARBLED = b"\xff\xff\xff"
 Hook = Callable[[str, Callable[[], Any]], Any]
 """Called around every command that may change something: (what it is, the command)."""
-
-
-@cache
-def _name_scripts() -> dict[bytes, str]:
-    files = (resources.files("forage_common.streams") / "scripts").iterdir()
-    names = [file.name.removesuffix(".lua") for file in files]
-    return {hashlib.sha1(read_script(name).encode()).hexdigest().encode(): name for name in names}
 
 
 class Server:
@@ -70,6 +60,7 @@ class Server:
     def forget_all(self) -> None:
         """Lose all data, as with a lost volume."""
         self.store.data.clear()
+        self.store.functions.clear()
         self._world.set(self.changed)
 
     def delete_entry(self, is_prompt: bool) -> None:
@@ -157,9 +148,9 @@ class Client(redis.Redis):
         return None
 
     def _describe(self, name: str, args: tuple[Any, ...]) -> str:
-        if name == "EVALSHA":
-            sha = args[1].encode() if isinstance(args[1], str) else args[1]
-            return _name_scripts().get(sha, "script") if self._server.store.knows(sha) else "unknown script"
+        if name in ("FCALL", "FCALL_RO"):
+            known = args[1].encode() in self._server.store.functions
+            return args[1].removeprefix(f"{build_library().name}_") if known else "unknown function"
         return name.lower()
 
 

@@ -6,13 +6,12 @@ it with a real server.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from lupa.lua51 import LuaRuntime, lua_type
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ResponseError
 
 from simulation.redis_streams import OK, Stream, StreamCommands
 
@@ -32,9 +31,10 @@ def _encode(value: Any) -> bytes:
 
 
 @cache
-def _compile(script: bytes) -> Any:
-    body = b"\n".join(line for line in script.split(b"\n") if not line.startswith(b"#!"))
-    return _LUA.execute(b"return function(KEYS, ARGV, redis) " + body + b"\nend")
+def _compile(library: bytes) -> Any:
+    first, _, body = library.partition(b"\n")
+    assert first.startswith(b"#!lua name=")
+    return _LUA.execute(b"return function(redis) " + body + b"\nend")
 
 
 def _to_lua(value: Any) -> Any:
@@ -74,15 +74,16 @@ class Store(StreamCommands):
         self.changes = 0
         """Grows with every change of the data."""
         self._now_ms = now_ms
-        self._scripts: dict[bytes, bytes] = {}
+        self.functions: dict[bytes, Any] = {}
+        """Name → function in Lua, of all libraries."""
         call = _LUA.eval(
-            b"function(call, pcall, failed) return {"
+            b"function(call, pcall, register) return { register_function = register,"
             b" call = function(...) return call({...}, select('#', ...)) end,"
             b" pcall = function(...) return pcall({...}, select('#', ...)) end,"
             b" error_reply = function(text) return {err = text} end,"
             b" status_reply = function(text) return {ok = text} end } end"
         )
-        self._redis = call(self._call_from_lua, self._try_from_lua, None)
+        self._redis = call(self._call_from_lua, self._try_from_lua, self._register)
 
     def execute(self, *command: Any) -> Any:
         """Run a command.
@@ -109,23 +110,23 @@ class Store(StreamCommands):
         except ResponseError as error:
             return _LUA.table_from({b"err": str(error).encode()})
 
-    # Scripts
+    # Functions
 
-    def knows(self, sha: bytes) -> bool:
-        """Whether a script was loaded."""
-        return sha in self._scripts
+    def _register(self, table: Any) -> None:
+        self.functions[table[b"function_name"]] = table[b"callback"]
 
-    def _script_load(self, text: bytes) -> bytes:
-        sha = hashlib.sha1(text).hexdigest().encode()
-        self._scripts[sha] = text
-        return sha
+    def _function_load(self, code: bytes) -> bytes:
+        _compile(code)(self._redis)
+        return code.partition(b"\n")[0].partition(b"=")[2]
 
-    def _evalsha(self, sha: bytes, count: bytes, *rest: bytes) -> Any:
-        if sha not in self._scripts:
-            raise NoScriptError("No matching script. Please use EVAL.")
+    def _fcall(self, name: bytes, count: bytes, *rest: bytes) -> Any:
+        if name not in self.functions:
+            raise ResponseError("Function not found")
         keys = _LUA.table_from(list(rest[: int(count)]))
         arguments = _LUA.table_from(list(rest[int(count) :]))
-        return _from_lua(_compile(self._scripts[sha])(keys, arguments, self._redis))
+        return _from_lua(self.functions[name](keys, arguments))
+
+    _fcall_ro = _fcall
 
     # Keys, strings, hashes, sorted sets
 

@@ -87,13 +87,13 @@ async def test_a_finished_group_outlives_a_server_that_refuses_for_now(bench: Be
 
 async def test_a_finished_group_outlives_an_error_that_nobody_thought_of(bench: Bench, server: redis.Redis) -> None:
     async with bench.run_one() as (dispatcher, release):
-        server.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
+        server.execute_command("ACL", "SETUSER", "default", "-fcall")
         release.set()
         await bench.wait_until(lambda: dispatcher.counts.writes_repeated > 0)
         assert "group g/0 cannot be written" in dispatcher.notes["writes"]
         await asyncio.sleep(2 * bench.settings.redis.reclaim_idle_s)
         assert dispatcher.counts.groups_in_flight == 1
-        server.execute_command("ACL", "SETUSER", "default", "+evalsha", "+eval")
+        server.execute_command("ACL", "SETUSER", "default", "+fcall")
         assert [group.position for group in await bench.take_groups(1)] == [0]
         assert bench.runs == ["g/0"]
         assert dispatcher.counts.restarts == 0

@@ -20,8 +20,9 @@ from redis.retry import Retry
 
 from forage_common.addresses import split_address
 from forage_common.errors import ForageError, SettingsError, UnavailableError
-from forage_common.security.tokens import read_token
+from forage_common.security.tokens import TokenFile, read_token
 from forage_common.settings import RedisSettings
+from forage_common.streams.functions import build_library, name_function
 
 _MEBI = 2**20
 # The answers that mean "not now": what they say about the server, and what ends them.
@@ -42,7 +43,8 @@ _REFUSALS = (redis.AuthenticationError, redis.exceptions.AuthorizationError, red
 _CODE = re.compile(rf"(?:^|[ -]-?)({'|'.join(_REASONS)}) ")
 
 _READS = {"PING", "INFO", "CONFIG GET", "MEMORY USAGE", "HGET", "HGETALL", "XLEN", "XREAD", "XREADGROUP", "XAUTOCLAIM"}
-_TOUCH = "#!lua flags=allow-oom\nreturn redis.call('INCR', KEYS[1])"
+_READS |= {"FCALL_RO"}
+_LOGIN_OPTIONS = ("username", "password", "credential_provider")
 _Find = Callable[[], tuple[str, int]]
 _lost = threading.local()
 
@@ -71,6 +73,55 @@ def connect(settings: RedisSettings, patience_s: float, key: str = "") -> redis.
     Raises:
         SettingsError: a file of the settings cannot be read, or holds no password.
     """
+    address, topology, options = _describe_server(settings, patience_s)
+    if topology:
+        options["find"] = _follow(settings, topology, options, key)
+        options["connection_class"] = _TlsFollower if address.startswith("rediss") else _Follower
+    client = cast(_ConfirmedRedis, _ConfirmedRedis.from_url(address, **options))
+    client.replicas, client.key = settings.wait_replicas, key
+    return client
+
+
+def connect_all(settings: RedisSettings, patience_s: float) -> list[redis.Redis]:
+    """Open connections to every server that takes writes: each primary of a cluster, else the one server.
+
+    Raises:
+        SettingsError: as `connect`.
+        redis.RedisError: the nodes of the cluster cannot be listed.
+    """
+    address, topology, options = _describe_server(settings, patience_s)
+    if topology != "cluster":
+        return [connect(settings, patience_s)]
+    with _open_cluster(_list_nodes(settings), _select_cluster_options(settings, options)) as cluster:
+        found = [(node.host, node.port) for node in cluster.get_primaries()]
+    made = "redis" if address.startswith("redis:") else "rediss"
+    return [redis.Redis.from_url(f"{made}://{host}:{port}", **options) for host, port in found]
+
+
+def load_functions(client: redis.Redis, where: str) -> bool:
+    """Load the functions of the streams into a server; False if it has them.
+
+    Raises:
+        UnavailableError: this user may not load any; names who can.
+        redis.RedisError: the server refuses them.
+    """
+    library = build_library()
+    try:
+        client.function_load(library.code)
+    except _REFUSALS as error:
+        raise UnavailableError(
+            f"{where} has no functions {library.name}, which this version of Forage calls, and this user may load none"
+            " (its rights are those of `forage redis acl`): let its administrator run `forage redis load`"
+        ) from error
+    except redis.ResponseError as error:
+        if "already exists" not in str(error):
+            raise
+        return False
+    return True
+
+
+def _describe_server(settings: RedisSettings, patience_s: float) -> tuple[str, str, dict[str, Any]]:
+    """The URL of one server without its topology and login, the topology, and options of each connection."""
     url = urlsplit(settings.url)
     scheme, _, topology = url.scheme.partition("+")
     files = {"ssl_ca_certs": settings.ca_file, "ssl_certfile": settings.cert_file, "ssl_keyfile": settings.key_file}
@@ -78,44 +129,81 @@ def connect(settings: RedisSettings, patience_s: float, key: str = "") -> redis.
     for file in tls.values():
         if not os.access(file, os.R_OK):
             raise SettingsError(f"{file} of redis.ca_file, cert_file or key_file cannot be read: give PEM files")
+    login, _, hosts = url.netloc.rpartition("@")
+    path, credentials = url.path, _read_credentials(settings, login)
+    if topology:  # the connections find the host, and only the database is of the path
+        hosts, path = hosts.partition(",")[0], f"/{url.path.strip('/').partition('/')[2]}"
     options: dict[str, Any] = {
-        "password": _read_password(settings.password_file, "redis.password_file"),
+        **credentials,
         "socket_timeout": settings.timeout_s,
         "socket_connect_timeout": settings.timeout_s,
         "retry": Retry(ExponentialWithJitterBackoff(cap=2.0, base=0.05), max(1, int(patience_s / 2))),
         "retry_on_error": [redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
         **tls,
     }
-    address = settings.url
-    if topology:
-        address, options["find"] = _follow(settings, options["password"], key, {**tls, "ssl": scheme == "rediss"})
-        options["connection_class"] = _TlsFollower if scheme == "rediss" else _Follower
-    client = cast(_ConfirmedRedis, _ConfirmedRedis.from_url(address, **options))
-    client.replicas, client.key = settings.wait_replicas, key
-    return client
+    query = f"?{url.query}" if url.query else ""
+    return f"{scheme}://{hosts}{path}{query}", topology, options
 
 
-def _follow(settings: RedisSettings, password: str | None, key: str, tls: dict[str, Any]) -> tuple[str, _Find]:
-    """Return the URL of one server, for its credentials and database, and how to find the primary."""
-    url = urlsplit(settings.url)
-    login, at, hosts = url.netloc.rpartition("@")
-    name, _, database = url.path.strip("/").partition("/")
-    first = f"{url.scheme.partition('+')[0]}://{login}{at}{hosts.partition(',')[0]}/{database}"
-    nodes = [split_address(host) for host in hosts.split(",")]
-    options = {"socket_timeout": min(2.0, settings.timeout_s), "retry": Retry(NoBackoff(), 0), **tls}
-    if url.scheme.endswith("+sentinel"):
-        options["password"] = _read_password(settings.sentinel_password_file, "redis.sentinel_password_file")
-        return first, functools.partial(redis.Sentinel(nodes, sentinel_kwargs=options).discover_master, name)
-    login_of_url = {name: value for name, value in parse_url(first).items() if name in ("username", "password")}
-    return first, functools.partial(_find_owner, nodes, key, {"password": password, **login_of_url, **options})
+def _read_credentials(settings: RedisSettings, login: str) -> dict[str, Any]:
+    """User and password: those of the URL; without a password there, those of the settings' file at each connect."""
+    of_url: dict[str, Any] = {**parse_url(f"redis://{login}@host")} if login else {}
+    user = of_url.get("username") or settings.username
+    if settings.password_file is not None and "password" not in of_url:
+        return {"credential_provider": _PasswordFile(user, settings.password_file)}
+    return {"username": user or None, "password": of_url.get("password")}
+
+
+class _PasswordFile(redis.CredentialProvider):
+    """The user and the first line of a file, which is read again after it has changed: see `forage redis acl`."""
+
+    def __init__(self, user: str, file: Path) -> None:
+        self._user = (user,) if user else ()
+        self._passwords = TokenFile(file, "redis.password_file")
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        return (*self._user, self._passwords.token)
+
+
+def _follow(settings: RedisSettings, topology: str, options: dict[str, Any], key: str) -> _Find:
+    """Return how to find the primary."""
+    nodes = _list_nodes(settings)
+    if topology == "cluster":
+        return functools.partial(_find_owner, nodes, key, _select_cluster_options(settings, options))
+    quick, file = _select_tls_options(settings, options), settings.sentinel_password_file
+    quick["password"] = read_token(file, "redis.sentinel_password_file") if file else None
+    master = urlsplit(settings.url).path.strip("/").partition("/")[0]
+    return functools.partial(redis.Sentinel(nodes, sentinel_kwargs=quick).discover_master, master)
+
+
+def _list_nodes(settings: RedisSettings) -> list[tuple[str, int]]:
+    return [split_address(host) for host in urlsplit(settings.url).netloc.rpartition("@")[2].split(",")]
+
+
+def _select_tls_options(settings: RedisSettings, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a short question to a sentinel or a node."""
+    tls = {name: value for name, value in options.items() if name.startswith("ssl")}
+    quick = {"socket_timeout": min(2.0, settings.timeout_s), "retry": Retry(NoBackoff(), 0)}
+    return {**tls, **quick, "ssl": settings.url.startswith("rediss")}
+
+
+def _select_cluster_options(settings: RedisSettings, options: dict[str, Any]) -> dict[str, Any]:
+    login: dict[str, Any] = {name: value for name, value in options.items() if name in _LOGIN_OPTIONS}
+    return {**login, **_select_tls_options(settings, options)}
 
 
 def _find_owner(nodes: list[tuple[str, int]], key: str, options: dict[str, Any]) -> tuple[str, int]:
+    with _open_cluster(nodes, options) as cluster:
+        node = cluster.get_node_from_key(key)
+        return node.host, node.port
+
+
+@contextmanager
+def _open_cluster(nodes: list[tuple[str, int]], options: dict[str, Any]) -> Iterator[redis.RedisCluster]:
     try:
         starts = [ClusterNode(*node) for node in nodes]
         with redis.RedisCluster(startup_nodes=starts, require_full_coverage=False, **options) as cluster:
-            node = cluster.get_node_from_key(key)
-            return node.host, node.port
+            yield cluster
     except redis.exceptions.RedisClusterException as error:
         raise redis.ConnectionError(str(error)) from error
 
@@ -134,7 +222,7 @@ class _ConfirmedRedis(redis.Redis):
         failures = self._failures
         if failures != self._settled:
             # WAIT is for the last write of this connection, and a command that is repeated may write nothing.
-            conn.send_command("EVAL", _TOUCH, 1, f"{self.key}writes")
+            conn.send_command("FCALL", name_function("touch"), 1, f"{self.key}writes")
             conn.read_response()
         conn.send_command("WAIT", self.replicas, int(conn.socket_timeout * 500))
         if (confirmed := conn.read_response()) < self.replicas:
@@ -165,10 +253,6 @@ class _Follower(redis.Connection):
 
 class _TlsFollower(_Follower, redis.SSLConnection):
     """The same with TLS."""
-
-
-def _read_password(file: Path | None, setting: str) -> str | None:
-    return read_token(file, setting) if file else None
 
 
 def name_server(settings: RedisSettings) -> str:

@@ -12,11 +12,12 @@ import redis
 
 from forage_common.errors import FencedError, SettingsError
 from forage_common.settings import RedisSettings
-from forage_common.streams.connection import connect, name_server, translate_error
+from forage_common.streams.connection import connect, load_functions, name_server, translate_error
+from forage_common.streams.functions import FACTS, is_read_only, name_function
 from forage_common.streams.history import History
-from forage_common.streams.script_files import read_script
 
 GROUP = "forage"
+_NO_FUNCTION = "Function not found"
 _NO_GROUP = re.compile(r"No such key '([^']+)'")  # names the stream; the keys of a script are not all streams
 
 
@@ -38,7 +39,6 @@ class RunKeys:
         self._prefix = f"forage:{{{run_id}}}:"
         self.prompts = self.key("prompts")
         self.trajectories = self.key("trajectories")
-        self._scripts: dict[str, Any] = {}
         self.history = history
         self.epoch = 0
         """That of the trainer which uses this client, once it has acquired one."""
@@ -73,18 +73,26 @@ class RunKeys:
         return dict(self._call(self._redis.info, section))
 
     def read_option(self, name: str) -> str | None:
-        """Read an option of the server's configuration; None where it does not tell, as many managed servers."""
+        """Read an option of the server's configuration; None where it does not tell, as many managed servers.
+
+        A user without CONFIG reads what its administrator's `forage redis load` has left.
+        """
         try:
             value: str | None = self._call(self._redis.config_get, name).get(name)
         except (SettingsError, redis.ResponseError):
-            return None
+            return self._read_fact(name)
         return value
 
-    def _run(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
-        if script not in self._scripts:
-            self._scripts[script] = self._redis.register_script(read_script(script))
+    def _read_fact(self, option: str) -> str | None:
         try:
-            return self._call(self._scripts[script], keys=keys, args=arguments)
+            return bytes(self._redis.fcall_ro(f"{FACTS}_{option}", 0)).decode()
+        except redis.ResponseError:  # nobody has left it
+            return None
+
+    def _run(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
+        call = self._redis.fcall_ro if is_read_only(script) else self._redis.fcall
+        try:
+            return self._call(call, name_function(script), len(keys), *keys, *arguments)
         except redis.ResponseError as error:
             if "FENCED" not in str(error):
                 raise
@@ -107,10 +115,21 @@ class RunKeys:
                     self.create_groups(*{self.prompts, self.trajectories, *_NO_GROUP.findall(str(error))})
                     time.sleep(0.1)  # wait: has a time limit, and its caller names it
                     continue
+                # Neither has a new server, or one of another version of Forage, the functions of this one.
+                if _NO_FUNCTION in str(error) and not repeated:
+                    self._load_functions()
+                    continue
                 typed = translate_error(error, name_server(self._settings), self._read_memory_limit)
                 if typed is None:
                     raise
                 raise typed from error
+
+    def _load_functions(self) -> None:
+        where = name_server(self._settings)
+        try:
+            load_functions(self._redis, where)
+        except redis.RedisError as error:
+            raise translate_error(error, where, self._read_memory_limit) or error from error
 
     def _read_memory_limit(self) -> int:
         return int(self.read_server("memory")["maxmemory"])
