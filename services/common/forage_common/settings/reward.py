@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from forage_common.settings.base import Address, Params, Section
+from forage_common.settings.security import UserCode
 
 
 class RewardComponent(Section):
@@ -49,8 +50,8 @@ class RewardRoute(Section):
         return self
 
 
-class UserReward(Section):
-    """A reward function of your own; it runs in separate processes with a time and a memory limit."""
+class UserReward(UserCode):
+    """A reward function of your own; it runs in separate processes with limits, without network and files."""
 
     path: Path | None = Field(None, description="Python file with the function; exclusive with entry_point")
     entry_point: str = Field(

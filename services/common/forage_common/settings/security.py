@@ -13,6 +13,23 @@ Profile = Literal["default", "hardened"]
 Sandbox = Literal["auto", "require", "off"]
 
 
+class UserCode(Section):
+    """What code of your own may do besides its work: nothing, unless it is opened here."""
+
+    network: bool = Field(
+        False, description="Your code may reach any address that its machine reaches, by TCP and UDP; false: none"
+    )
+    read: tuple[Path, ...] = Field(
+        (), description="Files and folders that your code may read, besides its own file and Python's"
+    )
+    write: tuple[Path, ...] = Field(
+        (), description="Files and folders that exist, which your code may read and change, besides a temporary folder"
+    )
+    programs: bool = Field(
+        False, description="Your code may start processes and programs; they have the same files, network and limits"
+    )
+
+
 class TlsSettings(Section):
     """Certificates of every wire: gRPC, HTTP, health and metrics. Files that change are read again."""
 

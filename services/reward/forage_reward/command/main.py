@@ -143,7 +143,7 @@ def _open_router(
         if not equals:
             raise SettingsError(f"--param {param} is not name=value")
         parameters[name] = yaml.safe_load(value)
-    user = UserRewards(settings.reward.user, REWARDS)
+    user = UserRewards(settings.reward.user, REWARDS, settings.security.user_code)
     try:
         known = {**REWARDS, **user.rewards}
         if reward and reward not in known:

@@ -1,7 +1,8 @@
-"""`python -m forage_reward.isolation.math_process FD`: compares mathematical answers with math-verify.
+"""`python -m forage_reward.isolation.math_process FD CONFINEMENT`: compares mathematical answers with math-verify.
 
 math-verify's own time limit is an alarm signal, which works only in a main thread and not during one long
-multiplication. Here it is off, and the caller kills this process at its time limit.
+multiplication. Here it is off, and the caller kills this process at its time limit. What it parses was written by a
+model, by a library that evaluates expressions: the process is confined as one of user code.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ import logging
 import signal
 import sys
 
+from forage_common.isolation.child import ParentConnection
+from forage_common.isolation.confinement import Confinement
 from forage_common.v1 import reward_pb2
-from forage_reward.isolation.child import ParentConnection
-from forage_reward.isolation.user_process import OUT_OF_MEMORY, limit_memory
+from forage_reward.isolation.user_process import OUT_OF_MEMORY
 from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.wire import to_proto
 
-MEMORY_MIB = 1024
+MEMORY_MIB = 1536
+"""With the library itself."""
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.WARNING)  # math-verify warns that its time limit is off
-    parent = ParentConnection(int(sys.argv[1]))
+    parent = ParentConnection(int(sys.argv[1]), Confinement.from_json(sys.argv[2]))
     with parent.report_start():
         compare_answers("1", ["1"])  # import and first use take seconds, so they come before the first request
-        limit_memory(MEMORY_MIB * 2**20)
     while (frame := parent.receive()) is not None:
         item = reward_pb2.ScoreItem.FromString(frame)
         try:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from forage_common.errors import UserError
+from forage_common.isolation.confinement import Confinement
+from forage_common.isolation.explanations import explain
 from forage_reward.score import Component, Score, Status, sum_components, withhold_score
 from forage_reward.trajectory import GroundTruth, TrajectoryView
 
@@ -29,7 +31,7 @@ class ContractError(TypeError):
     """The function returned something that is not a score; the message says what."""
 
 
-def load_function(path: str, entry_point: str, function: str) -> UserFunction:
+def load_function(path: str, entry_point: str, function: str, confinement: Confinement) -> UserFunction:
     """Load the function of a file, of `module:function`, or of a name in the entry point group `forage.rewards`.
 
     Raises:
@@ -41,7 +43,8 @@ def load_function(path: str, entry_point: str, function: str) -> UserFunction:
     except UserError:
         raise
     except BaseException as error:  # noqa: BLE001 - foreign code at import may raise anything, SystemExit included
-        raise UserError(f"{source} cannot be loaded ({type(error).__name__}: {error}): correct it") from None
+        why = f"{type(error).__name__}: {error}{explain(error, confinement)}"
+        raise UserError(f"{source} cannot be loaded ({why}): correct it") from None
     if not callable(function_object):
         raise UserError(f"{source} gives {function_object!r}, which is not a function")
     return function_object  # type: ignore[no-any-return]
@@ -69,7 +72,12 @@ def _load_from_entry_point(name: str) -> Any:
 
 
 def call_user_function(
-    name: str, function: UserFunction, view: TrajectoryView, truth: GroundTruth, params: Mapping[str, object]
+    name: str,
+    function: UserFunction,
+    view: TrajectoryView,
+    truth: GroundTruth,
+    params: Mapping[str, object],
+    confinement: Confinement,
 ) -> Score:
     """Call the function. An exception or an invalid result becomes INTERNAL, never a 0.
 
@@ -83,7 +91,8 @@ def call_user_function(
     except ContractError as error:
         return withhold_score(Status.INTERNAL, name, str(error))
     except BaseException as error:  # noqa: BLE001 - foreign code may raise anything; it is reported as a status
-        return withhold_score(Status.INTERNAL, name, f"raised {type(error).__name__}: {error}"[:500])
+        why = f"raised {type(error).__name__}: {error}"[:500]
+        return withhold_score(Status.INTERNAL, name, f"{why}{explain(error, confinement)}")
     score = sum_components(name, components, "scored by user code")
     if not math.isfinite(score.total):
         return withhold_score(Status.INTERNAL, name, f"its components add up to {score.total}")

@@ -1,4 +1,4 @@
-"""User rewards: functions of the operator, each in its own processes with a time and a memory limit.
+"""User rewards: functions of the operator, each in its own confined processes with a time and a memory limit.
 
 A crash, a hang or an invalid value becomes a status of that one trajectory, and the process is restarted.
 """
@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Mapping
 
+from google.protobuf.message import DecodeError
 from prometheus_client import Counter
 from pydantic import ConfigDict
 
 from forage_common.errors import SettingsError, UserError
+from forage_common.isolation.child import Child, ChildDiedError, ChildError, ChildTimeoutError
+from forage_common.isolation.support import build_confinement, describe, log_protections
 from forage_common.settings import UserReward
+from forage_common.settings.security import Sandbox
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import waiting
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.deadline import limit_to_deadline
-from forage_reward.isolation.child import Child, ChildDiedError, ChildError, ChildTimeoutError
 from forage_reward.isolation.user_process import OUT_OF_MEMORY
 from forage_reward.reward import AnyReward, Reward, RewardParams
 from forage_reward.score import Score, Status, withhold_score
@@ -39,12 +43,13 @@ class UserPool:
     """The processes of one user reward. Thread-safe.
 
     Raises:
-        SettingsError: the function cannot be loaded.
+        SettingsError: the function cannot be loaded, or security.user_code asks for more than this machine has.
     """
 
-    def __init__(self, name: str, settings: UserReward) -> None:
+    def __init__(self, name: str, settings: UserReward, mode: Sandbox = "auto") -> None:
         self._name = name
         self._settings = settings
+        self._confinement = build_confinement(f"reward.user.{name}", settings, settings.memory_mib, mode)
         self._idle: queue.LifoQueue[Child] = queue.LifoQueue()
         self._children: list[Child] = []
         self._closed = False
@@ -73,18 +78,29 @@ class UserPool:
             return withhold_score(Status.TIMEOUT, self._name, f"{error}: its process is killed and started again")
         except ChildDiedError as error:
             out_of_memory = child.process.returncode == OUT_OF_MEMORY
-            self._replace(child, "memory" if out_of_memory else "crash")
+            self._replace(child, "memory" if out_of_memory else "crash", str(error))
             needs_more = f"it needs more memory than memory_mib={self._settings.memory_mib}"
             detail = needs_more if out_of_memory else str(error)
             return withhold_score(Status.INTERNAL, self._name, f"{detail}: its process is started again")
+        try:
+            score = from_proto(trajectory_pb2.Score.FromString(answer))
+        except DecodeError:  # it wrote to the connection itself
+            self._replace(child, "crash")
+            return withhold_score(Status.INTERNAL, self._name, "it answered with what is no score: it is started again")
         self._idle.put(child)
-        return from_proto(trajectory_pb2.Score.FromString(answer))
+        return score
 
     def _take_idle(self, limit_s: float) -> Child | None:
-        try:
-            return self._idle.get(timeout=limit_s) if limit_s > 0 else None
-        except queue.Empty:
-            return None
+        deadline = time.monotonic() + limit_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                child = self._idle.get(timeout=left_s)
+            except queue.Empty:
+                break
+            if child.is_alive:
+                return child
+            self._replace(child, "idle", child.describe_end())  # between two calls: no trajectory suffers from that
+        return None
 
     def close(self) -> None:
         """Kill its processes."""
@@ -95,9 +111,10 @@ class UserPool:
 
     def _start(self) -> Child:
         s = self._settings
-        path = str(s.path or "")
         child = Child(
-            "forage_reward.isolation.user_process", [self._name, path, s.entry_point, s.function, str(s.memory_mib)]
+            "forage_reward.isolation.user_process",
+            [self._name, str(s.path or ""), s.entry_point, s.function],
+            confinement=self._confinement,
         )
         with self._lock:
             self._children.append(child)
@@ -116,9 +133,9 @@ class UserPool:
             if child in self._children:
                 self._children.remove(child)
 
-    def _replace(self, child: Child, reason: str) -> None:
+    def _replace(self, child: Child, reason: str, detail: str = "") -> None:
         RESTARTS.labels(self._name, reason).inc()
-        get_logger().warning("user_reward_restarted", reward=self._name, reason=reason)
+        get_logger().warning("user_reward_restarted", reward=self._name, reason=reason, detail=detail)
         # On its own thread: the call that failed need not wait for an interpreter to start.
         threading.Thread(target=self._restart, args=(child,), name="restart", daemon=True).start()
 
@@ -139,20 +156,28 @@ class UserPool:
 class UserRewards:
     """All user rewards of a configuration; their processes live until `close`.
 
+    Args:
+        mode: security.user_code.
+
     Raises:
-        SettingsError: a name is that of a built-in reward, or a function cannot be loaded.
+        SettingsError: a name is that of a built-in reward, a function cannot be loaded, or `mode` asks for more than
+            this machine has.
     """
 
-    def __init__(self, settings: Mapping[str, UserReward], built_in: Mapping[str, AnyReward]) -> None:
+    def __init__(
+        self, settings: Mapping[str, UserReward], built_in: Mapping[str, AnyReward], mode: Sandbox = "auto"
+    ) -> None:
+        if settings:
+            log_protections("reward", settings, mode)
         self._pools: list[UserPool] = []
         self.rewards: dict[str, AnyReward] = {}
         try:
             for name, user in settings.items():
                 if name in built_in:
                     raise SettingsError(f"reward.user.{name} has the name of a built-in reward: give it another")
-                pool = UserPool(name, user)
+                pool = UserPool(name, user, mode)
                 self._pools.append(pool)
-                summary = f"user code: {user.path or user.entry_point}"
+                summary = f"user code: {user.path or user.entry_point}; protections: {describe(mode)}"
                 self.rewards[name] = Reward(name, summary, UserParams, pool.compute_score, blocking=True)
         except SettingsError:
             self.close()

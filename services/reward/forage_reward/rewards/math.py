@@ -10,9 +10,12 @@ import threading
 
 from pydantic import Field
 
+from forage_common.isolation.child import Child, ChildDiedError, ChildTimeoutError
+from forage_common.isolation.support import build_confinement
+from forage_common.settings.security import UserCode
 from forage_common.v1 import reward_pb2, trajectory_pb2
 from forage_reward.deadline import limit_to_deadline
-from forage_reward.isolation.child import Child, ChildDiedError, ChildTimeoutError
+from forage_reward.isolation.math_process import MEMORY_MIB
 from forage_reward.parsing.math_answer import MAX_LENGTH, extract_math_answer, is_balanced
 from forage_reward.reward import Reward
 from forage_reward.rewards.matching import MatchParams, score_match
@@ -61,7 +64,7 @@ class _Pool:
             return withhold_score(Status.TIMEOUT, NAME, f"no process was free within {timeout_s:g} s")
         child = None
         try:
-            child = self._take_idle() or Child("forage_reward.isolation.math_process").wait_until_ready()
+            child = self._take_idle() or _start()
             reply = child.call(item.SerializeToString(), limit_to_deadline(timeout_s) or 0.001)
             self._idle.append(child)
             child = None
@@ -84,6 +87,11 @@ class _Pool:
             if child.is_alive:
                 return child
             child.kill()
+
+
+def _start() -> Child:
+    confinement = build_confinement(NAME, UserCode(), MEMORY_MIB, "auto")
+    return Child("forage_reward.isolation.math_process", confinement=confinement).wait_until_ready()
 
 
 def _replace_surrogates(text: str) -> str:

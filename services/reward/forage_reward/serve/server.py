@@ -145,7 +145,7 @@ class Server:
 
     def __init__(self, settings: Settings, address: WorkerAddress | None = None) -> None:
         reward = settings.reward
-        self._user = UserRewards(reward.user, REWARDS)
+        self._user = UserRewards(reward.user, REWARDS, settings.security.user_code)
         try:
             router = RewardRouter(reward.routes, self._user.rewards)
             RewardRouter(reward.shadow, self._user.rewards, "reward.shadow")  # so that a wrong shadow route is an error

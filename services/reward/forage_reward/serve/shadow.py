@@ -13,10 +13,10 @@ import time
 from prometheus_client import Counter, Histogram
 
 from forage_common.errors import UserError
+from forage_common.isolation.child import Child, ChildError
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
 from forage_common.v1 import reward_pb2, trajectory_pb2
-from forage_reward.isolation.child import Child, ChildError
 from forage_reward.serve.sampling import LogSampler
 from forage_reward.wire import format_status
 

@@ -11,10 +11,10 @@ import sys
 
 import yaml
 
+from forage_common.isolation.child import ParentConnection
 from forage_common.settings import Settings
 from forage_common.telemetry.logs import configure_logs
 from forage_common.v1 import reward_pb2
-from forage_reward.isolation.child import ParentConnection
 from forage_reward.isolation.user_rewards import UserRewards
 from forage_reward.registry import REWARDS
 from forage_reward.router import RewardRouter
@@ -27,9 +27,10 @@ def main() -> None:
     os.nice(NICENESS)
     configure_logs("reward-shadow")
     parent = ParentConnection(int(sys.argv[1]))
-    settings = Settings.model_validate(yaml.safe_load(parent.receive() or b"")).reward
+    whole = Settings.model_validate(yaml.safe_load(parent.receive() or b""))
+    settings = whole.reward
     with parent.report_start():
-        user = UserRewards(settings.user, REWARDS)
+        user = UserRewards(settings.user, REWARDS, whole.security.user_code)
         router = RewardRouter(settings.shadow, user.rewards, "reward.shadow")
     while (frame := parent.receive()) is not None:
         parent.send(router.score(reward_pb2.ScoreItem.FromString(frame)).SerializeToString())

@@ -1,0 +1,304 @@
+"""A child process that answers frames of bytes, one at a time: it isolates code that may hang, crash or exhaust memory.
+
+A frame is a length (4 bytes, little endian) and as many bytes; they are serialised protobuf messages, never pickles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from forage_common.errors import ForageError, UserError
+from forage_common.isolation.confinement import Confinement, ConfinementError, build_environment, confine
+from forage_common.isolation.output import Output
+from forage_common.isolation.watch import Watched, watch
+from forage_common.telemetry.stacks import write_stacks_on_signal
+
+_LENGTH = struct.Struct("<I")
+_ORPHAN_CHECK_S = 1.0
+_PR_SET_PDEATHSIG = 1
+START_TIMEOUT_S = 60.0
+MAX_ANSWER_BYTES = 64 * 2**20
+"""Of a confined child: code that is not trusted must not fill the memory of its parent."""
+
+# Confined children end with the thread that started them, so that thread must live as long as the process.
+_starter = ThreadPoolExecutor(1, "starter")
+
+
+class ChildError(ForageError):
+    """The child gave no answer."""
+
+
+class ChildTimeoutError(ChildError):
+    """No answer in time. The child is in an unknown state: kill it."""
+
+
+class ChildDiedError(ChildError):
+    """The child has ended; the message says how."""
+
+
+class Child:
+    """`python -m <module> <descriptor> <arguments…>` in its own session, connected by a socket pair.
+
+    Not thread-safe: one call at a time. `first_frame` is sent at the start where it is not empty.
+
+    Args:
+        environment: further variables.
+        confinement: what it may do, where it runs user code; it confines itself before it loads any. Then it gets few
+            variables, a temporary folder of its own, no input, and what it prints goes to stderr within limits.
+
+    Raises:
+        ChildError: the child did not take the first frame.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        first_frame: bytes = b"",
+        confinement: Confinement | None = None,
+    ) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._folder: Path | None = None
+        self._watched: Watched | None = None
+        self._stopped_because = ""
+        with theirs:
+            command = [sys.executable, "-m", module, str(theirs.fileno())]
+            if confinement is None or not confinement.is_on:
+                command += [] if confinement is None else [confinement.to_json()]
+                # In its own session, so that an interrupt on the terminal reaches only the service, which then drains.
+                self.process = subprocess.Popen(
+                    [*command, *arguments],
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, **(environment or {})},
+                    start_new_session=True,
+                )
+            else:
+                self._start_confined(command, arguments, theirs.fileno(), confinement)
+        if first_frame:
+            try:
+                self.send(first_frame, START_TIMEOUT_S)
+            except ChildError:
+                self.kill()
+                raise
+
+    def _start_confined(
+        self, command: Sequence[str], arguments: Sequence[str], descriptor: int, confinement: Confinement
+    ) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="forage-user-"))
+        temporary = str(self._folder)
+        confinement = dataclasses.replace(confinement, temporary=temporary)
+        reading, writing = os.pipe()
+        try:
+            self.process = _starter.submit(
+                subprocess.Popen,
+                [*command, confinement.to_json(), *arguments],
+                pass_fds=[descriptor],
+                env=build_environment(os.environ, temporary),
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                start_new_session=True,
+            ).result()
+        except BaseException:
+            os.close(reading)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        finally:
+            os.close(writing)
+        Output(reading, confinement.setting)
+        self._watched = watch(Watched(self.process.pid, self._folder, confinement.memory_mib, self._stop))
+
+    def _stop(self, reason: str) -> None:
+        """Kill it because of what it does; who calls it next learns why."""
+        self._stopped_because = reason
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def take_socket(self) -> socket.socket:
+        """Its end of the connection, for a caller that has many calls at a time."""
+        return self._socket
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """For the time of a call, in which it may use the processor."""
+        if self._watched is None:
+            yield
+            return
+        self._watched.begin_call()
+        try:
+            yield
+        finally:
+            self._watched.end_call()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def wait_until_ready(self) -> Child:
+        """Wait for the first frame: empty when the child is ready, otherwise the reason why it cannot work.
+
+        Raises:
+            ChildError, UserError: the child did not start; it is killed.
+        """
+        try:
+            # Not limited by a caller's deadline: with short deadlines no child would ever become ready.
+            if problem := self.receive(START_TIMEOUT_S).decode():
+                raise UserError(problem)
+        except (ChildError, UserError):
+            self.kill()
+            raise
+        return self
+
+    def call(self, request: bytes, timeout_s: float) -> bytes:
+        """Send a frame and wait for the answer.
+
+        Raises:
+            ChildTimeoutError: no answer within `timeout_s`.
+            ChildDiedError: it ended before it answered.
+        """
+        with self.working():
+            self.send(request, timeout_s)
+            return self.receive(timeout_s)
+
+    def send(self, frame: bytes, timeout_s: float) -> None:
+        """Send a frame. Raises as `call` does."""
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+        except TimeoutError:
+            raise ChildTimeoutError(f"took no request within {timeout_s:g} s") from None
+        except OSError:
+            raise ChildDiedError(self.describe_end()) from None
+
+    def receive(self, timeout_s: float) -> bytes:
+        """Wait for a frame. Raises as `call` does."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            (length,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size, deadline))
+            if self._watched is not None and length > MAX_ANSWER_BYTES:
+                raise ChildDiedError(f"gave an answer of {length} bytes, allowed are {MAX_ANSWER_BYTES}")
+            return self._receive_exactly(length, deadline)
+        except TimeoutError:
+            raise ChildTimeoutError(f"no answer within {timeout_s:g} s") from None
+        except OSError:
+            raise ChildDiedError(self.describe_end()) from None
+
+    def kill(self) -> None:
+        """Kill the child and all processes that it started."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself, and so has its group
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()  # wait: it was killed
+        self._socket.close()
+        self._watched = None
+        if self._folder is not None:
+            remove_folder(self._folder)
+
+    def hang_up(self) -> None:
+        """Close the connection; a child that works then ends by itself."""
+        self._socket.close()
+
+    def _receive_exactly(self, length: int, deadline: float) -> bytes:
+        parts: list[bytes] = []
+        while length:
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            part = self._socket.recv(min(length, 1 << 20))
+            if not part:
+                raise ConnectionResetError
+            parts.append(part)
+            length -= len(part)
+        return b"".join(parts)
+
+    def describe_end(self) -> str:
+        """How it ended, for people."""
+        if self._stopped_because:
+            return f"was stopped: {self._stopped_because}"
+        try:
+            code = self.process.wait(1.0)  # wait: has a time limit
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        known = {int(number): number.name for number in signal.Signals}
+        return f"was killed by {known.get(-code, f'signal {-code}')}"
+
+
+class ParentConnection:
+    """The child's end of the connection. Ends the process when the parent has died.
+
+    Args:
+        confinement: that which the parent gave; from here on it holds.
+    """
+
+    def __init__(self, descriptor: int, confinement: Confinement | None = None) -> None:
+        write_stacks_on_signal()
+        self._problem = "" if confinement is None else _confine(confinement)
+        self._file = socket.socket(fileno=descriptor).makefile("rwb")
+        threading.Thread(target=_exit_with_parent, args=(os.getppid(),), name="orphan", daemon=True).start()
+
+    def receive(self) -> bytes | None:
+        """Wait for the next frame; None when the parent has closed the connection."""
+        head = self._file.read(_LENGTH.size)
+        return self._file.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else None
+
+    def send(self, frame: bytes) -> None:
+        self._file.write(_LENGTH.pack(len(frame)) + frame)
+        self._file.flush()
+
+    @contextlib.contextmanager
+    def report_start(self) -> Iterator[None]:
+        """Answer `Child.wait_until_ready` after a block; a UserError in it is the problem, and ends this process."""
+        try:
+            if self._problem:
+                raise UserError(self._problem)
+            yield
+        except UserError as error:
+            self.send(str(error).encode(errors="replace"))
+            sys.exit(error.exit_code)
+        self.send(b"")
+
+
+def _confine(confinement: Confinement) -> str:
+    """Confine this process; returns why it cannot be."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before that
+            os._exit(1)
+    try:
+        confine(confinement)
+    except ConfinementError as error:
+        return str(error)
+    return ""
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, also where its owner has made parts of it unreadable. Nothing may work in it any more."""
+    for parent, folders, _ in os.walk(folder):
+        for name in folders:
+            with contextlib.suppress(OSError):
+                if not os.path.islink(os.path.join(parent, name)):
+                    os.chmod(os.path.join(parent, name), 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _exit_with_parent(parent: int) -> None:
+    # A killed parent closes the connection, but code that hangs never reads from it.
+    while os.getppid() == parent:
+        time.sleep(_ORPHAN_CHECK_S)  # wait: pause between two looks
+    os._exit(1)

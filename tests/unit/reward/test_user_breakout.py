@@ -1,0 +1,312 @@
+"""User rewards that want out: each attempt is refused, its trajectory says why, and the service goes on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from breakout import ATTEMPTS
+from breakout_targets import CODE, Targets, open_targets
+
+from forage_common.errors import SettingsError
+from forage_common.isolation import support
+from forage_common.isolation.support import Support, find_support
+from forage_common.settings import RewardRoute, UserReward
+from forage_common.settings.security import Sandbox
+from forage_common.v1 import reward_pb2, trajectory_pb2
+from forage_reward.isolation.user_rewards import UserRewards
+from forage_reward.registry import REWARDS
+from forage_reward.router import RewardRouter
+
+OK, INTERNAL, TIMEOUT = trajectory_pb2.STATUS_OK, trajectory_pb2.STATUS_INTERNAL, trajectory_pb2.STATUS_TIMEOUT
+OWN = """
+import mmap
+import threading
+import time
+
+
+def start_threads(count):
+    for _ in range(count):
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+
+def spin():
+    while True:
+        pass
+
+
+def fill_folder():
+    for index in range(100_000):
+        with open(f"{os.environ['TMPDIR']}/{index}", "wb") as file:
+            file.truncate(0)
+
+
+def fill_disk():
+    for index in range(8):
+        with open(f"{os.environ['TMPDIR']}/{index}", "wb") as file:
+            for _ in range(100):
+                file.write(bytes(1 << 20))
+    time.sleep(3)
+
+
+def find_own_socket():
+    for number in range(3, 256):
+        with contextlib.suppress(OSError):
+            return socket.socket(fileno=number)
+
+
+def score(view, truth, params):
+    order = truth.targets[0]
+    if order == "fine":
+        return 1.0
+    if order == "memory":
+        return float(len(bytearray(2**33)))
+    if order == "map":
+        return float(len(mmap.mmap(-1, 2**33)))
+    if order == "shared_map":
+        return float(len(mmap.mmap(-1, 2**33, flags=mmap.MAP_SHARED)))
+    if order == "threads":
+        threading.stack_size(65536)
+        start_threads(400)
+        time.sleep(3)
+    if order == "print":
+        while True:
+            print("x" * 1000)
+    if order == "large_file":
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        with open(os.environ["TMPDIR"] + "/large", "wb") as file:
+            for _ in range(1000):
+                file.write(bytes(1 << 20))
+    if order == "many_files":
+        fill_folder()
+        time.sleep(3)
+    if order == "disk":
+        fill_disk()
+    if order == "signal":
+        os.kill(os.getpid(), 36)
+    if order == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if order == "forge":
+        find_own_socket().send(b"\\x04\\x00\\x00\\x00\\xff\\xff\\xff\\xff")
+    if order == "huge":
+        find_own_socket().send(b"\\xff\\xff\\xff\\xff")
+    if order == "lock":
+        os.mkdir(os.environ["TMPDIR"] + "/locked", 0)
+        os._exit(3)
+    if order == "hide":
+        threading.Thread(target=spin, daemon=True).start()
+        return 1.0
+    if order == "folder":
+        return {"length": float(len(os.listdir(os.environ["TMPDIR"])))}
+    if order == "keep":
+        with open(os.environ["TMPDIR"] + "/kept", "w") as file:
+            file.write("x")
+        return 1.0
+    ATTEMPTS[order](params)
+    return 1.0
+"""
+needs_isolation = pytest.mark.skipif(bool(find_support().missing), reason=f"this machine: {find_support().describe()}")
+Score = Callable[..., trajectory_pb2.Score]
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("code") / "mine.py"
+    file.write_text(CODE.read_text() + OWN)
+    return file
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Targets]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("FORAGE__REDIS__PASSWORD", "AWS_SECRET_ACCESS_KEY", "MY_TOKEN"):
+            patch.setenv(name, "s3cret")
+        with open_targets(tmp_path_factory.mktemp("outside") / "secrets") as opened:
+            yield opened
+
+
+def open_scorer(code: Path, targets: Targets, mode: Sandbox, **opened: object) -> tuple[UserRewards, Score]:
+    user = UserRewards({"mine": UserReward(path=code, timeout_s=3.0, memory_mib=512, **opened)}, REWARDS, mode)  # type: ignore[arg-type]
+    router = RewardRouter({"a": RewardRoute(name="mine", params=dict(targets.params))}, user.rewards)
+
+    def score(order: str) -> trajectory_pb2.Score:
+        item = reward_pb2.ScoreItem(
+            data_source="a",
+            spans=[trajectory_pb2.Span(role=trajectory_pb2.ROLE_MODEL, text="x")],
+            ground_truth=trajectory_pb2.GroundTruth(targets=[order]),
+        )
+        return router.score(item).score
+
+    return user, score
+
+
+@pytest.fixture(scope="module")
+def confined(code: Path, targets: Targets) -> Iterator[Score]:
+    user, score = open_scorer(code, targets, "require")
+    yield score
+    user.close()
+
+
+@needs_isolation
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_an_attempt_to_break_out_is_refused(confined: Score, targets: Targets, attempt: str) -> None:
+    if attempt.endswith(("_by_call", "_thread", "_queue")) and platform.machine() != "x86_64":
+        pytest.skip("calls by the numbers of x86_64")
+    score = confined(attempt)
+    assert score.status == INTERNAL, f"{attempt} succeeded"
+    assert "raised" in score.detail, score.detail
+    assert targets.was_touched() == []
+    assert confined("fine").status == OK
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        *("tcp", "udp", "unix", "abstract", "pair", "listen", "secret", "secret_by_link", "secret_by_root", "list"),
+        *("chmod", "write", "create", "fork", "program", "variables", "parent_environment", "memory_file", "touch"),
+    ],
+)
+def test_the_attempts_succeed_where_nothing_confines_them(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: str
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cret")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with open_targets(tmp_path / "secrets") as targets:
+        user, score = open_scorer(code, targets, "off")
+        assert score(attempt).status == OK, score(attempt).detail
+        user.close()
+
+
+@needs_isolation
+@pytest.mark.parametrize(
+    ("attempt", "sentence"),
+    [
+        ("tcp", "user code has no network: reward.user.mine.network=true opens it"),
+        ("dns", "user code has no network: reward.user.mine.network=true opens it"),
+        ("secret", "user code may open no other files: reward.user.mine.read=["),
+        ("program", "user code may start no programs or processes"),
+    ],
+)
+def test_the_trajectory_names_the_setting_that_would_open_it(confined: Score, attempt: str, sentence: str) -> None:
+    assert sentence in confined(attempt).detail
+
+
+@needs_isolation
+@pytest.mark.parametrize(
+    ("order", "status", "sentence"),
+    [
+        ("memory", INTERNAL, "it needs more memory than memory_mib=512"),
+        ("map", INTERNAL, "raised OSError: [Errno 12] Cannot allocate memory"),
+        ("shared_map", INTERNAL, "raised OSError: [Errno 12] Cannot allocate memory"),
+        ("threads", INTERNAL, "threads and processes, allowed are 256"),
+        ("print", TIMEOUT, "its process is killed"),
+        ("large_file", INTERNAL, "raised OSError: [Errno 27] File too large"),
+        ("many_files", INTERNAL, "its temporary folder has"),
+        ("disk", INTERNAL, "its temporary folder has"),
+        ("signal", INTERNAL, "was killed by signal 36"),
+        ("stop", TIMEOUT, "its process is killed"),
+        ("forge", INTERNAL, "it answered with what is no score"),
+        ("huge", INTERNAL, "gave an answer of 4294967295 bytes"),
+        ("lock", INTERNAL, "ended with exit code 3"),
+    ],
+)
+def test_what_it_uses_has_an_end(
+    confined: Score, order: str, status: int, sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    score = confined(order)
+    assert score.status == status, score.detail
+    assert sentence in score.detail
+    assert confined("fine").status == OK
+    assert len(capfd.readouterr().err) < 150_000
+
+
+@needs_isolation
+def test_a_thread_that_works_unasked_ends_its_process(
+    code: Path, targets: Targets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forage_common.isolation.watch.IDLE_CPU_S", 0.5)
+    user, score = open_scorer(code, targets, "require")
+    (child,) = user._pools[0]._children
+    assert score("hide").status == OK
+    deadline = time.monotonic() + 20
+    while child.is_alive:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert child.describe_end() == "was stopped: it works while it is not asked to"
+    assert score("fine").status == OK, "no trajectory suffers from that"
+    user.close()
+
+
+@needs_isolation
+def test_network_files_and_programs_are_opened_by_name(code: Path, tmp_path: Path) -> None:
+    with open_targets(tmp_path / "secrets") as targets:
+        opened = {"network": True, "read": (targets.secret,), "programs": True}
+        user, score = open_scorer(code, targets, "require", **opened)
+        details = {order: score(order) for order in ("tcp", "udp", "secret", "program", "fork")}
+        assert {order: s.status for order, s in details.items()} == dict.fromkeys(details, OK), details
+        for order in (
+            "raw",
+            "unix",
+            "abstract",
+            "pair",
+            "list",
+            "write",
+            "session",
+            "chmod",
+            "namespace",
+            "kill_parent",
+        ):
+            assert score(order).status == INTERNAL, order
+        user.close()
+        user, score = open_scorer(code, targets, "require", write=(targets.secret.parent,))
+        assert score("create").status == score("write").status == OK
+        assert score("tcp").status == INTERNAL
+        user.close()
+
+
+@needs_isolation
+def test_the_temporary_folder_is_its_own_and_ends_with_it(code: Path, targets: Targets) -> None:
+    user, score = open_scorer(code, targets, "require")
+    (child,) = user._pools[0]._children
+    folder = child._folder
+    assert folder is not None
+    assert score("keep").status == OK
+    assert score("folder").components[0].raw == 1
+    assert (folder / "kept").exists()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    user.close()
+    assert not folder.exists()
+
+
+@needs_isolation
+def test_it_ends_with_its_service_whatever_it_does(code: Path, targets: Targets) -> None:
+    user, _ = open_scorer(code, targets, "require")
+    (child,) = user._pools[0]._children
+    assert psutil.Process(child.process.pid).environ().keys() & {"MY_TOKEN", "AWS_SECRET_ACCESS_KEY"} == set()
+    status = Path(f"/proc/{child.process.pid}/status").read_text()
+    assert "NoNewPrivs:\t1" in status
+    assert "Seccomp:\t2" in status
+    assert "CapEff:\t0000000000000000" in status
+    user.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.process.pid, 0)
+
+
+def test_a_machine_without_protection_is_refused_where_it_is_required(
+    code: Path, targets: Targets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "this kernel has no Landlock: Linux 5.13 or later has it"
+    monkeypatch.setattr(support, "find_support", lambda: Support(0, True, {"files": why}))
+    with pytest.raises(
+        SettingsError, match=r"security\.user_code is require, .*files would be open: this kernel has no"
+    ):
+        open_scorer(code, targets, "require")
+    user, score = open_scorer(code, targets, "auto")
+    assert f"files open ({why})" in user.rewards["mine"].summary
+    assert score("tcp").status == INTERNAL
+    user.close()
