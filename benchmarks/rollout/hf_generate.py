@@ -82,7 +82,7 @@ async def main(prompts: int, samples: int, batch: int, settings: Settings) -> No
         )
         for row in rows
     ]
-    async with RetrieverClient(settings.retriever.http_address) as retriever:
+    async with RetrieverClient.from_settings(settings) as retriever:
         await batcher.sample(rendered[0], 4)  # warm
         rate = await run_batches(rows, rendered, batch, batcher.sample, retriever, reward, codec)
     print(json.dumps({"tokens_per_s": rate}))

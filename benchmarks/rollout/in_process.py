@@ -108,7 +108,7 @@ async def serve(settings: Settings) -> None:
     """Answer the lines on stdin."""
     engine = VllmEngine(settings)
     sample, codec, reward = make_sampler(engine), FileTokenizer(settings.model.path), RewardClient(settings)
-    async with RetrieverClient(settings.retriever.http_address) as retriever:
+    async with RetrieverClient.from_settings(settings) as retriever:
         print_reply({"ready": True})
         while line := await asyncio.to_thread(sys.stdin.readline):
             order: dict[str, Any] = json.loads(line)

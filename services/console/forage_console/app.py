@@ -55,4 +55,4 @@ def make_site(console: Console, health: Health) -> ASGIApp:
     add_pages(app)
     excluded = (*DEFAULT_EXCLUDED_CONTENT_TYPES, *_UNCOMPRESSED)
     compressed = GZipMiddleware(app, 1000, _COMPRESSION, exclude_content_types=excluded)
-    return Guard(compressed, console.settings.console, access)
+    return Guard(compressed, console.settings, access)

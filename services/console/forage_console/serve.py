@@ -14,12 +14,14 @@ from upath import UPath
 
 from forage_common.addresses import listen
 from forage_common.errors import UserError
+from forage_common.security.http_server import make_protocol
+from forage_common.security.tls import check_server
 from forage_common.settings import Settings
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_console.app import make_site
 from forage_console.context import Console
-from forage_console.security.access import check_exposure
+from forage_console.security.access import WIRE, check_exposure
 
 DRAIN_S = 1
 """Streams of events have no end of their own."""
@@ -36,11 +38,13 @@ def serve(settings: Settings) -> None:
     """
     own = settings.console
     check_exposure(own)
+    check_server(settings.tls, "console")
     check_temporary_folder()
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the guard logs what fails, with its request
     runs, health = UPath(settings.runs_address), Health()
     config = uvicorn.Config(
         make_site(Console(runs, settings), health),
+        http=make_protocol(settings.tls, WIRE),
         log_config=None,
         access_log=False,
         server_header=False,

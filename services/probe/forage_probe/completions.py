@@ -11,8 +11,11 @@ import httpx
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
 from forage_common.errors import SettingsError
-from forage_common.security.tokens import authorization_metadata
+from forage_common.security.tls import http_scheme, make_client_context
+from forage_common.security.tokens import HEADER, open_token_file
 from forage_common.settings import Settings
+
+_TOKEN_SETTING = "rollout.auth_token_file"
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,14 @@ class CompletionsClient:
         """Connect on the first call.
 
         Raises:
-            SettingsError: the token's file cannot be read.
+            SettingsError: the token's file, or one of the certificates, cannot be read.
         """
         address = settings.rollout.http_address
+        self._tokens = open_token_file(settings.rollout.auth_token_file, _TOKEN_SETTING)
         self._client = httpx.AsyncClient(
-            base_url=f"http://{address}/v1",
-            headers=dict(authorization_metadata(settings.rollout.auth_token_file)),
+            base_url=f"{http_scheme(settings.tls)}://{address}/v1",
             timeout=None,
+            verify=make_client_context(settings.tls),
         )
         self._circuit = Circuit("rollout", address)
         self._timeout_s = settings.rollout.trajectory_timeout_s
@@ -127,7 +131,8 @@ class CompletionsClient:
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
-            reply = await self._client.request(method, path, json=body)
+            headers = {} if self._tokens is None else {HEADER: f"Bearer {self._tokens.token}"}
+            reply = await self._client.request(method, path, json=body, headers=headers)
             reply.raise_for_status()
             content: dict[str, Any] = reply.json()
             return content
@@ -137,9 +142,7 @@ class CompletionsClient:
         except httpx.HTTPStatusError as error:
             message = _read_message(error.response)
             if error.response.status_code in (401, 403):
-                raise SettingsError(
-                    f"{message}: set rollout.auth_token_file to the file that the service reads"
-                ) from error
+                raise SettingsError(f"{message}: set {_TOKEN_SETTING} to the file that the service reads") from error
             raise RefusedError(message) from error
         except ValueError as error:
             raise MalformedReplyError(f"the rollout service's reply to {path} is not JSON") from error

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from forage_common.errors import DiskFullError, FencedError, ForageError, UserError
 from forage_common.files.model_folder import check_model_folder
+from forage_common.security.health_gate import HealthGate
+from forage_common.security.tls import check_server
 from forage_common.settings import AdvantageEstimator, Settings
 from forage_common.stop import Stop, Stopped
 from forage_common.streams.client import StreamClient
@@ -76,9 +78,10 @@ def run_leader(settings: Settings, stop: Stop) -> int:
         UserError: the input or the machine is at fault, or a guard ended the run.
     """
     health = Health()
+    check_server(settings.tls, "trainer")
     check_settings(settings)
     check_model_folder(settings.model.path)
-    server = serve_health(settings.trainer.health_address, health)
+    server = serve_health(settings.trainer.health_address, health, gate=HealthGate(settings.tls, "trainer"))
     try:
         health.wait_for("start", "reading the questions")
         train = read_questions(settings.data.train_paths)

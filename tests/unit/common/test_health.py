@@ -5,28 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forage_common.clients.health import ask_service, describe_replica, format_wait, list_health_urls
-from forage_common.settings import Settings
+from forage_common.settings import Settings, TlsSettings
 from forage_common.telemetry.health import Health, serve_health
 from forage_common.telemetry.waits import waiting
 from forage_common.v1.trajectory_pb2 import Policy, Replica
+
+OFF = TlsSettings()
 
 
 def test_a_service_tells_its_readiness_notes_and_waits(free_address: Callable[[], str]) -> None:
     address = free_address()
     url = f"http://{address}/readyz"
-    assert ask_service(url).state == "not running"
+    assert ask_service(url, OFF).state == "not running"
     health = Health()
     server = serve_health(address, health)
     try:
-        assert ask_service(url).state == "not ready"
+        assert ask_service(url, OFF).state == "not ready"
         health.mark_started()
         health.set_notes({"backpressure": "the trainer is slow"})
         with waiting("gold", on="mine", limit_s=60):
-            found = ask_service(url)
+            found = ask_service(url, OFF)
         assert found.is_ready
         assert found.list_lines()[0] == "note: the trainer is slow"
         assert found.list_lines()[1].startswith("waits for gold, on mine, since 0 s; gives up in ")
-        assert ask_service(f"http://{address}/gone").state == "silent"
+        assert ask_service(f"http://{address}/gone", OFF).state == "silent"
     finally:
         server.shutdown()
 

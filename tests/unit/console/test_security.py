@@ -47,10 +47,10 @@ def token_file(tmp_path: Path) -> Path:
     return file
 
 
-def open_site(runs: Path, **settings: Any) -> httpx.AsyncClient:
+def open_site(runs: Path, base_url: str = HOME, **settings: Any) -> httpx.AsyncClient:
     """A client of the whole application, from this machine."""
     console = Console(UPath(runs), Settings(console=ConsoleSettings(**settings)))
-    return open_app(site.make_site(console, Health()))
+    return open_app(site.make_site(console, Health()), base_url)
 
 
 def open_app(app: Any, base_url: str = HOME) -> httpx.AsyncClient:
@@ -131,7 +131,7 @@ def test_a_failure_shows_no_stack(runs: Path, capfd: pytest.CaptureFixture[str])
         raise RuntimeError("the secret of the stack")
 
     site.add_problems(app)
-    reply = call(open_app(Guard(app, ConsoleSettings(), Access(None))), "GET", "/api/broken")
+    reply = call(open_app(Guard(app, Settings(), Access(None))), "GET", "/api/broken")
     assert (reply.status_code, reply.json()) == (500, {"detail": "the console failed to answer: its log says why"})
     assert reply.headers["x-content-type-options"] == "nosniff"
     assert "the secret of the stack" in "".join(capfd.readouterr())
@@ -237,7 +237,7 @@ def test_clients_that_try_do_not_fill_the_memory(token_file: Path) -> None:
 def test_a_session_ends_after_a_week_and_cannot_be_prolonged(token_file: Path) -> None:
     now = [1000.0]
     access = Access(token_file, lambda: now[0])
-    session = access.make_session()
+    session = access.make_session(TOKEN)
     end, _, proof = session.partition(".")
     for wrong in (
         f"{int(end) + 1}.{proof}",
@@ -258,7 +258,7 @@ def test_a_session_ends_after_a_week_and_cannot_be_prolonged(token_file: Path) -
 
 def test_another_token_in_the_file_ends_all_sessions(token_file: Path) -> None:
     access = Access(token_file)
-    session = access.make_session()
+    session = access.make_session(TOKEN)
     token_file.write_text("")  # not a token: the old one stays
     assert access.admits_token(TOKEN, "a")
     fresh = token_file.with_name("fresh")
@@ -266,6 +266,37 @@ def test_another_token_in_the_file_ends_all_sessions(token_file: Path) -> None:
     fresh.replace(token_file)
     assert not access.admits_session(session)
     assert access.admits_token("another-token", "a")
+
+
+def test_of_several_tokens_each_signs_in_and_ends_its_own_sessions_when_it_goes(token_file: Path) -> None:
+    token_file.write_text(f"new-token\n{TOKEN}\n")
+    access = Access(token_file)
+    assert access.admits_token(TOKEN, "a")
+    assert access.admits_token("new-token", "a")
+    old, new = access.make_session(TOKEN), access.make_session("new-token")
+    assert access.admits_session(old)
+    assert access.admits_session(new)
+    token_file.write_text("new-token\n")
+    assert access.admits_session(new)
+    assert not access.admits_session(old)
+    assert not access.admits_token(TOKEN, "a")
+
+
+@pytest.mark.parametrize(
+    ("home", "secure", "pinned"),
+    [
+        ("http://127.0.0.1:18650", False, False),
+        ("https://127.0.0.1:18650", True, False),
+        ("https://localhost:18650", True, False),  # a browser would refuse plain text on its other ports as well
+        ("https://forage.example", True, True),
+    ],
+)
+def test_cookies_and_hosts_stay_with_tls(runs: Path, token_file: Path, home: str, secure: bool, pinned: bool) -> None:
+    client = open_site(runs, home, auth_token_file=token_file, hosts=["forage.example"])
+    reply = call(client, "POST", "/login", content=f"token={TOKEN}")
+    assert reply.status_code == 303
+    assert ("secure" in reply.headers["set-cookie"].lower()) is secure
+    assert ("strict-transport-security" in reply.headers) is pinned
 
 
 def test_sizes_have_limits(runs: Path) -> None:
@@ -296,7 +327,7 @@ def test_open_streams_have_a_limit_and_closed_ones_do_not_count() -> None:
 
         return StreamingResponse(wait(), media_type="text/event-stream")
 
-    client = open_app(Guard(app, ConsoleSettings(), Access(None)))
+    client = open_app(Guard(app, Settings(), Access(None)))
 
     async def run() -> None:
         streams = [asyncio.create_task(client.get("/api/events")) for _ in range(MAX_STREAMS)]
@@ -354,7 +385,7 @@ def test_built_files_are_kept_for_ever_and_the_page_is_asked_for_again(tmp_path:
     app = FastAPI()
     add_pages(app, folder)
     site.add_problems(app)
-    client = open_app(Guard(app, ConsoleSettings(), Access(None)))
+    client = open_app(Guard(app, Settings(), Access(None)))
     for path in ("/", "/compare?a=x&b=y", "/runs/one", "/runs/one/groups/step-1/a%2Fb"):
         page = call(client, "GET", path)
         assert (page.status_code, page.text) == (200, "<!doctype html>the page")

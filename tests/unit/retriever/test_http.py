@@ -206,5 +206,5 @@ async def test_the_openapi_page_describes_every_endpoint_body_reply_and_error(cl
     bodies = search["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
     assert [set(body["required"]) for body in bodies] == [{"queries"}, {"query"}]
     assert {"topk", "return_scores", "filters", "mode"} <= set(bodies[0]["properties"])
-    assert set(search["responses"]) == {"200", "400", "408", "413", "422", "500", "503"}
+    assert set(search["responses"]) == {"200", "400", "401", "403", "408", "413", "422", "500", "503"}
     assert (await client.get("/docs")).status_code == 200

@@ -89,7 +89,8 @@ async def switch_policy(policy: EvaluatedPolicy, settings: Settings, rollout: Ro
     deadline = time.monotonic() + _SWITCH_S
     while (served.epoch, served.version) != (wanted.epoch, wanted.version):
         if time.monotonic() > deadline:
-            waiting = await asyncio.to_thread(probe_readiness, list_health_urls(settings)[Program.ROLLOUT])
+            url = list_health_urls(settings)[Program.ROLLOUT]
+            waiting = await asyncio.to_thread(probe_readiness, url, settings.tls)
             log = settings.run.folder / "logs" / "rollout.log"
             raise UnavailableError(
                 f"{policy.source} is not served after {_SWITCH_S:.0f} s ({waiting or 'no reason given'}): see {log}"

@@ -101,7 +101,7 @@ async def _run_policies(
     journal: Journal[TrajectoryGroup],
     advance: Callable[[], None],
 ) -> None:
-    retriever = RetrieverClient(settings.retriever.http_address, settings.rollout.retrieve_timeout_s)
+    retriever = RetrieverClient.from_settings(settings, settings.rollout.retrieve_timeout_s)
     async with RolloutClient(settings) as rollout, retriever:
         for policy in policies:
             await engines.switch_policy(policy, settings, rollout)

@@ -16,13 +16,13 @@ from rich.text import Text
 from forage_cli.local.processes import end_with_parent, interrupt_on_signals
 from forage_cli.local.stack import Program, find_interpreter, repository
 from forage_common.addresses import listen
-from forage_common.clients.health import list_health_urls
+from forage_common.clients.health import list_health_urls, open_client
 from forage_common.errors import UserError
+from forage_common.security.tls import http_scheme
 from forage_common.settings import ENV_PREFIX, Settings
 from forage_common.text.redaction import redact_url
 
 PAGE = Path("services/console/forage_console/static/index.html")
-_ANSWER_S = 2.0
 _POLL_S = 0.1
 _STOP_S = 10.0
 
@@ -30,7 +30,7 @@ _STOP_S = 10.0
 def find_url(settings: Settings) -> str:
     """The address for a browser on this machine."""
     host, _, port = settings.console.http_address.rpartition(":")
-    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    return f"{http_scheme(settings.tls)}://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
 
 def add_console(settings: Settings, programs: Sequence[Program], console: Console) -> tuple[Program, ...]:
@@ -70,7 +70,8 @@ def _find_digest(settings: Settings) -> str | None:
     """What tells the runs of the console that answers; None without one."""
     url = list_health_urls(settings)[Program.CONSOLE].replace("/readyz", "/healthz")
     try:
-        found = httpx.get(url, timeout=_ANSWER_S, trust_env=False).json()
+        with open_client(settings.tls) as client:
+            found = client.get(url).json()
     except (httpx.HTTPError, ValueError):
         return None
     return str(found["runs"]) if isinstance(found, dict) and found.get("service") == Program.CONSOLE else None

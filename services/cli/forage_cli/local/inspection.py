@@ -7,15 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import httpx
 
 from forage_cli.local.family import RunProcess, list_processes
 from forage_cli.local.stack import RECORD, Program, list_addresses
 from forage_common.addresses import split_address
-from forage_common.clients.health import ANSWER_S, ServiceHealth, ask_service, list_health_urls
+from forage_common.clients.health import ANSWER_S, ServiceHealth, ask_service, list_health_urls, open_client
 from forage_common.errors import UnavailableError
+from forage_common.security.handshakes import explain_tls
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 
@@ -40,7 +40,7 @@ class Inspection(ServiceHealth):
     def list_lines(self) -> list[str]:
         """List what an operator should know, one sentence each."""
         lines = [f"{process} is stopped: kill -CONT {process.pid} lets it go on" for process in self.stopped]
-        if self.state == "silent" and not self.stopped:
+        if self.state == "silent" and not self.stopped and not self.notes:
             lines.append(f"it has not answered for {ANSWER_S:g} s: forage status --stacks shows what it does")
         return lines + super().list_lines()
 
@@ -55,7 +55,7 @@ def inspect_run(settings: Settings, others: Iterable[Callable[[], None]] = ()) -
     processes: dict[str, list[RunProcess]] = {}
 
     def ask(program: Program, url: str) -> None:
-        found[program] = Inspection(**vars(ask_service(url)))
+        found[program] = Inspection(**vars(ask_service(url, settings.tls)))
 
     def list_own() -> None:
         processes.update(list_processes(settings.run.folder.absolute() / RECORD))
@@ -89,10 +89,11 @@ def answers(program: Program, settings: Settings, timeout_s: float) -> bool | No
                 connection.settimeout(timeout_s)
                 connection.sendall(b"PING\r\n")
                 return bool(connection.recv(16))
-        parts = urlsplit(list_health_urls(settings)[program])
-        return httpx.get(f"http://{parts.netloc}/healthz", timeout=timeout_s, trust_env=False).is_success
-    except (ConnectionRefusedError, httpx.ConnectError):
-        return None
+        url = list_health_urls(settings)[program].replace("/readyz", "/healthz")
+        with open_client(settings.tls, timeout_s) as client:
+            return client.get(url).is_success
+    except (ConnectionRefusedError, httpx.ConnectError) as error:
+        return False if explain_tls(error) else None
     except (OSError, httpx.HTTPError):
         return False
 

@@ -15,9 +15,10 @@ import httpx
 
 from forage_cli.local.processes import Service, Supervisor, end_leftovers
 from forage_common.addresses import split_address
-from forage_common.clients.health import list_health_urls
+from forage_common.clients.health import list_health_urls, open_client
 from forage_common.errors import UserError
-from forage_common.settings import Settings
+from forage_common.security.handshakes import explain_tls
+from forage_common.settings import Settings, TlsSettings
 from forage_common.telemetry.stacks import FOLDER_VARIABLE
 from forage_records.events import EventKind, EventLog
 
@@ -182,21 +183,22 @@ class Stack:
         return [str(get_binary_path()), "--bind", host, "--port", str(port), "--dir", str(folder), *durable]
 
 
-@functools.cache
-def _client() -> httpx.Client:
-    """One client per process: creating it costs far more than a request."""
-    return httpx.Client(timeout=2.0, trust_env=False)
+_client = functools.cache(open_client)
+"""One client per process and certificates: creating it costs far more than a request."""
 
 
-def probe_readiness(url: str) -> str:
+def probe_readiness(url: str, tls: TlsSettings) -> str:
     """Return what a service waits for; "" when it is ready, "starting" when it does not answer."""
     try:
-        reply = _client().get(url)
-    except httpx.TransportError:
-        return "starting"
+        reply = _client(tls).get(url)
+    except httpx.TransportError as error:
+        return explain_tls(error) or "starting"
     if reply.status_code == 200:
         return ""
-    waits: dict[str, Any] = reply.json().get("waiting_for", {})
+    try:
+        waits: dict[str, Any] = reply.json().get("waiting_for", {})
+    except ValueError:  # no service of ours, or one that speaks TLS
+        return f"{url} answers {reply.status_code}: {reply.text[:200]}"
     return "; ".join(str(wait) for wait in waits.values()) or "starting"
 
 
@@ -204,7 +206,7 @@ def list_waiting(settings: Settings, programs: Iterable[Program]) -> dict[Progra
     """Program that is not ready → what it waits for. No run waits for the console."""
     urls = list_health_urls(settings)
     asked = [program for program in programs if program in urls and program is not Program.CONSOLE]
-    return {program: detail for program in asked if (detail := probe_readiness(urls[program]))}
+    return {program: detail for program in asked if (detail := probe_readiness(urls[program], settings.tls))}
 
 
 def point_latest(settings: Settings) -> None:

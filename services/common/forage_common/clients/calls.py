@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import TypeVar
@@ -21,6 +22,7 @@ from tenacity import (
 
 from forage_common.clients.circuit import Circuit, CircuitOpenError
 from forage_common.errors import ForageError, UnavailableError
+from forage_common.security.handshakes import explain_tls
 from forage_common.telemetry import tracing
 from forage_common.telemetry.waits import waiting
 
@@ -58,7 +60,7 @@ def is_transient(error: BaseException) -> bool:
         return error.code() in _GRPC_TRANSIENT
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in _HTTP_TRANSIENT
-    return isinstance(error, httpx.TransportError | TimeoutError | CircuitOpenError)
+    return isinstance(error, httpx.TransportError | ssl.SSLError | TimeoutError | CircuitOpenError)
 
 
 async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
@@ -73,26 +75,37 @@ async def call(circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s:
     """
     retried, given_up = _counters(circuit.service)
     deadline = asyncio.get_running_loop().time() + timeout_s
+    explained = ""  # of TLS: the last attempt may have ended by the deadline, or met the open circuit
+
+    def record(state: RetryCallState) -> None:
+        nonlocal explained
+        _record_retry(retried, state)
+        explained = explain_tls(state.outcome.exception() if state.outcome else None) or explained
+
     try:
         with waiting("answers", on=circuit.service, limit_s=timeout_s, detail=circuit.address):
-            return await _repeat(circuit, attempt, timeout_s, deadline, retried)
+            return await _repeat(circuit, attempt, timeout_s, deadline, record)
     except RetryError as error:
         given_up.inc()
         cause = error.last_attempt.exception()
-        reason = str(cause) or type(cause).__name__
+        reason = explain_tls(cause) or explained or str(cause) or type(cause).__name__
         raise UnavailableError(
             f"the {circuit.service} at {circuit.address} gave no answer within {timeout_s:g} s ({reason})"
         ) from cause
 
 
 async def _repeat(
-    circuit: Circuit, attempt: Callable[[], Awaitable[T]], timeout_s: float, deadline: float, retried: Counter
+    circuit: Circuit,
+    attempt: Callable[[], Awaitable[T]],
+    timeout_s: float,
+    deadline: float,
+    record: Callable[[RetryCallState], None],
 ) -> T:
     async for trial in AsyncRetrying(
         stop=stop_before_delay(timeout_s),
         wait=_next_delay,
         retry=retry_if_exception(is_transient),
-        before_sleep=lambda state: _record_retry(retried, state),
+        before_sleep=record,
     ):
         with trial, circuit.attempt():
             async with asyncio.timeout_at(deadline):

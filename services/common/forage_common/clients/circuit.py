@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,8 @@ def is_unavailable(error: BaseException) -> bool:
         return error.code() in _GRPC_UNAVAILABLE
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in _HTTP_UNAVAILABLE and "retry-after" not in error.response.headers
-    return isinstance(error, httpx.TransportError | TimeoutError)
+    # ssl: a service that refuses a certificate after the handshake, which httpx lets through
+    return isinstance(error, httpx.TransportError | ssl.SSLError | TimeoutError)
 
 
 class Circuit:

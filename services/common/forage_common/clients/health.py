@@ -8,7 +8,10 @@ from typing import Any
 
 import httpx
 
-from forage_common.settings import Settings
+from forage_common.errors import SettingsError
+from forage_common.security.handshakes import explain_tls
+from forage_common.security.tls import http_scheme, make_client_context
+from forage_common.settings import Settings, TlsSettings
 from forage_common.v1.trajectory_pb2 import Replica
 
 ANSWER_S = 2.0
@@ -40,31 +43,53 @@ class ServiceHealth:
 
 def list_health_urls(settings: Settings) -> dict[str, str]:
     """Service → URL of its readiness check."""
-    return {
-        "reward": f"http://{settings.reward.health_address}/readyz",
-        "retriever": f"http://{settings.retriever.http_address}/readyz",
-        "rollout": f"http://{settings.rollout.health_address}/readyz",
-        "trainer": f"http://{settings.trainer.health_address}/readyz",
-        "console": f"http://{settings.console.http_address}/readyz",
+    addresses = {
+        "reward": settings.reward.health_address,
+        "retriever": settings.retriever.http_address,
+        "rollout": settings.rollout.health_address,
+        "trainer": settings.trainer.health_address,
+        "console": settings.console.http_address,
     }
+    return {name: f"{http_scheme(settings.tls)}://{address}/readyz" for name, address in addresses.items()}
 
 
-def ask_service(ready_url: str) -> ServiceHealth:
+def open_client(tls: TlsSettings, timeout_s: float = ANSWER_S) -> httpx.Client:
+    """Open a client that asks services of these certificates.
+
+    Raises:
+        SettingsError: a file of the certificates is wrong.
+    """
+    return httpx.Client(timeout=timeout_s, trust_env=False, verify=make_client_context(tls))
+
+
+def ask_service(ready_url: str, tls: TlsSettings) -> ServiceHealth:
     """Ask a service by HTTP for its readiness and its waits."""
     try:
-        with httpx.Client(timeout=ANSWER_S, trust_env=False) as client:
+        with open_client(tls) as client:
             reply = client.get(ready_url)
             if reply.status_code not in (200, 503):
-                return ServiceHealth("silent", notes={"http": f"{ready_url} answers {reply.status_code}"})
+                return ServiceHealth("silent", notes={"http": _describe_answer(ready_url, reply)})
             body = reply.json()
             waits = client.get(ready_url.replace("/readyz", "/waitz"))
             listed = waits.json()["waits"] if waits.status_code == 200 else []
-    except httpx.ConnectError:
-        return ServiceHealth()
-    except (httpx.TransportError, ValueError, KeyError):
+    except SettingsError as error:
+        return ServiceHealth("silent", notes={"tls": str(error)})
+    except httpx.TransportError as error:
+        if why := explain_tls(error):
+            return ServiceHealth("silent", notes={"tls": why})
+        return ServiceHealth() if isinstance(error, httpx.ConnectError) else ServiceHealth("silent")
+    except (ValueError, KeyError):
         return ServiceHealth("silent")
     state = "ready" if reply.status_code == 200 else "not ready"
     return ServiceHealth(state, body.get("waiting_for", {}), body.get("notes", {}), listed)
+
+
+def _describe_answer(url: str, reply: httpx.Response) -> str:
+    try:
+        detail = f": {reply.json()['detail']}"[:300]
+    except (ValueError, KeyError, TypeError):
+        detail = ""
+    return f"{url} answers {reply.status_code}{detail}"
 
 
 def format_wait(wait: Mapping[str, Any]) -> str:

@@ -10,10 +10,15 @@ import httpx
 
 from forage_common.clients.calls import MalformedReplyError, RefusedError, call
 from forage_common.clients.circuit import Circuit
+from forage_common.security.tls import http_scheme, make_client_context
+from forage_common.security.tokens import HEADER, TokenFile, open_token_file
+from forage_common.settings import Settings, TlsSettings
 from forage_common.telemetry import tracing
 from forage_common.v1.trajectory_pb2 import Document, Provenance
 
 CONNECT_S = 5.0
+TOKEN_SETTING = "retriever.auth_token_file"
+_OFF = TlsSettings()
 MAX_CONNECTIONS = 64
 
 
@@ -40,21 +45,41 @@ class RetrieverClient:
             result = await retriever.search(["capital of Mongolia"], topk=3)
     """
 
-    def __init__(self, address: str, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, address: str, timeout_s: float = 30.0, *, tls: TlsSettings = _OFF, tokens: TokenFile | None = None
+    ) -> None:
         """Connect on the first search.
 
         Args:
             address: host:port.
             timeout_s: limit of one search with all its attempts.
+            tls: certificates of all wires.
+            tokens: the first of them is sent.
+
+        Raises:
+            SettingsError: a file of the certificates is wrong.
         """
         self._timeout_s = timeout_s
+        self._tokens = tokens
         self._circuit = Circuit("retriever", address)
         self._http = httpx.AsyncClient(
-            base_url=f"http://{address}",
+            base_url=f"{http_scheme(tls)}://{address}",
+            verify=make_client_context(tls),
             timeout=httpx.Timeout(None, connect=CONNECT_S),  # `call` sets the deadline
             limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
             trust_env=False,
         )
+
+    @classmethod
+    def from_settings(cls, settings: Settings, timeout_s: float = 30.0) -> RetrieverClient:
+        """Make the client of the retriever that the settings name.
+
+        Raises:
+            SettingsError: a file of the certificates or of the token is wrong.
+        """
+        own = settings.retriever
+        tokens = open_token_file(own.auth_token_file, TOKEN_SETTING)
+        return cls(own.http_address, timeout_s, tls=settings.tls, tokens=tokens)
 
     async def search(
         self,
@@ -97,14 +122,17 @@ class RetrieverClient:
         headers = tracing.trace_headers()
 
         async def attempt() -> httpx.Response:
+            if self._tokens is not None:
+                headers[HEADER] = f"Bearer {self._tokens.token}"
             return (await self._http.post("/retrieve", json=body, headers=headers)).raise_for_status()
 
         try:
             response = await call(self._circuit, attempt, self._timeout_s)
         except httpx.HTTPStatusError as error:
             status, text = error.response.status_code, error.response.text[:500]
+            hint = f"; look at {TOKEN_SETTING}" if status == 401 else ""
             raise RefusedError(
-                f"the retriever at {self._circuit.address} rejected a search ({status}): {text}"
+                f"the retriever at {self._circuit.address} rejected a search ({status}): {text}{hint}"
             ) from None
         except httpx.DecodingError as error:
             raise self._malformed(error) from None

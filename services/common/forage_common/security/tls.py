@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import grpc
@@ -92,37 +94,80 @@ def check_server(tls: TlsSettings, service: str) -> None:
         )
 
 
-def make_server_context(tls: TlsSettings, *, ask_client_cert: bool = True) -> ssl.SSLContext | None:
-    """The context of an HTTP server; None where no wire speaks TLS.
+class _ReloadingContext(ssl.SSLContext):
+    """A context whose new connections use the files as they are now; a connection that is open keeps what it has.
 
-    Args:
-        ask_client_cert: whether require_client_cert holds for all of this server's connections.
+    Each change makes a context of its own, because one context never forgets an authority, nor sessions that it may
+    resume. Without a good one nothing is trusted: this object itself holds no certificate.
+    """
+
+    def __new__(cls, protocol: ssl._SSLMethod, *_: Any) -> _ReloadingContext:
+        return super().__new__(cls, protocol)
+
+    def __init__(self, protocol: ssl._SSLMethod, files: Certificates, verify_mode: ssl.VerifyMode) -> None:
+        super().__init__()
+        self._of_files = files
+        self._mode = verify_mode
+        self._alpn: list[str] = []
+        self._lock = threading.Lock()
+        self._current = self._build()
+
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
+        return self._refresh().wrap_bio(*args, **options)
+
+    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+        return self._refresh().wrap_socket(*args, **options)
+
+    def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
+        self._alpn = list(alpn_protocols)
+        self._current.set_alpn_protocols(self._alpn)
+
+    def _refresh(self) -> ssl.SSLContext:
+        with self._lock:
+            if self._of_files.refresh():
+                try:
+                    self._current = self._build()
+                except (OSError, ValueError) as error:  # the files changed again meanwhile: the next connection looks
+                    get_logger().warning("certificates_kept", detail=str(error))
+            return self._current
+
+    def _build(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(self.protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = self._mode
+        self._of_files.load_into(context)
+        if self._alpn:
+            context.set_alpn_protocols(self._alpn)
+        return context
+
+
+def make_server_context(tls: TlsSettings) -> ssl.SSLContext | None:
+    """The context of an HTTP server, which looks at the files at each handshake; None where no wire speaks TLS.
+
+    With require_client_cert it asks for certificates and checks them, and lets callers without one in: which routes
+    they may use is `forage_common.security.http_guard`'s to say, because Kubernetes' probes have none.
 
     Raises:
         SettingsError: a file is wrong.
     """
     if not tls.is_on:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    Certificates(tls).load_into(context)
-    if tls.require_client_cert:
-        context.verify_mode = ssl.CERT_REQUIRED if ask_client_cert else ssl.CERT_OPTIONAL
-    return context
+    mode = ssl.CERT_OPTIONAL if tls.require_client_cert else ssl.CERT_NONE
+    return _ReloadingContext(ssl.PROTOCOL_TLS_SERVER, Certificates(tls), mode)
 
 
+@cache
 def make_client_context(tls: TlsSettings) -> ssl.SSLContext | bool:
     """What httpx takes as `verify`: a context with the authority and this client's certificate; else True.
+
+    It looks at the files at each new connection.
 
     Raises:
         SettingsError: a file is wrong.
     """
     if not tls.is_on:
         return True
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    Certificates(tls).load_into(context)
-    return context
+    return _ReloadingContext(ssl.PROTOCOL_TLS_CLIENT, Certificates(tls), ssl.CERT_REQUIRED)
 
 
 def http_scheme(tls: TlsSettings) -> str:

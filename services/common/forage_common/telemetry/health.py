@@ -6,12 +6,16 @@ slows a ready one down), `/waitz` (every wait in progress) and `/metrics` (Prome
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
@@ -19,6 +23,9 @@ from forage_common.addresses import port_in_use_error, split_address
 from forage_common.telemetry.logs import get_logger
 from forage_common.telemetry.waits import list_waits
 
+_MAX_CONNECTIONS = 128
+_ANSWER_S = 30.0
+"""A connection has one request; it ends after this, however slowly its client sends or reads."""
 WAITING = Gauge("forage_common_waiting", "1 while this keeps the service from being ready", ["what"])
 
 
@@ -63,23 +70,65 @@ class Health:
             return dict(self._waiting)
 
 
+class Gate(Protocol):
+    """Who is let in; `forage_common.security.health_gate` has the one of the settings."""
+
+    def admit(self, connection: socket.socket, peer: str) -> socket.socket | None:
+        """Return the connection to answer on, within TLS; None to close it. May block for some seconds."""
+
+    def refuse(self, connection: socket.socket, path: str, peer: str) -> str:
+        """Say why a request may not pass; empty if it may."""
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
     health: Health
     metrics: Callable[[], bytes]
     list_waits: Callable[[], list[dict[str, Any]]]
+    gate: Gate | None
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._open: dict[int, tuple[float, socket.socket]] = {}  # thread → since when, its connection
+        super().__init__(address, _Handler)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Shake hands and answer, in a thread of the connection: a slow client delays nobody else."""
+        thread, since = threading.get_ident(), time.monotonic()
+        self._open[thread] = since, request
+        try:
+            admitted = self.gate.admit(request, client_address[0]) if self.gate is not None else request
+            if admitted is None:
+                self.shutdown_request(request)
+            else:
+                self._open[thread] = since, admitted
+                super().process_request_thread(admitted, client_address)
+        finally:
+            del self._open[thread]
+
+    def service_actions(self) -> None:
+        """End connections that last too long, and the oldest ones while there are too many."""
+        connections = sorted(list(self._open.values()), key=lambda one: one[0])
+        too_many = max(0, len(connections) - _MAX_CONNECTIONS)
+        for number, (since, connection) in enumerate(connections):
+            if number < too_many or time.monotonic() - since > _ANSWER_S:
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)  # not TLS's own, whose state is the thread's
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log errors, except of clients that closed the connection."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
+        """Log errors, except of clients that closed the connection or were too slow."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError | ssl.SSLError):
             get_logger().exception("health_request_failed")
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
+    timeout = 10.0
 
     def do_GET(self) -> None:  # the name is http.server's
+        gate = self.server.gate
+        if gate is not None and (why := gate.refuse(self.connection, self.path, self.client_address[0])):
+            return self._reply(403, json.dumps({"detail": why}).encode())
         if self.path == "/metrics":
             return self._reply(200, self.server.metrics(), CONTENT_TYPE_LATEST)
         if self.path == "/healthz":
@@ -109,22 +158,25 @@ def serve_health(
     health: Health,
     metrics: Callable[[], bytes] = generate_latest,
     waits: Callable[[], list[dict[str, Any]]] = list_waits,
+    gate: Gate | None = None,
 ) -> ThreadingHTTPServer:
     """Serve health and metrics on a daemon thread; `shutdown()` on the result ends it.
 
     Args:
         metrics: renders the metrics page; by default the metrics of this process.
         waits: lists the waits; by default those of this process.
+        gate: who is let in; None: everybody, in plain text.
 
     Raises:
         UserError: the port is in use.
     """
     try:
-        server = _Server(split_address(address), _Handler)
+        server = _Server(split_address(address))
     except OSError as error:
         raise port_in_use_error(address, error) from None
     server.health = health
     server.metrics = metrics
     server.list_waits = waits
+    server.gate = gate
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
     return server

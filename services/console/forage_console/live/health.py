@@ -75,7 +75,7 @@ def inspect(folder: UPath, own: Settings) -> HealthDetail:
     calls: list[Callable[[], None]] = [lambda: _read_streams(settings, found)]
     urls = list_health_urls(settings)
     for name, url in urls.items():
-        calls.append(lambda name=name, url=url: _ask(name, url, health))  # type: ignore[misc]
+        calls.append(lambda name=name, url=url: _ask(name, url, settings, health))  # type: ignore[misc]
     _call_all(calls)
     belongs = found.knows or is_alive(folder)
     if not belongs:
@@ -126,14 +126,14 @@ def _call_all(calls: list[Callable[[], None]]) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))  # wait: three seconds at most
 
 
-def _ask(name: str, url: str, health: dict[str, ServiceHealth]) -> None:
+def _ask(name: str, url: str, settings: Settings, health: dict[str, ServiceHealth]) -> None:
     """Ask a service, unless an earlier look still waits for it: it is silent then, and looks do not add up."""
     with _ASKING:
         if url in _asked:
             return
         _asked.add(url)
     try:
-        health[name] = ask_service(url)
+        health[name] = ask_service(url, settings.tls)
     finally:
         with _ASKING:
             _asked.discard(url)

@@ -13,7 +13,7 @@ from upath import UPath
 
 from forage_common.clients.calls import RefusedError
 from forage_common.errors import ForageError
-from forage_common.settings import RedisSettings, Settings, check_settings
+from forage_common.settings import RedisSettings, Settings, TlsSettings, check_settings
 from forage_common.streams.client import StreamClient
 from forage_console.security.addresses import is_loopback
 
@@ -23,8 +23,9 @@ _CONNECT_S = 1.0
 _USED: dict[str, tuple[str, ...]] = {
     "run": ("id", "dir"),
     "redis": tuple(RedisSettings.model_fields),
-    "reward": ("grpc_address", "health_address", "routes"),
-    "retriever": ("http_address", "grpc_address"),
+    "reward": ("grpc_address", "health_address", "auth_token_file", "routes"),
+    "tls": tuple(TlsSettings.model_fields),
+    "retriever": ("http_address", "grpc_address", "auth_token_file"),
     "rollout": (
         *("grpc_address", "health_address", "http_address", "auth_token_file"),
         *("trajectory_timeout_s", "score_timeout_s"),
@@ -68,11 +69,16 @@ def load_run_settings(folder: UPath, own: Settings) -> Settings:
     if settings.redis.url != own.redis.url and not is_local_url(settings.redis.url):
         raise _make_error(folder, "redis.url", urlsplit(settings.redis.url).hostname or "another machine")
     redis = {name: value for name, value in own.redis if name.endswith("_file") and value is not None}
-    rollout = {"auth_token_file": own.rollout.auth_token_file or settings.rollout.auth_token_file}
+    services = {
+        name: section.model_copy(update={"auth_token_file": mine.auth_token_file or section.auth_token_file})
+        for name in ("retriever", "reward", "rollout")
+        if (section := getattr(settings, name)) and (mine := getattr(own, name))
+    }
     return settings.model_copy(
         update={
             "redis": settings.redis.model_copy(update=redis | {"timeout_s": _CONNECT_S}),
-            "rollout": settings.rollout.model_copy(update=rollout),
+            "tls": own.tls if own.tls.is_on and settings.tls.is_on else settings.tls,
+            **services,
         }
     )
 

@@ -101,7 +101,7 @@ def _find_reward(folder: UPath, own: Settings) -> Settings:
         UnavailableError: it does not run.
     """
     settings = load_run_settings(folder, own)
-    state = ask_service(list_health_urls(settings)["reward"]).state
+    state = ask_service(list_health_urls(settings)["reward"], settings.tls).state
     if state in ("not running", "silent"):
         address = settings.reward.health_address
         raise UnavailableError(

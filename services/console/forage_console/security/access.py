@@ -6,15 +6,16 @@ import hashlib
 import hmac
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from forage_common.errors import SettingsError
-from forage_common.security.tokens import read_token
+from forage_common.security.refusals import Refusal, record_refusal
+from forage_common.security.tokens import open_token_file
 from forage_common.settings import ConsoleSettings
-from forage_common.telemetry.logs import get_logger
 from forage_console.security.addresses import is_loopback
 
+WIRE = "console/http"
 SETTING = "console.auth_token_file"
 SESSION_S = 7 * 24 * 3600
 FREE_TRIES = 5
@@ -46,26 +47,27 @@ class TooManyTriesError(Exception):
 
 
 class Access:
-    """The check of tokens and sessions. Without a file everybody who reaches the console may use it."""
+    """The check of tokens and sessions. Without a file everybody who reaches the console may use it.
+
+    A session is signed with the token that its user gave: it ends when this token leaves the file.
+    """
 
     def __init__(self, file: Path | None, clock: Callable[[], float] = time.time) -> None:
         """
         Raises:
             SettingsError: the file cannot be read, or holds no token.
         """
-        self._file = file
+        self._file = open_token_file(file, SETTING)
         self._clock = clock
-        self._token = None if file is None else read_token(file, SETTING)
-        self._version = self._stat()
         self._tries: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     @property
     def is_open(self) -> bool:
         """Whether no token is needed."""
-        return self._token is None
+        return self._file is None
 
     def admits_token(self, given: str, client: str) -> bool:
-        """Whether this is the token.
+        """Whether this is one of the tokens.
 
         Raises:
             TooManyTriesError: the client has to wait first.
@@ -77,47 +79,39 @@ class Access:
         pause_s = min(MAX_PAUSE_S, 2.0 ** (tries - FREE_TRIES)) if tries >= FREE_TRIES else 0.0
         if now < last + pause_s:
             raise TooManyTriesError(last + pause_s - now)
-        if hmac.compare_digest(given.encode(errors="replace"), self._read().encode()):
+        if _is_one_of(given, self._tokens):
             self._tries.pop(client, None)
             return True
         self._tries[client] = tries + 1, now
         self._tries.move_to_end(client)
         while len(self._tries) > _MAX_CLIENTS:
             self._tries.popitem(last=False)
-        get_logger().warning("wrong_token", client=client, tries=tries + 1)
+        record_refusal(WIRE, Refusal.WRONG_TOKEN, client)
         return False
 
-    def make_session(self) -> str:
-        """Make the value of a cookie that admits a browser for a week, or until the token changes."""
-        return self._sign(int(self._clock()) + SESSION_S)
+    def make_session(self, token: str) -> str:
+        """Make the value of a cookie that admits a browser for a week, or until the token leaves the file."""
+        return _sign(token, int(self._clock()) + SESSION_S)
 
     def admits_session(self, value: str) -> bool:
         """Whether a cookie is one of ours and has not ended."""
         end, _, _ = value.partition(".")
         if not (end.isascii() and end.isdecimal() and len(end) < 20):
             return False
-        return hmac.compare_digest(value.encode(errors="replace"), self._sign(int(end)).encode()) and (
-            self._clock() < int(end)
-        )
+        return _is_one_of(value, [_sign(token, int(end)) for token in self._tokens]) and self._clock() < int(end)
 
-    def _sign(self, end: int) -> str:
-        proof = hmac.new(self._read().encode(), f"forage console session until {end}".encode(), hashlib.sha256)
-        return f"{end}.{proof.hexdigest()}"
+    @property
+    def _tokens(self) -> tuple[str, ...]:
+        assert self._file is not None, "without a token nothing is compared"
+        return self._file.tokens
 
-    def _read(self) -> str:
-        """The token, read again where the file has changed; the old one while the new one cannot be read."""
-        if self._file is not None and self._stat() != self._version:
-            try:
-                self._token = read_token(self._file, SETTING)
-                self._version = self._stat()
-            except SettingsError as error:
-                get_logger().warning("auth_token_kept", detail=str(error))
-        assert self._token is not None, "without a token nothing is compared"
-        return self._token
 
-    def _stat(self) -> tuple[int, int, int] | None:
-        try:
-            status = self._file.stat() if self._file is not None else None
-        except OSError:
-            return None
-        return None if status is None else (status.st_ino, status.st_mtime_ns, status.st_size)
+def _is_one_of(given: str, known: Iterable[str]) -> bool:
+    """Compare in constant time with each."""
+    value = given.encode(errors="replace")
+    return any([hmac.compare_digest(value, one.encode()) for one in known])
+
+
+def _sign(token: str, end: int) -> str:
+    proof = hmac.new(token.encode(), f"forage console session until {end}".encode(), hashlib.sha256)
+    return f"{end}.{proof.hexdigest()}"

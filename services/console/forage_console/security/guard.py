@@ -1,4 +1,4 @@
-"""What every request passes first: host, origin, sizes, token. It also adds the headers of every answer."""
+"""What every request passes first: certificate, host, origin, size, token. It also adds the headers of every answer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forage_common.settings import ConsoleSettings
+from forage_common.security.http_guard import NO_CERTIFICATE, OBSERVED, find_peer, lacks_certificate
+from forage_common.security.refusals import Refusal, record_refusal
+from forage_common.settings import Settings
 from forage_common.telemetry.logs import get_logger
-from forage_console.security.access import Access, TooManyTriesError
+from forage_console.security.access import WIRE, Access, TooManyTriesError
 from forage_console.security.addresses import is_loopback
 from forage_console.security.headers import add_headers
 
@@ -28,7 +30,7 @@ MAX_STREAMS = 64
 """Streams of events that are open at the same time; each browser tab has one or two."""
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 REFUSED = Counter("forage_console_refused_total", "Requests that the guard refused", ["reason"])
-for _reason in ("size", "path", "host", "origin", "token", "tries", "streams"):
+for _reason in ("size", "path", "host", "origin", "certificate", "token", "tries", "streams"):
     REFUSED.labels(_reason)  # so that a scrape shows 0 before the first event
 ANSWERED = Counter("forage_console_requests_total", "Requests by the status of the answer", ["status"])
 STREAMS = Gauge("forage_console_streams", "Streams of events that are open")
@@ -45,21 +47,23 @@ class GuardError(HTTPException):  # type: ignore[misc]
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, settings: ConsoleSettings, access: Access) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, access: Access) -> None:
         self._app = app
         self._access = access
+        self._needs_certificate = settings.tls.require_client_cert
+        own = settings.console
         self._streams = 0
-        host = settings.http_address.rpartition(":")[0]
-        self._hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", host, *settings.hosts))
+        host = own.http_address.rpartition(":")[0]
+        self._hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", host, *own.hosts))
         # Elsewhere the token protects against pages that rebind a name of theirs to this address: they have no cookie.
-        self._checks_host = is_loopback(settings.http_address) or bool(settings.hosts)
+        self._checks_host = is_loopback(own.http_address) or bool(own.hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send)
         request = Request(scope)
+        answer = _Answer(send, request.url.scheme == "https" and is_pinned_name(request.headers.get("host", "")))
         try:
             self._check(request)
             with self._count_stream(request):
@@ -98,6 +102,11 @@ class Guard:
             raise GuardError(414, "size", f"the address is longer than {MAX_URL_BYTES} bytes: send a shorter filter")
         if "\0" in path:
             raise GuardError(404, "path", "there is no such page")
+        # A browser has no certificate: where there is a token, it is what people sign in with.
+        is_for_machines = path in OBSERVED or self._access.is_open
+        if self._needs_certificate and is_for_machines and lacks_certificate(request.scope):
+            record_refusal(WIRE, Refusal.NO_CERTIFICATE, find_peer(request.scope))
+            raise GuardError(403, "certificate", NO_CERTIFICATE)
         if path in PROBES:
             return
         headers = request.headers
@@ -132,18 +141,20 @@ class Guard:
     def _check_access(self, request: Request) -> None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         try:
-            if scheme.lower() == "bearer" and self._access.admits_token(token.strip(), find_client(request)):
+            if scheme.lower() == "bearer" and self._access.admits_token(token.strip(), find_peer(request.scope)):
                 return
         except TooManyTriesError as error:
             raise GuardError(429, "tries", str(error), {"Retry-After": f"{error.wait_s:.0f}"}) from None
         if not self._access.admits_session(request.cookies.get(COOKIE, "")):
+            if not token:  # a wrong one was counted where it was compared
+                record_refusal(WIRE, Refusal.NO_TOKEN, find_peer(request.scope))
             detail = "this console needs its token: sign in at /login, or send it as 'Authorization: Bearer TOKEN'"
             raise GuardError(401, "token", detail, {"WWW-Authenticate": "Bearer"})
 
 
-def find_client(request: Request) -> str:
-    """The address that a request comes from."""
-    return request.client.host if request.client else ""
+def is_pinned_name(host: str) -> bool:
+    """Whether browsers should reach a host by TLS alone; not localhost, whose other ports have other programs."""
+    return not is_loopback(f"{_split_host(host)}:0")
 
 
 def _split_host(value: str) -> str:
@@ -164,14 +175,15 @@ def _reply(request: Request, refused: GuardError) -> Response:
 class _Answer:
     """What is sent back: with the headers of every answer, and counted."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, is_pinned: bool) -> None:
         self._send = send
+        self._is_pinned = is_pinned
         self._is_started = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._is_started = True
-            add_headers(MutableHeaders(scope=message))
+            add_headers(MutableHeaders(scope=message), self._is_pinned)
             ANSWERED.labels(str(message["status"])).inc()
         await self._send(message)
 

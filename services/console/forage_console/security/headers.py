@@ -17,6 +17,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+_PINNED_S = 365 * 24 * 3600
 _HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -26,7 +27,13 @@ _HEADERS = {
 }
 
 
-def add_headers(headers: MutableHeaders) -> None:
-    """Add the headers; an answer that says nothing about caches is asked for again each time."""
+def add_headers(headers: MutableHeaders, is_pinned: bool = False) -> None:
+    """Add the headers; an answer that says nothing about caches is asked for again each time.
+
+    Args:
+        is_pinned: whether browsers should reach this host by TLS alone from now on.
+    """
     headers.update(_HEADERS)
+    if is_pinned:
+        headers["Strict-Transport-Security"] = f"max-age={_PINNED_S}"
     headers.setdefault("Cache-Control", "no-cache")

@@ -8,8 +8,9 @@ from urllib.parse import parse_qs, quote
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
+from forage_common.security.http_guard import find_peer
 from forage_console.security.access import SESSION_S, Access, TooManyTriesError
-from forage_console.security.guard import COOKIE, LOGIN, find_client
+from forage_console.security.guard import COOKIE, LOGIN
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -52,8 +53,9 @@ def make_login(access: Access) -> APIRouter:
         if access.is_open:
             return RedirectResponse(after, 303)
         form = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=10)
+        token = form.get("token", [""])[0].strip()
         try:
-            is_right = access.admits_token(form.get("token", [""])[0].strip(), find_client(request))
+            is_right = access.admits_token(token, find_peer(request.scope))
         except TooManyTriesError as error:
             return _render(after, f"{error}.", 429, {"Retry-After": f"{error.wait_s:.0f}"})
         if not is_right:
@@ -61,11 +63,11 @@ def make_login(access: Access) -> APIRouter:
         response = RedirectResponse(after, 303)
         response.set_cookie(
             COOKIE,
-            access.make_session(),
+            access.make_session(token),
             max_age=SESSION_S,
             httponly=True,
             samesite="strict",
-            secure=request.headers.get("origin", "").startswith("https://"),
+            secure="https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0]),
         )
         return response
 

@@ -6,6 +6,7 @@ Replies to POST carry the headers `X-Forage-Corpus-Digest`, `X-Forage-Encoder-Di
 Errors are `{"detail": sentence}`:
 
 - 422: the request is invalid; the sentence names the field, the error and what to send.
+- 401: the token is missing or wrong, where `retriever.auth_token_file` is set; 403: the client certificate is missing.
 - 413, 408: the body is larger than 16 MiB, or did not arrive within 20 s.
 - 503 with `Retry-After`: not ready, overloaded or too late; the same request may succeed later.
 - 409: there is no index to reload, or it cannot be loaded.
@@ -17,7 +18,7 @@ The service itself shows this API at `/docs`, for a browser, and at `/openapi.js
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, TypeAlias, TypeVar
@@ -27,9 +28,10 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect
 
 from forage_common.errors import UnavailableError
+from forage_common.security.http_guard import BodyError, RequestGuard, read_body
+from forage_common.security.tokens import TokenFile
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
@@ -43,6 +45,7 @@ from forage_retriever.serve.retrieval import SECONDS, NotReadyError, Retrieval
 from forage_retriever.serve.source import InvalidRequestError
 from forage_retriever.serve.swap import IndexSwap, ReloadError, ReloadReply
 
+WIRE = "retriever/http"
 MAX_BODY_BYTES = 16 * 2**20
 BODY_TIMEOUT_S = 20.0
 RETRY_AFTER_S = 1
@@ -80,9 +83,26 @@ class _Route(APIRoute):  # type: ignore[misc]
         return endpoint
 
 
-def make_app(retrieval: Retrieval, health: Health, swap: IndexSwap | None = None) -> FastAPI:
-    """The application; `health` says what the start is waiting for, `swap` reloads the index (None for a front)."""
+def make_app(
+    retrieval: Retrieval,
+    health: Health,
+    swap: IndexSwap | None = None,
+    tokens: TokenFile | None = None,
+    *,
+    needs_certificate: bool = False,
+) -> FastAPI:
+    """The application.
+
+    Args:
+        health: says what the start is waiting for.
+        swap: reloads the index; None for a front.
+        tokens: what callers must send, except to probes and metrics; None: they need no token.
+        needs_certificate: whether callers need a client certificate, except for probes.
+    """
     app = FastAPI(title="Forage retriever", description=__doc__, redirect_slashes=False)
+    app.add_middleware(
+        RequestGuard, wire=WIRE, refuse=_refuse_caller, tokens=tokens, needs_certificate=needs_certificate
+    )
     app.router.route_class = _Route
 
     async def retrieve(body: bytes) -> Response:
@@ -121,7 +141,7 @@ def make_app(retrieval: Retrieval, health: Health, swap: IndexSwap | None = None
         return JSONResponse((await swap.reload()).model_dump())
 
     def post(path: str, answer: Answer, bodies: tuple[type[Body], ...], replies: tuple[type[BaseModel], ...]) -> None:
-        codes = (400, 408, 413, 422, 500, 503) if bodies else (409, 500)
+        codes = (400, 401, 403, 408, 413, 422, 500, 503) if bodies else (401, 403, 409, 500)
         app.add_api_route(
             path,
             _make_endpoint(retrieval, health, answer, path),
@@ -216,25 +236,12 @@ def _make_refusal(error: ValidationError, model: type[Body]) -> _RefusedError:
     return _RefusedError(422, f"{place}: {first['msg']}; send {model.example}")
 
 
-async def _read_body(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > MAX_BODY_BYTES:
-                    sentence = f"the body is larger than {MAX_BODY_BYTES} bytes: send fewer queries at a time"
-                    raise _RefusedError(413, sentence)
-    except TimeoutError:
-        raise _RefusedError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s: send it again") from None
-    except ClientDisconnect:
-        raise _RefusedError(400, "the connection was closed within the body") from None
-    return bytes(body)
-
-
 async def _answer_safely(request: Request, answer: Answer, health: Health) -> Response:
     try:
-        return await _while_connected(request, answer(await _read_body(request)))
+        body = await read_body(request.receive, MAX_BODY_BYTES, BODY_TIMEOUT_S, "send fewer queries at a time")
+        return await _while_connected(request, answer(body))
+    except BodyError as error:
+        return _refuse(error.status, str(error))
     except _RefusedError as error:
         return _refuse(error.code, str(error))
     except InvalidRequestError as error:
@@ -284,8 +291,12 @@ def _refuse_for_now(sentence: str) -> Response:
     return response
 
 
-def _refuse(code: int, sentence: str) -> Response:
-    return JSONResponse({"detail": sentence}, code)
+def _refuse(code: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"detail": sentence}, code, headers)
+
+
+def _refuse_caller(code: int, sentence: str, _: str, headers: Mapping[str, str]) -> Response:
+    return _refuse(code, sentence, headers)
 
 
 def _describe_bodies(bodies: tuple[type[Body], ...]) -> dict[str, Any]:

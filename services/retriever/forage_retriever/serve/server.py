@@ -13,13 +13,16 @@ from collections.abc import Iterator
 import uvicorn
 
 from forage_common.addresses import listen
+from forage_common.security.http_server import make_protocol
+from forage_common.security.tls import check_server
+from forage_common.security.tokens import open_token_file
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.health import Health
 from forage_common.telemetry.logs import get_logger
 from forage_retriever.serve.batcher import SEARCH_THREAD
 from forage_retriever.serve.grpc_api import GrpcServer
-from forage_retriever.serve.http_api import make_app
+from forage_retriever.serve.http_api import WIRE, make_app
 from forage_retriever.serve.retrieval import Retrieval
 from forage_retriever.serve.swap import INDEX_THREAD, IndexSwap
 
@@ -34,6 +37,7 @@ def serve(settings: Settings) -> None:
     Raises:
         UserError: the corpus, the settings or the machine are at fault, or a port is in use.
     """
+    check_server(settings.tls, "retriever")
     asyncio.run(_serve(settings))
     if any(thread.name in (INDEX_THREAD, SEARCH_THREAD) and thread.is_alive() for thread in threading.enumerate()):
         # All requests are drained, but a build or a search still runs in FAISS or ONNX Runtime, which abort when the
@@ -59,13 +63,17 @@ async def _serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     ready = Health()
     retrieval = Retrieval(settings.retriever.topk, settings.retriever.queue_timeout_s)
-    listening = listen(settings.retriever.http_address)
+    own = settings.retriever
+    tokens = open_token_file(own.auth_token_file, "retriever.auth_token_file")
+    protocol = make_protocol(settings.tls, WIRE)
+    listening = listen(own.http_address)
     grpc_server = GrpcServer(settings.retriever.grpc_address, retrieval, ready)
     await grpc_server.start()
     swap = None if settings.retriever.shards else IndexSwap(settings, retrieval)
     loop.add_signal_handler(signal.SIGHUP, swap.schedule_reload if swap is not None else lambda: None)
     config = uvicorn.Config(
-        make_app(retrieval, ready, swap),
+        make_app(retrieval, ready, swap, tokens, needs_certificate=settings.tls.require_client_cert),
+        http=protocol,
         log_config=None,
         access_log=False,
         proxy_headers=False,
@@ -86,7 +94,7 @@ async def _serve(settings: Settings) -> None:
             starting.result()
             ready.mark_started()
             await grpc_server.mark_serving()
-            own, index = settings.retriever, retrieval.provenance.index if retrieval.provenance else None
+            index = retrieval.provenance.index if retrieval.provenance else None
             log.info("serving", http=own.http_address, grpc=own.grpc_address, mode=own.mode, index=index)
             await asyncio.wait([stopping, http], return_when=asyncio.FIRST_COMPLETED)  # wait: the life of the service
         log.info("draining", grace_s=DRAIN_S)

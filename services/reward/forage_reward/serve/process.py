@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from forage_common.security.health_gate import HealthGate
+from forage_common.security.tls import check_server
 from forage_common.settings import Settings
 from forage_common.stop import Stop
 from forage_common.telemetry.health import Health, serve_health
@@ -19,11 +21,13 @@ def serve(settings: Settings) -> None:
     Raises:
         UserError: a route or a user reward is invalid, or a port is in use.
     """
+    check_server(settings.tls, "reward service")
+    gate = HealthGate(settings.tls, "reward")
     stop = Stop()
     stop.install_handler(signal.SIGTERM, signal.SIGINT)
     ready = Health()
     serving = WorkerPool(settings, ready) if settings.reward.workers > 1 else Server(settings)
-    health = serve_health(settings.reward.health_address, ready, serving.metrics)
+    health = serve_health(settings.reward.health_address, ready, serving.metrics, gate=gate)
     serving.listen()
     ready.mark_started()
     log = get_logger()

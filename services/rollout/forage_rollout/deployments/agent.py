@@ -81,7 +81,7 @@ class AgentDeployment:
                 self._agent = Agent(
                     settings,
                     RemoteEngine(self._engine, settings.rollout.weights.update == "drain"),
-                    RetrieverClient(settings.retriever.http_address, settings.rollout.retrieve_timeout_s),
+                    RetrieverClient.from_settings(settings, settings.rollout.retrieve_timeout_s),
                     RewardClient(settings),
                     FileTokenizer(settings.model.path),
                     await call_replica(self._engine.get_end_of_turn),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 import grpc
 import httpx
 
-from forage_common.errors import UnavailableError
+from forage_common.clients.retriever import TOKEN_SETTING
+from forage_common.errors import SettingsError, UnavailableError
+from forage_common.security.handshakes import explain_tls
+from forage_common.security.tls import http_scheme, make_client_context
+from forage_common.security.tokens import authorization_metadata
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
 from forage_common.telemetry.health import Health
@@ -20,11 +25,11 @@ _PROBE_TIMEOUT_S = 2.0
 async def watch_services(settings: Settings, health: Health) -> None:
     """Keep `health` current: probe Redis, the retriever and the reward, more often while one is missing."""
     streams = StreamClient(settings.redis, settings.run.id, _PROBE_TIMEOUT_S)
-    async with httpx.AsyncClient(trust_env=False, timeout=_PROBE_TIMEOUT_S) as client:
+    async with _open_client(settings) as client:
         while True:
             missing = await asyncio.gather(
                 _probe_redis(streams),
-                _probe_retriever(client, settings.retriever.http_address),
+                _probe_retriever(client, settings),
                 _probe_reward(settings),
             )
             for name, detail in zip(("redis", "retriever", "reward"), missing, strict=True):
@@ -38,11 +43,9 @@ async def watch_services(settings: Settings, health: Health) -> None:
 async def wait_for_services(settings: Settings) -> None:
     """Return once the retriever and the reward are both ready, however long that takes."""
     logged = None
-    async with httpx.AsyncClient(trust_env=False, timeout=_PROBE_TIMEOUT_S) as client:
+    async with _open_client(settings) as client:
         while True:
-            missing = await asyncio.gather(
-                _probe_retriever(client, settings.retriever.http_address), _probe_reward(settings)
-            )
+            missing = await asyncio.gather(_probe_retriever(client, settings), _probe_reward(settings))
             if not any(missing):
                 return
             if missing != logged:
@@ -60,12 +63,27 @@ async def _probe_redis(streams: StreamClient) -> str:
     return ""
 
 
-async def _probe_retriever(client: httpx.AsyncClient, address: str) -> str:
+def _open_client(settings: Settings) -> httpx.AsyncClient:
+    return httpx.AsyncClient(trust_env=False, timeout=_PROBE_TIMEOUT_S, verify=make_client_context(settings.tls))
+
+
+async def _probe_retriever(client: httpx.AsyncClient, settings: Settings) -> str:
+    """It must be ready, and let this service in: /readyz needs no token, so a route that needs one is asked, too."""
+    address = settings.retriever.http_address
+    url = f"{http_scheme(settings.tls)}://{address}"
     try:
-        response = await client.get(f"http://{address}/readyz")
-    except httpx.HTTPError as error:
-        return f"no answer at {address} ({error or type(error).__name__})"
-    return "" if response.is_success else f"{address} is not ready: {response.text[:200]}"
+        response = await client.get(f"{url}/readyz")
+        if not response.is_success:
+            return f"{address} is not ready: {response.text[:200]}"
+        token = authorization_metadata(settings.retriever.auth_token_file, TOKEN_SETTING)
+        response = await client.get(f"{url}/retrieve", headers=dict(token))  # 405 from those who let it in
+    except (httpx.HTTPError, ssl.SSLError) as error:
+        return f"no answer at {address} ({explain_tls(error) or error or type(error).__name__})"
+    except SettingsError as error:  # of a file that is being replaced
+        return str(error)
+    if response.status_code in (401, 403):
+        return f"{address} refuses this service: {response.text[:200]}; look at {TOKEN_SETTING} and tls.cert"
+    return ""
 
 
 async def _probe_reward(settings: Settings) -> str:

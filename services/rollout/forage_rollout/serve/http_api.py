@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
@@ -18,7 +18,17 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
 from forage_common.errors import UnavailableError
-from forage_common.security.tokens import HEADER, TokenFile
+from forage_common.security.http_guard import (
+    App,
+    BodyError,
+    Receive,
+    RequestGuard,
+    Scope,
+    Send,
+    read_body,
+    replay_body,
+)
+from forage_common.security.tokens import TokenFile
 from forage_common.settings import Settings
 from forage_common.telemetry import tracing
 from forage_common.telemetry.logs import get_logger
@@ -29,7 +39,9 @@ from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.http_messages import Answer, Ask, Problem, Refusal, build_answer, build_event
 from forage_rollout.serve.prompt_checks import InvalidPromptError, check_prompt
 
+WIRE = "rollout/http"
 MAX_BODY_BYTES = 16 * 2**20
+BODY_TIMEOUT_S = 20.0
 PING_INTERVAL_S = 15
 _PROTECTED_PREFIX = "/v1/"
 _FORWARDED_HEADERS = ("content-type", "accept")
@@ -42,10 +54,18 @@ def make_app(backend: ServeBackend, state: ServiceState, settings: Settings, tok
         token: callers of `/v1/…` must send it; None = they need no token.
     """
     app = FastAPI(title="Forage rollout", description=__doc__, redirect_slashes=False)
-    app.add_middleware(_RequestGuard, token=token)
+    app.add_middleware(_BodyLimit)
+    app.add_middleware(
+        RequestGuard,
+        wire=WIRE,
+        refuse=_refuse_caller,
+        tokens=token,
+        needs_certificate=settings.tls.require_client_cert,
+        protects=is_protected,
+    )
     for error in (RequestValidationError, HTTPException, InvalidPromptError, UnavailableError):
         app.add_exception_handler(error, _refuse)
-    refusals: dict[int | str, dict[str, Any]] = {code: {"model": Refusal} for code in (401, 413, 422, 503)}
+    refusals: dict[int | str, dict[str, Any]] = {code: {"model": Refusal} for code in (401, 403, 408, 413, 422, 503)}
     events = {"content": {"text/event-stream": {}, "application/json": {"schema": Answer.model_json_schema()}}}
 
     async def ask(body: Ask, request: Request) -> Response:
@@ -129,51 +149,31 @@ async def _await_while_connected(request: Request, answer: Awaitable[Any]) -> An
             await asyncio.wait({answering})  # wait: a task that was cancelled
 
 
-class _RequestGuard:
-    """Checks the token and limits the size of bodies before anything is parsed.
+class _BodyLimit:
+    """Limits bodies before anything is parsed. Pure ASGI, so that replies are streamed and not collected."""
 
-    Pure ASGI, so that replies are streamed and not collected.
-    """
-
-    def __init__(self, app: Any, token: TokenFile | None) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
-        self._token = token
 
-    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Any) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(_PROTECTED_PREFIX):
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-            if self._token is not None and not self._token.accepts(headers.get(HEADER, "")):
-                sentence = f"this service asks for a token: send '{HEADER}: Bearer …' with the right one"
-                response = _build_refusal(401, sentence, "unauthenticated", headers={"WWW-Authenticate": "Bearer"})
-                await response(scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and is_protected(scope["path"]):
+            try:
+                body = await read_body(receive, MAX_BODY_BYTES, BODY_TIMEOUT_S)
+            except BodyError as error:
+                kind = "too_large" if error.status == 413 else "invalid_request"
+                await _build_refusal(error.status, str(error), kind)(scope, receive, send)
                 return
-            body = await _read_body(receive)
-            if body is None:
-                sentence = f"the body is larger than {MAX_BODY_BYTES} bytes, or ended early"
-                await _build_refusal(413, sentence, "too_large")(scope, receive, send)
-                return
-            receive = _replay_body(body, receive)
+            receive = replay_body(body, receive)
         await self._app(scope, receive, send)
 
 
-async def _read_body(receive: Callable[[], Awaitable[Any]]) -> bytes | None:
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] != "http.request" or len(body) + len(message.get("body", b"")) > MAX_BODY_BYTES:
-            return None
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            return bytes(body)
+def is_protected(path: str) -> bool:
+    """Whether a path needs the token: the description of the API at /docs does not."""
+    return path.startswith(_PROTECTED_PREFIX)
 
 
-def _replay_body(body: bytes, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-    unread = [body]
-
-    async def next_message() -> Any:
-        return {"type": "http.request", "body": unread.pop(), "more_body": False} if unread else await receive()
-
-    return next_message
+def _refuse_caller(status: int, sentence: str, kind: str, headers: Mapping[str, str]) -> JSONResponse:
+    return _build_refusal(status, sentence, kind, headers=headers)
 
 
 def _refuse(_: Request, error: Exception) -> Response:
@@ -196,7 +196,7 @@ def _refuse(_: Request, error: Exception) -> Response:
 
 
 def _build_refusal(
-    status: int, message: str, kind: str, param: str | None = None, headers: dict[str, str] | None = None
+    status: int, message: str, kind: str, param: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     body = Refusal(error=Problem(message=message, type=kind, param=param))
     return JSONResponse(body.model_dump(), status, headers)

@@ -16,6 +16,9 @@ from forage_common.addresses import listen
 from forage_common.clients.retriever import RetrieverClient
 from forage_common.errors import UnavailableError
 from forage_common.files.model_folder import check_model_folder
+from forage_common.security.health_gate import HealthGate
+from forage_common.security.http_server import make_protocol
+from forage_common.security.tls import check_server
 from forage_common.security.tokens import TokenFile
 from forage_common.settings import Settings
 from forage_common.streams.client import StreamClient
@@ -32,7 +35,7 @@ from forage_rollout.loop.tokens import FileTokenizer
 from forage_rollout.loop.trajectory_builder import Limits
 from forage_rollout.serve.backend import ServeBackend, ServiceState
 from forage_rollout.serve.grpc_api import RolloutApi, make_server
-from forage_rollout.serve.http_api import make_app
+from forage_rollout.serve.http_api import WIRE, make_app
 
 log = get_logger()
 _STOP_TIMEOUT_S = 6.0
@@ -49,10 +52,11 @@ def main(settings: Settings) -> None:
         UserError: the model folder is incomplete, a limit does not fit, an environment cannot be loaded, vLLM has no
             such argument, the token file holds no token, or a port is in use.
     """
+    check_server(settings.tls, "rollout service")
     check_model_folder(settings.model.path, weights=not settings.rollout.engine.endpoint)
     tokenizer = FileTokenizer(settings.model.path)
     Limits.from_settings(settings.rollout, tokenizer)
-    environments.load_environments(settings, RetrieverClient(settings.retriever.http_address))
+    environments.load_environments(settings, RetrieverClient.from_settings(settings))
     asyncio.run(check_endpoint(settings))
     check_before_start(settings.rollout.engine)
     token = None if settings.rollout.auth_token_file is None else TokenFile(settings.rollout.auth_token_file)
@@ -79,10 +83,12 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
     REGISTRY.register(state.collector)
     rollout = settings.rollout
     grpc_server = make_server(rollout.grpc_address, RolloutApi(backend, state, vocabulary), token)
+    protocol, gate = make_protocol(settings.tls, WIRE), HealthGate(settings.tls, "rollout")
     listening = listen(rollout.http_address)
     http_server = _HttpServer(
         uvicorn.Config(
             make_app(backend, state, settings, token),
+            http=protocol,
             log_config=None,
             access_log=False,
             proxy_headers=False,
@@ -91,7 +97,8 @@ async def _serve(settings: Settings, token: TokenFile | None, vocabulary: int) -
             timeout_graceful_shutdown=max(1, round(rollout.drain_timeout_s)),
         )
     )
-    endpoint = serve_health(rollout.health_address, health, waits=lambda: list_waits("main process") + state.waits)
+    waits = lambda: list_waits("main process") + state.waits  # noqa: E731 - one expression, used once
+    endpoint = serve_health(rollout.health_address, health, waits=waits, gate=gate)
     await grpc_server.start()
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
