@@ -203,12 +203,12 @@ async def test_tls_to_a_plain_port_is_explained(loaded: Index, issuer: Issuer) -
 async def test_silent_clients_delay_nobody_and_are_let_go(
     loaded: Index, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(http_server, "HANDSHAKE_S", 2.0)
     before = count(Refusal.TLS_FAILED)
     async with serving(loaded, make_tls(issuer)) as address:
         silent = [await asyncio.open_connection(*address.split(":")) for _ in range(50)]
         silent[0][1].write(b"\x16\x03\x01")  # the beginning of a handshake, and no more
-        assert await asyncio.wait_for(search(address, TlsSettings(ca=issuer.ca)), 0.9) > 0
+        assert await asyncio.wait_for(search(address, TlsSettings(ca=issuer.ca)), 1.9) > 0
         for reader, writer in silent:
             assert await asyncio.wait_for(reader.read(), 5) == b""
             writer.close()
